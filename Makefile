@@ -1,0 +1,45 @@
+# Needs Python 3.11 or newer and make; everything else is installed into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+# Without PYTHON=..., a finished .venv of any supported Python is kept.
+SETUP := $(PYTHON) scripts/setup.py $(if $(filter file,$(origin PYTHON)),--any-python)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test check bench card constraints clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## create .venv with the platform (nothing happens when nothing changed)
+	@$(SETUP) platform
+
+demo: setup  ## record, kill, recover, verify: what exists so far, with its numbers
+	@$(BIN)/understudy demo
+
+test:  ## every test that needs no outside server
+	@$(SETUP) platform dev
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+check:  ## format, lint, types, imports
+	@$(SETUP) platform dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench:  ## measure every figure of the README beside its peers
+	@$(SETUP) platform dev bench
+	$(BIN)/python bench/experience.py
+
+card:  ## the reliability card: the long fault tests in full
+	@$(SETUP) platform dev
+	$(BIN)/python scripts/card.py
+
+constraints: setup  ## refresh constraints.txt, the versions everybody installs
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade --quiet \
+	  --no-emit-index-url --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
+
+clean:  ## remove .venv, caches and build results
+	rm -rf .venv .setup.lock build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
