@@ -26,7 +26,7 @@ check:  ## format, lint, types, imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 bench:  ## measure every figure of the README beside its peers
 	@$(SETUP) platform dev bench

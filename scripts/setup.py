@@ -8,9 +8,7 @@ import sys
 
 if sys.version_info < (3, 11):
     found = "{}.{}".format(*sys.version_info[:2])
-    sys.exit(
-        "understudy needs Python 3.11 or newer; this is " + found + ". Name another: make setup PYTHON=python3.12"
-    )
+    sys.exit("understudy needs Python 3.11 or newer; this is " + found + ". Name another: make setup PYTHON=python3.12")
 
 import argparse
 import contextlib
@@ -90,7 +88,7 @@ def make_venv() -> None:
 
 def install(extras: tuple[str, ...]) -> None:
     target = f"{ROOT}[{','.join(extras)}]"
-    call(BIN / "uv", "pip", "install", "--python", BIN, "-c", ROOT / "constraints.txt", "-e", target)
+    call(BIN / "uv", "pip", "install", "--python", VENV, "-c", ROOT / "constraints.txt", "-e", target)
 
 
 def stage(name: str, work: Callable[[], None], *, note: str = "") -> None:

@@ -1,0 +1,59 @@
+"""docs/seeds.md lists every feature of the seed systems, and each proof it claims passes."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INSIDE = "UNDERSTUDY_PROVING_A_SEED"
+NOT_YET = "*not yet*"
+TIMEOUT_S = 280.0
+
+
+class Seed(NamedTuple):
+    id: str
+    feature: str
+    seed: str
+    proof: str
+
+    @property
+    def command(self) -> str | None:
+        quoted = re.fullmatch(r"`([^`]+)`", self.proof)
+        return quoted.group(1) if quoted else None
+
+
+def read_table() -> list[Seed]:
+    rows = (line for line in (ROOT / "docs" / "seeds.md").read_text().splitlines() if re.match(r"\| S\d", line))
+    return [Seed(*(cell.strip() for cell in row.strip("|").split("|"))) for row in rows]
+
+
+SEEDS = read_table()
+
+
+def test_the_table_holds_every_feature_in_order():
+    assert [seed.id for seed in SEEDS] == [f"S{number}" for number in range(1, 42)]
+
+
+def test_each_feature_has_one_command_or_says_not_yet():
+    assert [seed for seed in SEEDS if seed.proof != NOT_YET and seed.command is None] == []
+
+
+@pytest.mark.skipif(INSIDE in os.environ, reason="this run is itself the proof of a seed")
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed.command], ids=lambda seed: seed.id)
+def test_the_proof_of_a_feature_passes(seed):
+    tool, *arguments = shlex.split(seed.command)
+    assert tool.startswith(".venv/bin/"), "a proof runs from a checkout after make test"
+    here = Path(sys.executable).parent / Path(tool).name  # the environment of this run, wherever it is
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {INSIDE: "1"}
+    finished = subprocess.run(
+        [here, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    said = f"{seed.command}\n{finished.stdout}\n{finished.stderr}"
+    assert finished.returncode == 0, said
+    assert re.search(r"\b[1-9]\d* passed\b", finished.stdout), said

@@ -1,0 +1,262 @@
+"""The house keeps its promises: no code in data, a light base install, pinned versions, no traces of a machine."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+TARGETS = {"setup", "demo", "test", "check", "bench", "card", "constraints", "clean", "help"}
+BASE_INSTALL = {"understudy", "numpy", "safetensors", "urllib3", "cryptography", "cffi", "pycparser"}
+PULLED_BY_SOME_PYTHONS = {"typing-extensions"}
+NOT_IN_A_GAME = {"jax", "gymnasium", "click", "rich", "starlette", "urllib3", "cryptography"}
+IMPORT_LIMIT_MS = 150.0
+
+
+# (a) No code in data.
+
+CODE_CARRIERS = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "cloudpickle", "dill", "joblib"}
+RUNS_TEXT = {"eval", "exec"}
+LOADS_CODE = {("yaml", "load"), ("yaml", "unsafe_load")}
+
+
+def unsafe(source: str) -> Iterator[str]:
+    """What in a Python file could run code that came as data, each as `line: reason`."""
+    for node in ast.walk(ast.parse(source)):
+        for reason in reasons(node):
+            yield f"{getattr(node, 'lineno', 0)}: {reason}"
+
+
+def reasons(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names):
+            yield from (f"import {name.name}" for name in names if carries_code(name.name))
+        case ast.ImportFrom(module=str(module)) if carries_code(module):
+            yield f"from {module} import"
+        case ast.Call(func=ast.Name(id=name)) if name in RUNS_TEXT:
+            yield f"{name}()"
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=attr)) if (owner, attr) in LOADS_CODE:
+            yield f"{owner}.{attr}()"
+        case ast.Call(
+            func=ast.Name(id="__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(module)), *_],
+        ) if carries_code(module):
+            yield f"import of {module} by name"
+        case ast.keyword(arg="allow_pickle", value=ast.Constant(value=False)):
+            pass
+        case ast.keyword(arg="allow_pickle"):
+            yield "allow_pickle"
+
+
+def carries_code(module: str) -> bool:
+    return module.partition(".")[0] in CODE_CARRIERS
+
+
+def test_no_file_can_run_code_from_data():
+    files = [path for folder in ("src", "scripts", "bench", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [f"{path.relative_to(ROOT)}:{why}" for path in files for why in unsafe(path.read_text(encoding="utf-8"))]
+    assert files
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import os, marshal",
+        "from shelve import open",
+        "from joblib.externals import loky",
+        "def f():\n    import cloudpickle as c",
+        "eval('1')",
+        "x = [exec(t) for t in texts]",
+        "yaml.load(text)",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=flag)",
+        "__import__('dill')",
+        "importlib.import_module('pickle')",
+    ],
+)
+def test_the_scan_sees_each_forbidden_form(source):
+    assert list(unsafe(source))
+
+
+def test_the_scan_leaves_harmless_code_alone():
+    assert (
+        list(unsafe("import json\nmodel.eval\nnp.load(p, allow_pickle=False)\nyaml.safe_load(t)\nname = 'pickle'"))
+        == []
+    )
+
+
+# (b) The base install.
+
+
+def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
+    # Not this process's folders: an installed copy must stand alone.
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "VIRTUAL_ENV"))
+    }
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def must(*command: str | Path, cwd: Path = ROOT) -> str:
+    finished = run(*command, cwd=cwd)
+    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
+    return finished.stdout
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.fixture(scope="module")
+def base_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a fresh environment that holds `pip install understudy` and nothing else."""
+    uv = BIN / "uv"
+    if not uv.exists():
+        pytest.skip("no uv beside this Python; `make setup` installs it")
+    folder = tmp_path_factory.mktemp("base")
+    must(
+        uv, "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder, ROOT
+    )
+    (wheel,) = folder.glob("*.whl")
+    must(uv, "venv", "--quiet", "--python", sys.executable, folder / "venv")
+    install: list[str | Path] = [
+        uv,
+        "pip",
+        "install",
+        "--python",
+        folder / "venv",
+        "-c",
+        ROOT / "constraints.txt",
+        wheel,
+    ]
+    if run(*install, "--offline").returncode != 0:  # what `make setup` left in the cache is enough, where it is kept
+        must(*install)
+    return folder / "venv" / BIN.name
+
+
+@pytest.mark.xdist_group("base_venv")
+def test_the_base_install_is_four_packages_and_what_they_pull(base_venv):
+    listed = json.loads(must(BIN / "uv", "pip", "list", "--python", base_venv.parent, "--format", "json"))
+    names = {canonical(entry["name"]) for entry in listed}
+    assert names - PULLED_BY_SOME_PYTHONS == BASE_INSTALL
+
+
+@pytest.mark.xdist_group("base_venv")
+def test_the_base_install_can_record(base_venv, tmp_path):
+    must(base_venv / "python", "-c", "import understudy, understudy.client; understudy.connect", cwd=tmp_path)
+
+
+@pytest.mark.xdist_group("base_venv")
+def test_the_base_command_names_the_next_install_line(base_venv, tmp_path):
+    finished = run(base_venv / "understudy", cwd=tmp_path)
+    said = (finished.stdout + finished.stderr).strip()
+    assert finished.returncode == 2, said
+    assert len(said.splitlines()) == 1
+    assert re.search(r"pip install ['\"]?understudy\[platform\]", said), said
+
+
+def test_the_direct_dependencies_of_the_base_are_exactly_four():
+    assert {requirement_name(line) for line in PROJECT["dependencies"]} == {
+        "numpy",
+        "safetensors",
+        "urllib3",
+        "cryptography",
+    }
+
+
+# (c) What a game waits for.
+
+IMPORT_CLOCK = """
+import json, sys, time
+import numpy
+started_s = time.perf_counter()
+import understudy.client
+took_ms = (time.perf_counter() - started_s) * 1000
+print(json.dumps({"took_ms": took_ms, "loaded": sorted({name.partition(".")[0] for name in sys.modules})}))
+"""
+
+
+def import_once() -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(must(sys.executable, "-c", IMPORT_CLOCK))
+    return report
+
+
+def test_importing_the_client_is_quick_and_loads_nothing_heavy():
+    runs = [import_once() for _ in range(5)]
+    assert NOT_IN_A_GAME.isdisjoint(runs[0]["loaded"])
+    assert min(report["took_ms"] for report in runs) <= IMPORT_LIMIT_MS
+
+
+# (d) The versions everybody installs.
+
+
+def requirement_name(line: str) -> str:
+    return canonical(re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0])
+
+
+def test_constraints_pin_every_direct_dependency_and_name_no_index():
+    text = (ROOT / "constraints.txt").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    unpinned = [line for line in lines if not re.match(r"[a-z0-9._-]+==[0-9]", line)]
+    pinned = {requirement_name(line) for line in lines}
+    extras = PROJECT["optional-dependencies"]
+    direct = {requirement_name(line) for group in [PROJECT["dependencies"], *extras.values()] for line in group}
+    assert "://" not in text
+    assert unpinned == []
+    assert direct - pinned == set()
+
+
+def test_no_dependency_has_an_upper_bound():
+    extras = PROJECT["optional-dependencies"]
+    lines = [line for group in [PROJECT["dependencies"], *extras.values()] for line in group]
+    assert [line for line in lines if re.search(r"<|==|~=", line.partition(";")[0])] == []
+
+
+# (e) The Makefile.
+
+
+def test_make_lists_every_target():
+    said = must("make", "help")
+    assert set(re.findall(r"^  make (\w+)", said, re.MULTILINE)) == TARGETS
+
+
+# (f) No traces of a machine.
+
+DEVELOPER_PATH = re.compile(r"(?<![\w.])/(?:home/\w|Users/\w|root/)")
+
+
+def tree() -> list[Path]:
+    """The files of the project: those git knows or would add; everything unpacked where there is no git."""
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed.returncode == 0:
+        paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        paths = [path for path in ROOT.rglob("*") if not {".venv", ".git"} & set(path.relative_to(ROOT).parts)]
+    return [path for path in paths if path.is_file()]
+
+
+def test_no_file_names_a_path_of_a_developers_machine():
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in tree()
+        for match in DEVELOPER_PATH.finditer(path.read_bytes().decode("utf-8", errors="replace"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ["/ho" + "me/ann/x", '"/Us' + 'ers/ann"', "/ro" + "ot/.cache"])
+def test_the_path_search_sees_each_form(text):
+    assert DEVELOPER_PATH.search(text)
