@@ -37,6 +37,7 @@ class StageError(Exception):
 class Stamp:
     """What a finished set-up was made from."""
 
+    folder: str
     python: str
     inputs: str
     extras: tuple[str, ...]
@@ -67,7 +68,7 @@ def prepare(asked: set[str], *, any_python: bool) -> None:
         done = None
     extras = tuple(sorted(asked | set(done.extras if done else ())))
     python = done.python if done else platform.python_version()
-    wanted = Stamp(python=python, inputs=hash_of_inputs(), extras=extras)
+    wanted = Stamp(folder=str(ROOT), python=python, inputs=hash_of_inputs(), extras=extras)
     if done == wanted:
         print(f"  nothing changed ({', '.join(extras)})")
         return
@@ -114,22 +115,23 @@ def call(*command: str | Path) -> None:
 
 
 def hash_of_inputs() -> str:
-    """Changes when a new installation could differ from the last; a moved folder counts, the install names it."""
-    digest = hashlib.sha256(str(ROOT).encode())
+    """Changes when a new installation could differ from the last."""
+    digest = hashlib.sha256()
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update(b"\0" + (ROOT / name).read_bytes())
     return digest.hexdigest()
 
 
 def read_stamp() -> Stamp | None:
-    """The last finished set-up; None where there is none or its Python is gone."""
+    """The last finished set-up; None where there is none, its Python is gone or the folder was moved."""
     if not shutil.which("python", path=str(BIN)):
         return None
     try:
         fields = json.loads(STAMP.read_text())
-        return Stamp(python=fields["python"], inputs=fields["inputs"], extras=tuple(fields["extras"]))
+        stamp = Stamp(**fields | {"extras": tuple(fields["extras"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return stamp if stamp.folder == str(ROOT) else None  # scripts in .venv name the folder they were made in
 
 
 def write_stamp(stamp: Stamp) -> None:
