@@ -1,0 +1,231 @@
+"""A frame: the 64-byte header and body that travel and are stored.
+
+offset  0  magic      4s   b"UNDY"
+        4  version    u8   1
+        5  kind       u8   0 data, 1 drop report, 2 close, 3 late reward (reserved)
+        6  flags      u16  0
+        8  body_len   u32
+       12  body_crc   u32  CRC-32 of the body
+       16  session    16s  UUIDv7
+       32  chunk_no   u64  dense from 0 within the session
+       40  player     16s  pseudonym, stamped at the door; clients send zeros
+       56  received_s u32  stamped at the door; clients send 0
+       60  header_crc u32  CRC-32 of the first 60 bytes
+"""
+
+import struct
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+from zlib import crc32
+
+from understudy.core.canonical import canonical_json, strict_json
+from understudy.core.errors import Refused
+
+MAGIC = b"UNDY"
+VERSION = 1
+HEADER_BYTES = 64
+MAX_FRAME_BYTES = 512 * 1024
+MAX_BODY_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
+MAX_FRAMES_PER_SEND = 64
+MAX_COUNT = 1 << 48
+"""Chunk numbers and step counts stay below this, so that no sum of them leaves 63 bits."""
+NO_PLAYER = bytes(16)
+
+_HEADER = struct.Struct("<4sBBHII16sQ16sII")
+_SUMMED = HEADER_BYTES - 4
+_CRC = struct.Struct("<I")
+
+
+class FrameKind(IntEnum):
+    """What a frame's body holds."""
+
+    DATA = 0
+    DROP = 1
+    CLOSE = 2
+    LATE_REWARD = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One numbered message of a session; equal frames have equal bytes."""
+
+    kind: FrameKind
+    session: uuid.UUID
+    chunk_no: int
+    body: bytes
+    body_crc: int
+    player: bytes = NO_PLAYER
+    received_s: int = 0
+    flags: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the encoded frame takes."""
+        return HEADER_BYTES + len(self.body)
+
+    def header(self) -> bytes:
+        """The 64 bytes before the body."""
+        head = _HEADER.pack(
+            MAGIC, VERSION, self.kind, self.flags, len(self.body), self.body_crc, self.session.bytes,
+            self.chunk_no, self.player, self.received_s, 0,
+        )  # fmt: skip
+        return head[:_SUMMED] + _CRC.pack(crc32(head[:_SUMMED]))
+
+    def encode(self) -> bytes:
+        """The frame as it travels."""
+        return self.header() + self.body
+
+    def stamped(self, player: bytes, received_s: int) -> "Frame":
+        """The same frame with the door's player and time; the body does not change."""
+        return Frame(
+            kind=self.kind, session=self.session, chunk_no=self.chunk_no, body=self.body, body_crc=self.body_crc,
+            player=player, received_s=received_s, flags=self.flags,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DropReport:
+    """Numbers a client had to drop unsent, and the steps they held."""
+
+    ranges: tuple[tuple[int, int], ...]
+    n_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReport:
+    """How much a finished session sent: frames before this one, and steps."""
+
+    n_chunks: int
+    n_steps: int
+
+
+def data_frame(session: uuid.UUID, chunk_no: int, body: bytes) -> Frame:
+    """A frame around an encoded chunk; refused when it would be over the size limit."""
+    return _frame(FrameKind.DATA, session, chunk_no, body)
+
+
+def drop_frame(session: uuid.UUID, chunk_no: int, report: DropReport) -> Frame:
+    """A frame that reports dropped numbers."""
+    body = canonical_json({"n_steps": report.n_steps, "ranges": [list(pair) for pair in report.ranges]})
+    return _frame(FrameKind.DROP, session, chunk_no, body)
+
+
+def close_frame(session: uuid.UUID, chunk_no: int, report: CloseReport) -> Frame:
+    """A frame that closes a session."""
+    body = canonical_json({"n_chunks": report.n_chunks, "n_steps": report.n_steps})
+    return _frame(FrameKind.CLOSE, session, chunk_no, body)
+
+
+def _frame(kind: FrameKind, session: uuid.UUID, chunk_no: int, body: bytes) -> Frame:
+    if len(body) > MAX_BODY_BYTES:
+        raise Refused("too_large", f"a body of {len(body)} bytes; at most {MAX_BODY_BYTES} fit in a frame")
+    return Frame(kind=kind, session=session, chunk_no=chunk_no, body=body, body_crc=crc32(body))
+
+
+def decode_frame(raw: bytes | memoryview) -> Frame:
+    """The one frame that these bytes are, fully checked; Refused says what is wrong."""
+    frame, size = _decode_at(memoryview(raw), 0)
+    if size != len(raw):
+        raise Refused("trailing_bytes", f"{len(raw) - size} bytes after the frame's end")
+    return frame
+
+
+def split_frames(raw: bytes | memoryview) -> Iterator[Frame]:
+    """The frames that stand one after another in these bytes."""
+    view, at = memoryview(raw), 0
+    while at < len(view):
+        frame, size = _decode_at(view, at)
+        yield frame
+        at += size
+
+
+def frame_size(header: bytes | memoryview) -> int:
+    """Header and body length that a frame's first 64 bytes announce, checked against the limits."""
+    if len(header) < HEADER_BYTES:
+        raise Refused("truncated", f"{len(header)} bytes; a frame has a header of {HEADER_BYTES}")
+    body_len = _unpack(memoryview(header)[:HEADER_BYTES])[4]
+    return HEADER_BYTES + int(body_len)
+
+
+def _unpack(head: memoryview) -> tuple[Any, ...]:
+    fields = _HEADER.unpack(head)
+    magic, version, kind, flags, body_len, _crc, _session, chunk_no, _player, _received_s, header_crc = fields
+    if magic != MAGIC:
+        raise Refused("bad_magic", f"starts with {bytes(magic)!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise Refused("bad_version", f"frame version {version}; this build reads {VERSION}")
+    if header_crc != crc32(head[:_SUMMED]):
+        raise Refused("bad_header_checksum", "the header does not match its checksum")
+    if kind == FrameKind.LATE_REWARD:
+        raise Refused("reserved_kind", "late rewards are reserved and not accepted yet")
+    if kind > FrameKind.LATE_REWARD or flags:
+        raise Refused("bad_kind", f"kind {kind}, flags {flags}; wanted a known kind and flags 0")
+    if body_len > MAX_BODY_BYTES:
+        raise Refused("too_large", f"a body of {body_len} bytes; at most {MAX_BODY_BYTES} are taken")
+    if chunk_no >= MAX_COUNT:
+        raise Refused("bad_number", f"chunk_no is {chunk_no}; numbers stay below 2^48")
+    return fields
+
+
+def _decode_at(view: memoryview, at: int) -> tuple[Frame, int]:
+    if len(view) - at < HEADER_BYTES:
+        raise Refused("truncated", f"{len(view) - at} bytes; a frame has a header of {HEADER_BYTES}")
+    fields = _unpack(view[at : at + HEADER_BYTES])
+    _magic, _version, kind, flags, body_len, body_crc, session, chunk_no, player, received_s, _crc = fields
+    body = bytes(view[at + HEADER_BYTES : at + HEADER_BYTES + body_len])
+    if len(body) != body_len:
+        raise Refused("truncated", f"a body of {len(body)} bytes; the header announces {body_len}")
+    if crc32(body) != body_crc:
+        raise Refused("bad_body_checksum", "the body does not match its checksum")
+    frame = Frame(
+        kind=FrameKind(kind), session=uuid.UUID(bytes=session), chunk_no=chunk_no, body=body, body_crc=body_crc,
+        player=player, received_s=received_s, flags=flags,
+    )  # fmt: skip
+    return frame, HEADER_BYTES + body_len
+
+
+def read_drop(frame: Frame) -> DropReport:
+    """What a drop report says; every range lies before the report itself."""
+    fields = _report(frame, FrameKind.DROP, {"n_steps", "ranges"})
+    ranges = fields["ranges"]
+    if not isinstance(ranges, list) or not 0 < len(ranges) <= 1024:
+        raise Refused("bad_report", "ranges must be a list of 1 to 1024 pairs")
+    last = -1
+    for pair in ranges:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(_is_count(n) for n in pair)):
+            raise Refused("bad_report", f"range {pair!r} is not a pair of whole numbers")
+        if not last < pair[0] <= pair[1] < frame.chunk_no:
+            raise Refused("bad_report", f"range {pair!r} is out of order or not before {frame.chunk_no}")
+        last = pair[1]
+    return DropReport(tuple((int(a), int(b)) for a, b in ranges), _count(fields, "n_steps"))
+
+
+def read_close(frame: Frame) -> CloseReport:
+    """What a close frame says; it is always the last number of its session."""
+    fields = _report(frame, FrameKind.CLOSE, {"n_chunks", "n_steps"})
+    report = CloseReport(_count(fields, "n_chunks"), _count(fields, "n_steps"))
+    if report.n_chunks != frame.chunk_no:
+        raise Refused("bad_report", f"n_chunks {report.n_chunks} in close frame number {frame.chunk_no}")
+    return report
+
+
+def _report(frame: Frame, kind: FrameKind, keys: set[str]) -> dict[str, Any]:
+    if frame.kind is not kind:
+        raise Refused("bad_report", f"a {frame.kind.name.lower()} frame was read as {kind.name.lower()}")
+    fields = strict_json(frame.body)
+    if not isinstance(fields, dict) or set(fields) != keys:
+        raise Refused("bad_report", f"wanted exactly {sorted(keys)}")
+    return fields
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < MAX_COUNT
+
+
+def _count(fields: dict[str, Any], name: str) -> int:
+    if not _is_count(fields[name]):
+        raise Refused("bad_report", f"{name} is {fields[name]!r}; wanted a whole number from 0")
+    return int(fields[name])

@@ -1,0 +1,215 @@
+"""Frames: 64 exact bytes before the body, each field checked, reports that cannot contradict themselves."""
+
+import struct
+import uuid
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.core.errors import Refused
+from understudy.core.frame import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    MAX_COUNT,
+    CloseReport,
+    DropReport,
+    Frame,
+    FrameKind,
+    close_frame,
+    data_frame,
+    decode_frame,
+    drop_frame,
+    frame_size,
+    read_close,
+    read_drop,
+    split_frames,
+)
+
+SESSION = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
+
+
+def test_the_bytes_of_one_frame_never_change() -> None:
+    frame = data_frame(SESSION, 0x0102030405, b"body").stamped(bytes(range(16)), 0x65000000)
+    parts = [
+        "554e44590100000004000000b20ba8db",
+        "01890a5dac96774bbcceb302099a8057",
+        "0504030201000000",
+        "000102030405060708090a0b0c0d0e0f",
+        "00000065",
+        "5aa797fe",
+        "626f6479",
+    ]  # fixed fields, session, chunk_no, player, time, header checksum, body
+    assert frame.encode().hex() == "".join(parts)
+    assert len(frame.header()) == HEADER_BYTES == 64
+
+
+frames = st.builds(
+    lambda kind, session, number, body, player, received_s: Frame(
+        kind=kind,
+        session=session,
+        chunk_no=number,
+        body=body,
+        body_crc=crc32(body),
+        player=player,
+        received_s=received_s,
+    ),
+    st.sampled_from([FrameKind.DATA, FrameKind.DROP, FrameKind.CLOSE]),
+    st.uuids(),
+    st.integers(0, MAX_COUNT - 1),
+    st.binary(max_size=80),
+    st.binary(min_size=16, max_size=16),
+    st.integers(0, (1 << 32) - 1),
+)
+
+
+@given(st.lists(frames, max_size=4))
+def test_frames_come_back_one_by_one_and_in_a_row(some: list[Frame]) -> None:
+    assert [decode_frame(frame.encode()) for frame in some] == some
+    assert list(split_frames(b"".join(frame.encode() for frame in some))) == some
+    assert [frame_size(frame.header()) for frame in some] == [frame.size_bytes for frame in some]
+
+
+@given(frames, st.integers(0, 8 * (HEADER_BYTES + 80) - 1))
+def test_any_flipped_bit_is_refused(frame: Frame, bit: int) -> None:
+    raw = bytearray(frame.encode())
+    raw[bit // 8 % len(raw)] ^= 1 << bit % 8
+    with pytest.raises(Refused):
+        decode_frame(bytes(raw))
+
+
+@given(frames, st.integers(1, 143))
+def test_a_frame_cut_anywhere_is_refused(frame: Frame, missing: int) -> None:
+    raw = frame.encode()
+    with pytest.raises(Refused) as caught:
+        decode_frame(raw[: max(0, len(raw) - missing)])
+    assert caught.value.reason == "truncated"
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(raw: bytes) -> None:
+    with pytest.raises(Refused):
+        decode_frame(raw)
+
+
+GOOD: dict[str, Any] = {
+    "magic": b"UNDY", "version": 1, "kind": 0, "flags": 0, "body_len": 4, "body_crc": crc32(b"body"),
+    "session": SESSION.bytes, "chunk_no": 3, "player": bytes(16), "received_s": 0,
+}  # fmt: skip
+
+
+def raw_frame(body: bytes = b"body", *, header_crc: int | None = None, **changes: Any) -> bytes:
+    head = struct.pack("<4sBBHII16sQ16sI", *(GOOD | changes).values())
+    return head + (crc32(head) if header_crc is None else header_crc).to_bytes(4, "little") + body
+
+
+BROKEN: list[tuple[str, bytes, str]] = [
+    ("magic", raw_frame(magic=b"UNDx"), "bad_magic"),
+    ("version 0", raw_frame(version=0), "bad_version"),
+    ("version 2", raw_frame(version=2), "bad_version"),
+    ("kind 3, reserved", raw_frame(kind=3), "reserved_kind"),
+    ("kind 4", raw_frame(kind=4), "bad_kind"),
+    ("flags", raw_frame(flags=1), "bad_kind"),
+    ("header checksum", raw_frame(header_crc=0), "bad_header_checksum"),
+    ("body checksum", raw_frame(body_crc=1), "bad_body_checksum"),
+    ("body too short", raw_frame(body_len=5), "truncated"),
+    ("body too long", raw_frame(body_len=3, body_crc=crc32(b"bod")), "trailing_bytes"),
+    ("body past the limit", raw_frame(body_len=MAX_BODY_BYTES + 1), "too_large"),
+    ("body of 4 GiB", raw_frame(body_len=(1 << 32) - 1), "too_large"),
+    ("chunk_no past 48 bits", raw_frame(chunk_no=MAX_COUNT), "bad_number"),
+    ("chunk_no of 64 bits", raw_frame(chunk_no=(1 << 64) - 1), "bad_number"),
+]
+
+
+@pytest.mark.parametrize(("raw", "reason"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
+def test_each_field_of_the_header_is_checked(raw: bytes, reason: str) -> None:
+    assert decode_frame(raw_frame()).chunk_no == 3
+    with pytest.raises(Refused) as caught:
+        decode_frame(raw)
+    assert caught.value.reason == reason
+
+
+def test_a_header_is_judged_before_its_body_came() -> None:
+    assert frame_size(raw_frame()[:HEADER_BYTES]) == HEADER_BYTES + 4
+    for raw in (raw_frame()[:63], raw_frame(body_len=MAX_BODY_BYTES + 1), raw_frame(magic=b"HTTP")):
+        with pytest.raises(Refused):
+            frame_size(raw)
+
+
+def test_a_body_over_the_limit_gets_no_frame() -> None:
+    assert data_frame(SESSION, 0, bytes(MAX_BODY_BYTES)).size_bytes == 512 * 1024
+    with pytest.raises(Refused) as caught:
+        data_frame(SESSION, 0, bytes(MAX_BODY_BYTES + 1))
+    assert caught.value.reason == "too_large"
+
+
+def test_stamping_changes_only_player_and_time() -> None:
+    frame = data_frame(SESSION, 7, b"body")
+    stamped = frame.stamped(b"p" * 16, 9)
+    assert (frame.player, frame.received_s) == (bytes(16), 0)
+    assert (stamped.player, stamped.received_s) == (b"p" * 16, 9)
+    assert stamped.stamped(bytes(16), 0) == frame
+    assert stamped.encode()[:40] == frame.encode()[:40]
+    assert stamped.body == frame.body
+
+
+def test_reports_come_back() -> None:
+    dropped = DropReport(((0, 0), (2, 5)), 99)
+    assert read_drop(decode_frame(drop_frame(SESSION, 6, dropped).encode())) == dropped
+    closed = CloseReport(7, 99)
+    assert read_close(decode_frame(close_frame(SESSION, 7, closed).encode())) == closed
+    assert drop_frame(SESSION, 6, dropped).body == b'{"n_steps":99,"ranges":[[0,0],[2,5]]}'
+    assert close_frame(SESSION, 7, closed).body == b'{"n_chunks":7,"n_steps":99}'
+
+
+def report(kind: FrameKind, body: str, chunk_no: int = 6) -> Frame:
+    return Frame(kind=kind, session=SESSION, chunk_no=chunk_no, body=body.encode(), body_crc=crc32(body.encode()))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "", "[]", "{}", '{"n_steps":1}', '{"n_steps":1,"ranges":[[0,1]],"more":1}', '{"n_steps":1,"ranges":[]}',
+        '{"n_steps":1,"ranges":{}}', '{"n_steps":1,"ranges":[0]}', '{"n_steps":1,"ranges":[[0]]}',
+        '{"n_steps":1,"ranges":[[0,1,2]]}', '{"n_steps":1,"ranges":[[0,1.0]]}', '{"n_steps":1,"ranges":[[true,true]]}',
+        '{"n_steps":1,"ranges":[[-1,0]]}', '{"n_steps":1,"ranges":[[2,1]]}', '{"n_steps":1,"ranges":[[2,3],[3,4]]}',
+        '{"n_steps":1,"ranges":[[2,3],[0,1]]}', '{"n_steps":1,"ranges":[[0,6]]}', '{"n_steps":-1,"ranges":[[0,1]]}',
+        '{"n_steps":"1","ranges":[[0,1]]}', f'{{"n_steps":{MAX_COUNT},"ranges":[[0,1]]}}',
+        '{"n_steps":1,"n_steps":1,"ranges":[[0,1]]}',
+    ],
+)  # fmt: skip
+def test_a_drop_report_that_contradicts_itself_is_refused(body: str) -> None:
+    with pytest.raises(Refused) as caught:
+        read_drop(report(FrameKind.DROP, body))
+    assert caught.value.reason in ("bad_report", "bad_json")
+
+
+def test_a_drop_report_has_at_most_1024_ranges() -> None:
+    ranges = [(2 * n, 2 * n) for n in range(1025)]
+    assert len(read_drop(drop_frame(SESSION, 4000, DropReport(tuple(ranges[:1024]), 1))).ranges) == 1024
+    with pytest.raises(Refused):
+        read_drop(drop_frame(SESSION, 4000, DropReport(tuple(ranges), 1)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "", "[]", '{"n_chunks":6}', '{"n_chunks":5,"n_steps":1}', '{"n_chunks":6,"n_steps":-1}',
+        '{"n_chunks":"6","n_steps":1}',
+    ],
+)  # fmt: skip
+def test_a_close_that_contradicts_its_number_is_refused(body: str) -> None:
+    with pytest.raises(Refused) as caught:
+        read_close(report(FrameKind.CLOSE, body))
+    assert caught.value.reason in ("bad_report", "bad_json")
+
+
+def test_a_report_is_read_only_from_a_frame_of_its_kind() -> None:
+    with pytest.raises(Refused) as caught:
+        read_drop(close_frame(SESSION, 7, CloseReport(7, 99)))
+    assert caught.value.reason == "bad_report"
+    with pytest.raises(Refused) as caught:
+        read_close(report(FrameKind.DATA, '{"n_chunks":6,"n_steps":1}'))
+    assert caught.value.reason == "bad_report"
