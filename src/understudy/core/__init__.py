@@ -1,0 +1,1 @@
+"""The words every stage shares; read `ports.py` first."""

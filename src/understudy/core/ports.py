@@ -1,0 +1,304 @@
+"""The whole system on one page: who hands what to whom. Read this first.
+
+    game ─ Recorder ─ spool ─► Link ─► (door) ─► Stream ─► ingest ─► ExperienceStore ─► tail ─► replay ─► learner
+
+A port has at most six methods and a contract test in `understudy.testing` that every adapter passes. Positions and
+cursors are opaque text: keep them, hand them back, never take them apart. Delivery is at least once everywhere; the
+store is idempotent, so every step is stored exactly once.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NewType, Protocol
+
+from understudy.core.chunk import Chunk
+from understudy.core.frame import Frame
+from understudy.core.game import GameSpec
+from understudy.core.names import PlayerName
+
+Position = NewType("Position", str)
+"""A place in one partition of a stream; opaque."""
+
+Cursor = NewType("Cursor", str)
+"""How far a reader of a store came; opaque."""
+
+Fate = Literal["new", "duplicate", "conflict", "refused"]
+"""What became of a frame that was written: stored now, stored before, other bytes under its number, not admitted."""
+
+
+# --- Stream: a partitioned, re-readable log of frames -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one appended frame; `durable` means it survives a power cut."""
+
+    durable: bool
+    error: str | None = None
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A lane of a stream; it is read only after its parents have ended."""
+
+    id: str
+    parents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One frame as the stream holds it, not yet checked."""
+
+    position: Position
+    time_s: float
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a read gave: records, where to go on, and whether nothing more will ever come."""
+
+    records: Sequence[Record]
+    next: Position | None
+    ended: bool
+
+
+class Stream(Protocol):
+    """A partitioned, re-readable log of frames; chunk numbers give the order, not the log."""
+
+    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+        """Make frames durable, one outcome for each; many threads may call at once."""
+        ...
+
+    def partitions(self) -> Sequence[Partition]: ...
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        """Records behind a position (None: from the start), waiting up to `wait_s` for the first one.
+
+        At least one record comes when there is one, however large. PositionGone when it was trimmed.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+# --- ExperienceStore: durable history ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write one partition's data, and the position up to which it is already stored."""
+
+    partition: str
+    epoch: int
+    position: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A frame that passed every check; `chunk` is the decoded body of a data frame."""
+
+    frame: Frame
+    chunk: Chunk | None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedFrame:
+    """Raw bytes that may not be stored, with the reason code; kept in quarantine."""
+
+    raw: bytes
+    reason: str
+    detail: str
+    received_s: float
+    game: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """What ingest read between two positions of a partition; stored together with the new position, or not at all."""
+
+    partition: str
+    epoch: int
+    position: Position | None
+    candidates: Sequence[Candidate] = ()
+    refused: Sequence[RefusedFrame] = ()
+    parked: Sequence[RefusedFrame] = ()
+    """Healthy frames of a schema nobody has registered yet; `replay` stores them later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One fate per candidate, in order; the batch is durable when this is returned."""
+
+    fates: Sequence[Fate]
+    reasons: Sequence[str] = ()
+    """Reason code per candidate; empty text where it was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A frame in the order of arrival; `chunk` for data, None for drop reports and closes."""
+
+    arrival_no: int
+    frame: Frame
+    chunk: Chunk | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Arrival numbers `arrival_no..last_no` whose bytes are gone; a learner evicts the player's rows."""
+
+    arrival_no: int
+    last_no: int
+    reason: Literal["forgotten", "expired", "quarantined"]
+    player: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """One page of a tail: every arrival number once, in order, and the cursor behind it."""
+
+    items: Sequence[Stored | Forgotten]
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What the store knows about a session."""
+
+    session: uuid.UUID
+    game: str
+    player: bytes
+    n_chunks: int
+    n_steps: int
+    high: int
+    """Every number below this was seen."""
+    missing: tuple[tuple[int, int], ...]
+    """Ranges of numbers not seen although later ones were."""
+    dropped_steps: int
+    closed: bool
+    last_received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFilter:
+    """Which sessions to list; empty fields match everything."""
+
+    game: str | None = None
+    player: bytes | None = None
+    since_s: float = 0.0
+
+
+class ExperienceStore(Protocol):
+    """Durable experience, each step once; positions move with the data they cover."""
+
+    def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
+        """A new epoch for a partition; ClaimLost while another owner's claim is fresh."""
+        ...
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        """Store a batch and its position in one durable commit; ClaimLost when the epoch is stale."""
+        ...
+
+    def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail: ...
+
+    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]: ...
+
+    def forget(self, player: bytes) -> int:
+        """Erase a player (pseudonym) for good; how many chunks went. Older frames of theirs are refused from now on."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What a full check of the stored bytes found."""
+
+    steps: int
+    chunks: int
+    sessions: int
+    duplicate_chunks: int
+    duplicate_steps: int
+    gap_chunks: int
+    gap_steps: int
+    dropped_steps: int
+    quarantined: int
+    parked: int
+    forgotten_chunks: int
+    expired_chunks: int
+    corrupt: Sequence[str] = field(default=())
+    """One line per damaged chunk or file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """One frame in quarantine; `reason` is `unknown_schema` for parked ones."""
+
+    id: int
+    reason: str
+    detail: str
+    parked: bool
+    received_s: float
+    game: str
+    session: uuid.UUID | None
+    chunk_no: int | None
+    crc: int
+    raw: bytes
+
+
+class StoreAdmin(Protocol):
+    """What the `data` commands and the learner's guard call, on every store."""
+
+    def audit(self) -> Audit: ...
+
+    def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]: ...
+
+    def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
+        """Take stored chunks out of learners' sight; how many were there."""
+        ...
+
+    def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
+        """Store frames from quarantine that now pass every check; each at most once."""
+        ...
+
+    def expire(self, before_s: float) -> int:
+        """Drop chunks received before a time; how many went."""
+        ...
+
+
+# --- Link: how anything that plays reaches a learner ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The answer to one frame: accepted (durable in the stream), refused for good, or try again later."""
+
+    accepted: bool
+    refused: str | None = None
+    retry_after_s: float = 0.0
+
+
+class Link(Protocol):
+    """The way from a client to the platform; never goes back a version."""
+
+    def register(self, spec: GameSpec) -> None:
+        """Tell the platform what this game's rows look like; the same spec twice is fine."""
+        ...
+
+    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
+        """Hand over at most 64 frames; one answer for each."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Specs(Protocol):
+    """Where ingest finds a game's spec."""
+
+    def spec(self, game: str, schema: str) -> GameSpec | None: ...
+    def knows(self, game: str) -> bool:
+        """Whether any schema of this game is registered."""
+        ...

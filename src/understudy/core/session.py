@@ -1,0 +1,196 @@
+"""What has been seen of one session: the pure rule that makes every frame count once.
+
+Stores keep one `SessionState` per session and ask `admit` inside their commit. The state is bounded: ranges of seen
+numbers, at most 1,024 of them, and data numbers at most 1,024 ahead of the first missing one.
+"""
+
+import struct
+from dataclasses import dataclass, replace
+from typing import Literal
+
+MAX_AHEAD = 1024
+"""How far a data number may run ahead of the first missing one."""
+
+MAX_REPORT_AHEAD = 1 << 20
+"""The same for drop reports and closes, whose numbers come behind everything a client still has to send."""
+
+MAX_RANGES = 1024
+
+_RANGE = struct.Struct("<QQqq?")
+_HEAD = struct.Struct("<16sQQQqI??")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Seen numbers `first..last`; where its steps begin (-1: unknown) and end (exactly, or at least)."""
+
+    first: int
+    last: int
+    first_step: int = -1
+    end_step: int = 0
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionState:
+    """One session as the store knows it."""
+
+    player: bytes
+    ranges: tuple[Range, ...] = ()
+    n_chunks: int = 0
+    n_steps: int = 0
+    dropped_steps: int = 0
+    closed_at: int = -1
+    """Number of the close frame, -1 while open."""
+    last_received_s: int = 0
+    forgotten: bool = False
+
+    @property
+    def high(self) -> int:
+        """Every number below this was seen."""
+        return self.ranges[0].last + 1 if self.ranges and self.ranges[0].first == 0 else 0
+
+    @property
+    def closed(self) -> bool:
+        return self.closed_at >= 0
+
+    def has_seen(self, number: int) -> bool:
+        return any(one.first <= number <= one.last for one in self.ranges)
+
+    def missing(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of numbers not seen although later ones were."""
+        gaps, at = [], 0
+        for one in self.ranges:
+            if one.first > at:
+                gaps.append((at, one.first - 1))
+            at = one.last + 1
+        return tuple(gaps)
+
+    def pack(self) -> bytes:
+        """Bytes for a database column."""
+        head = _HEAD.pack(
+            self.player, self.n_chunks, self.n_steps, self.dropped_steps, self.closed_at, self.last_received_s,
+            self.forgotten, False,
+        )  # fmt: skip
+        return head + b"".join(
+            _RANGE.pack(one.first, one.last, one.first_step, one.end_step, one.exact) for one in self.ranges
+        )
+
+
+def unpack_state(raw: bytes) -> SessionState:
+    """The state that `pack` wrote."""
+    player, n_chunks, n_steps, dropped, closed_at, received, forgotten, _ = _HEAD.unpack_from(raw)
+    ranges = tuple(Range(*fields) for fields in _RANGE.iter_unpack(raw[_HEAD.size :]))
+    return SessionState(
+        player=player, ranges=ranges, n_chunks=n_chunks, n_steps=n_steps, dropped_steps=dropped, closed_at=closed_at,
+        last_received_s=received, forgotten=forgotten,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A frame's facts as far as counting goes."""
+
+    number: int
+    player: bytes
+    received_s: int
+    kind: Literal["data", "drop", "close", "refused"]
+    first_step: int = -1
+    n_steps: int = 0
+    """Steps of a data frame; dropped steps of a drop report."""
+    dropped: tuple[tuple[int, int], ...] = ()
+
+
+Verdict = Literal["", "seen", "other_player", "forgotten", "after_close", "out_of_window", "step_mismatch", "bad_report"]
+
+
+def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, Verdict]:
+    """The state after a frame, and `""` when it counts; otherwise the unchanged state and the reason it does not.
+
+    "seen" is no fault: the caller compares bytes to tell a duplicate from a conflict.
+    """
+    before = SessionState(player=arrival.player) if state is None else state
+    if before.player != arrival.player:
+        return before, "other_player"
+    if before.forgotten:
+        return before, "forgotten"
+    if before.has_seen(arrival.number):
+        return before, "seen"
+    if before.closed and arrival.number > before.closed_at:
+        return before, "after_close"
+    ranges = before.ranges
+    if arrival.kind == "drop":
+        for first, last in arrival.dropped:
+            ranges = _cover(ranges, first, last)
+    high = ranges[0].last + 1 if ranges and ranges[0].first == 0 else 0
+    if arrival.number > high + (MAX_AHEAD if arrival.kind in ("data", "refused") else MAX_REPORT_AHEAD):
+        return before, "out_of_window"
+    if arrival.kind == "close" and ranges and ranges[-1].last > arrival.number:
+        return before, "bad_report"
+    if arrival.kind == "data":
+        added = _add_data(ranges, arrival)
+        if added is None:
+            return before, "step_mismatch"
+        ranges = added
+    else:
+        ranges = _cover(ranges, arrival.number, arrival.number)
+    if len(ranges) > MAX_RANGES:
+        return before, "out_of_window"
+    return _counted(before, ranges, arrival), ""
+
+
+def _counted(state: SessionState, ranges: tuple[Range, ...], arrival: Arrival) -> SessionState:
+    data = arrival.kind == "data"
+    return replace(
+        state,
+        ranges=ranges,
+        n_chunks=state.n_chunks + data,
+        n_steps=state.n_steps + (arrival.n_steps if data else 0),
+        dropped_steps=state.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0),
+        closed_at=arrival.number if arrival.kind == "close" else state.closed_at,
+        last_received_s=max(state.last_received_s, arrival.received_s),
+    )
+
+
+def _add_data(ranges: tuple[Range, ...], arrival: Arrival) -> tuple[Range, ...] | None:
+    """Ranges with one more data number, or None when its steps contradict a neighbour's."""
+    number, first_step, end_step = arrival.number, arrival.first_step, arrival.first_step + arrival.n_steps
+    left = next((one for one in reversed(ranges) if one.last < number), None)
+    right = next((one for one in ranges if one.first > number), None)
+    if left is not None:
+        adjoins = left.last == number - 1 and left.exact
+        if first_step < left.end_step or (adjoins and first_step != left.end_step):
+            return None
+    if right is not None and right.first_step >= 0:
+        if end_step > right.first_step or (right.first == number + 1 and end_step != right.first_step):
+            return None
+    return _insert(ranges, Range(number, number, first_step, end_step, True))
+
+
+def _cover(ranges: tuple[Range, ...], first: int, last: int) -> tuple[Range, ...]:
+    """Ranges with `first..last` marked as seen, whatever was seen of it before."""
+    at = first
+    for one in ranges:
+        if one.last < at or one.first > last:
+            continue
+        if one.first > at:
+            ranges = _insert(ranges, Range(at, one.first - 1))
+        at = one.last + 1
+    return _insert(ranges, Range(at, last)) if at <= last else ranges
+
+
+def _insert(ranges: tuple[Range, ...], new: Range) -> tuple[Range, ...]:
+    before = [one for one in ranges if one.last < new.first]
+    after = [one for one in ranges if one.first > new.last]
+    if before and before[-1].last == new.first - 1:
+        new = _merged(before.pop(), new)
+    elif before and not new.exact:
+        new = replace(new, end_step=before[-1].end_step)
+    if after and after[0].first == new.last + 1:
+        new = _merged(new, after.pop(0))
+    return (*before, new, *after)
+
+
+def _merged(left: Range, right: Range) -> Range:
+    first_step = left.first_step if left.first_step >= 0 or left.end_step else -1
+    return Range(left.first, right.last, first_step, max(left.end_step, right.end_step), right.exact)

@@ -1,0 +1,1 @@
+"""From a stream into the store: checked, once."""

@@ -1,0 +1,126 @@
+"""The checks every frame passes before it may be stored: pure, and in the order of what they cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from understudy.core.chunk import Chunk, RowKind, chunk_of
+from understudy.core.errors import Refused
+from understudy.core.frame import Frame, FrameKind, decode_frame, read_close, read_drop
+from understudy.core.game import GameSpec
+from understudy.core.names import session_time_s
+from understudy.core.ports import Candidate, RefusedFrame, Specs
+from understudy.core.spaces import Space
+from understudy.core.tensors import Array
+
+MAX_SESSION_AGE_S = 15 * 86_400.0
+"""Spool age cap, stream retention and a week on top: older session ids are refused, so dedup state can be dropped."""
+
+MAX_CLOCK_AHEAD_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the checks say about one record: a candidate, or a refusal that is kept as quarantined or parked."""
+
+    outcome: Literal["candidate", "refused", "parked"]
+    candidate: Candidate | None = None
+    refusal: RefusedFrame | None = None
+
+
+def check(raw: bytes, *, specs: Specs, now_s: float, received_s: float) -> Checked:
+    """Judge one frame as it came out of a stream."""
+    game = ""
+    try:
+        frame = decode_frame(raw)
+        check_session_time(frame, now_s=now_s)
+        if frame.kind is not FrameKind.DATA:
+            _check_report(frame)
+            return Checked("candidate", Candidate(frame, None))
+        chunk = chunk_of(frame)
+        game = chunk.meta.game
+        spec = specs.spec(game, chunk.meta.schema)
+        if spec is None:
+            return _unknown(raw, chunk, specs=specs, received_s=received_s)
+        check_against_spec(chunk, spec)
+    except Refused as refused:
+        return Checked("refused", refusal=RefusedFrame(raw, refused.reason, refused.detail, received_s, game))
+    return Checked("candidate", Candidate(frame, chunk))
+
+
+def check_session_time(frame: Frame, *, now_s: float) -> None:
+    """Refuse session ids that are no UUIDv7 or come from far outside the time in which they can be told apart."""
+    began_s = session_time_s(frame.session)
+    if frame.session.version != 7 or not now_s - MAX_SESSION_AGE_S <= began_s <= now_s + MAX_CLOCK_AHEAD_S:
+        raise Refused("session_time", f"session {frame.session} is no UUIDv7 of the last {MAX_SESSION_AGE_S:.0f} s")
+
+
+def _check_report(frame: Frame) -> None:
+    if frame.kind is FrameKind.DROP:
+        read_drop(frame)
+    else:
+        read_close(frame)
+
+
+def _unknown(raw: bytes, chunk: Chunk, *, specs: Specs, received_s: float) -> Checked:
+    game, schema = chunk.meta.game, chunk.meta.schema
+    if not specs.knows(game):
+        refusal = RefusedFrame(raw, "unknown_game", f"no game {game} is registered", received_s, game)
+        return Checked("refused", refusal=refusal)
+    detail = f"schema {schema[:12]} of {game} is not registered; register it and replay"
+    return Checked("parked", refusal=RefusedFrame(raw, "unknown_schema", detail, received_s, game))
+
+
+def check_against_spec(chunk: Chunk, spec: GameSpec) -> None:
+    """Refuse columns that do not lie in the game's spaces."""
+    if chunk.meta.game != spec.game:
+        raise Refused("unknown_game", f"a chunk of {chunk.meta.game} under a schema of {spec.game}")
+    is_step = chunk.columns["row"] == RowKind.STEP
+    _check_named(chunk, "obs", spec.obs_columns)
+    _check_named(chunk, "action", spec.action_columns)
+    for name, space in spec.obs_columns.items():
+        _check_obs(name, chunk.columns[name], space)
+    for name, space in spec.action_columns.items():
+        if not space.holds(chunk.columns[name][is_step]).all():
+            raise Refused("bad_action", f"{name!r} lies outside {space.to_json()}")
+    for name in (name for name in chunk.columns if name.split(".", 1)[0] == "raw_action"):
+        column = chunk.columns[name]
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            raise Refused("not_finite", f"{name!r} holds NaN or infinity")
+    _check_legal(chunk, spec, is_step)
+
+
+def _check_named(chunk: Chunk, head: str, spaces: Mapping[str, Space]) -> None:
+    found = {name for name in chunk.columns if name.split(".", 1)[0] == head}
+    if found != spaces.keys():
+        raise Refused("bad_columns", f"wanted {sorted(spaces)}, got {sorted(found)}")
+    for name, space in spaces.items():
+        column = chunk.columns[name]
+        if column.dtype != space.dtype or column.shape[1:] != space.shape:
+            raise Refused(
+                "bad_columns", f"{name!r} is {column.dtype}{column.shape[1:]}, wanted {space.dtype}{space.shape}"
+            )
+
+
+def _check_obs(name: str, column: Array, space: Space) -> None:
+    # Real games leave their declared float bounds now and then; numbers that are none are what breaks learners.
+    if column.dtype.kind == "f":
+        if not np.isfinite(column).all():
+            raise Refused("not_finite", f"{name!r} holds NaN or infinity")
+    elif not space.holds(column).all():
+        raise Refused("bad_obs", f"{name!r} lies outside {space.to_json()}")
+
+
+def _check_legal(chunk: Chunk, spec: GameSpec, is_step: Array) -> None:
+    legal, discrete = chunk.columns.get("legal"), spec.discrete
+    if legal is None:
+        if spec.has_legal:
+            raise Refused("bad_columns", "'legal' is missing; this game says which actions are legal")
+        return
+    if discrete is None or legal.shape[1] != discrete.n:
+        raise Refused("bad_columns", f"'legal' has {legal.shape[1]} flags for the action space")
+    steps = np.flatnonzero(is_step)
+    if not legal[steps, chunk.columns["action"][steps] - discrete.start].all():
+        raise Refused("illegal_action", "an action was taken that its own mask forbids")

@@ -1,0 +1,175 @@
+"""Sealing: a frozen generation becomes segments, in the one transaction that also retires its log files."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from understudy.core.frame import FrameKind
+from understudy.core.log import LogReader
+from understudy.core.ports import Specs
+from understudy.core.session import unpack_state
+from understudy.stores.catalogue import DAMAGED, EVENT_KIND, FORGOTTEN, STORED, ArrivalRow, Catalogue
+from understudy.stores.commits import Event, log_path
+from understudy.stores.generation import Generation, Item, Place, chunk_at
+from understudy.stores.segments import Sealable, plan_segments, write_segment
+
+_NO_ID = bytes(16)
+
+
+def seal(folder: Path, catalogue: Catalogue, generation: Generation, *, specs: Specs | None) -> None:
+    """Write a generation's chunks into segments and everything it knows into the catalogue."""
+    forgets = {event.player: number for number, event in generation.events if event.kind == "forget"}
+    with ExitStack() as stack:
+        readers = {n: stack.enter_context(LogReader(log_path(folder, n))) for n in generation.files}
+        rows = _segment_rows(folder, catalogue, generation, readers, forgets)
+        with catalogue.changing():
+            _register_schemas(catalogue, generation, specs)
+            for written in rows.segments:
+                catalogue.run("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", *written)
+            catalogue.add_arrivals(rows.arrivals)
+            catalogue.add_arrivals(_control_rows(generation, readers, forgets))
+            catalogue.add_arrivals(_event_rows(generation))
+            _write_sessions(catalogue, generation, forgets)
+            _write_quarantine(catalogue, generation, readers)
+            catalogue.many("INSERT OR REPLACE INTO positions VALUES (?, ?)", generation.positions.items())
+            _write_events(catalogue, generation)
+            catalogue.set_fact("sealed_below", _next_arrival(catalogue, generation))
+            catalogue.set_fact("log_floor", max(generation.files) + 1)
+            catalogue.set_fact("next_commit", generation.next_commit)
+
+
+class _Rows:
+    def __init__(self) -> None:
+        self.segments: list[tuple[int, str, int, int, int, int, int]] = []
+        self.arrivals: list[ArrivalRow] = []
+
+
+def _segment_rows(
+    folder: Path, catalogue: Catalogue, generation: Generation, readers: dict[int, LogReader], forgets: dict[bytes, int]
+) -> _Rows:
+    by_schema: dict[str, list[Item]] = {}
+    for item in generation.items:
+        if item.kind is FrameKind.DATA and not _is_forgotten(item, forgets):
+            by_schema.setdefault(item.facts.schema, []).append(item)
+    rows, segment_id = _Rows(), catalogue.fact("next_segment", 1)
+    for schema, items in by_schema.items():
+        of_arrival = {item.arrival_no: item for item in items}
+        for group in plan_segments([_sealable(item, readers) for item in items]):
+            written = write_segment(segment_path(folder, segment_id), group)
+            received = [one.received_s for one in group]
+            rows.segments.append(
+                (segment_id, schema, written.n_rows, written.size_bytes, written.crc, min(received), max(received))
+            )
+            rows.arrivals += [
+                _row(of_arrival[one.arrival_no], segment=segment_id, chunk=index) for index, one in enumerate(group)
+            ]
+            segment_id += 1
+    with catalogue.changing():
+        # Numbers of files whose registration fails are not used again.
+        catalogue.set_fact("next_segment", segment_id)
+    return rows
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    return folder / "segments" / f"{number:08d}.safetensors"
+
+
+def _sealable(item: Item, readers: dict[int, LogReader]) -> Sealable:
+    chunk = item.chunk if item.chunk is not None else chunk_at(item.place, readers[item.place.file])
+    return Sealable(item.arrival_no, item.crc, item.body_len, item.player, item.received_s, chunk)
+
+
+def _is_forgotten(item: Item, forgets: dict[bytes, int]) -> bool:
+    return item.arrival_no < forgets.get(item.player, 0)
+
+
+def _row(item: Item, *, segment: int | None = None, chunk: int | None = None, fate: int = STORED, body: bytes | None = None) -> ArrivalRow:
+    return ArrivalRow(
+        no=item.arrival_no, kind=item.kind, session=item.session.bytes, chunk_no=item.chunk_no, crc=item.crc,
+        length=item.body_len, player=item.player, received=item.received_s, game=item.facts.game,
+        first_step=item.facts.first_step, n_steps=item.facts.n_steps, segment=segment, chunk=chunk, fate=fate, body=body,
+    )  # fmt: skip
+
+
+def _control_rows(
+    generation: Generation, readers: dict[int, LogReader], forgets: dict[bytes, int]
+) -> Iterable[ArrivalRow]:
+    """Drop reports and closes with their bodies, and data frames that were forgotten before they were sealed."""
+    for item in generation.items:
+        if _is_forgotten(item, forgets):
+            yield _row(item, fate=FORGOTTEN)
+        elif item.kind is not FrameKind.DATA:
+            yield _row(item, body=_bytes(item.place, readers)[64:])
+
+
+def _event_rows(generation: Generation) -> Iterable[ArrivalRow]:
+    for first, event in generation.events:
+        fate = DAMAGED if event.kind == "damaged" else FORGOTTEN
+        for number in range(first, first + event.count):
+            yield event_row(number, event, fate)
+
+
+def event_row(number: int, event: Event, fate: int) -> ArrivalRow:
+    """An arrival number that is no frame."""
+    return ArrivalRow(
+        no=number, kind=EVENT_KIND, session=_NO_ID, chunk_no=0, crc=0, length=0, player=event.player,
+        received=int(event.at_s), game="", first_step=0, n_steps=0, segment=None, chunk=None, fate=fate,
+        body=event.kind.encode(),
+    )  # fmt: skip
+
+
+def _register_schemas(catalogue: Catalogue, generation: Generation, specs: Specs | None) -> None:
+    for game, schema in {(item.facts.game, item.facts.schema) for item in generation.items if item.facts.schema}:
+        if catalogue.one("SELECT 1 FROM schemas WHERE schema = ?", schema) is None:
+            spec = specs.spec(game, schema) if specs is not None else None
+            text = spec.to_json() if spec is not None else None
+            catalogue.run("INSERT INTO schemas (game, schema, spec) VALUES (?, ?, ?)", game, schema, text)
+
+
+def _write_events(catalogue: Catalogue, generation: Generation) -> None:
+    """Remember what is still to be erased; `erasure` does it, now or after a crash."""
+    for number, event in generation.events:
+        if event.kind == "forget":
+            catalogue.run("INSERT INTO tombstones VALUES (?, ?, ?)", event.player, event.at_s, number)
+        if event.kind != "damaged":
+            chunks = b"".join(session + chunk_no.to_bytes(8, "little") for session, chunk_no in event.chunks)
+            catalogue.run("INSERT INTO erasures VALUES (?, ?, ?, ?, ?)", number, event.kind, event.player, chunks, event.reason)
+
+
+def _write_sessions(catalogue: Catalogue, generation: Generation, forgets: dict[bytes, int]) -> None:
+    for player in forgets:
+        for session, raw in catalogue.rows("SELECT session, state FROM sessions WHERE player = ?", player):
+            state = replace(unpack_state(raw), forgotten=True)
+            catalogue.run("UPDATE sessions SET state = ? WHERE session = ?", state.pack(), session)
+    catalogue.many(
+        "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)",
+        (
+            (session.bytes, game, state.player, state.last_received_s, state.pack())
+            for session, (game, state) in generation.sessions.items()
+        ),
+    )
+
+
+def _write_quarantine(catalogue: Catalogue, generation: Generation, readers: dict[int, LogReader]) -> None:
+    catalogue.many(
+        "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+        (
+            (one.id, one.reason, one.detail, one.parked, one.received_s, one.game, one.session, one.chunk_no, one.crc,
+             one.player, _bytes(place, readers))
+            for one, place in generation.quarantined
+        ),
+    )  # fmt: skip
+    catalogue.many("UPDATE quarantine SET replayed = 1, raw = x'' WHERE id = ?", ((one,) for one in generation.replayed))
+    if generation.quarantined:
+        catalogue.set_fact("next_quarantine", max(one.id for one, _ in generation.quarantined) + 1)
+
+
+def _bytes(place: Place, readers: dict[int, LogReader]) -> bytes:
+    return readers[place.file].bytes_at(place.offset, place.length)
+
+
+def _next_arrival(catalogue: Catalogue, generation: Generation) -> int:
+    ends = [item.arrival_no + 1 for item in generation.items[-1:]]
+    ends += [number + event.count for number, event in generation.events[-1:]]
+    return max([catalogue.fact("sealed_below", 1), *ends])

@@ -1,0 +1,1 @@
+"""Re-readable logs of frames."""

@@ -1,0 +1,89 @@
+"""A stream in memory, for tests and single-process play: nothing survives the process."""
+
+import threading
+from collections.abc import Sequence
+
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import Closed, ConfigError, PositionGone
+from understudy.core.frame import Frame
+from understudy.core.ports import Outcome, Partition, Position, Read, Record
+
+
+class MemoryStream:
+    """Partitions by session; `split` and `trim` exercise what real streams do behind one's back."""
+
+    def __init__(self, num_partitions: int = 1, *, clock: Clock | None = None) -> None:
+        if num_partitions < 1:
+            raise ConfigError(f"num_partitions is {num_partitions}; give at least 1")
+        self._clock = clock or SystemClock()
+        self._changed = threading.Condition()
+        self._lanes: dict[str, list[Record]] = {f"p{n}": [] for n in range(num_partitions)}
+        self._parents: dict[str, tuple[str, ...]] = dict.fromkeys(self._lanes, ())
+        self._open = list(self._lanes)
+        self._trimmed = dict.fromkeys(self._lanes, 0)
+        self._closed = False
+
+    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+        with self._changed:
+            if self._closed:
+                raise Closed("the stream was closed")
+            for frame in frames:
+                lane_id = self._open[hash(frame.session) % len(self._open)]
+                lane = self._lanes[lane_id]
+                number = self._trimmed[lane_id] + len(lane)
+                lane.append(Record(Position(str(number)), self._clock.now(), frame.encode()))
+            self._changed.notify_all()
+        return [Outcome(durable=True)] * len(frames)
+
+    def partitions(self) -> Sequence[Partition]:
+        with self._changed:
+            return [Partition(name, self._parents[name]) for name in self._lanes]
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        with self._changed:
+            start = 0 if after is None else int(after) + 1
+            if start < self._trimmed[partition] and after is not None:
+                raise PositionGone(after, earliest=self._earliest(partition))
+            self._changed.wait_for(lambda: self._has(partition, start) or self._is_ended(partition), timeout=wait_s)
+            records: list[Record] = []
+            size = 0
+            for record in self._lanes[partition][max(0, start - self._trimmed[partition]) :]:
+                size += len(record.raw)
+                if records and size > max_bytes:
+                    break
+                records.append(record)
+            following = records[-1].position if records else after
+            rest = int(following) + 1 if following is not None else 0
+            return Read(records, following, self._is_ended(partition) and not self._has(partition, rest))
+
+    def _has(self, partition: str, start: int) -> bool:
+        return self._trimmed[partition] + len(self._lanes[partition]) > start
+
+    def _is_ended(self, partition: str) -> bool:
+        return partition not in self._open or self._closed
+
+    def _earliest(self, partition: str) -> str | None:
+        lane = self._lanes[partition]
+        return lane[0].position if lane else None
+
+    def split(self, partition: str) -> None:
+        """End a partition; two children take its place."""
+        with self._changed:
+            children = [f"{partition}a", f"{partition}b"]
+            self._open = [name for name in self._open if name != partition] + children
+            for child in children:
+                self._lanes[child], self._parents[child], self._trimmed[child] = [], (partition,), 0
+            self._changed.notify_all()
+
+    def trim(self, partition: str, keep_last: int) -> None:
+        """Drop all but the newest records of a partition."""
+        with self._changed:
+            lane = self._lanes[partition]
+            gone = max(0, len(lane) - keep_last)
+            del lane[:gone]
+            self._trimmed[partition] += gone
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
