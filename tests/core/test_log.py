@@ -1,0 +1,328 @@
+"""The log: torn at any byte it gives back what came before; damage, full disks and failed syncs are told apart."""
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.core import log
+from understudy.core.errors import Closed, Corrupt, Refused, StorageFailed, StorageFull
+from understudy.core.log import (
+    HEAD_BYTES,
+    LogFile,
+    LogReader,
+    no_sync,
+    readable_end,
+    remove,
+    sync_data,
+    write_file,
+)
+
+PAYLOADS = [b"first", b"", b"ulog in the middle", bytes(range(256)), b"last"]
+
+
+def write(path: Path, payloads: list[bytes]) -> list[int]:
+    """Where each entry starts, and where the file ends."""
+    file = LogFile(path)
+    ends = [0]
+    for payload in payloads:
+        entry = file.append([payload])
+        assert (entry.start, entry.end, entry.payload) == (ends[-1], file.size_bytes, payload)
+        ends.append(file.size_bytes)
+    file.close()
+    return ends
+
+
+def payloads_of(path: Path) -> list[bytes]:
+    with LogReader(path) as reader:
+        return [entry.payload for entry in reader.entries()]
+
+
+def test_entries_come_back_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.log"
+    ends = write(path, PAYLOADS)
+    assert path.stat().st_size == ends[-1] == sum(HEAD_BYTES + len(payload) for payload in PAYLOADS)
+    assert path.stat().st_mode & 0o077 == 0
+    with LogReader(path) as reader:
+        assert [(e.start, e.end, e.payload) for e in reader.entries()] == list(
+            zip(ends[:-1], ends[1:], PAYLOADS, strict=True)
+        )
+        assert [e.payload for e in reader.entries(ends[2], up_to=ends[4])] == PAYLOADS[2:4]
+        assert [e.payload for e in reader.entries(up_to=ends[2] - 1)] == PAYLOADS[:1]
+        assert readable_end(reader) == ends[-1]
+        assert reader.at(ends[-1]) is None
+        assert reader.at(1) is None
+
+
+def test_parts_are_one_entry(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "a.log")
+    file.append([b"he", memoryview(b"ll"), b"o"])
+    file.append([])
+    file.close()
+    assert payloads_of(tmp_path / "a.log") == [b"hello", b""]
+
+
+def test_a_log_torn_at_any_byte_gives_the_entries_before(tmp_path: Path) -> None:
+    ends = write(tmp_path / "a.log", PAYLOADS)
+    raw = (tmp_path / "a.log").read_bytes()
+    torn = tmp_path / "torn.log"
+    for length in range(len(raw) + 1):
+        torn.write_bytes(raw[:length])
+        whole = sum(end <= length for end in ends[1:])
+        assert payloads_of(torn) == PAYLOADS[:whole]
+        with LogReader(torn) as reader:
+            assert readable_end(reader) == ends[whole]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.binary(min_size=1, max_size=40))
+def test_a_tail_of_noise_or_zeros_is_a_torn_end(length: int, noise: bytes) -> None:
+    # A power cut may leave the new size with old or zero bytes behind it.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.log"
+        ends = write(path, PAYLOADS)
+        with path.open("ab") as file:
+            file.write(bytes(length) if length % 2 else noise)
+        with LogReader(path) as reader:
+            assert readable_end(reader) == ends[-1]
+
+
+def test_a_flipped_byte_in_the_middle_is_damage_not_a_torn_end(tmp_path: Path) -> None:
+    ends = write(tmp_path / "a.log", PAYLOADS)
+    raw = (tmp_path / "a.log").read_bytes()
+    for position in range(ends[-2]):
+        broken = bytearray(raw)
+        broken[position] ^= 0x20
+        (tmp_path / "b.log").write_bytes(bytes(broken))
+        entry = sum(end <= position for end in ends[1:])
+        assert payloads_of(tmp_path / "b.log") == PAYLOADS[:entry]
+        with LogReader(tmp_path / "b.log") as reader:
+            with pytest.raises(Corrupt, match=f"damaged at byte {ends[entry]}"):
+                readable_end(reader)
+            assert reader.next_readable(ends[entry]) == ends[entry + 1]
+
+
+def test_a_flipped_byte_in_an_entry_that_was_promised_is_damage(tmp_path: Path) -> None:
+    ends = write(tmp_path / "a.log", PAYLOADS)
+    raw = bytearray((tmp_path / "a.log").read_bytes())
+    raw[-1] ^= 1
+    (tmp_path / "a.log").write_bytes(bytes(raw))
+    with LogReader(tmp_path / "a.log") as reader:
+        assert readable_end(reader) == ends[-2]
+        with pytest.raises(Corrupt):
+            readable_end(reader, must_reach=ends[-1])
+    with LogReader(tmp_path / "a.log", check=False) as reader:
+        assert len(list(reader.entries())) == len(PAYLOADS)
+
+
+def test_a_torn_entry_that_carries_a_log_inside_is_still_a_torn_end(tmp_path: Path) -> None:
+    # A player chooses the bytes of an observation; they must not be able to make a torn write look like damage.
+    write(tmp_path / "inner.log", [b"inner"])
+    inner = (tmp_path / "inner.log").read_bytes()
+    ends = write(tmp_path / "outer.log", [b"first", b"xx" + inner + b"yy"])
+    raw = (tmp_path / "outer.log").read_bytes()
+    (tmp_path / "outer.log").write_bytes(raw[:-1])
+    with LogReader(tmp_path / "outer.log") as reader:
+        assert readable_end(reader) == ends[1]
+
+
+def test_damage_far_from_the_next_entry_is_found(tmp_path: Path) -> None:
+    big = b"ulo" * (1 << 20)
+    ends = write(tmp_path / "a.log", [b"first", big, b"last"])
+    with (tmp_path / "a.log").open("r+b") as file:
+        file.seek(ends[1] + HEAD_BYTES)
+        file.write(b"X")
+    with LogReader(tmp_path / "a.log") as reader:
+        assert reader.next_readable(ends[1]) == ends[2]
+
+
+def test_a_file_is_never_appended_to_by_a_second_writer(tmp_path: Path) -> None:
+    write(tmp_path / "a.log", [b"x"])
+    with pytest.raises(FileExistsError):
+        LogFile(tmp_path / "a.log")
+
+
+def test_each_entry_is_synced_before_it_is_acknowledged(tmp_path: Path) -> None:
+    synced: list[int] = []
+    file = LogFile(tmp_path / "a.log", sync=lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    assert [file.append([b"x" * n]).end for n in (3, 5)] == synced == [HEAD_BYTES + 3, 2 * HEAD_BYTES + 8]
+    file.close()
+    file.close()
+    with pytest.raises(Closed):
+        file.append([b"x"])
+
+
+def test_a_closed_reader_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "a.log", [b"x"])
+    reader = LogReader(tmp_path / "a.log")
+    reader.close()
+    reader.close()
+    with pytest.raises(Closed):
+        reader.at(0)
+    with pytest.raises(Closed):
+        _ = reader.size_bytes
+
+
+def test_an_entry_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "MAX_ENTRY_BYTES", 10)
+    file = LogFile(tmp_path / "a.log")
+    with pytest.raises(Refused) as caught:
+        file.append([b"x" * 6, b"x" * 5])
+    assert caught.value.reason == "too_large"
+    file.append([b"x" * 10])
+    assert payloads_of(tmp_path / "a.log") == [b"x" * 10]
+
+
+def failing(error: int, *, times: int = 1) -> Callable[[int], None]:
+    left = [times]
+
+    def sync(descriptor: int) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(error, os.strerror(error))
+        sync_data(descriptor)
+
+    return sync
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_acknowledges_nothing_and_the_file_goes_on(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LogFile(tmp_path / "a.log")
+    file.append([b"before"])
+    pwrite = log._pwrite
+
+    def short(descriptor: int, view: memoryview, at: int) -> int:
+        if len(view) > 8:
+            return pwrite(descriptor, view[:8], at)
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_pwrite", short)
+        for _ in range(2):
+            with pytest.raises(StorageFull, match="free some space") as caught:
+                file.append([b"this does not fit"])
+            assert caught.value.retry_helps
+    assert (tmp_path / "a.log").stat().st_size == file.size_bytes
+    file.append([b"after"])
+    file.close()
+    assert payloads_of(tmp_path / "a.log") == [b"before", b"after"]
+
+
+def test_a_disk_found_full_at_the_sync_acknowledges_nothing(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "a.log", sync=failing(errno.ENOSPC))
+    with pytest.raises(StorageFull):
+        file.append([b"lost"])
+    file.append([b"kept"])
+    assert payloads_of(tmp_path / "a.log") == [b"kept"]
+
+
+def test_after_a_failed_sync_the_file_takes_nothing_more(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "a.log", sync=failing(errno.EIO))
+    with pytest.raises(StorageFailed, match="open a new file"):
+        file.append([b"nobody knows"])
+    for _ in range(2):
+        with pytest.raises(StorageFailed):
+            file.append([b"never written"])
+    file.close()
+    assert b"never" not in (tmp_path / "a.log").read_bytes()
+
+
+def test_a_file_that_cannot_be_cut_back_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: int, length: int) -> None:
+        raise OSError(errno.EIO, "no")
+
+    file = LogFile(tmp_path / "a.log", sync=failing(errno.ENOSPC))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", broken)
+        with pytest.raises(StorageFull):
+            file.append([b"x"])
+    with pytest.raises(StorageFailed):
+        file.append([b"x"])
+
+
+def test_a_log_may_begin_to_sync_later(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "a.log", sync=no_sync)
+    file.append([b"one"])
+    synced: list[int] = []
+    file.sync_with(lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    file.append([b"two"])
+    assert synced == [HEAD_BYTES + 3, 2 * HEAD_BYTES + 6]
+    with pytest.raises(StorageFull):
+        file.sync_with(failing(errno.ENOSPC))
+    assert payloads_of(tmp_path / "a.log") == [b"one", b"two"]
+    file.close()
+    with pytest.raises(Closed):
+        file.sync_with(sync_data)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from understudy.core.log import LogFile
+file = LogFile(Path(sys.argv[1]))
+for number in range(400):
+    file.append([number.to_bytes(4, "little") * (number % 37)])
+    print(file.size_bytes, flush=True)
+"""
+
+
+def test_another_process_reads_while_one_appends(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        promised = int(writer.stdout.readline())
+        seen, at = 0, 0
+        with LogReader(path) as reader:
+            while seen < 400:
+                for entry in reader.entries(at):
+                    assert entry.payload == seen.to_bytes(4, "little") * (seen % 37)
+                    seen, at = seen + 1, entry.end
+                # Whatever was acknowledged can be read at once.
+                assert at >= promised
+                line = writer.stdout.readline()
+                promised = int(line) if line else promised
+
+
+def test_a_small_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mark"
+    write_file(path, b"one")
+    write_file(path, b"two two")
+    assert path.read_bytes() == b"two two"
+    assert path.stat().st_mode & 0o077 == 0
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, raw: real(descriptor, bytes(raw)[:3]))
+    write_file(path, b"written in pieces")
+    assert path.read_bytes() == b"written in pieces"
+
+    def full(descriptor: int, raw: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="full"):
+        write_file(path, b"three")
+    assert path.read_bytes() == b"written in pieces"
+    assert [file.name for file in tmp_path.iterdir()] == ["mark"]
+
+
+def test_a_log_without_sync_promises_nothing_and_reads_the_same(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "a.log", sync=no_sync)
+    file.append([b"x"])
+    file.close()
+    assert payloads_of(tmp_path / "a.log") == [b"x"]
+
+
+def test_removing_what_is_gone_is_fine(tmp_path: Path) -> None:
+    write(tmp_path / "a.log", [b"x"])
+    remove(tmp_path / "a.log")
+    remove(tmp_path / "a.log")
+    assert not list(tmp_path.iterdir())
