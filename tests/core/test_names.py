@@ -12,9 +12,9 @@ from understudy.core.names import game_name, game_name_of_env, new_session, play
 
 HOSTILE_GAMES: list[Any] = [
     "", ".", "..", "...", "../etc", "a/b", "a\\b", "/abs", "C:", "C:x", "a:b", "~", "~root", "-rf", "_x", ".hidden",
-    "a.", "a..", "a b", " a", "a ", "a\n", "a\r\n", "a\0b", "\0", "a\tb", "a\x1b[31m", "a%2e%2e", "a%00", "$(id)",
-    "`id`", "a;b", "a|b", "a&b", "a'b", 'a"b', "a*b", "a?b", "a<b", "a>b", "é", "\uff41", "\u0430", "a\u200b", "a\u202eb",
-    "\ud800", "😀", "x" * 64, "con", "CON", "con.txt", "Nul", "aux.a.b", "prn", "com1", "COM9.x", "lpt0",
+    "a.", "a..", "a b", " a", "a ", "a\n", "a\r\n", "a\0b", "\0", "a\tb", "a\x1b[31m", "a%2e%2e", "a%00",
+    "$(id)", "`id`", "a;b", "a|b", "a&b", "a'b", 'a"b', "a*b", "a?b", "a<b", "a>b", "é", "\uff41", "\u0430", "a\u200b",
+    "a\u202eb", "\ud800", "😀", "x" * 64, "con", "CON", "con.txt", "Nul", "aux.a.b", "prn", "com1", "COM9.x", "lpt0",
     None, 7, b"game", ["a"], True,
 ]  # fmt: skip
 

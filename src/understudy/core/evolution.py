@@ -4,6 +4,7 @@ A column may be added (old rows read zeros), dropped (ignored) or widened (every
 any other change gives the old rows another meaning, and needs a new game name.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +13,7 @@ import numpy as np
 
 from understudy.core.errors import SpecError
 from understudy.core.game import GameSpec
-from understudy.core.spaces import Bounds, Box, Discrete, MultiDiscrete, Space
+from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space, type_ends
 from understudy.core.tensors import DTYPE_NAMES, Array
 
 Kind = Literal["same", "added", "dropped", "widened", "incompatible"]
@@ -116,21 +117,13 @@ def _narrowed(old: Space, new: Space) -> str:
 
 def _limits(box: Box) -> tuple[Array, Array]:
     """Lowest and highest value of each element, flattened; whole numbers end with their type."""
-    size = int(np.prod(box.shape))
-    if box.dtype.kind == "f":
-        ends: tuple[Bounds, Bounds] = (-np.inf, np.inf)
-    elif box.dtype.kind == "b":
-        ends = (0, 1)
-    else:
-        info = np.iinfo(box.dtype)
-        ends = (int(info.min), int(info.max))
-    low = ends[0] if box.low is None else box.low
-    high = ends[1] if box.high is None else box.high
     # Object arrays hold whole numbers exactly, where float64 would round those above 2^53.
-    return (
-        np.broadcast_to(np.asarray(low, object).ravel(), (size,)),
-        np.broadcast_to(np.asarray(high, object).ravel(), (size,)),
+    size = math.prod(box.shape)
+    low, high = (
+        np.broadcast_to(np.asarray(end if bound is None else bound, object).ravel(), (size,))
+        for bound, end in zip((box.low, box.high), type_ends(box.dtype), strict=True)
     )
+    return low, high
 
 
 def _bounds(box: Box) -> str:

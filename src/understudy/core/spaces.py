@@ -1,0 +1,270 @@
+"""The shapes a game's observations and actions may take, as plain data that can check whole columns at once."""
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.errors import SpecError
+from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
+
+MAX_DIMENSIONS = 6
+
+Bounds = float | tuple[float, ...] | None  # whole numbers stay int
+"""One bound for all elements, one for each (flattened), or none."""
+
+
+class Space(Protocol):
+    """What one column holds per row."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def holds(self, rows: Array) -> NDArray[np.bool_]:
+        """For each row of a column with the right dtype and shape: does it lie in the space?"""
+        ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Numbers within bounds; every float must be finite. Equal spaces have equal fields, however they were given."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    low: Bounds = None
+    high: Bounds = None
+
+    def __post_init__(self) -> None:
+        _normalise(self, sorts="fiub")
+        object.__setattr__(self, "low", _bound_of(self, self.low, end=0))
+        object.__setattr__(self, "high", _bound_of(self, self.high, end=1))
+        low, high = (np.asarray(bound, object) for bound in (self.low, self.high))
+        if self.low is not None and self.high is not None and (low > high).any():
+            raise SpecError(f"a box has a low bound {str(self.low)[:40]} above its high bound {str(self.high)[:40]}")
+
+    def holds(self, rows: Array) -> NDArray[np.bool_]:
+        flat = rows.reshape(len(rows), math.prod(self.shape))
+        ok = np.ones(len(rows), np.bool_)
+        if self.dtype.kind == "f":
+            ok &= np.isfinite(flat).all(axis=1)
+        if self.low is not None:
+            ok &= (flat >= np.asarray(self.low, self.dtype)).all(axis=1)
+        if self.high is not None:
+            ok &= (flat <= np.asarray(self.high, self.dtype)).all(axis=1)
+        return ok
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "space": "box", "dtype": DTYPE_NAMES[self.dtype], "shape": list(self.shape),
+            "low": list(self.low) if isinstance(self.low, tuple) else self.low,
+            "high": list(self.high) if isinstance(self.high, tuple) else self.high,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Discrete:
+    """One of `n` whole numbers from `start`."""
+
+    n: int
+    start: int = 0
+    dtype: np.dtype[Any] = DTYPES["I32"]
+
+    def __post_init__(self) -> None:
+        _normalise(self, sorts="iu")
+        n, start, info = _whole(self.n, "n"), _whole(self.start, "start"), np.iinfo(self.dtype)
+        object.__setattr__(self, "n", n)
+        object.__setattr__(self, "start", start)
+        if n < 1 or start < info.min or start + n - 1 > info.max:
+            raise SpecError(
+                f"{n} choices from {start} do not fit into {DTYPE_NAMES[self.dtype]}; give at least 1 and at most what "
+                "the type holds"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    def holds(self, rows: Array) -> NDArray[np.bool_]:
+        # The last choice, not the one after it, which the column's type may not hold.
+        return np.asarray((rows >= self.start) & (rows <= self.start + self.n - 1))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"space": "discrete", "n": self.n, "start": self.start, "dtype": DTYPE_NAMES[self.dtype]}
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDiscrete:
+    """Several whole numbers, each below its own count."""
+
+    counts: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any] = DTYPES["I64"]
+
+    def __post_init__(self) -> None:
+        _normalise(self, sorts="iu")
+        counts = tuple(_whole(count, "a count") for count in self.counts)
+        object.__setattr__(self, "counts", counts)
+        if len(counts) != math.prod(self.shape):
+            raise SpecError(f"{len(counts)} counts for shape {self.shape}; give one count for each element")
+        if min(counts) < 1 or max(counts) - 1 > np.iinfo(self.dtype).max:
+            raise SpecError(
+                f"counts {str(counts)[:60]} do not fit; give each at least 1 and at most what the type holds"
+            )
+
+    def holds(self, rows: Array) -> NDArray[np.bool_]:
+        flat = rows.reshape(len(rows), math.prod(self.shape))
+        return np.asarray(((flat >= 0) & (flat <= np.asarray(self.counts) - 1)).all(axis=1))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "space": "multi_discrete", "counts": list(self.counts), "shape": list(self.shape),
+            "dtype": DTYPE_NAMES[self.dtype],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MultiBinary:
+    """Switches: each element is 0 or 1."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any] = DTYPES["I8"]
+
+    def __post_init__(self) -> None:
+        _normalise(self, sorts="iub")
+
+    def holds(self, rows: Array) -> NDArray[np.bool_]:
+        flat = rows.reshape(len(rows), math.prod(self.shape))
+        return np.asarray(((flat == 0) | (flat == 1)).all(axis=1))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"space": "multi_binary", "shape": list(self.shape), "dtype": DTYPE_NAMES[self.dtype]}
+
+
+def _normalise(space: Any, *, sorts: str) -> None:
+    """Give a space that was just made its plain dtype and shape, or say what is wrong with them."""
+    dtype = np.dtype(space.dtype).newbyteorder("<")
+    if dtype not in DTYPE_NAMES or dtype.kind not in sorts:
+        fitting = [name for name, known in DTYPES.items() if known.kind in sorts]
+        raise SpecError(f"a {type(space).__name__} space of dtype {dtype} cannot be recorded; use one of {fitting}")
+    object.__setattr__(space, "dtype", DTYPES[DTYPE_NAMES[dtype]])
+    if isinstance(space, Discrete):
+        return
+    shape = tuple(_whole(n, "a dimension") for n in space.shape)
+    if len(shape) > MAX_DIMENSIONS or any(n < 1 for n in shape):
+        raise SpecError(f"shape {shape} is not allowed; give at most {MAX_DIMENSIONS} dimensions, each at least 1")
+    object.__setattr__(space, "shape", shape)
+
+
+def _whole(value: Any, what: str) -> int:
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        raise SpecError(f"{what} is {value!r}; give a whole number")
+    return operator.index(value)
+
+
+def _bound_of(box: Box, bound: Any, *, end: int) -> Bounds:
+    """A bound in one form: None where the type itself ends, one number where all elements share it."""
+    if bound is None:
+        return None
+    is_list = isinstance(bound, list | tuple)
+    values = list(bound) if is_list else [bound]
+    if is_list and len(values) != math.prod(box.shape):
+        raise SpecError(f"{len(values)} bounds for shape {box.shape}; give one, or one for each element")
+    numbers = [_number(value, box.dtype) for value in values]
+    if len(set(numbers)) > 1:
+        return tuple(numbers)
+    return None if numbers[0] == type_ends(box.dtype)[end] else numbers[0]
+
+
+def type_ends(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Below and above which a type holds no number."""
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+
+
+def _number(value: Any, dtype: np.dtype[Any]) -> float:
+    # Bounds have the column's own precision, so that float32(0.1) lies within a bound given as 0.1.
+    if dtype.kind == "f" and isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        with np.errstate(over="ignore"):
+            number = float(dtype.type(value)) + 0.0  # no minus zero
+        if math.isfinite(number):
+            return number
+    elif dtype.kind != "f" and hasattr(value, "__index__"):
+        low, high = type_ends(dtype)
+        if low <= operator.index(value) <= high:
+            return operator.index(value)
+    raise SpecError(f"a bound is {value!r}; give None or a number that {DTYPE_NAMES[dtype]} holds")
+
+
+_KINDS: Mapping[str, type[Box] | type[Discrete] | type[MultiDiscrete] | type[MultiBinary]] = {
+    "box": Box, "discrete": Discrete, "multi_discrete": MultiDiscrete, "multi_binary": MultiBinary,
+}  # fmt: skip
+
+
+def space_from_json(fields: Any) -> Space:
+    """The space that `to_json` described; SpecError unless the description is exact."""
+    try:
+        kind = _KINDS[fields["space"]]
+        if fields.keys() != {"space", *kind.__dataclass_fields__}:
+            raise SpecError(f"a {fields['space']} space has exactly the fields {sorted(kind.__dataclass_fields__)}")
+        listed = [fields[name] for name in ("shape", "counts") if name in fields]
+        bounds = [fields[name] for name in ("low", "high") if name in fields]
+        if not all(isinstance(value, list) for value in listed) or any(isinstance(bound, bool) for bound in bounds):
+            raise SpecError("shape and counts are lists, bounds are numbers")
+        given = {name: value for name, value in fields.items() if name != "space"}
+        return kind(**{**given, "dtype": DTYPES[fields["dtype"]]})
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise SpecError(f"a space description is not readable: {error!r} in {str(fields)[:200]}") from None
+
+
+def space_from_gymnasium(space: Any, *, is_action: bool) -> dict[str, Space]:
+    """The leaves of a Gymnasium space by dotted path (`""` for a plain one); Dict and Tuple are taken apart."""
+    kind = type(space).__name__
+    if kind not in ("Dict", "Tuple"):
+        return {"": _leaf(kind, space, is_action=is_action)}
+    leaves: dict[str, Space] = {}
+    for key, part in space.spaces.items() if kind == "Dict" else enumerate(space.spaces):
+        if not str(key) or "." in str(key):
+            raise SpecError(
+                f"a Dict space has the key {key!r}; use letters, digits, _ and -, since a dot parts columns"
+            )
+        for path, leaf in space_from_gymnasium(part, is_action=is_action).items():
+            leaves[f"{key}.{path}" if path else str(key)] = leaf
+    return leaves
+
+
+def _leaf(kind: str, space: Any, *, is_action: bool) -> Space:
+    match kind:
+        case "Box":
+            return Box(space.shape, space.dtype, *(_bounds_of(np.asarray(side)) for side in (space.low, space.high)))
+        case "Discrete":
+            return Discrete(space.n, space.start, DTYPES["I32"] if is_action else space.dtype)
+        case "MultiDiscrete":
+            if np.any(getattr(space, "start", 0)):
+                raise SpecError("a MultiDiscrete space that does not start at 0 cannot be recorded; shift it to 0")
+            counts = np.asarray(space.nvec)
+            return MultiDiscrete(tuple(counts.ravel().tolist()), counts.shape, space.dtype)
+        case "MultiBinary":
+            return MultiBinary(space.shape, space.dtype)
+        case _:
+            raise SpecError(
+                f"a {kind} space cannot be recorded; use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple "
+                "of them"
+            )
+
+
+def _bounds_of(values: Array) -> Bounds:
+    if values.dtype.kind == "f":
+        if not np.isfinite(values).any():
+            return None
+        # A mixture of bounded and open elements keeps the open ones as the dtype's own extreme.
+        info = np.finfo(values.dtype)
+        values = np.nan_to_num(values, posinf=info.max, neginf=info.min)
+    return tuple(values.ravel().tolist())
