@@ -200,7 +200,7 @@ def notes_with(more: str) -> str:
     return '[{"row":0,"seat":0,' + more + '},{"row":2,"seat":0},{"row":4,"seat":0}]'
 
 
-BROKEN_TEXT: list[tuple[str, dict[str, str | None], str]] = [
+BROKEN_TEXT: list[tuple[str, dict[str, Any], str]] = [
     ("a missing key", {"kind": None}, "bad_metadata"),
     ("an unknown key", {"player": "p-17"}, "bad_metadata"),
     ("another format", {"format": "understudy-chunk/2"}, "bad_version"),

@@ -125,7 +125,7 @@ def rows(spec: GameSpec, n: int = 3, **more: Any) -> dict[str, Any]:
 def test_added_parts_are_zeros_and_dropped_ones_are_gone() -> None:
     old = spec({"a": Box((2,), F32), "b": Box((), F32)}, actions={"x": Discrete(2), "y": Discrete(2)})
     new = spec({"a": Box((2,), F64), "c": Box((2, 2), U8)}, actions={"x": Discrete(2)})
-    found = project(rows(old, **{"raw_action.y": np.ones(3, np.float32)}), compare(old, new))
+    found = project(rows(old) | {"raw_action.y": np.ones(3, np.float32)}, compare(old, new))
     assert found.keys() == {"obs.a", "obs.c", "action.x", "row", "reward"}
     assert found["obs.a"].dtype == F64
     assert (found["obs.a"] == 1).all()

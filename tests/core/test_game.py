@@ -17,7 +17,7 @@ from tests.core.trajectories import Step, rows_of
 from understudy.core.chunk import decode_chunk
 from understudy.core.errors import InvalidName, SpecError
 from understudy.core.game import GameSpec, game_spec, spec_from_gymnasium, spec_from_json
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES
 
 F32 = DTYPES["F32"]
@@ -40,11 +40,14 @@ def test_schema_ids_never_change() -> None:
         b'"obs":{"":{"dtype":"F32","high":null,"low":null,"shape":[2],"space":"box"}},"obs_names":["x","y"]}'
     )
     assert named.schema == "fd7cf5ae9707c57e6ecebc399494a599506671bfa2c58e0ebbb2a7a06feb236c"
-    assert spec_from_gymnasium(gymnasium.make("CartPole-v1")).schema == "0a2d0521dfdc6fd7f7de384ce38ca44447133787c5f29a7d18fc021d50ab17b7"
+    assert (
+        spec_from_gymnasium(gymnasium.make("CartPole-v1")).schema
+        == "0a2d0521dfdc6fd7f7de384ce38ca44447133787c5f29a7d18fc021d50ab17b7"
+    )
 
 
 def test_the_order_of_parts_does_not_change_the_id() -> None:
-    parts = {"a": Box((2,), F32), "b": Discrete(3)}
+    parts: dict[str, Space] = {"a": Box((2,), F32), "b": Discrete(3)}
     one = game_spec("rally", obs=parts, actions=2)
     two = game_spec("rally", obs=dict(reversed(parts.items())), actions=2)
     assert one.schema == two.schema

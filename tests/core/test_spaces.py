@@ -55,7 +55,7 @@ def test_equal_spaces_are_equal_however_they_were_given() -> None:
     one = Box((2,), F32, -1, 0.1)
     assert one == Box([2], np.float32, (-1.0, np.float32(-1)), [0.1, np.float32(0.1)])  # type: ignore[arg-type]
     assert json.dumps(one.to_json()) == json.dumps(Box((2,), np.dtype("=f4"), -1.0, float(np.float32(0.1))).to_json())
-    assert Box((), U8, 0, 255) == Box((), U8) == Box((), np.dtype(">u1"), np.uint8(0), None)
+    assert Box((), U8, 0, 255) == Box((), U8) == Box((), np.dtype(">u1"), np.uint8(0), None)  # type: ignore[arg-type]
     assert Box((), F32, -0.0) == Box((), F32, 0)
     assert json.dumps(Box((), F32, -0.0).to_json()) == json.dumps(Box((), F32, 0).to_json())
     assert Discrete(np.int64(3)) == Discrete(3)  # type: ignore[arg-type]
