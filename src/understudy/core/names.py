@@ -46,7 +46,7 @@ def player_name(text: str) -> PlayerName:
 
 def new_session(now_s: float | None = None, random: bytes | None = None) -> uuid.UUID:
     """A fresh UUIDv7: its first 48 bits are the time in milliseconds."""
-    millis = int((time.time() if now_s is None else now_s) * 1000) & (1 << 48) - 1
+    millis = round((time.time() if now_s is None else now_s) * 1000) & (1 << 48) - 1
     noise = int.from_bytes(uuid.uuid4().bytes[6:] if random is None else random[:10], "big")
     value = millis << 80 | 0x7 << 76 | (noise >> 64 & 0xFFF) << 64 | 0b10 << 62 | noise & (1 << 62) - 1
     return uuid.UUID(int=value)
