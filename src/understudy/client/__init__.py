@@ -1,0 +1,12 @@
+"""What a game imports: `connect`, and the classes it returns."""
+
+from understudy.client.connect import ClientConfig, Game, Stats, connect
+from understudy.client.episode import Episode
+from understudy.client.recorder import Recorder
+from understudy.client.sender import SenderConfig
+from understudy.client.session import RecordingWarning
+from understudy.core.builder import Extras
+
+__all__ = [
+    "ClientConfig", "Episode", "Extras", "Game", "Recorder", "RecordingWarning", "SenderConfig", "Stats", "connect",
+]  # fmt: skip

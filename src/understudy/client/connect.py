@@ -1,0 +1,322 @@
+"""connect: from a game's name and shape to a Game that records."""
+
+import atexit
+import hashlib
+import os
+import random
+import secrets
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from understudy.client.episode import Episode
+from understudy.client.local import LocalLink
+from understudy.client.recorder import Recorder
+from understudy.client.sender import Sender, SenderConfig
+from understudy.client.session import Sessions, Tolerance
+from understudy.client.spool import Spool
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.door import Door, create_once, deployment_key
+from understudy.core.errors import Closed, ConfigError
+from understudy.core.game import GameSpec, game_spec
+from understudy.core.meta import CONSENTS, KINDS, EpisodeNote
+from understudy.core.names import PlayerName, player_name
+from understudy.core.ports import Link
+
+Held = TypeVar("Held", Episode, Recorder)
+
+_GAMES: "weakref.WeakSet[Game]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """The rarely changed settings of a client."""
+
+    kind: str = "player"
+    """`player` for live games, `actor` for a learner's own envs."""
+    strict: bool = False
+    """Raise on every bad input, not only on the first decision."""
+    spool: Path | None = None
+    """Where unsent chunks wait; the data folder's `spool`, or the user's cache folder."""
+    spool_cap_bytes: int = 256 * 1024 * 1024
+    """Beyond this the oldest unsent chunks are dropped and reported."""
+    close_timeout_s: float = 5.0
+    """How long closing waits for acknowledgements; the rest stays spooled."""
+    background: bool = True
+    """Send in a thread; otherwise the game calls `pump` now and then."""
+    sender: SenderConfig = field(default_factory=SenderConfig)
+    clock: Clock = field(default_factory=SystemClock)
+    rng: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind is {self.kind!r}; give one of {KINDS}")
+        if self.spool_cap_bytes < 64 * 1024:
+            raise ConfigError(f"spool_cap_bytes is {self.spool_cap_bytes}; give at least 65536")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What a Game did so far; steps are closed transitions."""
+
+    recorded_steps: int
+    spooled_steps: int
+    acked_steps: int
+    refused_steps: int
+    dropped_steps: int
+    sent_frames: int
+    acked_frames: int
+    refused_frames: int
+    failed_sends: int
+    adopted_sessions: int
+    bad_inputs: int
+    ignored_calls: int
+    open_episodes: int
+    last_error: str
+
+
+class Game:
+    """A connected game; many episodes on many threads share it and its one sender."""
+
+    def __init__(
+        self, spec: GameSpec, link: Link, *, spool: Path, tag: str, consent: str, config: ClientConfig
+    ) -> None:
+        if consent not in CONSENTS:
+            raise ConfigError(f"consent is {consent!r}; give one of {CONSENTS}")
+        self.spec, self.consent = spec, consent
+        self._link, self._config, self._spool_folder = link, config, spool
+        clock = config.clock
+        self._tolerance = Tolerance(strict=config.strict)
+        self._sessions = Sessions(spec, kind=config.kind, client=_client_build(), clock=clock)
+        folder = Spool(spool / tag, cap_bytes=config.spool_cap_bytes)
+        self._sender = Sender(
+            link, self._sessions, folder, spec=spec, clock=clock, config=config.sender, rng=config.rng
+        )
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._player: PlayerName | None = None
+        self._closed: str | None = None
+        _GAMES.add(self)
+        if folder.has_leftovers():
+            self._start()
+
+    def episode(
+        self, player: str | None = None, *, seat: int = 0, match: str | None = None, consent: str | None = None,
+        opponents: Sequence[str] = (), seed: int | None = None, model: str | None = None,
+    ) -> Episode:  # fmt: skip
+        """Start recording an episode; without a `player` it belongs to a random id kept on this machine."""
+        note = EpisodeNote(row=0, seat=seat, match=match, opponents=tuple(opponents), seed=seed, model=model)
+        return self._hold(Episode, player, note, consent)
+
+    def recorder(
+        self, player: str | None = None, *, seat: int = 0, match: str | None = None, consent: str | None = None,
+        opponents: Sequence[str] = (), model: str | None = None,
+    ) -> Recorder:  # fmt: skip
+        """A Gymnasium-shaped recorder with a session of its own, for one env after another reset."""
+        note = EpisodeNote(row=0, seat=seat, match=match, opponents=tuple(opponents), model=model)
+        return self._hold(Recorder, player, note, consent)
+
+    def _hold(self, make: type[Held], player: str | None, note: EpisodeNote, consent: str | None) -> Held:
+        if self._closed:
+            raise Closed(self._closed)
+        consent = self.consent if consent is None else consent
+        if consent not in CONSENTS:
+            raise ConfigError(f"consent is {consent!r}; give one of {CONSENTS}")
+        name = self._own_player() if player is None else player_name(player)
+        self._start()
+        session = self._sessions.acquire(name, note.seat)
+        try:
+            made = make(self._sessions, session, note=note, consent=consent, tolerance=self._tolerance)
+        except BaseException:
+            self._sessions.release(session)
+            raise
+        # A game may forget its episode without an end; then the sender sees the dead reference and cuts it.
+        session.holder = weakref.ref(made)
+        return made
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until everything recorded so far is acknowledged (or refused or dropped); False when time ran out."""
+        return True if self._closed else self._sender.flush(timeout_s)
+
+    def pump(self) -> float:
+        """One round of the sender, for games without a thread; seconds until the next one is due."""
+        return self._sender.step()
+
+    def stats(self) -> Stats:
+        """What happened so far, as numbers."""
+        counts, tolerance = self._sender.counts, self._tolerance
+        return Stats(
+            recorded_steps=self._sessions.handoff.put_steps + self._sessions.waiting_steps,
+            spooled_steps=counts.spooled_steps, acked_steps=counts.acked_steps, refused_steps=counts.refused_steps,
+            dropped_steps=counts.dropped_steps, sent_frames=counts.sent_frames, acked_frames=counts.acked_frames,
+            refused_frames=counts.refused_frames, failed_sends=counts.failed_sends,
+            adopted_sessions=counts.adopted_sessions, bad_inputs=tolerance.bad_inputs,
+            ignored_calls=tolerance.ignored_calls, open_episodes=self._sessions.n_open, last_error=counts.last_error,
+        )  # fmt: skip
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Cut open episodes, send what can be sent in time, leave the rest spooled; True when all was acknowledged."""
+        with self._lock:
+            if self._closed:
+                return True
+            self._closed = f"the game {self.spec.game} was closed; connect again to record"
+        ended = self._sessions.close(self._closed)
+        if self._thread is None:
+            all_sent = self._sender.finish(ended, 0.0) or self._pump_rest()
+        else:
+            all_sent = self._sender.finish(ended, self._config.close_timeout_s if timeout_s is None else timeout_s)
+        self._stop.set()
+        self._sender.wake.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        if self._thread is None or not self._thread.is_alive():
+            self._sender.release()
+            self._link.close()
+        return all_sent
+
+    def _pump_rest(self) -> bool:
+        while not self._sender.is_clear:
+            if self._sender.step() > 0 and not self._sender.is_clear:
+                return False
+        return True
+
+    def __enter__(self) -> "Game":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        if self._thread is None and self._config.background:
+            with self._lock:
+                if self._thread is None and not self._closed:
+                    name = f"understudy-sender-{self.spec.game}"
+                    self._thread = threading.Thread(target=self._sender.run, args=(self._stop,), name=name, daemon=True)
+                    self._thread.start()
+
+    def _own_player(self) -> PlayerName:
+        if self._player is None:
+            self._player = own_player(self._spool_folder)
+        return self._player
+
+    def abandon(self) -> None:
+        """In a forked child: this Game, its sender and its spool belong to the parent."""
+        self._closed = (
+            f"the game {self.spec.game} was connected before this process was forked; "
+            "call understudy.connect again in the child"
+        )
+        self._lock = threading.Lock()
+        self._sessions.abandon(self._closed)
+        self._sender.abandon()
+
+
+def connect(
+    game: str | None = None, *, obs: Any = None, actions: Any = None, consent: str = "unknown",
+    spec: GameSpec | None = None, data: str | os.PathLike[str] | None = None, link: Link | None = None,
+    spool: str | os.PathLike[str] | None = None, config: ClientConfig | None = None, **settings: Any,
+) -> Game:  # fmt: skip
+    """A Game that records into `data` (or UNDERSTUDY_DATA), or through `link`.
+
+    `obs` and `actions` describe the game as in `core.game.game_spec`, with `has_legal` and `max_episode_steps`; or give
+    a whole `spec`. `linger_s`, `strict`, `kind` and `clock` stand for the same settings of `config`.
+    """
+    shape = {name: settings.pop(name) for name in ("has_legal", "max_episode_steps") if name in settings}
+    config = _config(config, settings, spool)
+    if spec is None:
+        if game is None or obs is None or actions is None:
+            raise ConfigError("connect needs a name, obs= and actions=, such as connect('my-game', obs=6, actions=3)")
+        spec = game_spec(game, obs=obs, actions=actions, **shape)
+    if link is not None:
+        address = str(getattr(link, "address", type(link).__qualname__))
+        folder = config.spool or user_folder() / "spool"
+    else:
+        data_folder = _data_folder(data)
+        link = local_link(data_folder, spec, config.clock)
+        address = str(data_folder)
+        folder = config.spool or data_folder / "spool"
+    return Game(spec, link, spool=folder, tag=spool_tag(address, spec.game), consent=consent, config=config)
+
+
+def _config(
+    config: ClientConfig | None, settings: dict[str, Any], spool: str | os.PathLike[str] | None
+) -> ClientConfig:
+    config = ClientConfig() if config is None else config
+    if spool is not None:
+        settings["spool"] = Path(spool)
+    if "linger_s" in settings:
+        settings["sender"] = replace(config.sender, linger_s=settings.pop("linger_s"))
+    known = {one.name for one in fields(ClientConfig)}
+    if unknown := settings.keys() - known:
+        raise ConfigError(f"connect does not know {sorted(unknown)}; known settings are {sorted(known)}")
+    return replace(config, **settings)
+
+
+def _data_folder(data: str | os.PathLike[str] | None) -> Path:
+    given = data if data is not None else os.environ.get("UNDERSTUDY_DATA")
+    if not given:
+        raise ConfigError(
+            "connect was told no place to record to; give data='DIR' (or set UNDERSTUDY_DATA), or link=... of your own"
+        )
+    return Path(given).resolve()
+
+
+def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
+    """The link into the embedded platform's own stream."""
+    from understudy.streams.file import FileStream
+
+    door = Door(deployment_key(data_folder), spec.game, clock)
+    return LocalLink(FileStream(data_folder / "stream"), door=door, specs_folder=data_folder / "models" / "games")
+
+
+def spool_tag(address: str, game: str, key: str = "") -> str:
+    """The folder name that sessions of the same address, game and key share."""
+    return hashlib.sha256("\0".join((address, game, key)).encode()).hexdigest()[:16]
+
+
+def user_folder() -> Path:
+    """Where this user's programs keep such things."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "understudy"
+
+
+def own_player(folder: Path) -> PlayerName:
+    """A random player's name, made once and kept beside the spool."""
+    path = folder / "player"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        create_once(path, f"p-{secrets.token_hex(8)}".encode())
+    return player_name(path.read_text().strip())
+
+
+def _client_build() -> str:
+    import understudy
+
+    return f"understudy-python/{understudy.__version__}"[:128]
+
+
+def _close_all() -> None:
+    for game in list(_GAMES):
+        game.close()
+
+
+def _after_fork() -> None:
+    for game in list(_GAMES):
+        game.abandon()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

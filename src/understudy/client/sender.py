@@ -1,0 +1,420 @@
+"""Sender: the background thread that numbers, spools and sends what games recorded, until it is acknowledged."""
+
+import contextlib
+import random
+import threading
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from understudy.client.session import RecordingWarning, Session, Sessions
+from understudy.client.spool import Entry, SessionSpool, Spool
+from understudy.core.block import encode_block
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError
+from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
+from understudy.core.game import GameSpec
+from understudy.core.names import PlayerName
+from understudy.core.ports import Ack, Link
+
+_MAX_BATCH_BYTES = 4 * 1024 * 1024
+_MEMORY_BYTES = 8 * 1024 * 1024
+_MAX_RANGES = 1024
+_CHECK_BYTES = 1024 * 1024
+"""The cap is looked at whenever this much was spooled, or a 32nd of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderConfig:
+    """When chunks are cut and how a link that does not answer is tried again."""
+
+    linger_s: float = 1.0
+    """A closed step waits at most this long for others."""
+    idle_s: float = 60.0
+    """A session without an episode for this long is closed."""
+    adopt_every_s: float = 30.0
+    """How often to look for sessions that another, killed process left."""
+    retry_first_s: float = 0.5
+    retry_cap_s: float = 30.0
+    """Waits before a retry are random between 0 and a bound that doubles up to this."""
+
+    def __post_init__(self) -> None:
+        if min(self.linger_s, self.idle_s, self.adopt_every_s, self.retry_first_s, self.retry_cap_s) <= 0:
+            raise ConfigError(f"{self} holds a time that is not above 0; give seconds such as linger_s=1.0")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened so far."""
+
+    spooled_steps: int = 0
+    acked_steps: int = 0
+    refused_steps: int = 0
+    dropped_steps: int = 0
+    sent_frames: int = 0
+    acked_frames: int = 0
+    refused_frames: int = 0
+    failed_sends: int = 0
+    adopted_sessions: int = 0
+    last_error: str = ""
+
+
+class Sender:
+    """Moves blocks from a client's sessions into its spool and on through its link; `step()` does one round."""
+
+    def __init__(
+        self, link: Link, sessions: Sessions, spool: Spool, *, spec: GameSpec, clock: Clock,
+        config: SenderConfig | None = None, rng: random.Random | None = None,
+    ) -> None:  # fmt: skip
+        self._link, self._sessions, self._spool, self._spec, self._clock = link, sessions, spool, spec, clock
+        self._config = SenderConfig() if config is None else config
+        self._rng = random.Random() if rng is None else rng
+        self._work = threading.RLock()
+        self._settled = threading.Condition(self._work)
+        self.wake = sessions.handoff.filled
+        self.counts = Counts()
+        self._open: dict[uuid.UUID, SessionSpool] = {}
+        self._queue: deque[Entry] = deque()
+        self._kept_bytes = self._unchecked_bytes = 0
+        self._lost: dict[uuid.UUID, tuple[list[int], int]] = {}
+        self._registered: set[str] = set()
+        self._warned: set[str] = set()
+        self._failures = 0
+        self._not_before_s = self._adopt_at_s = clock.monotonic()
+        self._hurry = False
+
+    # --- One round --------------------------------------------------------------------------------------------------
+
+    def step(self) -> float:
+        """Cut, spool, and send one batch; how many seconds may pass before the next round."""
+        with self._work:
+            self._adopt()
+            self._collect()
+            batch = self._batch()
+        if batch:
+            acks, error = self._send(batch)
+            with self._work:
+                self._settle(batch, acks, error)
+        with self._work:
+            return self._wait_s()
+
+    def run(self, stop: threading.Event) -> None:
+        """Repeat `step` until told to stop; nothing that goes wrong inside ends the thread."""
+        while not stop.is_set():
+            self.wake.clear()
+            try:
+                wait_s = self.step()
+            except Exception as error:
+                self._warn("sender", f"a round of the sender failed and is tried again: {error!r}")
+                wait_s = 1.0
+            if wait_s > 0:
+                self._clock.wait(self.wake, wait_s)
+
+    def _wait_s(self) -> float:
+        now_s = self._clock.monotonic()
+        due_s = [self._adopt_at_s - now_s]
+        if self._queue:
+            due_s.append(self._not_before_s - now_s)
+        for session in self._sessions.live():
+            oldest_ms = session.builder.oldest_ms
+            waited_s = 0.0 if oldest_ms is None else (session.t_ms() - oldest_ms) / 1000
+            # A step that closes right after this look is due one linger from now at the earliest.
+            due_s.append(self._config.linger_s - waited_s)
+        return max(0.0, min(due_s))
+
+    # --- From the game into the spool -------------------------------------------------------------------------------
+
+    def _adopt(self) -> None:
+        now_s = self._clock.monotonic()
+        if now_s < self._adopt_at_s:
+            return
+        self._adopt_at_s = now_s + self._config.adopt_every_s
+        for spool, entries in self._spool.adopt(self._clock.now()):
+            self.counts.adopted_sessions += 1
+            self._open[spool.session] = spool
+            self._queue.extend(entries)
+            if spool.lost_numbers:
+                self._lose(spool, spool.lost_numbers, spool.lost_steps)
+        self._report_lost()
+
+    def _collect(self) -> None:
+        for session in self._sessions.live():
+            self._cut_if_due(session)
+        self._drain()
+        for session in self._sessions.retire(idle_s=self._config.idle_s):
+            self._end(session)
+        self._close_finished()
+
+    def _cut_if_due(self, session: Session) -> None:
+        if session.is_abandoned:
+            with session.lock:
+                session.cut()
+            self._sessions.release(session)
+        oldest_ms = session.builder.oldest_ms
+        if oldest_ms is None:
+            return
+        if self._hurry or session.t_ms() - oldest_ms >= self._config.linger_s * 1000:
+            with session.lock:
+                session.hand_over()
+            self._drain()
+
+    def _drain(self) -> None:
+        while (item := self._sessions.handoff.take()) is not None:
+            spool = self._spool_of(item.owner)
+            if item.lost_blocks:
+                self._lose(spool, [spool.skip(item.lost_steps)], item.lost_steps)
+            if item.block is not None:
+                for encoded in encode_block(item.block, chunk_no=spool.next_no, first_step=spool.n_steps):
+                    if encoded.frame is None:
+                        self._lose(spool, [spool.skip(encoded.n_steps)], encoded.n_steps)
+                    else:
+                        self._add(spool, encoded.frame, encoded.n_steps)
+                self._sessions.pool.give(item.block.columns)
+            self._report_lost()
+            self._keep_cap()
+
+    def _spool_of(self, session: Session) -> SessionSpool:
+        spool = self._open.get(session.id)
+        if spool is None:
+            spool = self._spool.create(session.id, player=session.player, spec=self._spec)
+            self._open[session.id] = spool
+        return spool
+
+    def _add(self, spool: SessionSpool, frame: Frame, n_steps: int) -> None:
+        entry = spool.add(frame, n_steps)
+        self._unchecked_bytes += entry.size_bytes
+        if entry.is_data:
+            self.counts.spooled_steps += n_steps
+        if entry.file is not None and self._kept_bytes + entry.size_bytes > _MEMORY_BYTES:
+            entry.frame = None
+        if entry.frame is not None:
+            self._kept_bytes += entry.size_bytes
+        self._queue.append(entry)
+
+    def _end(self, session: Session) -> None:
+        self._drain()
+        if session.id in self._open:
+            self._open[session.id].has_ended = True
+
+    def _close_finished(self) -> None:
+        for spool in [spool for spool in self._open.values() if spool.has_ended and spool.is_idle]:
+            if not spool.is_closing and spool.next_no:
+                # Only now, so that a drop before this moment could still take a number of its own.
+                report = CloseReport(spool.next_no, spool.n_steps)
+                self._add(spool, close_frame(spool.session, spool.next_no, report), 0)
+                spool.is_closing = True
+            else:
+                del self._open[spool.session]
+                spool.remove()
+
+    # --- Dropping, and saying so ------------------------------------------------------------------------------------
+
+    def _keep_cap(self) -> None:
+        if self._unchecked_bytes < min(_CHECK_BYTES, self._spool.cap_bytes // 32):
+            return
+        self._unchecked_bytes = 0
+        cap, memory = self._spool.cap_bytes, sum(spool.memory_bytes for spool in self._open.values())
+        size = self._spool.foreign_bytes + sum(spool.size_bytes for spool in self._open.values())
+        if size <= cap and memory <= _MEMORY_BYTES:
+            return
+        for spool in self._open.values():
+            spool.tidy(and_current=True)
+        size = self._spool.foreign_bytes + sum(spool.size_bytes for spool in self._open.values())
+        touched = self._drop_oldest(size - cap * 7 // 8 if size > cap else 0, memory - _MEMORY_BYTES)
+        self._report_lost()
+        for spool in touched:
+            spool.tidy(and_current=True)
+
+    def _drop_oldest(self, disk_bytes: int, memory_bytes: int) -> set[SessionSpool]:
+        touched: set[SessionSpool] = set()
+        for entry in self._queue:
+            if disk_bytes <= 0 and memory_bytes <= 0:
+                break
+            # What was handed to the link may have arrived, so calling it dropped could be wrong.
+            if entry.is_done or entry.tried or not entry.is_data:
+                continue
+            if entry.file is None:
+                memory_bytes -= entry.size_bytes
+            self._finish(entry, arrived=False)
+            if entry.file is not None and entry.file.n_live == 0:
+                disk_bytes -= entry.file.size_bytes
+            self._lose(entry.spool, [entry.chunk_no], entry.n_steps)
+            touched.add(entry.spool)
+        return touched
+
+    def _lose(self, spool: SessionSpool, numbers: Sequence[int], n_steps: int) -> None:
+        known, steps = self._lost.get(spool.session, ([], 0))
+        self._lost[spool.session] = (known + list(numbers), steps + n_steps)
+        self.counts.dropped_steps += n_steps
+        self._warn("dropped", "recorded steps had to be dropped; game.stats().dropped_steps counts them")
+
+    def _report_lost(self) -> None:
+        for session, (numbers, n_steps) in self._lost.items():
+            spool = self._open[session]
+            ranges = merge(numbers)
+            for at in range(0, len(ranges), _MAX_RANGES) if not (spool.is_muted or spool.is_closing) else ():
+                report = DropReport(ranges[at : at + _MAX_RANGES], n_steps if at == 0 else 0)
+                self._add(spool, drop_frame(session, spool.next_no, report), 0)
+        self._lost.clear()
+
+    # --- From the spool through the link ----------------------------------------------------------------------------
+
+    def _batch(self) -> list[tuple[Entry, Frame]]:
+        if self._clock.monotonic() < self._not_before_s:
+            return []
+        while self._queue and self._queue[0].is_done:
+            self._queue.popleft()
+        batch: list[tuple[Entry, Frame]] = []
+        room = min(_MAX_BATCH_BYTES, self._spool.cap_bytes // 4)
+        for entry in self._queue:
+            if entry.is_done:
+                continue
+            room -= entry.size_bytes
+            if batch and (room < 0 or len(batch) == MAX_FRAMES_PER_SEND):
+                break
+            frame = entry.spool.read(entry)
+            if frame is None:
+                self._finish(entry, arrived=False)
+                self._lose(entry.spool, [entry.chunk_no], entry.n_steps)
+                continue
+            entry.tried = True
+            batch.append((entry, frame))
+        self._report_lost()
+        return batch
+
+    def _send(self, batch: Sequence[tuple[Entry, Frame]]) -> tuple[Sequence[Ack], str]:
+        players: dict[uuid.UUID, PlayerName] = {entry.spool.session: entry.spool.player for entry, _ in batch}
+        try:
+            for spec in {entry.spool.spec.schema: entry.spool.spec for entry, _ in batch}.values():
+                if spec.schema not in self._registered:
+                    self._link.register(spec)
+                    self._registered.add(spec.schema)
+            acks = self._link.send([frame for _, frame in batch], players)
+            if len(acks) == len(batch):
+                return acks, ""
+            return (), f"{len(acks)} answers for {len(batch)} frames"
+        except Exception as error:
+            # A timeout after success looks the same; sending again is a duplicate, which the store knows.
+            return (), repr(error)[:300]
+
+    def _settle(self, batch: Sequence[tuple[Entry, Frame]], acks: Sequence[Ack], error: str) -> None:
+        self.counts.sent_frames += len(batch)
+        again, retry_after_s = len(batch) - len(acks), 0.0
+        for (entry, _), ack in zip(batch, acks, strict=False):
+            if ack.accepted:
+                self.counts.acked_frames += 1
+                self.counts.acked_steps += entry.n_steps
+                self._finish(entry, arrived=True)
+            elif ack.refused is not None:
+                self._refuse(entry, ack.refused)
+            else:
+                again, retry_after_s = again + 1, max(retry_after_s, ack.retry_after_s)
+        self._report_lost()
+        for spool in {entry.spool for entry, _ in batch}:
+            if not (spool.is_closing and spool.is_idle):
+                spool.tidy()
+        self._close_finished()
+        self._pace(again, len(batch), retry_after_s, error)
+        self._settled.notify_all()
+
+    def _finish(self, entry: Entry, *, arrived: bool) -> None:
+        if entry.frame is not None:
+            self._kept_bytes -= entry.size_bytes
+        entry.spool.done(entry, arrived=arrived)
+
+    def _refuse(self, entry: Entry, reason: str) -> None:
+        self.counts.refused_frames += 1
+        self.counts.refused_steps += entry.n_steps
+        self.counts.last_error = reason
+        self._warn("refused", f"the platform refused recorded steps for good: {reason}")
+        self._finish(entry, arrived=False)
+        if entry.is_data:
+            self._lost[entry.spool.session] = _with_number(self._lost.get(entry.spool.session), entry)
+        else:
+            entry.spool.is_muted = True
+
+    def _pace(self, again: int, n_sent: int, retry_after_s: float, error: str) -> None:
+        if not again:
+            self._failures = 0
+            return
+        self.counts.failed_sends += 1
+        self.counts.last_error = error or self.counts.last_error
+        self._failures = self._failures + 1 if again == n_sent else 1
+        bound_s = min(self._config.retry_cap_s, self._config.retry_first_s * 2.0 ** min(self._failures - 1, 16))
+        delay_s = max(self._rng.uniform(0.0, bound_s), min(retry_after_s, self._config.retry_cap_s))
+        self._not_before_s = self._clock.monotonic() + delay_s
+
+    # --- Ends -------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything recorded so far is acknowledged, refused or dropped; False when time ran out."""
+        with self._work:
+            self._hurry = True
+            self._collect()
+            self._hurry = False
+            waiting = [entry for entry in self._queue if not entry.is_done]
+        return self._wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s)
+
+    def finish(self, ended: Iterable[Session], timeout_s: float) -> bool:
+        """Spool and send the rest of ended sessions and close them; what is not acknowledged in time stays spooled."""
+        with self._work:
+            for session in ended:
+                self._end(session)
+            self._close_finished()
+            waiting = [spool for spool in self._open.values() if spool.has_ended]
+        return self._wait_for(lambda: not any(spool.session in self._open for spool in waiting), timeout_s)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether every ended session is closed and gone."""
+        return not any(spool.has_ended for spool in self._open.values())
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's files; its locks may be held by a thread that is not here."""
+        self._work = threading.RLock()
+        self._settled = threading.Condition(self._work)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of every folder; another process may adopt them now."""
+        with self._work:
+            for spool in self._open.values():
+                spool.close()
+            self._open.clear()
+            self._queue.clear()
+
+    def _wait_for(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        deadline_s = self._clock.monotonic() + timeout_s
+        with self._work:
+            while not done():
+                left_s = deadline_s - self._clock.monotonic()
+                if left_s <= 0:
+                    return False
+                self.wake.set()
+                self._settled.wait(min(left_s, 0.05))
+        return True
+
+    def _warn(self, topic: str, text: str) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
+            # Raised warnings (-W error) must not end a background thread.
+            with contextlib.suppress(RecordingWarning):
+                warnings.warn(text, RecordingWarning, stacklevel=2)
+
+
+def merge(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Numbers as sorted, closed ranges."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
+
+
+def _with_number(known: tuple[list[int], int] | None, entry: Entry) -> tuple[list[int], int]:
+    numbers, steps = known or ([], 0)
+    return [*numbers, entry.chunk_no], steps + entry.n_steps

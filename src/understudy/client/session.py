@@ -1,0 +1,216 @@
+"""Sessions on the game's side: the episodes that follow one another for one player and seat, and their rows."""
+
+import uuid
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from threading import Lock
+
+from understudy.client.handoff import Handoff
+from understudy.core.block import BlockPool
+from understudy.core.builder import ChunkBuilder
+from understudy.core.clock import Clock
+from understudy.core.errors import Closed, Refused
+from understudy.core.game import GameSpec
+from understudy.core.names import PlayerName, new_session
+
+IDLE_S = 60.0
+"""A session without an episode for this long is closed."""
+MAX_AGE_S = 86_400.0
+"""An episode joins a session no older than this, since a door refuses ids from far back."""
+
+
+class RecordingWarning(UserWarning):
+    """Something of a game is not recorded as it should be; said once, then counted in `game.stats()`."""
+
+
+class Tolerance:
+    """What happens to input that cannot be recorded: raised on the first decision, later counted and warned once."""
+
+    __slots__ = ("bad_inputs", "decided", "ignored_calls", "strict", "warned")
+
+    def __init__(self, *, strict: bool) -> None:
+        self.strict = strict
+        self.decided = False
+        self.warned = False
+        self.bad_inputs = 0
+        self.ignored_calls = 0
+
+    def allows(self, error: Refused) -> bool:
+        """Count the error; False when the caller must raise it."""
+        self.bad_inputs += 1
+        may_go_on = self.decided and not self.strict
+        self.decided = True
+        return may_go_on
+
+    def warn(self, error: Refused) -> None:
+        """Say it once, after the recording was brought in order."""
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"an episode is no longer recorded: {error}. Later ones are counted in game.stats().bad_inputs only; "
+                "connect with strict=True to raise each",
+                RecordingWarning,
+                stacklevel=4,
+            )
+
+
+class Session:
+    """One player's seat in one client: a lock, the rows being built, and whoever holds it now."""
+
+    __slots__ = (
+        "__weakref__", "_started_s", "builder", "clock", "ended", "handoff", "holder", "id", "idle_since_s", "lock",
+        "player", "seat",
+    )  # fmt: skip
+
+    def __init__(
+        self, builder: ChunkBuilder, *, player: PlayerName, seat: int, handoff: "Handoff[Session]", clock: Clock
+    ) -> None:
+        self.id: uuid.UUID = builder.session
+        self.builder, self.player, self.seat = builder, player, seat
+        self.handoff, self.clock = handoff, clock
+        self.lock = Lock()
+        self.ended = False
+        """No call is recorded any more; set under the lock."""
+        self.holder: Callable[[], object] | None = None
+        """A weak reference to the episode or recorder that records into it now."""
+        self._started_s = self.idle_since_s = clock.monotonic()
+
+    def t_ms(self) -> int:
+        """Milliseconds since the session began."""
+        return int((self.clock.monotonic() - self._started_s) * 1000)
+
+    @property
+    def age_s(self) -> float:
+        return self.clock.monotonic() - self._started_s
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its episode was forgotten by the game without an end."""
+        holder = self.holder
+        return holder is not None and holder() is None
+
+    def hand_over(self) -> bool:
+        """Pass the closed rows on; called under the lock. Says whether there were any."""
+        block = self.builder.take()
+        if block is not None:
+            self.handoff.put(self, block)
+        return block is not None
+
+    def cut(self) -> None:
+        """Stop the running episode where it is known; called under the lock."""
+        if self.builder.in_episode and self.builder.cut():
+            self.hand_over()
+
+    def end(self) -> None:
+        """Cut and pass on everything; nothing is recorded afterwards."""
+        with self.lock:
+            self.cut()
+            self.hand_over()
+            self.ended = True
+
+
+def _being_held() -> object:
+    return True
+
+
+class Sessions:
+    """Every session a client has open; free ones are reused by the next episode of the same player and seat."""
+
+    def __init__(self, spec: GameSpec, *, kind: str, client: str, clock: Clock) -> None:
+        self._spec, self._kind, self._client, self._clock = spec, kind, client, clock
+        self._pool = BlockPool(spec)
+        self.handoff: Handoff[Session] = Handoff(self._pool, clock=clock)
+        self.pool = self._pool
+        self._lock = Lock()
+        self._live: dict[uuid.UUID, Session] = {}
+        self._free: defaultdict[tuple[PlayerName, int], list[Session]] = defaultdict(list)
+        self._closed: str | None = None
+
+    def acquire(self, player: PlayerName, seat: int) -> Session:
+        """A session nobody else holds, for an episode or a recorder."""
+        with self._lock:
+            if self._closed:
+                raise Closed(self._closed)
+            free = self._free[player, seat]
+            session = free.pop() if free else None
+            if session is None or session.age_s > MAX_AGE_S:
+                session = self._new(player, seat)
+            session.holder = _being_held
+            return session
+
+    def _new(self, player: PlayerName, seat: int) -> Session:
+        builder = ChunkBuilder(
+            self._spec, session=new_session(self._clock.now()), kind=self._kind, client=self._client, pool=self._pool
+        )
+        session = Session(builder, player=player, seat=seat, handoff=self.handoff, clock=self._clock)
+        self._live[session.id] = session
+        return session
+
+    def release(self, session: Session) -> None:
+        """Give a session back; the same player's next episode goes on in it."""
+        with self._lock:
+            if session.holder is None or session.ended:
+                return
+            session.holder = None
+            session.idle_since_s = self._clock.monotonic()
+            self._free[session.player, session.seat].append(session)
+
+    def live(self) -> list[Session]:
+        with self._lock:
+            return list(self._live.values())
+
+    @property
+    def n_open(self) -> int:
+        """Sessions held by an episode or recorder now."""
+        return sum(session.holder is not None for session in self.live())
+
+    @property
+    def waiting_steps(self) -> int:
+        """Closed steps that are still with the game's side."""
+        return sum(session.builder.closed_steps for session in self.live())
+
+    def retire(self, *, idle_s: float = IDLE_S) -> list[Session]:
+        """End sessions that were free for long; they are no longer live."""
+        now_s = self._clock.monotonic()
+        with self._lock:
+            idle = [
+                session
+                for session in self._live.values()
+                if session.holder is None and now_s - session.idle_since_s >= idle_s
+            ]
+            for session in idle:
+                self._forget(session)
+        for session in idle:
+            session.end()
+        return idle
+
+    def close(self, why: str) -> list[Session]:
+        """End every session; `acquire` raises Closed from now on."""
+        with self._lock:
+            self._closed = self._closed or why
+            ended = list(self._live.values())
+            self._live.clear()
+            self._free.clear()
+        for session in ended:
+            session.end()
+        return ended
+
+    def abandon(self, why: str) -> None:
+        """In a forked child: forget the parent's sessions without a trace; its locks may be held by nobody."""
+        self._lock = Lock()
+        self._closed = why
+        for session in self._live.values():
+            session.lock = Lock()
+            session.ended = True
+        self._live.clear()
+        self._free.clear()
+
+    def _forget(self, session: Session) -> None:
+        del self._live[session.id]
+        key = (session.player, session.seat)
+        free = self._free[key]
+        if session in free:
+            free.remove(session)
+        if not free:
+            del self._free[key]

@@ -1,0 +1,354 @@
+"""The spool: what was recorded and not yet acknowledged, on disk, one locked folder per session.
+
+    SPOOL/TAG/SESSION/.lock           held while a process owns the session
+                      session.json    player, game, schema and spec
+                      acked           the number and steps below which all is done; the next number; steps so far
+                      00000001.log    framed entries: steps, steps so far, frame
+
+Nothing here is synced: a killed game loses nothing that was spooled, a power cut may. Files are written by one process
+and deleted as a whole once every frame in them is done.
+"""
+
+import contextlib
+import shutil
+import struct
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from zlib import crc32
+
+from understudy.core.canonical import canonical_json, strict_json
+from understudy.core.errors import Locked, Refused, StorageFailed, StorageFull, UnderstudyError
+from understudy.core.frame import Frame, FrameKind, decode_frame, read_drop
+from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.lock import FileLock
+from understudy.core.log import LogFile, LogReader, no_sync, remove
+from understudy.core.names import PlayerName, player_name, session_time_s
+
+MAX_AGE_S = 7 * 86_400.0
+ROLL_BYTES = 1024 * 1024
+
+_SETTLED_S = 3600.0
+
+_ENTRY = struct.Struct("<IQ")
+_POSITION = struct.Struct("<QQQQ")
+_CRC = struct.Struct("<I")
+
+
+class SpoolFile:
+    """One log file, how many of its frames are still needed, and how many arrived."""
+
+    __slots__ = ("log", "n_arrived", "n_live", "path", "size_bytes")
+
+    def __init__(self, path: Path, *, log: LogFile | None = None, size_bytes: int = 0) -> None:
+        self.path, self.log, self.size_bytes = path, log, size_bytes
+        self.n_live = self.n_arrived = 0
+
+
+class Entry:
+    """One frame that waits for its acknowledgement; `frame` is kept in memory only while there is room."""
+
+    __slots__ = (
+        "chunk_no", "file", "frame", "is_data", "is_done", "n_steps", "size_bytes", "spool", "start", "steps_before",
+        "tried",
+    )  # fmt: skip
+
+    def __init__(self, spool: "SessionSpool", frame: Frame, n_steps: int) -> None:
+        self.spool, self.chunk_no, self.n_steps = spool, frame.chunk_no, n_steps
+        self.size_bytes, self.is_data = frame.size_bytes, frame.kind is FrameKind.DATA
+        self.frame: Frame | None = frame
+        self.file: SpoolFile | None = None
+        self.start = 0
+        self.steps_before = 0
+        self.tried = False
+        """Handed to the link at least once, so it may have arrived."""
+        self.is_done = False
+
+
+class SessionSpool:
+    """The frames of one session between their birth and their acknowledgement."""
+
+    def __init__(
+        self, folder: Path, lock: FileLock | None, *, session: uuid.UUID, player: PlayerName, spec: GameSpec,
+        roll_bytes: int = ROLL_BYTES,
+    ) -> None:  # fmt: skip
+        self.session, self.player, self.spec = session, player, spec
+        self._folder, self._lock, self._roll_bytes = folder, lock, roll_bytes
+        self._files: list[SpoolFile] = []
+        self._next_file = 1
+        self._open: dict[int, Entry] = {}
+        self.next_no = 0
+        self.n_steps = 0
+        """Steps under all numbers given out so far."""
+        self.has_ended = False
+        """No more data comes; once everything is done a close frame follows."""
+        self.is_closing = False
+        """The close frame was added."""
+        self.is_muted = False
+        """Its reports are refused, so none is sent any more."""
+        self.memory_bytes = 0
+        """Bytes of frames that the disk refused and that live in memory alone."""
+        self.lost_numbers: list[int] = []
+        """Numbers that a killed game gave out and never spooled."""
+        self.lost_steps = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every frame is done."""
+        return not self._open
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk, done frames in files that still exist included."""
+        return sum(file.size_bytes for file in self._files)
+
+    def add(self, frame: Frame, n_steps: int) -> Entry:
+        """Spool the frame that takes the next number; when the disk refuses, it is kept in memory alone."""
+        entry = Entry(self, frame, n_steps)
+        self.next_no = frame.chunk_no + 1
+        entry.steps_before = self.n_steps
+        if frame.kind is FrameKind.DATA:
+            self.n_steps += n_steps
+        self._open[frame.chunk_no] = entry
+        try:
+            file = self._file()
+            assert file.log is not None
+            head = _ENTRY.pack(n_steps, self.n_steps)
+            entry.start = file.log.append([head, frame.header(), frame.body]).start
+        except (StorageFull, StorageFailed, OSError):
+            # The number must survive a kill even so, or the next start would give it to another frame.
+            self.memory_bytes += entry.size_bytes
+            self._roll()
+            self.save()
+        else:
+            entry.file = file
+            file.n_live += 1
+            file.size_bytes = file.log.size_bytes
+        return entry
+
+    def skip(self, n_steps: int) -> int:
+        """Take the next number for steps that were dropped before they became a frame."""
+        number, self.next_no = self.next_no, self.next_no + 1
+        self.n_steps += n_steps
+        return number
+
+    def read(self, entry: Entry) -> Frame | None:
+        """The entry's frame, from memory or disk; None when its bytes are damaged."""
+        if entry.frame is not None or entry.file is None:
+            return entry.frame
+        with contextlib.suppress(OSError, Refused), LogReader(entry.file.path) as reader:
+            found = reader.at(entry.start)
+            if found is not None:
+                return decode_frame(found.payload[_ENTRY.size :])
+        return None
+
+    def done(self, entry: Entry, *, arrived: bool) -> None:
+        """The entry is acknowledged, or refused or dropped; `tidy` frees its place."""
+        entry.is_done, entry.frame = True, None
+        if self._open.pop(entry.chunk_no, None) is None:
+            return
+        if entry.file is None:
+            self.memory_bytes -= entry.size_bytes
+        else:
+            entry.file.n_live -= 1
+            entry.file.n_arrived += arrived
+
+    def tidy(self, *, and_current: bool = False) -> None:
+        """Note how far everything is done and delete files nobody needs (`and_current`: the one in use too)."""
+        self.save()
+        if and_current and self._files and self._files[-1].n_live == 0:
+            self._roll()
+        kept: list[SpoolFile] = []
+        for file in self._files:
+            # What arrived out of order stays until all before it is done: a later start must not take it for lost.
+            if file.n_live or file.log is not None or (kept and file.n_arrived) or not _removed(file.path):
+                kept.append(file)
+        self._files = kept
+
+    def close(self) -> None:
+        """Let go of the folder; what is not done stays for the next start."""
+        self._roll()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def remove(self) -> None:
+        """Delete the folder of a finished session."""
+        # Without its session.json nobody adopts it; the lock is let go first, because Windows deletes no open file.
+        _removed(self._folder / "session.json")
+        self.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _file(self) -> SpoolFile:
+        current = self._files[-1] if self._files else None
+        if current is not None and current.log is not None:
+            if current.size_bytes < self._roll_bytes:
+                return current
+            self._roll()
+        path = self._folder / f"{self._next_file:08}.log"
+        file = SpoolFile(path, log=LogFile(path, sync=no_sync))
+        self._next_file += 1
+        self._files.append(file)
+        return file
+
+    def _roll(self) -> None:
+        if self._files and (log := self._files[-1].log) is not None:
+            log.close()
+            self._files[-1].log = None
+
+    def save(self) -> None:
+        """Note on disk how far everything is done."""
+        oldest = self._open[min(self._open)] if self._open else None
+        done_below, done_steps = (oldest.chunk_no, oldest.steps_before) if oldest else (self.next_no, self.n_steps)
+        raw = _POSITION.pack(done_below, done_steps, self.next_no, self.n_steps)
+        with contextlib.suppress(OSError):
+            path = self._folder / "acked"
+            # Written in place: the few bytes are there from the start, so a full disk cannot refuse them.
+            with open(path, "r+b" if path.exists() else "wb") as file:
+                file.write(raw + _CRC.pack(crc32(raw)))
+
+    # --- Taking over what a killed game left ------------------------------------------------------------------------
+
+    def load(self) -> list[Entry]:
+        """Read what another process spooled here and did not finish; damaged ends are left out."""
+        done_below, done_steps, self.next_no, self.n_steps = self._position()
+        dropped: set[int] = set()
+        for path in sorted(self._folder.glob("*.log")):
+            file = SpoolFile(path, size_bytes=path.stat().st_size)
+            self._files.append(file)
+            self._next_file = max(self._next_file, int(path.stem) + 1)
+            for start, n_steps, total, frame in _frames(path):
+                if frame.session == self.session:
+                    self.next_no, self.n_steps = max(self.next_no, frame.chunk_no + 1), max(self.n_steps, total)
+                    self.is_closing = self.is_closing or frame.kind is FrameKind.CLOSE
+                    dropped |= _dropped(frame)
+                    if frame.chunk_no >= done_below:
+                        self._adopt(file, start, frame, n_steps, total)
+        self._find_lost(done_below, done_steps, dropped)
+        for number in dropped & self._open.keys():
+            self.done(self._open[number], arrived=False)
+        self.has_ended = True
+        return [self._open[number] for number in sorted(self._open)]
+
+    def _adopt(self, file: SpoolFile, start: int, frame: Frame, n_steps: int, total: int) -> None:
+        entry = Entry(self, frame, n_steps)
+        entry.frame, entry.file, entry.start, entry.tried = None, file, start, True
+        entry.steps_before = total - n_steps if entry.is_data else total
+        self._open[frame.chunk_no] = entry
+        file.n_live += 1
+
+    def _find_lost(self, done_below: int, done_steps: int, dropped: set[int]) -> None:
+        numbers = range(done_below, self.next_no)
+        self.lost_numbers = [number for number in numbers if number not in self._open and number not in dropped]
+        if self.lost_numbers:
+            spooled = sum(entry.n_steps for entry in self._open.values() if entry.is_data)
+            self.lost_steps = max(0, self.n_steps - done_steps - spooled)
+
+    def _position(self) -> tuple[int, int, int, int]:
+        with contextlib.suppress(OSError):
+            raw = (self._folder / "acked").read_bytes()
+            if len(raw) == _POSITION.size + 4 and _CRC.pack(crc32(raw[:-4])) == raw[-4:]:
+                done_below, done_steps, next_no, n_steps = _POSITION.unpack(raw[:-4])
+                return done_below, done_steps, next_no, n_steps
+        return 0, 0, 0, 0
+
+
+def _frames(path: Path) -> Iterator[tuple[int, int, int, Frame]]:
+    with contextlib.suppress(OSError), LogReader(path) as reader:
+        for found in reader.entries():
+            with contextlib.suppress(Refused, struct.error):
+                steps, total = _ENTRY.unpack_from(found.payload)
+                yield found.start, steps, total, decode_frame(found.payload[_ENTRY.size :])
+
+
+def _dropped(frame: Frame) -> set[int]:
+    if frame.kind is FrameKind.DROP:
+        with contextlib.suppress(Refused):
+            return {number for first, last in read_drop(frame).ranges for number in range(first, last + 1)}
+    return set()
+
+
+def _removed(path: Path) -> bool:
+    try:
+        remove(path)
+    except OSError:
+        return False
+    return True
+
+
+class Spool:
+    """Every session folder of one address, game and key."""
+
+    def __init__(self, folder: Path, *, cap_bytes: int = 256 * 1024 * 1024) -> None:
+        self.folder, self.cap_bytes = folder, cap_bytes
+        self._roll_bytes = max(4096, min(ROLL_BYTES, cap_bytes // 32))
+        self.foreign_bytes = 0
+        """What other processes had here when `adopt` last looked."""
+        self.expired_sessions = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def create(self, session: uuid.UUID, *, player: PlayerName, spec: GameSpec) -> SessionSpool:
+        """A locked folder for a new session."""
+        folder = self.folder / str(session)
+        lock = None
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / ".lock", what=f"the spool of session {session}")
+            about = {"player": player, "game": spec.game, "schema": spec.schema, "spec": spec.to_json().decode()}
+            (folder / "session.json").write_bytes(canonical_json(about))
+        spool = SessionSpool(folder, lock, session=session, player=player, spec=spec, roll_bytes=self._roll_bytes)
+        spool.save()
+        return spool
+
+    def has_leftovers(self) -> bool:
+        """Whether any session folder is there at all."""
+        return any(_session_of(path) for path in self.folder.iterdir())
+
+    def adopt(self, now_s: float) -> Iterator[tuple[SessionSpool, list[Entry]]]:
+        """Sessions a killed game left, with the frames still to be sent; too old ones are dropped and counted."""
+        self.foreign_bytes = 0
+        for folder in sorted(self.folder.iterdir()):
+            session = _session_of(folder)
+            if session is None or (lock := self._lock(folder, session, now_s)) is None:
+                continue
+            spool = self._read(folder, lock, session) if now_s - session_time_s(session) <= MAX_AGE_S else None
+            if spool is not None:
+                yield spool, spool.load()
+                continue
+            self.expired_sessions += 1
+            lock.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _lock(self, folder: Path, session: uuid.UUID, now_s: float) -> FileLock | None:
+        if not (folder / "session.json").exists() and now_s - session_time_s(session) < _SETTLED_S:
+            # Being made or removed right now; its owner has the lock before and without the file.
+            return None
+        try:
+            return FileLock(folder / ".lock", what=f"the spool of session {session}")
+        except Locked:
+            self.foreign_bytes += sum(path.stat().st_size for path in _logs(folder))
+        except OSError:
+            pass
+        return None
+
+    def _read(self, folder: Path, lock: FileLock, session: uuid.UUID) -> SessionSpool | None:
+        try:
+            about = strict_json((folder / "session.json").read_bytes())
+            player, spec = player_name(about["player"]), spec_from_json(about["spec"])
+        except (OSError, UnderstudyError, KeyError, TypeError):
+            # Killed before its session.json was whole; nothing can have been spooled behind it.
+            return None
+        return SessionSpool(folder, lock, session=session, player=player, spec=spec, roll_bytes=self._roll_bytes)
+
+
+def _session_of(folder: Path) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(folder.name)
+    except ValueError:
+        return None
+
+
+def _logs(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(folder.glob("*.log"))
+    return []

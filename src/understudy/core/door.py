@@ -1,0 +1,103 @@
+"""The door: what may enter a stream, decided from headers alone, and who a frame belongs to from then on."""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
+from understudy.core.names import GameName, PlayerName, session_time_s
+
+KEY_BYTES = 32
+DAY_S = 86_400.0
+OLDEST_SESSION_S = 8 * DAY_S
+"""A day more than a spool keeps what could not be sent."""
+NEWEST_SESSION_S = 1 * DAY_S
+"""How far a player's clock may run ahead."""
+
+
+def pseudonym(key: bytes, game: str, name: str) -> bytes:
+    """The 16 bytes that stand for a player in stored frames; only the deployment's key leads from a name to it."""
+    return hmac.new(key, game.encode() + b"\0" + name.encode(), hashlib.sha256).digest()[:16]
+
+
+def deployment_key(data_folder: Path) -> bytes:
+    """The data folder's own secret, made on first use; processes that start at once agree on one."""
+    path = data_folder / "key"
+    if not path.exists():
+        data_folder.mkdir(parents=True, exist_ok=True)
+        create_once(path, secrets.token_bytes(KEY_BYTES))
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ConfigError(
+            f"{path} has {len(key)} bytes instead of {KEY_BYTES}; restore it from a backup, or delete it to give "
+            "every player a new pseudonym"
+        )
+    return key
+
+
+def create_once(path: Path, raw: bytes) -> None:
+    """Make a small secret file (0600), whole or not at all; one that another process made first stays."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+    try:
+        os.write(descriptor, raw)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        # A link, unlike a rename, never replaces the key another process has just made.
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+
+
+class Door:
+    """Stamps the frames that may enter with their player's pseudonym and the time."""
+
+    def __init__(self, key: bytes, game: GameName, clock: Clock) -> None:
+        self._key, self._game, self._clock = key, game, clock
+        self._known: dict[PlayerName, bytes] = {}
+
+    def admit(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> list[Frame | Refused]:
+        """For each frame the stamped one, or why it is refused for good."""
+        now_s = self._clock.now()
+        return [self._admit(frame, players.get(frame.session), now_s) for frame in frames]
+
+    def _admit(self, frame: Frame, player: PlayerName | None, now_s: float) -> Frame | Refused:
+        if frame.kind not in (FrameKind.DATA, FrameKind.DROP, FrameKind.CLOSE) or frame.flags:
+            return Refused("bad_kind", f"kind {int(frame.kind)}, flags {frame.flags}; wanted 0, 1 or 2 and no flags")
+        if len(frame.body) > MAX_BODY_BYTES:
+            return Refused("too_large", f"a body of {len(frame.body)} bytes; at most {MAX_BODY_BYTES} are taken")
+        if frame.player != NO_PLAYER or frame.received_s:
+            return Refused("stamped", "player and received_s are set at the door; a client sends zeros")
+        if player is None:
+            return Refused("no_player", f"nobody was named for session {frame.session}")
+        if refused := refused_session(frame.session, now_s):
+            return refused
+        return frame.stamped(self._pseudonym(player), int(now_s))
+
+    def _pseudonym(self, player: PlayerName) -> bytes:
+        known = self._known.get(player)
+        if known is None:
+            if len(self._known) >= 4096:
+                self._known.clear()
+            known = self._known[player] = pseudonym(self._key, self._game, player)
+        return known
+
+
+def refused_session(session: uuid.UUID, now_s: float) -> Refused | None:
+    """Why a session id may not enter now, or None; ids carry their own time, which bounds what must be remembered."""
+    if session.version != 7:
+        return Refused("bad_session", f"session {session} is no UUIDv7")
+    age_s = now_s - session_time_s(session)
+    if not -NEWEST_SESSION_S <= age_s <= OLDEST_SESSION_S:
+        return Refused("bad_session_time", f"session {session} began {age_s / DAY_S:.1f} days ago; wanted -1 to 8")
+    return None

@@ -1,0 +1,164 @@
+"""What the client tests share: a clock that stands still, a link in memory, and a walk over what it received."""
+
+import random
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.client import ClientConfig, Game, connect
+from understudy.client.sender import SenderConfig
+from understudy.core.chunk import Chunk, RowKind, chunk_of
+from understudy.core.frame import Frame, FrameKind, read_close, read_drop
+from understudy.core.game import GameSpec
+from understudy.core.names import PlayerName
+from understudy.core.ports import Ack
+
+
+class FakeClock:
+    """Moves only when told; waiting costs nothing."""
+
+    def __init__(self, now_s: float = 1_800_000_000.0) -> None:
+        self.now_s, self.up_s = now_s, 1000.0
+
+    def now(self) -> float:
+        return self.now_s
+
+    def monotonic(self) -> float:
+        return self.up_s
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        return event.is_set()
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.up_s += seconds
+
+
+class MemoryLink:
+    """Keeps what arrives, in order; `plan` answers the next sends (an error is raised after or before delivery)."""
+
+    address = "memory"
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.players: dict[uuid.UUID, PlayerName] = {}
+        self.specs: list[GameSpec] = []
+        self.n_sends = 0
+        self.is_down = False
+        self.loses_answers = 0
+        self.refuses: Any = None
+        self.retry_after_s: float | None = None
+        self.is_closed = False
+
+    def register(self, spec: GameSpec) -> None:
+        if self.is_down:
+            raise ConnectionError("down")
+        self.specs.append(spec)
+
+    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
+        self.n_sends += 1
+        assert 0 < len(frames) <= 64
+        if self.is_down:
+            raise ConnectionError("down")
+        if self.retry_after_s is not None:
+            return [Ack(False, retry_after_s=self.retry_after_s)] * len(frames)
+        refused = [self.refuses is not None and self.refuses(frame) for frame in frames]
+        self.frames += [frame for frame, no in zip(frames, refused, strict=True) if not no]
+        self.players |= players
+        if self.loses_answers:
+            self.loses_answers -= 1
+            raise TimeoutError("the answer got lost")
+        return [Ack(False, refused="not_today") if no else Ack(True) for no in refused]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def by_session(self) -> dict[uuid.UUID, dict[int, Frame]]:
+        """Frames by session and number; the same number twice must be the same bytes."""
+        found: dict[uuid.UUID, dict[int, Frame]] = defaultdict(dict)
+        for frame in self.frames:
+            known = found[frame.session].setdefault(frame.chunk_no, frame)
+            assert known.encode() == frame.encode()
+        return found
+
+
+@dataclass(frozen=True)
+class Transition:
+    """(s, a, r, s', terminated, truncated) as bytes and numbers, so that equality is bit by bit."""
+
+    obs: tuple[bytes, ...]
+    action: tuple[bytes, ...]
+    reward: float
+    next_obs: tuple[bytes, ...] | None
+    terminated: bool
+    truncated: bool
+
+
+def as_bytes(arrays: Mapping[str, Any]) -> tuple[bytes, ...]:
+    return tuple(np.ascontiguousarray(arrays[name]).tobytes() for name in sorted(arrays))
+
+
+def walk(chunk: Chunk, *, padded_final: bool = False) -> Iterator[tuple[bool, Transition]]:
+    """Each step of a chunk as (starts an episode, transition)."""
+    columns = chunk.columns
+    obs = {name: column for name, column in columns.items() if name.split(".")[0] == "obs"}
+    action = {name: column for name, column in columns.items() if name.split(".")[0] == "action"}
+    for at in np.flatnonzero(columns["row"] == RowKind.STEP):
+        is_padded = padded_final and bool(columns["terminated"][at])
+        yield (
+            bool(columns["is_first"][at]),
+            Transition(
+                as_bytes({name: column[at] for name, column in obs.items()}),
+                as_bytes({name: column[at] for name, column in action.items()}),
+                float(columns["reward"][at]),
+                None if is_padded else as_bytes({name: column[at + 1] for name, column in obs.items()}),
+                bool(columns["terminated"][at]),
+                bool(columns["truncated"][at]),
+            ),
+        )
+
+
+def chunks(frames: Mapping[int, Frame]) -> list[Chunk]:
+    """A session's chunks in order, checked: numbers are dense but for reported drops, steps follow one another."""
+    dropped: set[int] = set()
+    for frame in frames.values():
+        if frame.kind is FrameKind.DROP:
+            for first, last in read_drop(frame).ranges:
+                dropped |= set(range(first, last + 1))
+        if frame.kind is FrameKind.CLOSE:
+            assert read_close(frame).n_chunks == max(frames) == frame.chunk_no
+    assert set(range(max(frames) + 1)) - set(frames) <= dropped
+    found = [chunk_of(frames[number]) for number in sorted(frames) if frames[number].kind is FrameKind.DATA]
+    for before, after in zip(found, found[1:], strict=False):
+        step = before.meta.first_step + before.meta.n_steps
+        numbers = set(range(before.meta.chunk_no + 1, after.meta.chunk_no))
+        assert after.meta.first_step == step or (numbers & dropped and after.meta.first_step > step)
+    return found
+
+
+def episodes(frames: Mapping[int, Frame], *, padded_final: bool = False) -> list[list[Transition]]:
+    """The transitions of a session without losses, split into episodes."""
+    found: list[list[Transition]] = []
+    for chunk in chunks(frames):
+        for starts, transition in walk(chunk, padded_final=padded_final):
+            if starts:
+                found.append([])
+            found[-1].append(transition)
+    return found
+
+
+def client(link: MemoryLink, tmp_path: Path, **settings: Any) -> Game:
+    """A Game without a thread, on a fake clock, for tests that call `pump` themselves."""
+    settings.setdefault("clock", FakeClock())
+    settings.setdefault("sender", SenderConfig(linger_s=1.0))
+    shape = {name: settings.pop(name) for name in list(settings) if name not in ClientConfig.__dataclass_fields__}
+    if "spec" not in shape:
+        shape = {"game": "my-game", "obs": 2, "actions": 3, **shape}
+    config = ClientConfig(background=False, rng=random.Random(0), **settings)
+    return connect(link=link, spool=tmp_path / "spool", config=config, **shape)
