@@ -1,5 +1,6 @@
 """What the client tests share: a clock that stands still, a link in memory, and a walk over what it received."""
 
+import itertools
 import random
 import threading
 import uuid
@@ -135,7 +136,7 @@ def chunks(frames: Mapping[int, Frame]) -> list[Chunk]:
             assert read_close(frame).n_chunks == max(frames) == frame.chunk_no
     assert set(range(max(frames) + 1)) - set(frames) <= dropped
     found = [chunk_of(frames[number]) for number in sorted(frames) if frames[number].kind is FrameKind.DATA]
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in itertools.pairwise(found):
         step = before.meta.first_step + before.meta.n_steps
         numbers = set(range(before.meta.chunk_no + 1, after.meta.chunk_no))
         assert after.meta.first_step == step or (numbers & dropped and after.meta.first_step > step)

@@ -240,7 +240,7 @@ def connect(
     else:
         data_folder = _data_folder(data)
         link = local_link(data_folder, spec, config.clock)
-        address = str(data_folder)
+        address = "data"
         folder = config.spool or data_folder / "spool"
     return Game(spec, link, spool=folder, tag=spool_tag(address, spec.game), consent=consent, config=config)
 

@@ -1,0 +1,154 @@
+"""Records any Gymnasium env in one line: `env = record(gymnasium.make("CartPole-v1"), data="DIR")`.
+
+What is recorded is what the wrapped env really did, in its own dtypes; Dict and Tuple spaces are taken apart. A vector
+env gives the transitions a plain loop over its envs would give, whatever its autoreset mode.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
+
+from understudy.client.connect import Game, connect
+from understudy.client.episode import Actor
+from understudy.core.errors import ConfigError
+from understudy.core.game import spec_from_gymnasium
+
+MASK = "action_mask"
+"""Where an env's info says which actions are legal, when it is recorded with has_legal=True."""
+
+
+def record(
+    env: gymnasium.Env[Any, Any], game: Game | str | None = None, *, player: str | None = None, by: Actor = "unknown",
+    **settings: Any,
+) -> "RecordedEnv":  # fmt: skip
+    """The same env, recorded; `game` is a connected Game, or the name to `connect` under with these settings."""
+    connected, is_own = _game(env, game, settings)
+    return RecordedEnv(env, connected, player=player, by=by, is_own=is_own)
+
+
+def record_vector(
+    env: VectorEnv[Any, Any, Any], game: Game | str | None = None, *, player: str | None = None,
+    by: Actor = "unknown", **settings: Any,
+) -> "RecordedVectorEnv":  # fmt: skip
+    """The same vector env, each of its envs recorded as a session of its own."""
+    connected, is_own = _game(env, game, settings)
+    return RecordedVectorEnv(env, connected, player=player, by=by, is_own=is_own)
+
+
+def _game(env: Any, game: Game | str | None, settings: dict[str, Any]) -> tuple[Game, bool]:
+    if isinstance(game, Game):
+        if settings:
+            raise ConfigError(f"{sorted(settings)} were given with a connected game; give them to connect instead")
+        return game, False
+    spec = spec_from_gymnasium(env, game=game, has_legal=settings.pop("has_legal", False))
+    return connect(spec=spec, **settings), True
+
+
+class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Passes everything through and records it; closing closes a game it connected itself."""
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], game: Game, *, player: str | None, by: Actor, is_own: bool
+    ) -> None:
+        super().__init__(env)
+        self.game, self._by, self._is_own = game, by, is_own
+        self._recorder = game.recorder(player=player)
+        self._has_legal = game.spec.has_legal
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._recorder.reset(obs, legal=info.get(MASK) if self._has_legal else None, seed=seed)
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        legal = info.get(MASK) if self._has_legal else None
+        self._recorder.step(action, float(reward), obs, terminated, truncated, legal=legal, by=self._by)
+        return obs, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        self._recorder.close()
+        if self._is_own:
+            self.game.close()
+        super().close()
+
+
+class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
+    """Passes everything through; the steps that only reset an env are not recorded."""
+
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], game: Game, *, player: str | None, by: Actor, is_own: bool
+    ) -> None:
+        super().__init__(env)
+        self.game, self._by, self._is_own = game, by, is_own
+        self._recorders = [game.recorder(player=player) for _ in range(env.num_envs)]
+        self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._has_legal = game.spec.has_legal
+        self._has_ended = np.zeros(env.num_envs, np.bool_)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        # Read before the call: some vector envs take the mask out of the options.
+        mask = (options or {}).get("reset_mask")
+        obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        seeds = _seeds(seed, self.num_envs)
+        for i, one in enumerate(self._each(obs)):
+            if mask is None or mask[i]:
+                self._recorders[i].reset(one, legal=self._legal(infos, i), seed=seeds[i])
+                self._has_ended[i] = False
+        return obs, infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, rewards, terminations, truncations, infos = self.env.step(actions)
+        finals = self._finals(infos)
+        for i, (one, action) in enumerate(zip(self._each(obs), iterate(self.action_space, actions), strict=True)):
+            recorder, legal = self._recorders[i], self._legal(infos, i)
+            ended = bool(terminations[i] or truncations[i])
+            if self._has_ended[i]:
+                if self._mode is AutoresetMode.NEXT_STEP:
+                    # This step ignored its action and returned the next episode's first observation.
+                    recorder.reset(one, legal=legal)
+                    self._has_ended[i] = False
+                continue
+            same_step = ended and self._mode is AutoresetMode.SAME_STEP
+            last = (finals[i] if finals is not None else None) if same_step else one
+            recorder.step(
+                action, float(rewards[i]), last, bool(terminations[i]), bool(truncations[i]),
+                legal=None if same_step else legal, by=self._by,
+            )  # fmt: skip
+            if same_step:
+                recorder.reset(one, legal=legal)
+            else:
+                self._has_ended[i] = ended
+        return obs, rewards, terminations, truncations, infos
+
+    def close(self, **settings: Any) -> None:
+        for recorder in self._recorders:
+            recorder.close()
+        if self._is_own:
+            self.game.close()
+        super().close(**settings)
+
+    def _each(self, obs: Any) -> Iterator[Any]:
+        return iterate(self.observation_space, obs)
+
+    def _finals(self, infos: Mapping[str, Any]) -> Any:
+        """Last observations by env, whether the vector env hands them over one by one or stacked."""
+        finals = infos.get("final_obs")
+        return finals if finals is None or isinstance(finals, np.ndarray) else list(self._each(finals))
+
+    def _legal(self, infos: Mapping[str, Any], i: int) -> Any:
+        if not self._has_legal or MASK not in infos or not infos.get(f"_{MASK}", np.ones(self.num_envs))[i]:
+            return None
+        return infos[MASK][i]
+
+
+def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
+    if isinstance(seed, int):
+        return [seed + i for i in range(num_envs)]
+    return [None] * num_envs if seed is None else seed
