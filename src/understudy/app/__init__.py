@@ -1,0 +1,1 @@
+"""The running platform: which part goes where."""

@@ -1,0 +1,79 @@
+"""Child processes that report lines of JSON and never outlive their parent."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Child:
+    """A running process; `latest` is the newest line it reported."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        # Its standard input stays open as long as we live; the child stops when it closes.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.latest: Mapping[str, Any] = {}
+        self._errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._follow, daemon=True),
+            threading.Thread(target=self._collect_errors, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    @property
+    def errors(self) -> str:
+        """The last lines it wrote to standard error."""
+        return "".join(self._errors[-20:])
+
+    def _follow(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError):
+                self.latest = json.loads(line)
+
+    def _collect_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._errors.append(line)
+            del self._errors[:-200]
+
+    def stop(self) -> None:
+        """Ask it to finish its work and end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, or None when it is still running."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+            for reader in self._readers:
+                reader.join(1.0)
+        return self.exit_code
+
+
+def python_module(name: str, *arguments: str) -> list[str]:
+    """The command line that runs one of our modules."""
+    return [sys.executable, "-m", name, *arguments]

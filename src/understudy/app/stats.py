@@ -1,0 +1,65 @@
+"""What a data folder holds, counted without opening the store for writing."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from understudy.app.data import DataFolder
+from understudy.core.frame import FrameKind
+from understudy.core.ports import SessionFilter
+from understudy.stores.catalogue import STORED
+from understudy.stores.view import StoreView
+
+
+def stats(data: DataFolder) -> dict[str, Any]:
+    """Counts of the store, and bytes of every part."""
+    fields: dict[str, Any] = {
+        "steps": 0, "chunks": 0, "sessions": 0, "games": {}, "segments": 0, "unsealed_chunks": 0, "quarantined": {},
+        "parked": 0, "writer": data.has_writer(),
+    }  # fmt: skip
+    if (data.store / "catalogue.sqlite").exists():
+        with StoreView(data.store) as view:
+            _count_store(view, fields)
+            fields["sessions"] = sum(1 for _ in view.sessions(SessionFilter()))
+    fields["bytes"] = {name: _size(path) for name, path in _parts(data).items()}
+    return fields
+
+
+def _count_store(view: StoreView, fields: dict[str, Any]) -> None:
+    games: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    with view.snapshot() as unsealed:
+        query = "SELECT game, count(*), sum(n_steps) FROM arrivals WHERE kind = 0 AND fate = ? GROUP BY game"
+        for game, chunks, steps in view.catalogue.rows(query, STORED):
+            games[game] += steps
+            fields["chunks"] += chunks
+        for item in unsealed.items:
+            if item.kind is FrameKind.DATA:
+                games[item.facts.game] += item.facts.n_steps
+                fields["chunks"] += 1
+                fields["unsealed_chunks"] += 1
+        for reason, parked, count in view.catalogue.rows(
+            "SELECT reason, parked, count(*) FROM quarantine WHERE replayed = 0 GROUP BY reason, parked"
+        ):
+            fields["parked"] += count if parked else 0
+            reasons[reason] += 0 if parked else count
+        for one, _ in unsealed.quarantined:
+            fields["parked"] += one.parked
+            reasons[one.reason] += not one.parked
+        fields["segments"] = view.catalogue.one("SELECT count(*) FROM segments")[0]
+    fields["games"], fields["quarantined"] = dict(games), {name: n for name, n in reasons.items() if n}
+    fields["steps"] = sum(games.values())
+
+
+def _parts(data: DataFolder) -> dict[str, Path]:
+    return {"store": data.store, "stream": data.stream, "spool": data.spool, "ledger": data.ledger}
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*") if folder.exists() else ():
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total

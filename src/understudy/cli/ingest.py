@@ -1,0 +1,56 @@
+"""understudy ingest."""
+
+import signal
+import threading
+from types import FrameType
+
+import click
+
+from understudy.app.ingest import RETENTION_S, IngestRole
+from understudy.app.logs import log_to_stderr
+from understudy.cli.options import console, count, data_option, finish, folder, json_option
+
+_EXAMPLES = """
+\b
+Examples:
+  understudy ingest --data D
+  understudy ingest --data D --until-empty --json
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option("--until-empty", is_flag=True, help="Store what is in the stream now, then end.")
+@click.option("--retention", "retention_s", default=RETENTION_S, show_default=True,
+              help="Seconds the stream keeps what is stored.")  # fmt: skip
+@data_option
+@json_option
+def ingest(data_text: str | None, as_json: bool, until_empty: bool, retention_s: float) -> int:
+    """Follow the data folder's stream and store each step exactly once; Ctrl-C or SIGTERM drains and ends."""
+    data, out, stop = folder(data_text), console(as_json=as_json), threading.Event()
+    log_to_stderr(as_json=not out.is_terminal)
+    data.root.mkdir(parents=True, exist_ok=True)
+    with IngestRole(data, retention_s=retention_s) as role:
+        if until_empty:
+            role.service.drain()
+        else:
+            _stop_on_signals(stop)
+            out.print(f"following {data.stream}; Ctrl-C drains and ends")
+            role.run(stop)
+        stats = role.service.stats
+    fields = {
+        "steps": stats.steps,
+        "frames": stats.frames,
+        "fates": dict(stats.fates),
+        "refusals": dict(stats.refusals),
+    }
+    if not as_json:
+        out.print(f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; refused {dict(stats.refusals)}")
+    return finish(fields, as_json=as_json)
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGTERM, ask)

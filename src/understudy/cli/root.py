@@ -1,0 +1,82 @@
+"""The root command: sub-commands are imported only when they are called."""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from understudy.core.errors import UnderstudyError
+
+_COMMANDS = {
+    "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
+    "demo": ("understudy.cli.demo:demo", "record, kill, recover, verify: the whole promise in a minute"),
+    "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),
+    "ingest": ("understudy.cli.ingest:ingest", "follow the stream and store each step once"),
+    "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
+    "version": ("understudy.cli.version:version", "print versions"),
+}
+
+EXAMPLES = """
+\b
+Examples:
+  understudy demo
+  understudy simulate CartPole-v1 --players 4 --seconds 5 --data D
+  understudy data verify --data D
+"""
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute = _COMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(sorted(_COMMANDS))}"
+            raise click.UsageError(f"there is no command '{args[0]}'{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in sorted(_COMMANDS.items())])
+
+
+@click.group(cls=_Lazy, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.pass_context
+def root(ctx: click.Context, debug: bool) -> None:
+    """understudy turns the games people play into bots worth playing against."""
+    ctx.obj = {"debug": debug}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line: 0 fine, 1 a found fault, 2 wrong use, 130 interrupted."""
+    try:
+        code = root.main(args=list(arguments), prog_name="understudy", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Abort:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except UnderstudyError as error:
+        if "--debug" in arguments:
+            raise
+        print(f"understudy: {error}", file=sys.stderr)
+        return 2
