@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -17,9 +17,10 @@ class Child:
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
         # Its standard input stays open as long as we live; the child stops when it closes.
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        with _ignoring_interrupts():
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
         self.latest: Mapping[str, Any] = {}
         self._errors: list[str] = []
         self._readers = [
@@ -71,7 +72,23 @@ class Child:
             self._process.wait(timeout_s)
             for reader in self._readers:
                 reader.join(1.0)
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    pipe.close()
         return self.exit_code
+
+
+@contextlib.contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Children inherit this: Ctrl-C reaches the parent alone, which then asks them to finish."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def python_module(name: str, *arguments: str) -> list[str]:

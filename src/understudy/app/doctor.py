@@ -1,0 +1,118 @@
+"""doctor: is this machine, and this data folder, fit for the platform?"""
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from understudy.app.data import DataFolder
+from understudy.core.errors import UnderstudyError
+from understudy.core.log import sync_data
+from understudy.stores.view import StoreView
+
+Colour = Literal["green", "yellow", "red"]
+_NEEDED = ("numpy", "safetensors", "urllib3", "cryptography", "click", "rich", "gymnasium", "msgspec", "structlog")
+_FREE_BYTES = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: what was looked at, how it is, and what to do about it."""
+
+    name: str
+    colour: Colour
+    found: str
+    next: str = ""
+
+
+def examine(data: DataFolder | None) -> Iterator[Check]:
+    """Every check in turn."""
+    yield _python()
+    yield _system()
+    yield from _packages()
+    yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
+    if data is not None:
+        yield from _folder(data)
+
+
+def _python() -> Check:
+    found = platform.python_version()
+    if sys.version_info < (3, 11):
+        return Check("python", "red", found, "install Python 3.11 or newer")
+    return Check("python", "green", found)
+
+
+def _system() -> Check:
+    if sys.platform == "win32":
+        return Check("system", "yellow", platform.platform(), "games can record; run stream, store and roles elsewhere")
+    return Check("system", "green", platform.platform())
+
+
+def _packages() -> Iterator[Check]:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        yield Check("packages", "red", f"missing {', '.join(missing)}", "pip install 'understudy[platform]'")
+    else:
+        yield Check("packages", "green", f"{len(_NEEDED)} needed, all there")
+
+
+def _disk(where: Path) -> Iterator[Check]:
+    while not where.exists():
+        where = where.parent
+    free = shutil.disk_usage(where).free
+    yield Check(
+        "free disk", "green" if free >= _FREE_BYTES else "red", f"{free / 1024**3:.1f} GiB at {where}",
+        "" if free >= _FREE_BYTES else "free some space: the stream stops acknowledging when the disk is full",
+    )  # fmt: skip
+    try:
+        took_ms = _sync_ms(where)
+    except OSError as error:
+        yield Check("writing", "red", f"{where}: {error.strerror}", "give a folder you may write to with --data")
+        return
+    slow = took_ms > 20
+    advice = "acknowledgements wait for this; a local SSD is faster" if slow else ""
+    yield Check("sync of 16 KiB", "yellow" if slow else "green", f"{took_ms:.2f} ms (median of 9)", advice)
+
+
+def _sync_ms(where: Path) -> float:
+    times = []
+    with tempfile.NamedTemporaryFile(dir=where, prefix=".understudy-doctor-") as file:
+        for _ in range(9):
+            began_s = time.perf_counter()
+            os.write(file.fileno(), bytes(16384))
+            sync_data(file.fileno())
+            times.append(time.perf_counter() - began_s)
+    return sorted(times)[4] * 1000
+
+
+def _folder(data: DataFolder) -> Iterator[Check]:
+    if not (data.store / "catalogue.sqlite").exists():
+        yield Check("store", "yellow", f"none in {data.root}", f"understudy simulate CartPole-v1 --data {data.root}")
+        return
+    yield Check("writer", "green", "a process has the store open" if data.has_writer() else "nobody has the store open")
+    try:
+        with StoreView(data.store) as view:
+            trouble, arrivals = view.catalogue.is_sound(), view.mark().next_arrival - 1
+    except (UnderstudyError, OSError) as error:
+        yield Check("store", "red", str(error), f"understudy data verify --data {data.root}")
+        return
+    if trouble:
+        yield Check("store", "red", f"catalogue: {trouble}", "restore the folder from a backup")
+    else:
+        yield Check("store", "green", f"{max(arrivals, 0)} arrivals; the catalogue is sound")
+    yield from _leftovers(data)
+
+
+def _leftovers(data: DataFolder) -> Iterator[Check]:
+    left = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
+    if left:
+        yield Check("spool", "yellow", f"{left} sessions wait to be sent", f"understudy data verify --data {data.root}")
+    else:
+        yield Check("spool", "green", "empty")

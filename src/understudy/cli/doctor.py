@@ -1,0 +1,26 @@
+"""understudy doctor."""
+
+import os
+from dataclasses import asdict
+
+import click
+
+from understudy.app.doctor import examine
+from understudy.cli.options import console, data_option, finish, folder, json_option
+
+_MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
+
+
+@click.command(epilog="\b\nExamples:\n  understudy doctor\n  understudy doctor --data D --json")
+@data_option
+@json_option
+def doctor(data_text: str | None, as_json: bool) -> int:
+    """Check this machine and a data folder; every yellow or red line says what to do. Exits 1 on red."""
+    data = folder(data_text) if data_text or os.environ.get("UNDERSTUDY_DATA") else None
+    out, checks = console(as_json=as_json), []
+    for check in examine(data):
+        checks.append(check)
+        advice = f"  → {check.next}" if check.next else ""
+        out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.found}{advice}", soft_wrap=True)
+    code = 1 if any(check.colour == "red" for check in checks) else 0
+    return finish({"checks": [asdict(check) for check in checks], "ok": code == 0}, as_json=as_json, code=code)

@@ -1,0 +1,155 @@
+"""verify on folders that a real client recorded into."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from understudy.app.data import DataFolder, data_folder
+from understudy.app.erase import forget_player, replay_quarantine
+from understudy.app.ingest import IngestRole
+from understudy.app.ledger import LedgerLink, read_ledger
+from understudy.app.stats import stats
+from understudy.app.verify import verify
+from understudy.client.connect import connect, local_link
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ConfigError, Corrupt
+from understudy.core.game import GameSpec, game_spec
+
+SPEC = game_spec("tag", obs=3, actions=["left", "right"])
+
+
+def record(data: DataFolder, *, player: str, steps: int, spec: GameSpec = SPEC, ledger: bool = True) -> None:
+    link = local_link(data.root, spec, SystemClock())
+    with connect(
+        spec=spec, link=LedgerLink(link, data.ledger) if ledger else link, spool=data.spool, consent="granted"
+    ) as game:
+        rng = np.random.default_rng(steps)
+        episode = game.episode(player=player)
+        for _ in range(steps):
+            episode.acted(rng.normal(size=3).astype(np.float32), int(rng.integers(2)))
+            episode.reward(1.0)
+        episode.end(result="win")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataFolder:
+    return DataFolder(tmp_path / "D")
+
+
+def test_everything_acknowledged_is_proved_against_the_stored_bytes(data: DataFolder) -> None:
+    record(data, player="ada", steps=1200)
+    verdict = verify(data)
+    assert (verdict.exit_code, verdict.lost_steps, verdict.duplicate_steps, verdict.gap_steps) == (0, 0, 0, 0)
+    assert verdict.steps == verdict.ledger_steps == 1200
+
+
+def test_without_a_ledger_there_is_nothing_to_prove(data: DataFolder) -> None:
+    record(data, player="ada", steps=100, ledger=False)
+    verdict = verify(data)
+    assert verdict.exit_code == 2
+    assert verdict.steps == 100
+
+
+def test_a_promise_without_data_is_a_loss(data: DataFolder) -> None:
+    record(data, player="ada", steps=100)
+    line = next(data.ledger.glob("*.jsonl"))
+    text = line.read_text()
+    line.write_text(text + text.splitlines()[0].replace('"chunk_no": 0', '"chunk_no": 77') + "\n")
+    verdict = verify(data)
+    assert verdict.exit_code == 1
+    assert verdict.lost_steps == 100
+
+
+def test_a_half_written_ledger_line_promised_nothing_but_a_broken_one_is_an_error(data: DataFolder) -> None:
+    record(data, player="ada", steps=10)
+    path = next(data.ledger.glob("*.jsonl"))
+    whole = path.read_text()
+    path.write_text(whole + '{"session": "00')
+    assert len(list(read_ledger(data.ledger))) == len(whole.splitlines())
+    path.write_text("nonsense\n" + whole)
+    with pytest.raises(Corrupt, match="line 1"):
+        list(read_ledger(data.ledger))
+
+
+def test_verify_works_beside_a_live_writer(data: DataFolder) -> None:
+    import threading
+
+    record(data, player="ada", steps=600)
+    stop = threading.Event()
+    with IngestRole(data) as role:
+        thread = threading.Thread(target=role.run, args=(stop,))
+        thread.start()
+        try:
+            record(data, player="bob", steps=300)
+            verdict = verify(data)
+        finally:
+            stop.set()
+            thread.join()
+    assert verdict.live_writer
+    assert (verdict.exit_code, verdict.steps) == (0, 900)
+
+
+def test_forgetting_a_player_leaves_the_others_and_the_proof(data: DataFolder) -> None:
+    record(data, player="ada", steps=600)
+    record(data, player="bob", steps=300)
+    verify(data)
+    found = forget_player(data, "ada", game=None, timeout_s=5)
+    assert found["chunks"] >= 2
+    verdict = verify(data)
+    assert (verdict.exit_code, verdict.steps, verdict.lost_steps) == (0, 300, 0)
+    with pytest.raises(ConfigError, match="known are tag"):
+        forget_player(data, "ada", game="nope", timeout_s=5)
+
+
+def test_forget_reaches_what_a_killed_game_left_in_the_spool(data: DataFolder) -> None:
+    record(data, player="bob", steps=10)
+
+    class Away(LedgerLink):
+        def send(self, frames, players):  # type: ignore[no-untyped-def]
+            raise TimeoutError("away")
+
+    link = Away(local_link(data.root, SPEC, SystemClock()), data.ledger)
+    game = connect(spec=SPEC, link=link, spool=data.spool)
+    episode = game.episode(player="ada")
+    for _ in range(20):
+        episode.acted([0.0, 0.0, 0.0], 1)
+    game.close(timeout_s=0.2)
+    assert forget_player(data, "ada", game=None, timeout_s=5)["spooled_sessions"] == 1
+    assert list(data.spool.glob("*/*/session.json")) == []
+    assert verify(data).steps == 10
+
+
+def test_parked_frames_are_stored_once_their_schema_is_registered(data: DataFolder) -> None:
+    record(data, player="bob", steps=10)
+    newer = game_spec("tag", obs=4, actions=["left", "right"])
+    with connect(spec=newer, link=local_link(data.root, newer, SystemClock()), spool=data.spool) as game:
+        episode = game.episode(player="ada")
+        for _ in range(50):
+            episode.acted([0.0] * 4, 0)
+        episode.end()
+    spec_file = data.games / "tag" / f"{newer.schema}.json"
+    text = spec_file.read_bytes()
+    spec_file.unlink()
+    with IngestRole(data) as role:
+        role.service.drain()
+    assert stats(data)["parked"] == 1
+    spec_file.write_bytes(text)
+    assert replay_quarantine(data, None, timeout_s=5) == {
+        "tried": 1, "stored": 1, "still_refused": 0, "duplicates": 0,
+    }  # fmt: skip
+    assert stats(data)["steps"] == 60
+    assert replay_quarantine(data, None, timeout_s=5)["tried"] == 0
+
+
+def test_a_data_folder_must_be_named_and_be_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNDERSTUDY_DATA", raising=False)
+    with pytest.raises(ConfigError, match="UNDERSTUDY_DATA"):
+        data_folder(None)
+    monkeypatch.setenv("UNDERSTUDY_DATA", str(tmp_path))
+    assert data_folder(None).root == tmp_path
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        data_folder(str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="holds no recorded data"):
+        DataFolder(tmp_path / "nowhere").must_exist()

@@ -1,0 +1,161 @@
+"""The commands as a new user types them, in processes of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+def understudy(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "understudy.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+
+
+def last_object(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
+    fields = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(fields, dict)
+    return fields
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    data = str(tmp_path_factory.mktemp("cli") / "D")
+    done = understudy("simulate", "CartPole-v1", "--players", "3", "--seconds", "2", "--data", data, "--json")
+    assert done.returncode == 0, done.stderr
+    fields = last_object(done)
+    assert fields["recorded_steps"] == fields["acked_steps"] == fields["stored_steps"] > 0
+    assert fields["ack_p99_ms"] >= fields["ack_p50_ms"] > 0
+    assert fields["steps_per_s"] > 0
+    return data
+
+
+def test_verify_proves_what_simulate_recorded(folder: str) -> None:
+    done = understudy("data", "verify", "--data", folder, "--json")
+    assert done.returncode == 0, done.stderr
+    fields = last_object(done)
+    assert fields["steps"] == fields["ledger_steps"] > 0
+    for name in ("lost_steps", "duplicate_steps", "gap_steps", "quarantined_chunks"):
+        assert fields[name] == 0
+    assert {"sessions", "chunks", "ledger_chunks"} <= fields.keys()
+
+
+def test_the_data_folder_may_come_from_the_environment(folder: str) -> None:
+    fields = last_object(understudy("data", "stats", "--json", UNDERSTUDY_DATA=folder))
+    assert fields["games"] == {"CartPole-v1": fields["steps"]}
+    assert fields["sessions"] == 3
+    assert "steps in" in understudy("data", "stats", "--data", folder).stdout
+
+
+def test_sessions_are_listed(folder: str) -> None:
+    rows = last_object(understudy("data", "sessions", "--data", folder, "--json"))["sessions"]
+    assert len(rows) == 3
+    assert all(row["closed"] and not row["missing"] for row in rows)
+    assert last_object(understudy("data", "sessions", "--data", folder, "--game", "other", "--json"))["sessions"] == []
+
+
+def test_doctor_and_version_say_how_things_are(folder: str) -> None:
+    done = understudy("doctor", "--data", folder, "--json")
+    assert done.returncode == 0, done.stdout
+    assert {check["name"] for check in last_object(done)["checks"]} >= {"python", "packages", "store", "spool"}
+    assert last_object(understudy("version", "--json"))["frame"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["dats"], "did you mean 'data'"),
+        (["data", "stats"], "UNDERSTUDY_DATA"),
+        (["data", "verify", "--data", "nowhere-at-all"], "holds no recorded data"),
+        (["simulate", "Nope-v1", "--data", "unused"], "Gymnasium cannot make"),
+        (["simulate", "CartPole-v1", "--players", "0", "--data", "unused"], "--players is 0"),
+        (["simulate", "CartPole-v1", "--seconds", "-1", "--data", "unused"], "--seconds is -1"),
+        (["simulate", "CartPole-v1", "--env-kwargs", "{", "--data", "unused"], "--env-kwargs"),
+        (["simulate", "CartPole-v1", "--env-kwargs", '{"nope": 1}', "--data", "unused"], "Gymnasium cannot make"),
+    ],
+)
+def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNDERSTUDY_DATA", raising=False)
+    command = [sys.executable, "-m", "understudy.cli.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "simulate", "ingest", "demo", "doctor", "version", "data", "data stats", "data sessions", "data verify",
+     "data forget", "data quarantine", "data quarantine list", "data quarantine replay"],
+)  # fmt: skip
+def test_every_command_has_help_with_two_examples(command: str) -> None:
+    done = understudy(*command.split(), "--help")
+    assert done.returncode == 0
+    assert done.stdout.count("understudy ") >= 3, done.stdout
+
+
+def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "understudy.cli.main", "simulate", "CartPole-v1", "--seconds", "600"]
+    process = subprocess.Popen(
+        [*command, "--data", str(tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("ledger/*.jsonl")))
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    wait_for(lambda: not processes_of(tmp_path))
+    assert understudy("data", "verify", "--data", str(tmp_path), "--json").returncode == 0
+
+
+def test_ingest_drains_and_ends_when_asked(tmp_path: Path) -> None:
+    understudy("simulate", "CartPole-v1", "--players", "1", "--seconds", "1", "--no-ingest", "--data", str(tmp_path))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "understudy.cli.main", "ingest", "--data", str(tmp_path), "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: (tmp_path / "store" / "watermark").exists())
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert json.loads(out.splitlines()[-1])["steps"] > 0
+    again = understudy("ingest", "--until-empty", "--data", str(tmp_path), "--json")
+    assert last_object(again)["steps"] == 0
+
+
+def test_the_demo_recovers_from_its_kill_and_its_control_goes_red(tmp_path: Path) -> None:
+    done = understudy("demo", "--seconds", "1", "--players", "2", "--svg", str(tmp_path / "demo.svg"), "--json")
+    assert done.returncode == 0, done.stderr
+    fields = last_object(done)
+    assert fields["killed"]["processes"] == 3
+    assert fields["verify"]["ok"]
+    assert fields["verify"]["lost_steps"] == 0
+    assert fields["control"]["lost_steps"] > 0
+    assert "<svg" in (tmp_path / "demo.svg").read_text()
+
+
+def wait_for(condition: Any, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def processes_of(folder: Path) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline") if Path("/proc").is_dir() else ():
+        try:
+            if str(folder) in path.read_text() and "understudy.app" in path.read_text():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found

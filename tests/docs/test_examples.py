@@ -1,0 +1,55 @@
+"""Every command and example in README and guides is run, in the order it stands there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "docs/game-developer.md", "docs/rl-engineer.md", "docs/operator.md"]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    return BLOCK.findall((ROOT / page).read_text())
+
+
+def commands(text: str) -> list[str]:
+    return [line.split("#")[0].strip() for line in text.splitlines() if line.split("#")[0].strip()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_run_as_they_stand(page: str, tmp_path: Path) -> None:
+    found = blocks(page)
+    assert found, f"{page} shows no example"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment.pop("UNDERSTUDY_DATA", None)
+    for language, text in found:
+        assert language in ("python", "console"), f"{page} has a block of {language}, which nobody runs"
+        runs = [[sys.executable, "-c", text]] if language == "python" else [line.split() for line in commands(text)]
+        for run in runs:
+            if run[0] == "make":
+                continue
+            done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, f"{page}: {run}\n{done.stdout}\n{done.stderr}"
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"\bmake ([a-z-]+)", "\n".join(text for _, text in blocks(page))))
+        assert named <= targets, page
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for path in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_first_screen_of_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split("\n## ")[0].strip().splitlines()) <= 30
