@@ -30,7 +30,8 @@ from understudy.core.ports import Link
 
 Held = TypeVar("Held", Episode, Recorder)
 
-_GAMES: "weakref.WeakSet[Game]" = weakref.WeakSet()
+_GAMES: "set[Game]" = set()
+"""Every game that is not closed; leaving the program closes them, even those nobody refers to any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,7 @@ class Game:
             if self._closed:
                 return True
             self._closed = f"the game {self.spec.game} was closed; connect again to record"
+        _GAMES.discard(self)
         ended = self._sessions.close(self._closed)
         if self._thread is None:
             all_sent = self._sender.finish(ended, 0.0) or self._pump_rest()
@@ -315,6 +317,7 @@ def _close_all() -> None:
 def _after_fork() -> None:
     for game in list(_GAMES):
         game.abandon()
+    _GAMES.clear()
 
 
 atexit.register(_close_all)

@@ -9,19 +9,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from understudy.client.losses import Losses
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import Entry, SessionSpool, Spool
 from understudy.core.block import encode_block
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError
-from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
+from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, Frame, close_frame, drop_frame
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
 from understudy.core.ports import Ack, Link
 
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _MEMORY_BYTES = 8 * 1024 * 1024
-_MAX_RANGES = 1024
 _CHECK_BYTES = 1024 * 1024
 """The cap is looked at whenever this much was spooled, or a 32nd of it."""
 
@@ -78,7 +78,7 @@ class Sender:
         self._open: dict[uuid.UUID, SessionSpool] = {}
         self._queue: deque[Entry] = deque()
         self._kept_bytes = self._unchecked_bytes = 0
-        self._lost: dict[uuid.UUID, tuple[list[int], int]] = {}
+        self._losses = Losses()
         self._registered: set[str] = set()
         self._warned: set[str] = set()
         self._failures = 0
@@ -245,19 +245,15 @@ class Sender:
         return touched
 
     def _lose(self, spool: SessionSpool, numbers: Sequence[int], n_steps: int) -> None:
-        known, steps = self._lost.get(spool.session, ([], 0))
-        self._lost[spool.session] = (known + list(numbers), steps + n_steps)
+        self._losses.add(spool.session, numbers, n_steps)
         self.counts.dropped_steps += n_steps
         self._warn("dropped", "recorded steps had to be dropped; game.stats().dropped_steps counts them")
 
     def _report_lost(self) -> None:
-        for session, (numbers, n_steps) in self._lost.items():
+        for session, report in self._losses.reports():
             spool = self._open[session]
-            ranges = merge(numbers)
-            for at in range(0, len(ranges), _MAX_RANGES) if not (spool.is_muted or spool.is_closing) else ():
-                report = DropReport(ranges[at : at + _MAX_RANGES], n_steps if at == 0 else 0)
+            if not (spool.is_muted or spool.is_closing):
                 self._add(spool, drop_frame(session, spool.next_no, report), 0)
-        self._lost.clear()
 
     # --- From the spool through the link ----------------------------------------------------------------------------
 
@@ -331,7 +327,7 @@ class Sender:
         self._warn("refused", f"the platform refused recorded steps for good: {reason}")
         self._finish(entry, arrived=False)
         if entry.is_data:
-            self._lost[entry.spool.session] = _with_number(self._lost.get(entry.spool.session), entry)
+            self._losses.add(entry.spool.session, [entry.chunk_no], entry.n_steps)
         else:
             entry.spool.is_muted = True
 
@@ -402,19 +398,3 @@ class Sender:
             # Raised warnings (-W error) must not end a background thread.
             with contextlib.suppress(RecordingWarning):
                 warnings.warn(text, RecordingWarning, stacklevel=2)
-
-
-def merge(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Numbers as sorted, closed ranges."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return tuple(ranges)
-
-
-def _with_number(known: tuple[list[int], int] | None, entry: Entry) -> tuple[list[int], int]:
-    numbers, steps = known or ([], 0)
-    return [*numbers, entry.chunk_no], steps + entry.n_steps

@@ -75,6 +75,8 @@ class SessionSpool:
         self.session, self.player, self.spec = session, player, spec
         self._folder, self._lock, self._roll_bytes = folder, lock, roll_bytes
         self._files: list[SpoolFile] = []
+        self._writing: dict[bool, SpoolFile] = {}
+        """The file for data and the one for reports: a report is never dropped, so it must not keep dropped data."""
         self._next_file = 1
         self._open: dict[int, Entry] = {}
         self.next_no = 0
@@ -111,7 +113,7 @@ class SessionSpool:
             self.n_steps += n_steps
         self._open[frame.chunk_no] = entry
         try:
-            file = self._file()
+            file = self._file(is_data=entry.is_data)
             assert file.log is not None
             head = _ENTRY.pack(n_steps, self.n_steps)
             entry.start = file.log.append([head, frame.header(), frame.body]).start
@@ -156,8 +158,8 @@ class SessionSpool:
     def tidy(self, *, and_current: bool = False) -> None:
         """Note how far everything is done and delete files nobody needs (`and_current`: the one in use too)."""
         self.save()
-        if and_current and self._files and self._files[-1].n_live == 0:
-            self._roll()
+        for is_data in [is_data for is_data, file in self._writing.items() if and_current and not file.n_live]:
+            self._stop_writing(is_data)
         kept: list[SpoolFile] = []
         for file in self._files:
             # What arrived out of order stays until all before it is done: a later start must not take it for lost.
@@ -179,22 +181,28 @@ class SessionSpool:
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _file(self) -> SpoolFile:
-        current = self._files[-1] if self._files else None
-        if current is not None and current.log is not None:
+    def _file(self, *, is_data: bool) -> SpoolFile:
+        current = self._writing.get(is_data)
+        if current is not None:
             if current.size_bytes < self._roll_bytes:
                 return current
-            self._roll()
+            self._stop_writing(is_data)
         path = self._folder / f"{self._next_file:08}.log"
         file = SpoolFile(path, log=LogFile(path, sync=no_sync))
         self._next_file += 1
         self._files.append(file)
+        self._writing[is_data] = file
         return file
 
     def _roll(self) -> None:
-        if self._files and (log := self._files[-1].log) is not None:
-            log.close()
-            self._files[-1].log = None
+        for is_data in list(self._writing):
+            self._stop_writing(is_data)
+
+    def _stop_writing(self, is_data: bool) -> None:
+        file = self._writing.pop(is_data)
+        if file.log is not None:
+            file.log.close()
+            file.log = None
 
     def save(self) -> None:
         """Note on disk how far everything is done."""

@@ -172,8 +172,9 @@ class ChunkBuilder:
             return self.cut(result=result)
         at = self._at + 1
         if obs is None:
+            # Never bootstrapped from; the last one seen again is sure to lie in the space.
             for column in self._obs:
-                column[at] = 0
+                column[at] = column[at - 1]
         else:
             self._write_obs(self._obs, at, obs)
         if self._legal is not None or legal is not None:

@@ -112,8 +112,8 @@ def _part(what: str, value: Any, path: str, keys: Sequence[str]) -> Any:
 def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
     dtype, shape = space.dtype, space.shape
     is_float, is_short = dtype.kind == "f", len(shape) == 1 and shape[0] <= _SHORT
-    # Boxes of observations may be left by a little in real games; choices may not.
-    must_hold = check_bounds or not isinstance(space, Box)
+    # Real games leave the float bounds of their observations now and then; whole numbers and actions may not.
+    must_hold = (check_bounds or not is_float) and not _holds_all(space)
     array_type = np.ndarray
 
     def write(columns: Sequence[Array], at: int, value: Any) -> None:
@@ -127,6 +127,11 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
         columns[0][at] = value
 
     return write
+
+
+def _holds_all(space: Space) -> bool:
+    """Whether every finite value of the dtype lies in the space, so that looking would be waste."""
+    return isinstance(space, Box) and space.low is None and space.high is None
 
 
 def _converted(what: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

@@ -1,0 +1,111 @@
+"""The link into a stream of one's own: the same door, and a full disk means later, not never."""
+
+import numpy as np
+import pytest
+
+from tests.client.fakes import FakeClock, chunks, client
+from understudy.client.local import RETRY_AFTER_S, LocalLink
+from understudy.core.door import Door, pseudonym
+from understudy.core.errors import StorageFailed, StorageFull
+from understudy.core.frame import data_frame, decode_frame
+from understudy.core.game import game_spec, spec_from_json
+from understudy.core.names import game_name, new_session, player_name
+from understudy.core.ports import Outcome
+from understudy.streams.memory import MemoryStream
+
+KEY = bytes(32)
+CLOCK = FakeClock()
+ANNA = player_name("anna")
+
+
+def link_over(stream, tmp_path, clock=CLOCK):
+    return LocalLink(stream, door=Door(KEY, game_name("my-game"), clock), specs_folder=tmp_path / "games")
+
+
+def frame():
+    return data_frame(new_session(CLOCK.now()), 0, b"body")
+
+
+class Broken:
+    """A stream that answers as it is told."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def append(self, frames):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return [self.answer] * len(frames)
+
+    def close(self):
+        pass
+
+
+def test_a_spec_is_written_once_where_ingest_looks(tmp_path):
+    spec = game_spec("my-game", obs=2, actions=3)
+    link = link_over(MemoryStream(), tmp_path)
+    link.register(spec)
+    link.register(spec)
+    (path,) = (tmp_path / "games").rglob("*.json")
+    assert path == tmp_path / "games" / "my-game" / f"{spec.schema}.json"
+    assert spec_from_json(path.read_bytes()) == spec
+
+
+def test_what_enters_is_stamped_and_acknowledged(tmp_path):
+    stream = MemoryStream()
+    good, nameless = frame(), frame()
+    acks = link_over(stream, tmp_path).send([nameless, good], {good.session: ANNA})
+    assert [ack.accepted for ack in acks] == [False, True]
+    assert acks[0].refused is not None
+    assert "no_player" in acks[0].refused
+    (record,) = stream.read(stream.partitions()[0].id, None, max_bytes=1 << 20, wait_s=0.0).records
+    assert decode_frame(record.raw).player == pseudonym(KEY, "my-game", "anna")
+
+
+@pytest.mark.parametrize(
+    ("answer", "retry_after_s"),
+    [
+        (StorageFull("no room"), RETRY_AFTER_S),
+        (StorageFailed("gone"), RETRY_AFTER_S),
+        (OSError(5, "io"), RETRY_AFTER_S),
+        (Outcome(False, "busy", 3.0), 3.0),
+        (Outcome(False, "busy"), RETRY_AFTER_S),
+    ],
+)
+def test_a_stream_that_cannot_store_now_means_later(tmp_path, answer, retry_after_s):
+    good = frame()
+    (ack,) = link_over(Broken(answer), tmp_path).send([good], {good.session: ANNA})
+    assert (ack.accepted, ack.refused, ack.retry_after_s) == (False, None, retry_after_s)
+
+
+def test_a_full_disk_stops_nothing_and_loses_nothing(tmp_path):
+    class SometimesFull(MemoryStream):
+        is_full = True
+
+        def append(self, frames):
+            if self.is_full:
+                raise StorageFull("no room")
+            return super().append(frames)
+
+    clock = FakeClock()
+    stream = SometimesFull(clock=clock)
+    game = client(link_over(stream, tmp_path, clock), tmp_path, clock=clock)
+    ep = game.episode(player="anna")
+    for at in range(1500):
+        ep.acted(np.array([at, 0], np.float32), 0)
+    ep.end()
+    for _ in range(5):
+        clock.advance(40)
+        game.pump()
+    assert game.stats().acked_steps == 0
+    stream.is_full = False
+    clock.advance(40)
+    game.pump()
+    game.close()
+    records = [
+        record
+        for one in stream.partitions()
+        for record in stream.read(one.id, None, max_bytes=1 << 24, wait_s=0).records
+    ]
+    frames = {one.chunk_no: one for one in (decode_frame(record.raw) for record in records)}
+    assert sum(chunk.meta.n_steps for chunk in chunks(frames)) == 1500

@@ -1,0 +1,282 @@
+"""What is on disk when a game dies, and what the next start makes of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
+from understudy.client import connect
+from understudy.client.spool import MAX_AGE_S, Entry, SessionSpool, Spool
+from understudy.core.errors import Locked
+from understudy.core.frame import (
+    CloseReport,
+    DropReport,
+    FrameKind,
+    close_frame,
+    data_frame,
+    drop_frame,
+    read_close,
+    read_drop,
+)
+from understudy.core.game import game_spec
+from understudy.core.lock import FileLock
+from understudy.core.names import new_session, player_name
+
+SPEC = game_spec("my-game", obs=2, actions=3)
+ANNA = player_name("anna")
+
+
+def spool_of(folder: Path, clock: FakeClock | None = None) -> tuple[Spool, SessionSpool]:
+    spool = Spool(folder)
+    session = new_session((clock or FakeClock()).now())
+    return spool, spool.create(session, player=ANNA, spec=SPEC)
+
+
+def fill(one: SessionSpool, n: int, *, size: int = 100) -> list[Entry]:
+    return [one.add(data_frame(one.session, one.next_no, bytes([at]) * size), 10) for at in range(n)]
+
+
+def adopted(folder: Path) -> tuple[SessionSpool, list[Entry]]:
+    ((one, entries),) = Spool(folder).adopt(FakeClock().now())
+    return one, entries
+
+
+def test_unfinished_frames_are_found_again_in_order(tmp_path):
+    _, one = spool_of(tmp_path)
+    entries = fill(one, 5)
+    for entry in entries[:2]:
+        one.done(entry, arrived=True)
+    one.tidy()
+    one.close()
+    other, found = adopted(tmp_path)
+    assert [entry.chunk_no for entry in found] == [2, 3, 4]
+    assert (other.next_no, other.n_steps, other.player, other.spec.schema) == (5, 50, "anna", SPEC.schema)
+    frame = other.read(found[0])
+    assert frame is not None
+    assert frame.body == bytes([2]) * 100
+    assert other.lost_numbers == []
+    other.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_live_session_is_left_alone(tmp_path):
+    _, one = spool_of(tmp_path)
+    fill(one, 1)
+    other = Spool(tmp_path)
+    assert list(other.adopt(FakeClock().now())) == []
+    assert other.foreign_bytes > 100
+    with pytest.raises(Locked):
+        FileLock(tmp_path / str(one.session) / ".lock", what="it")
+    one.close()
+
+
+def test_a_torn_end_is_left_out(tmp_path):
+    _, one = spool_of(tmp_path)
+    fill(one, 3)
+    one.close()
+    (log,) = (tmp_path / str(one.session)).glob("*.log")
+    log.write_bytes(log.read_bytes()[:-7])
+    other, found = adopted(tmp_path)
+    assert [entry.chunk_no for entry in found] == [0, 1]
+    assert other.next_no == 2
+    other.close()
+
+
+def test_dropped_frames_whose_report_was_spooled_are_not_sent(tmp_path):
+    _, one = spool_of(tmp_path)
+    fill(one, 3)
+    one.add(drop_frame(one.session, one.next_no, DropReport(((0, 1),), 20)), 0)
+    one.close()
+    other, found = adopted(tmp_path)
+    assert [entry.chunk_no for entry in found] == [2, 3]
+    assert other.lost_numbers == []
+    other.close()
+
+
+def test_frames_the_disk_refused_are_known_to_be_lost(tmp_path, monkeypatch):
+    _, one = spool_of(tmp_path)
+    fill(one, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.core.log._pwrite", no_room)
+        entries = fill(one, 3)
+    assert all(one.read(entry) is not None for entry in entries)
+    assert one.memory_bytes == sum(entry.size_bytes for entry in entries)
+    one.close()
+    other, found = adopted(tmp_path)
+    assert [entry.chunk_no for entry in found] == [0, 1]
+    assert (other.next_no, other.lost_numbers, other.lost_steps) == (5, [2, 3, 4], 30)
+    other.close()
+
+
+def no_room(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_what_arrived_out_of_order_is_not_taken_for_lost(tmp_path):
+    spool = Spool(tmp_path, cap_bytes=64 * 1024)
+    one = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
+    entries = fill(one, 8, size=3000)
+    for entry in entries[1:]:
+        one.done(entry, arrived=True)
+    one.tidy(and_current=True)
+    one.close()
+    other, found = adopted(tmp_path)
+    assert found[0].chunk_no == 0
+    assert other.lost_numbers == []
+    other.close()
+
+
+def test_files_go_as_soon_as_all_before_them_is_done(tmp_path):
+    spool = Spool(tmp_path, cap_bytes=64 * 1024)
+    one = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
+    entries = fill(one, 12, size=3000)
+    files = len(list(tmp_path.rglob("*.log")))
+    assert files > 4
+    for entry in entries:
+        one.done(entry, arrived=True)
+        one.tidy()
+    assert len(list(tmp_path.rglob("*.log"))) == 1
+    one.tidy(and_current=True)
+    assert one.size_bytes == 0
+    one.close()
+
+
+def test_a_close_frame_that_was_spooled_is_not_made_twice(tmp_path):
+    _, one = spool_of(tmp_path)
+    (entry,) = fill(one, 1)
+    one.done(entry, arrived=True)
+    one.tidy()
+    one.add(close_frame(one.session, 1, CloseReport(1, 10)), 0)
+    one.close()
+    other, found = adopted(tmp_path)
+    assert other.is_closing
+    assert [entry.chunk_no for entry in found] == [1]
+    other.close()
+
+
+def test_sessions_older_than_a_week_are_dropped_and_counted(tmp_path):
+    clock = FakeClock()
+    _, one = spool_of(tmp_path, clock)
+    fill(one, 1)
+    one.close()
+    spool = Spool(tmp_path)
+    assert list(spool.adopt(clock.now() + MAX_AGE_S + 1)) == []
+    assert spool.expired_sessions == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_being_made_is_not_touched(tmp_path):
+    clock = FakeClock()
+    folder = tmp_path / str(new_session(clock.now()))
+    folder.mkdir()
+    spool = Spool(tmp_path)
+    assert list(spool.adopt(clock.now() + 1)) == []
+    assert folder.exists()
+    assert list(spool.adopt(clock.now() + 7200)) == []
+    assert not folder.exists()
+
+
+def test_strangers_in_the_spool_folder_are_ignored(tmp_path):
+    spool = Spool(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert not spool.has_leftovers()
+    assert list(spool.adopt(FakeClock().now())) == []
+
+
+def test_the_next_start_sends_what_a_closed_game_could_not(tmp_path):
+    link, clock = MemoryLink(), FakeClock()
+    link.is_down = True
+    game = client(link, tmp_path, clock=clock)
+    ep = game.episode(player="anna")
+    for i in range(700):
+        ep.acted(np.array([i, 0], np.float32), 1)
+    assert not game.close()
+    link.is_down = False
+    again = client(link, tmp_path, clock=clock)
+    again.pump()
+    again.pump()
+    assert again.stats().adopted_sessions == 1
+    again.close()
+    (frames,) = link.by_session().values()
+    assert sum(chunk.meta.n_steps for chunk in chunks(frames)) == 699
+    assert read_close(frames[max(frames)]).n_steps == 699
+    assert link.players[frames[0].session] == "anna"
+
+
+def test_numbers_lost_with_a_killed_game_are_reported_by_the_next(tmp_path, monkeypatch):
+    clock = FakeClock()
+    link = MemoryLink()
+    game = client(link, tmp_path, clock=clock)
+    one = game._sender._spool.create(new_session(clock.now()), player=ANNA, spec=game.spec)
+    monkeypatch.setattr("understudy.core.log._pwrite", no_room)
+    fill(one, 2)
+    one.close()
+    monkeypatch.undo()
+    clock.advance(31)
+    with pytest.warns(UserWarning, match="dropped"):
+        game.pump()
+    game.close()
+    report, close = link.frames
+    assert read_drop(report) == DropReport(((0, 1),), 20)
+    assert (close.kind, close.chunk_no) == (FrameKind.CLOSE, 3)
+
+
+VICTIM = """
+    import sys, time
+    import numpy as np
+    from pathlib import Path
+    from understudy.client import connect
+
+    class Down:
+        address = "memory"
+        def register(self, spec): raise ConnectionError
+        def send(self, frames, players): raise ConnectionError
+        def close(self): pass
+
+    game = connect("my-game", obs=2, actions=3, link=Down(), spool=sys.argv[1], linger_s=0.01)
+    ep = game.episode(player="anna")
+    at = 0
+    while True:
+        ep.acted(np.array([at, -at], np.float32), at % 3)
+        ep.reward(float(at))
+        at += 1
+        if at % 200 == 0:
+            game.flush(0.0)
+            print(at, flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is a POSIX signal")
+def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
+    victim = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(VICTIM), str(tmp_path / "spool")], stdout=subprocess.PIPE, text=True
+    )
+    assert victim.stdout is not None
+    spooled = 0
+    while spooled < 3000:
+        spooled = int(victim.stdout.readline())
+    victim.send_signal(signal.SIGKILL)
+    victim.wait(10)
+    victim.stdout.close()
+    link = MemoryLink()
+    game = connect("my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool")
+    deadline = time.monotonic() + 30
+    while not any(frame.kind is FrameKind.CLOSE for frame in link.frames) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    game.close()
+    (frames,) = link.by_session().values()
+    (steps,) = episodes(frames)
+    assert len(steps) >= spooled - 1
+    for at, step in enumerate(steps):
+        assert step.obs == (np.array([at, -at], np.float32).tobytes(),)
+        assert step.next_obs == (np.array([at + 1, -at - 1], np.float32).tobytes(),)
+        assert step.reward == at
+    assert read_close(frames[max(frames)]).n_steps == len(steps)
+    assert not list((tmp_path / "spool").glob("*/*/*.log"))
