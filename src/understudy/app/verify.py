@@ -1,5 +1,6 @@
 """verify: finish what a kill left, then prove every promise in the ledger against the stored bytes."""
 
+import sqlite3
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from understudy.app.requests import ask
 from understudy.client.connect import local_link
 from understudy.client.leftovers import send_leftovers
 from understudy.core.clock import SystemClock
-from understudy.core.errors import Locked
+from understudy.core.errors import Corrupt, Locked, Refused
 from understudy.stores.audit import Findings, audit, summary
 from understudy.stores.catalogue import STORED
 from understudy.stores.view import StoreView
@@ -60,9 +61,14 @@ def verify(data: DataFolder, *, finish: bool = True) -> Verdict:
     recovered = finish_leftovers(data) if finish else 0
     # What the leftovers were promised just now is checked as well.
     promises = list(read_ledger(data.ledger)) if recovered else promises
-    live = _settle(data) if finish else data.has_writer()
-    with StoreView(data.store) as view:
-        findings = audit(view)
+    try:
+        live = _settle(data) if finish else data.has_writer()
+        with StoreView(data.store) as view:
+            findings = audit(view)
+    except sqlite3.OperationalError:
+        raise  # the disk or a lock, not the bytes
+    except (Corrupt, Refused, sqlite3.DatabaseError) as error:
+        live, findings = False, Findings(corrupt=[f"the store cannot be opened: {error}"])
     return _judge(findings, promises, recovered, live)
 
 

@@ -1,0 +1,60 @@
+"""Recording without processes: real clients and a ledger, as much and as fast as a test asks for."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from understudy.app.data import DataFolder
+from understudy.app.ledger import LedgerLink
+from understudy.client.connect import ClientConfig, Game, connect, local_link
+from understudy.client.recorder import Recorder
+from understudy.core.clock import SystemClock
+from understudy.core.game import GameSpec, game_spec
+from understudy.core.ports import Link
+
+GAME = "cart"
+
+
+def cart() -> GameSpec:
+    """A small game: four floats, two actions."""
+    return game_spec(GAME, obs=4, actions=2)
+
+
+@contextmanager
+def playing(
+    data: DataFolder, players: Sequence[str], rng: np.random.Generator, *, wrap: Callable[[Link], Link] | None = None
+) -> Iterator["Table"]:
+    """A game with one recorder per player, a ledger, and no thread: `Table.play` decides when chunks are cut."""
+    link: Link = LedgerLink(local_link(data.root, cart(), SystemClock()), data.ledger)
+    config = ClientConfig(background=False, spool=data.spool)
+    with connect(spec=cart(), link=wrap(link) if wrap else link, consent="granted", config=config) as game:
+        yield Table(game, players, rng)
+
+
+class Table:
+    """Players at their recorders."""
+
+    def __init__(self, game: Game, players: Sequence[str], rng: np.random.Generator) -> None:
+        self.game, self._rng = game, rng
+        self._recorders = {player: game.recorder(player) for player in players}
+        for recorder in self._recorders.values():
+            recorder.reset(self._obs())
+
+    def play(self, *, steps: int = 8) -> None:
+        """Everybody makes some steps, which leave as one chunk each."""
+        for recorder in self._recorders.values():
+            self._play(recorder, steps)
+        self.game.flush(timeout_s=0.0)
+        while self.game.pump() == 0:
+            pass
+
+    def _play(self, recorder: Recorder, steps: int) -> None:
+        for _ in range(steps):
+            ends = bool(self._rng.random() < 0.1)
+            recorder.step(int(self._rng.integers(2)), float(self._rng.normal()), self._obs(), ends, False, by="script")
+            if ends:
+                recorder.reset(self._obs())
+
+    def _obs(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        return self._rng.normal(size=4).astype(np.float32)
