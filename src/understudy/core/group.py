@@ -10,10 +10,11 @@ Result = TypeVar("Result")
 
 
 class _Waiting(Generic[Item, Result]):
-    __slots__ = ("done", "error", "item", "result")
+    __slots__ = ("done", "error", "item", "result", "size")
 
-    def __init__(self, item: Item) -> None:
+    def __init__(self, item: Item, size: int) -> None:
         self.item = item
+        self.size = size
         self.done = False
         self.result: Result | None = None
         self.error: BaseException | None = None
@@ -31,7 +32,7 @@ class GroupCommit(Generic[Item, Result]):
 
     def submit(self, item: Item) -> Result:
         """The commit's result for this item, once it is durable; its error when the commit failed."""
-        mine: _Waiting[Item, Result] = _Waiting(item)
+        mine: _Waiting[Item, Result] = _Waiting(item, self._size(item))
         self._waiting.append(mine)
         while not mine.done:
             # The lock's holder commits for everybody queued; the next holder usually finds its own item done.
@@ -45,10 +46,10 @@ class GroupCommit(Generic[Item, Result]):
 
     def _commit_waiting(self) -> None:
         group = [self._waiting.popleft()]
-        total = self._size(group[0].item)
-        while self._waiting and total + self._size(self._waiting[0].item) <= self._most:
+        total = group[0].size
+        while self._waiting and total + self._waiting[0].size <= self._most:
             group.append(self._waiting.popleft())
-            total += self._size(group[-1].item)
+            total += group[-1].size
         try:
             for one, result in zip(group, self._commit([one.item for one in group]), strict=True):
                 one.result = result

@@ -15,6 +15,7 @@ MAX_REPORT_AHEAD = 1 << 20
 """The same for drop reports and closes, whose numbers come behind everything a client still has to send."""
 
 MAX_RANGES = 1024
+MAX_DROPPED = 1 << 62
 
 _RANGE = struct.Struct("<QQqq?")
 _HEAD = struct.Struct("<16sQQQqI??")
@@ -101,7 +102,9 @@ class Arrival:
     dropped: tuple[tuple[int, int], ...] = ()
 
 
-Verdict = Literal["", "seen", "other_player", "forgotten", "after_close", "out_of_window", "step_mismatch", "bad_report"]
+Verdict = Literal[
+    "", "seen", "other_player", "forgotten", "after_close", "out_of_window", "step_mismatch", "bad_report"
+]
 
 
 def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, Verdict]:
@@ -139,6 +142,16 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, V
     return _counted(before, ranges, arrival), ""
 
 
+def readmit(state: SessionState, arrival: Arrival) -> SessionState:
+    """The state after a data frame whose number was seen in quarantine and that is stored after all."""
+    return replace(state, n_chunks=state.n_chunks + 1, n_steps=state.n_steps + arrival.n_steps)
+
+
+def withdraw(state: SessionState, n_steps: int) -> SessionState:
+    """The state after a stored data frame was taken out; its number stays seen."""
+    return replace(state, n_chunks=state.n_chunks - 1, n_steps=state.n_steps - n_steps)
+
+
 def _counted(state: SessionState, ranges: tuple[Range, ...], arrival: Arrival) -> SessionState:
     data = arrival.kind == "data"
     return replace(
@@ -146,7 +159,8 @@ def _counted(state: SessionState, ranges: tuple[Range, ...], arrival: Arrival) -
         ranges=ranges,
         n_chunks=state.n_chunks + data,
         n_steps=state.n_steps + (arrival.n_steps if data else 0),
-        dropped_steps=state.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0),
+        # Bounded, since each of a session's reports may claim any count.
+        dropped_steps=min(state.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0), MAX_DROPPED),
         closed_at=arrival.number if arrival.kind == "close" else state.closed_at,
         last_received_s=max(state.last_received_s, arrival.received_s),
     )
@@ -155,15 +169,14 @@ def _counted(state: SessionState, ranges: tuple[Range, ...], arrival: Arrival) -
 def _add_data(ranges: tuple[Range, ...], arrival: Arrival) -> tuple[Range, ...] | None:
     """Ranges with one more data number, or None when its steps contradict a neighbour's."""
     number, first_step, end_step = arrival.number, arrival.first_step, arrival.first_step + arrival.n_steps
-    left = next((one for one in reversed(ranges) if one.last < number), None)
-    right = next((one for one in ranges if one.first > number), None)
-    if left is not None:
-        adjoins = left.last == number - 1 and left.exact
-        if first_step < left.end_step or (adjoins and first_step != left.end_step):
-            return None
-    if right is not None and right.first_step >= 0:
-        if end_step > right.first_step or (right.first == number + 1 and end_step != right.first_step):
-            return None
+    left = [one for one in ranges if one.last < number]
+    right = [one for one in ranges if one.first > number]
+    if any(first_step < one.end_step for one in left) or any(0 <= one.first_step < end_step for one in right):
+        return None
+    if left and left[-1].last == number - 1 and left[-1].exact and first_step != left[-1].end_step:
+        return None
+    if right and right[0].first == number + 1 and right[0].first_step not in (-1, end_step):
+        return None
     return _insert(ranges, Range(number, number, first_step, end_step, True))
 
 
@@ -184,13 +197,10 @@ def _insert(ranges: tuple[Range, ...], new: Range) -> tuple[Range, ...]:
     after = [one for one in ranges if one.first > new.last]
     if before and before[-1].last == new.first - 1:
         new = _merged(before.pop(), new)
-    elif before and not new.exact:
-        new = replace(new, end_step=before[-1].end_step)
     if after and after[0].first == new.last + 1:
         new = _merged(new, after.pop(0))
     return (*before, new, *after)
 
 
 def _merged(left: Range, right: Range) -> Range:
-    first_step = left.first_step if left.first_step >= 0 or left.end_step else -1
-    return Range(left.first, right.last, first_step, max(left.end_step, right.end_step), right.exact)
+    return Range(left.first, right.last, left.first_step, max(left.end_step, right.end_step), right.exact)

@@ -166,7 +166,9 @@ class IngestService:
                 stats.steps += candidate.chunk.meta.n_steps
         reasons = [one.reason for one in (*batch.refused, *batch.parked)]
         reasons += [
-            reason for reason, fate in zip(receipt.reasons, receipt.fates, strict=False) if fate in ("refused", "conflict")
+            reason
+            for reason, fate in zip(receipt.reasons, receipt.fates, strict=False)
+            if fate in ("refused", "conflict")
         ]
         stats.refusals.update(reasons)
         for reason, count in Counter(reasons).items():

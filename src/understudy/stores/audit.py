@@ -1,6 +1,8 @@
 """A full check of a local store's bytes: what is really there, once, whole, and without unexplained gaps."""
 
+import contextlib
 import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from understudy.core.chunk import chunk_of
@@ -14,7 +16,9 @@ from understudy.stores.commits import log_path
 from understudy.stores.generation import Generation, Item
 from understudy.stores.sealing import segment_path
 from understudy.stores.segments import Segment
-from understudy.stores.view import StoreView
+from understudy.stores.view import Moved, StoreView
+
+_TRIES = 100
 
 Key = tuple[bytes, int]
 """Session and number."""
@@ -49,10 +53,12 @@ class Findings:
     corrupt: list[str] = field(default_factory=list)
 
     def hold(self, key: Key, held: Held) -> None:
-        if key in self.held:
+        known = self.held.get(key)
+        if known is not None and known.fate == held.fate == STORED:
             self.duplicate_chunks += 1
             self.duplicate_steps += held.n_steps
-        else:
+        elif known is None or held.fate == STORED:
+            # What was taken out and came back by replay is there once.
             self.held[key] = held
 
     def control(self, session: bytes, number: int, kind: FrameKind, raw: bytes) -> None:
@@ -67,41 +73,72 @@ class Findings:
 
 def audit(view: StoreView) -> Findings:
     """Read every stored byte once and compare it with its checksums and with the catalogue."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(Moved):
+            return _audit(view)
+    raise Moved("segments are rewritten faster than they can be checked")
+
+
+def _audit(view: StoreView) -> Findings:
     findings = Findings()
     if trouble := view.catalogue.is_sound():
         findings.corrupt.append(f"catalogue: {trouble}")
         return findings
-    with view.snapshot() as unsealed:
-        readers = {file: LogReader(log_path(view.folder, file)) for file in unsealed.files}
-        _audit_segments(view, findings)
+    with view.snapshot() as unsealed, ExitStack() as stack:
+        try:
+            readers = {file: stack.enter_context(LogReader(log_path(view.folder, file))) for file in unsealed.files}
+        except FileNotFoundError as error:
+            raise Moved(f"{error.filename} was sealed") from None
+        missing = _audit_segments(view, findings)
         _audit_catalogue(view, findings)
         _audit_log(readers, unsealed, findings)
+    for number, n_chunks in missing.items():
+        # Asked outside the snapshot: a segment that is no longer registered was rewritten meanwhile.
+        if view.catalogue.one("SELECT 1 FROM segments WHERE id = ?", number) is None:
+            raise Moved(f"segment {number} was rewritten")
+        findings.corrupt.append(f"segment {number} with {n_chunks} chunks is not there")
     return findings
 
 
-def _audit_segments(view: StoreView, findings: Findings) -> None:
+def _audit_segments(view: StoreView, findings: Findings) -> dict[int, int]:
+    """Check every registered segment; those whose file is not there, with how many chunks they should hold."""
+    missing: dict[int, int] = {}
     for number, crc in view.catalogue.rows("SELECT id, crc FROM segments ORDER BY id"):
-        rows = {row.chunk: row for row in view.catalogue.arrivals("segment = ?", number)}
+        rows: dict[int | None, list[ArrivalRow]] = {}
+        for row in view.catalogue.arrivals("segment = ?", number):
+            rows.setdefault(row.chunk, []).append(row)
         try:
             segment = Segment(segment_path(view.folder, number))
-        except (FileNotFoundError, Corrupt) as error:
-            findings.corrupt.append(f"segment {number} with {len(rows)} chunks: {error}")
+            is_whole = segment.crc() == crc
+            bad = set() if is_whole else set(segment.damaged())
+            if not is_whole:
+                findings.corrupt.append(f"segment {number} does not match its checksum; damaged chunks: {sorted(bad)}")
+            for index in range(segment.n_chunks):
+                _audit_chunk(segment, index, rows.pop(index, []), index in bad, findings)
+        except FileNotFoundError:
+            missing[number] = len(rows)
             continue
-        bad = set(segment.damaged()) if segment.crc() != crc else set()
-        if segment.crc() != crc:
-            findings.corrupt.append(f"segment {number} does not match its checksum; damaged chunks: {sorted(bad)}")
-        for index in range(segment.n_chunks):
-            _audit_chunk(segment, index, rows.pop(index, None), index in bad, findings)
-        for row in rows.values():
+        except (Corrupt, Refused, ValueError, IndexError, KeyError, OverflowError) as error:
+            # The table itself is damaged: nothing it says about its chunks can be trusted.
+            findings.corrupt.append(f"segment {number} with {len(rows)} chunks is not readable: {error}")
+            continue
+        for row in (row for left in rows.values() for row in left):
             findings.corrupt.append(f"{_name(row.session, row.chunk_no)} is not in segment {number}")
+    return missing
 
 
-def _audit_chunk(segment: Segment, index: int, row: ArrivalRow | None, is_bad: bool, findings: Findings) -> None:
+def _audit_chunk(segment: Segment, index: int, rows: list[ArrivalRow], is_bad: bool, findings: Findings) -> None:
     table = segment.table
     session, number = table["session"][index].tobytes(), int(table["no"][index])
-    crc, arrival = int(table["crc"][index]), int(table["arrival"][index])
-    if row is None or (row.session, row.chunk_no, row.crc, row.no) != (session, number, crc, arrival):
+    said = (session, number, int(table["crc"][index]), int(table["arrival"][index]))
+    if said not in [(row.session, row.chunk_no, row.crc, row.no) for row in rows]:
         findings.corrupt.append(f"{_name(session, number)} in {segment.path.name} is not what the catalogue says")
+        return
+    for row in rows:
+        if row.no != said[3]:
+            findings.duplicate_chunks += 1
+            findings.duplicate_steps += row.n_steps
+            findings.corrupt.append(f"{_name(session, number)} is listed twice, as arrivals {said[3]} and {row.no}")
     if is_bad:
         return
     try:
@@ -109,10 +146,16 @@ def _audit_chunk(segment: Segment, index: int, row: ArrivalRow | None, is_bad: b
     except Refused as error:
         findings.corrupt.append(f"{_name(session, number)} has unreadable metadata: {error}")
         return
-    findings.hold((session, number), Held(crc, FrameKind.DATA, meta.first_step, meta.n_steps))
+    findings.hold((session, number), Held(said[2], FrameKind.DATA, meta.first_step, meta.n_steps))
 
 
 def _audit_catalogue(view: StoreView, findings: Findings) -> None:
+    catalogue = view.catalogue
+    if lost := catalogue.fact("damaged_commits"):
+        findings.corrupt.append(f"commits of quarantined frames or positions could not be read {lost} times")
+    (known,), sealed = catalogue.one("SELECT count(*) FROM arrivals"), catalogue.fact("sealed_below", 1) - 1
+    if known != sealed:
+        findings.corrupt.append(f"the catalogue lists {known} of {sealed} arrivals")
     for row in view.catalogue.arrivals("segment IS NULL ORDER BY no"):
         if row.fate == DAMAGED:
             findings.corrupt.append(f"arrival {row.no} was stored and can no longer be read")
@@ -156,11 +199,9 @@ def _audit_log(readers: dict[int, LogReader], unsealed: Generation, findings: Fi
     forgets = {event.player: number for number, event in unsealed.events if event.kind == "forget"}
     for number, event in unsealed.events:
         if event.kind == "damaged":
-            findings.corrupt.append(f"arrivals {number} to {number + event.count - 1} can no longer be read")
+            findings.corrupt.append(f"{event.count} arrivals from {number} on can no longer be read")
     for item in unsealed.items:
         _audit_item(item, readers[item.place.file], forgets, findings)
-    for reader in readers.values():
-        reader.close()
     for one, _ in unsealed.quarantined:
         _quarantined(findings, one.session, one.chunk_no, one.crc, one.parked, one.id in unsealed.replayed)
     for session, (_, state) in unsealed.sessions.items():
@@ -209,35 +250,36 @@ def summary(findings: Findings) -> Audit:
 
 def _gaps(findings: Findings) -> tuple[int, int]:
     """Numbers and steps that are missing and that nobody reported."""
-    sessions: dict[bytes, dict[int, Held | None]] = {}
+    sessions: dict[bytes, list[tuple[int, int, Held | None]]] = {}
     for (session, number), held in findings.held.items():
-        sessions.setdefault(session, {})[number] = held
-    for (session, number), _ in findings.quarantined.items():
-        sessions.setdefault(session, {}).setdefault(number, None)
+        sessions.setdefault(session, []).append((number, number, held))
+    for session, number in findings.quarantined:
+        sessions.setdefault(session, []).append((number, number, None))
+    for session, ranges in findings.dropped.items():
+        sessions.setdefault(session, []).extend((first, last, None) for first, last in ranges)
     chunks = steps = 0
-    for session, numbers in sessions.items():
-        if session in findings.forgotten_sessions or not any(session):
-            continue
-        for first, last in findings.dropped.get(session, ()):
-            numbers |= {number: None for number in range(first, last + 1) if number not in numbers}
-        missing, lost = _session_gaps(numbers)
-        chunks, steps = chunks + missing, steps + lost
+    for session, seen in sessions.items():
+        if session not in findings.forgotten_sessions and any(session):
+            missing, lost = _session_gaps(seen)
+            chunks, steps = chunks + missing, steps + lost
     return chunks, steps
 
 
-def _session_gaps(numbers: dict[int, Held | None]) -> tuple[int, int]:
-    missing = lost = end_step = 0
-    at, is_exact = 0, True
-    for number in sorted(numbers):
-        held, gap = numbers[number], number - at
+def _session_gaps(seen: list[tuple[int, int, Held | None]]) -> tuple[int, int]:
+    """Numbers in no range, and the steps between the data frames around them."""
+    missing = lost = end_step = at = 0
+    is_exact = True
+    # A number's frame comes before whatever else is known of the number.
+    for first, last, held in sorted(seen, key=lambda one: (one[0], one[2] is None)):
+        gap = max(0, first - at)
         missing += gap
         if held is not None and held.kind == FrameKind.DATA:
             if gap and is_exact:
                 lost += max(0, held.first_step - end_step)
             end_step, is_exact = held.first_step + held.n_steps, True
-        elif held is None:
+        elif held is None and last >= at:
             is_exact = False
-        at = number + 1
+        at = max(at, last + 1)
     return missing, lost
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.ports import Quarantined
+from understudy.stores.disk import disk
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -24,7 +25,7 @@ CREATE TABLE IF NOT EXISTS arrivals (
   no INTEGER PRIMARY KEY, kind INTEGER NOT NULL, session BLOB, chunk_no INTEGER, crc INTEGER, length INTEGER,
   player BLOB, received INTEGER, game TEXT, first_step INTEGER, n_steps INTEGER, segment INTEGER, chunk INTEGER,
   fate INTEGER NOT NULL DEFAULT 0, body BLOB);
-CREATE UNIQUE INDEX IF NOT EXISTS arrivals_by_key ON arrivals (session, chunk_no) WHERE kind < 9;
+CREATE INDEX IF NOT EXISTS arrivals_by_key ON arrivals (session, chunk_no) WHERE kind < 9;
 CREATE INDEX IF NOT EXISTS arrivals_by_player ON arrivals (player);
 CREATE INDEX IF NOT EXISTS arrivals_by_segment ON arrivals (segment);
 CREATE TABLE IF NOT EXISTS sessions (
@@ -32,8 +33,7 @@ CREATE TABLE IF NOT EXISTS sessions (
   state BLOB NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS sessions_by_player ON sessions (player);
 CREATE TABLE IF NOT EXISTS positions (partition TEXT PRIMARY KEY, position TEXT) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS claims (
-  partition TEXT PRIMARY KEY, epoch INTEGER NOT NULL, owner TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS claims (partition TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quarantine (
   id INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL, parked INTEGER NOT NULL, received REAL NOT NULL,
   game TEXT NOT NULL, session BLOB NOT NULL, chunk_no INTEGER NOT NULL, crc INTEGER NOT NULL, player BLOB NOT NULL,
@@ -72,7 +72,9 @@ class ArrivalRow:
     body: bytes | None
 
 
-_COLUMNS = "no, kind, session, chunk_no, crc, length, player, received, game, first_step, n_steps, segment, chunk, fate, body"
+_COLUMNS = (
+    "no, kind, session, chunk_no, crc, length, player, received, game, first_step, n_steps, segment, chunk, fate, body"
+)
 
 
 class Catalogue:
@@ -92,14 +94,16 @@ class Catalogue:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """One durable transaction, all or nothing."""
-        with self._lock:
+        with self._lock, disk("the catalogue"):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                # SQLite has rolled back on its own where the disk was full.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -149,24 +153,30 @@ class Catalogue:
 
     def key_of(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None:
         """(crc, length) of the frame stored or recorded under this number."""
-        row = self.one("SELECT crc, length FROM arrivals WHERE session = ? AND chunk_no = ? AND kind < 9", session.bytes, chunk_no)
+        query = "SELECT crc, length FROM arrivals WHERE session = ? AND chunk_no = ? AND kind < 9 ORDER BY fate LIMIT 1"
+        row = self.one(query, session.bytes, chunk_no)
         return None if row is None else (row[0], row[1])
+
+    def is_stored(self, session: uuid.UUID, chunk_no: int) -> bool:
+        """Whether a frame is there under this number, not only a record of one."""
+        query = f"SELECT 1 FROM arrivals WHERE session = ? AND chunk_no = ? AND kind < 9 AND fate = {STORED}"
+        return self.one(query, session.bytes, chunk_no) is not None
 
     def quarantined_key(self, session: uuid.UUID, chunk_no: int) -> list[int]:
         """Checksums of quarantined frames under this number."""
         rows = self.rows("SELECT crc FROM quarantine WHERE session = ? AND chunk_no = ?", session.bytes, chunk_no)
         return [row[0] for row in rows]
 
-    def truncate_wal(self) -> None:
-        """Leave no erased byte in the write-ahead log."""
-        with self._lock:
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    def waiting(self, quarantine_id: int) -> tuple[str, bytes] | None:
+        """Reason and bytes of a frame in quarantine that has not been stored since."""
+        row = self.one("SELECT reason, raw FROM quarantine WHERE id = ? AND replayed = 0", quarantine_id)
+        return None if row is None else (row[0], row[1])
 
-    def vacuum(self) -> None:
-        """Rewrite the file without its free pages."""
-        with self._lock:
-            self._db.execute("VACUUM")
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    def truncate_wal(self) -> bool:
+        """Leave no erased byte in the write-ahead log; False when a reader was in the way for too long."""
+        with self._lock, disk("the catalogue"):
+            busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            return not busy
 
     def is_sound(self) -> str:
         """Empty text, or what SQLite's own check found."""
@@ -183,16 +193,16 @@ class Catalogue:
 
 
 def quarantined(catalogue: Catalogue, *, after_id: int, limit: int) -> list[Quarantined]:
-    """Frames in quarantine, oldest first, without those that were stored by replay."""
+    """Frames in quarantine, oldest first, without those that were stored by replay or expired."""
     rows = catalogue.rows(
         "SELECT id, reason, detail, parked, received, game, session, chunk_no, crc, raw FROM quarantine "
-        "WHERE id > ? AND replayed = 0 ORDER BY id LIMIT ?", after_id, limit,
+        "WHERE id > ? AND replayed = 0 AND raw <> x'' ORDER BY id LIMIT ?", after_id, limit,
     )  # fmt: skip
     return [
         Quarantined(
-            id=id, reason=reason, detail=detail, parked=bool(parked), received_s=received, game=game,
-            session=uuid.UUID(bytes=session) if any(session) else None, chunk_no=number if any(session) else None,
+            id=number, reason=reason, detail=detail, parked=bool(parked), received_s=received, game=game,
+            session=uuid.UUID(bytes=session) if any(session) else None, chunk_no=chunk_no if any(session) else None,
             crc=crc, raw=raw,
         )
-        for id, reason, detail, parked, received, game, session, number, crc, raw in rows
+        for number, reason, detail, parked, received, game, session, chunk_no, crc, raw in rows
     ]  # fmt: skip

@@ -5,6 +5,7 @@
 Also the watermark: a small file beside the log that says how far readers may look.
 """
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from zlib import crc32
 import msgspec
 
 from understudy.core.errors import Corrupt
-from understudy.core.frame import HEADER_BYTES
-from understudy.core.log import HEAD_BYTES, Entry
+from understudy.core.frame import HEADER_BYTES, MAGIC, MAX_COUNT
+from understudy.core.log import HEAD_BYTES, Entry, LogReader
+from understudy.stores.disk import disk
 
 _LENGTH = struct.Struct("<I")
 _MARK = struct.Struct("<4sQQQQI")
@@ -134,6 +136,27 @@ def read_commit(entry: Entry) -> Commit:
     return Commit(trailer, entry, _LENGTH.size + length)
 
 
+def commits_in(reader: LogReader, start: int = 0, *, up_to: int | None = None) -> Iterator[Commit]:
+    """Every readable commit of a log file; what is damaged between them shows as a jump in their numbers."""
+    at = start
+    while up_to is None or at < up_to:
+        entry = reader.at(at, up_to=up_to)
+        if entry is None:
+            following = reader.next_readable(at) if at < reader.size_bytes else None
+            if following is None:
+                return
+            at = following
+            continue
+        at = entry.end
+        with contextlib.suppress(Corrupt):
+            yield read_commit(entry)
+
+
+def damage(first_arrival: int, following: int, *, at_s: float = 0.0) -> Event:
+    """Arrival numbers that were given out and can no longer be read."""
+    return Event(kind="damaged", at_s=at_s, count=max(0, following - first_arrival))
+
+
 @dataclass(frozen=True, slots=True)
 class Watermark:
     """How far the store's readers may look."""
@@ -145,6 +168,10 @@ class Watermark:
     """The log file being written."""
     offset: int
     """Bytes of it that are durable."""
+
+    def has_moved(self, now: "Watermark") -> bool:
+        """Whether log files may have gone since: then what is missing was sealed, not damaged."""
+        return (self.sealed_below, self.file) != (now.sealed_below, now.file)
 
     def pack(self) -> bytes:
         head = _MARK.pack(_MARK_MAGIC, self.sealed_below, self.next_arrival, self.file, self.offset, 0)[:-4]
@@ -159,7 +186,8 @@ class WatermarkFile:
         self._descriptor = os.open(path, flags, 0o600)
 
     def write(self, mark: Watermark) -> None:
-        os.pwrite(self._descriptor, mark.pack(), 0)
+        with disk("the watermark"):
+            os.pwrite(self._descriptor, mark.pack(), 0)
 
     def read(self) -> Watermark | None:
         for _ in range(1000):
@@ -187,7 +215,8 @@ def log_numbers(folder: Path) -> list[int]:
 
 def identity_of(raw: bytes) -> tuple[bytes, int, bytes]:
     """Session, number and player of raw bytes whose header is sound; zeros otherwise."""
-    if len(raw) >= HEADER_BYTES and raw[:4] == b"UNDY" and crc32(raw[:60]) == int.from_bytes(raw[60:64], "little"):
-        return raw[16:32], int.from_bytes(raw[32:40], "little"), raw[40:56]
+    if len(raw) >= HEADER_BYTES and raw[:4] == MAGIC and crc32(raw[:60]) == int.from_bytes(raw[60:64], "little"):
+        number = int.from_bytes(raw[32:40], "little")
+        if number < MAX_COUNT:
+            return raw[16:32], number, raw[40:56]
     return bytes(16), 0, bytes(16)
-

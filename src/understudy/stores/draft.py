@@ -18,8 +18,14 @@ class Known(Protocol):
 
     def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None: ...
     def key_of(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None: ...
+    def is_stored(self, session: uuid.UUID, chunk_no: int) -> bool: ...
     def quarantined_crcs(self, session: bytes, chunk_no: int) -> list[int]: ...
-    def is_forgotten(self, player: bytes, session: uuid.UUID) -> bool: ...
+    def waiting(self, quarantine_id: int) -> tuple[str, bytes] | None: ...
+    def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool: ...
+
+
+_NEVER_REPLAYED = ("conflict", "step_mismatch")
+"""What was refused because of its neighbours is not made right by time."""
 
 
 class Draft:
@@ -35,6 +41,7 @@ class Draft:
         self._stored_raws: list[bytes] = []
         self._quarantined: list[QuarantinedFrame] = []
         self._quarantined_raws: list[bytes] = []
+        self._crcs_here: dict[tuple[bytes, int], list[int]] = {}
         self._positions: list[tuple[str, str | None]] = []
         self.chunks: list[Chunk | None] = []
 
@@ -65,18 +72,31 @@ class Draft:
         return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
 
     def replay(self, candidate: Candidate, quarantine_id: int) -> tuple[Fate, str]:
-        """A frame out of quarantine: its number counts as seen already, and is stored unless something is under it."""
-        frame = candidate.frame
-        if self._known.is_forgotten(frame.player, frame.session):
+        """A frame out of quarantine: its number may count as seen already, and is stored unless something is there."""
+        frame, waiting = candidate.frame, self._known.waiting(quarantine_id)
+        if self._known.is_forgotten(frame.player, frame.session, frame.received_s):
             return "refused", "forgotten"
-        if self._key(frame.session, frame.chunk_no) is not None:
+        if self._is_stored(frame):
             return "duplicate", "seen"
+        if waiting is None or waiting[1] != frame.encode():
+            return "refused", "not_quarantined"
+        state, verdict = admit(self._state(frame.session), arrival_of(frame, _facts(candidate)))
+        if verdict == "":
+            self._states[frame.session] = state
+        elif verdict != "seen":
+            return "refused", verdict
+        elif waiting[0] in _NEVER_REPLAYED:
+            return "refused", waiting[0]
         self._store(candidate, quarantine_id)
         return "new", ""
 
+    def _is_stored(self, frame: Frame) -> bool:
+        key = (frame.session, frame.chunk_no)
+        return key in self._keys or self._known.is_stored(*key)
+
     def _decide(self, candidate: Candidate) -> tuple[Fate, str]:
         frame = candidate.frame
-        if self._known.is_forgotten(frame.player, frame.session):
+        if self._known.is_forgotten(frame.player, frame.session, frame.received_s):
             return "refused", "forgotten"
         facts = _facts(candidate)
         state, verdict = admit(self._state(frame.session), arrival_of(frame, facts))
@@ -116,24 +136,29 @@ class Draft:
 
     def _quarantine(self, refused: RefusedFrame, *, parked: bool = False) -> None:
         session, chunk_no, player = identity_of(refused.raw)
-        if any(session) and self._known.is_forgotten(player, uuid.UUID(bytes=session)):
+        if any(session) and self._known.is_forgotten(player, uuid.UUID(bytes=session), refused.received_s):
             return
         crc = crc32(refused.raw[64:]) if any(session) else crc32(refused.raw)
         if any(session) and crc in self._crcs(session, chunk_no):
             return
         self._quarantined.append(
             QuarantinedFrame(
-                id=self._next_quarantine, length=len(refused.raw), reason=refused.reason, detail=refused.detail[:300],
+                id=self._next_quarantine, length=len(refused.raw), reason=refused.reason, detail=_text(refused.detail),
                 parked=parked, received_s=refused.received_s, game=refused.game, session=session, chunk_no=chunk_no,
                 crc=crc, player=player,
             )
         )  # fmt: skip
         self._next_quarantine += 1
+        self._crcs_here.setdefault((session, chunk_no), []).append(crc)
         self._quarantined_raws.append(refused.raw)
 
     def _crcs(self, session: bytes, chunk_no: int) -> Sequence[int]:
-        here = [one.crc for one in self._quarantined if (one.session, one.chunk_no) == (session, chunk_no)]
-        return here + self._known.quarantined_crcs(session, chunk_no)
+        return self._crcs_here.get((session, chunk_no), []) + self._known.quarantined_crcs(session, chunk_no)
+
+
+def _text(detail: str) -> str:
+    """At most 300 characters that can be written anywhere."""
+    return detail[:300].encode("utf-8", "replace").decode()
 
 
 def _facts(candidate: Candidate, replays: int = 0) -> StoredFrame:
@@ -148,4 +173,3 @@ def _facts(candidate: Candidate, replays: int = 0) -> StoredFrame:
 
 def _refusal(frame: Frame, reason: str, detail: str, game: str) -> RefusedFrame:
     return RefusedFrame(frame.encode(), reason, detail, float(frame.received_s), game)
-

@@ -1,74 +1,112 @@
 """Taking stored bytes away for good: segments are rewritten without them, and nothing of them stays on the disk."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from zlib import crc32
 
 from understudy.core.frame import Frame, FrameKind
 from understudy.core.log import remove
+from understudy.core.session import unpack_state, withdraw
 from understudy.stores.catalogue import EXPIRED, FORGOTTEN, QUARANTINED, STORED, Catalogue
-from understudy.stores.sealing import segment_path
+from understudy.stores.sealing import next_segment, segment_path, segment_row
 from understudy.stores.segments import Sealable, Segment, write_segment
 
+Taken = tuple[int, int, int]
+"""Arrival number, segment, and the chunk's index in it."""
 
-def erase_pending(folder: Path, catalogue: Catalogue) -> int:
-    """Carry out every erasure that was promised; how many chunks went. Safe to repeat after a crash."""
-    erased = 0
-    for arrival, kind, player, chunks, reason in catalogue.rows("SELECT * FROM erasures ORDER BY arrival"):
+_PLACE = f"SELECT no, segment, chunk FROM arrivals WHERE fate = {STORED} AND segment IS NOT NULL AND "
+
+
+def erase_pending(folder: Path, catalogue: Catalogue) -> None:
+    """Carry out every erasure that was promised. Safe to repeat after a crash."""
+    pending = catalogue.rows("SELECT * FROM erasures ORDER BY arrival")
+    for arrival, kind, player, chunks, reason in pending:
         if kind == "forget":
-            erased += _take_out(folder, catalogue, "player = ? AND no < ?", (player, arrival), FORGOTTEN)
-            with catalogue.changing():
-                catalogue.run("UPDATE arrivals SET fate = ?, body = NULL WHERE player = ? AND no < ? AND kind < 9", FORGOTTEN, player, arrival)
-                catalogue.run("DELETE FROM quarantine WHERE player = ?", player)
+            _forget(folder, catalogue, player, arrival)
         else:
-            for at in range(0, len(chunks), 24):
-                key = (chunks[at : at + 16], int.from_bytes(chunks[at + 16 : at + 24], "little"))
-                erased += _quarantine(folder, catalogue, key, arrival, reason)
+            _quarantine(folder, catalogue, chunks, arrival, reason)
+    # An erasure is done when no old page is left in the write-ahead log either; a reader may be in the way of that.
+    if pending and catalogue.truncate_wal():
         with catalogue.changing():
-            catalogue.run("DELETE FROM erasures WHERE arrival = ?", arrival)
-    if erased:
-        catalogue.truncate_wal()
-    return erased
+            catalogue.many("DELETE FROM erasures WHERE arrival = ?", [row[:1] for row in pending])
+
+
+def has_pending(catalogue: Catalogue) -> bool:
+    """Whether an erasure was promised and not finished."""
+    return catalogue.one("SELECT 1 FROM erasures LIMIT 1") is not None
 
 
 def expire(folder: Path, catalogue: Catalogue, before_s: float) -> int:
-    """Drop sealed chunks received before a time; how many went."""
-    return _take_out(folder, catalogue, "received < ?", (int(before_s),), EXPIRED)
+    """Drop sealed chunks received before a time, and the bytes of quarantined frames; how many chunks went."""
+    gone = _take_out(folder, catalogue, catalogue.rows(f"{_PLACE} received < ?", int(before_s)), EXPIRED)
+    with catalogue.changing():
+        emptied = catalogue.run("UPDATE quarantine SET raw = x'' WHERE received < ? AND raw <> x''", before_s)
+    if emptied:
+        catalogue.truncate_wal()
+    return gone
 
 
-def _quarantine(folder: Path, catalogue: Catalogue, key: tuple[bytes, int], arrival: int, reason: str) -> int:
+def _forget(folder: Path, catalogue: Catalogue, player: bytes, arrival: int) -> None:
+    _take_out(folder, catalogue, catalogue.rows(f"{_PLACE} player = ? AND no < ?", player, arrival), FORGOTTEN)
+    with catalogue.changing():
+        catalogue.run(
+            "UPDATE arrivals SET fate = ?, body = NULL WHERE player = ? AND no < ? AND kind < 9",
+            FORGOTTEN, player, arrival,
+        )  # fmt: skip
+        # Frames with a damaged header name no player, but carry the pseudonym somewhere.
+        catalogue.run(
+            "DELETE FROM quarantine WHERE (player = ?1 OR instr(raw, ?1) > 0) "
+            "AND received <= (SELECT max(at) FROM tombstones WHERE player = ?1)", player,
+        )  # fmt: skip
+
+
+def _quarantine(folder: Path, catalogue: Catalogue, chunks: bytes, arrival: int, reason: str) -> None:
+    taken: list[Taken] = []
+    for at in range(0, len(chunks), 24):
+        session, number = chunks[at : at + 16], int.from_bytes(chunks[at + 16 : at + 24], "little")
+        taken += catalogue.rows(
+            f"{_PLACE} session = ? AND chunk_no = ? AND kind < 9 AND no < ?", session, number, arrival
+        )
+
     def keep_frame(one: Sealable) -> None:
+        body, meta = one.chunk.encode(), one.chunk.meta
         frame = Frame(
-            kind=FrameKind.DATA, session=uuid.UUID(bytes=key[0]), chunk_no=key[1], body=one.chunk.encode(),
-            body_crc=one.crc, player=one.player, received_s=one.received_s,
+            kind=FrameKind.DATA, session=meta.session, chunk_no=meta.chunk_no, body=body, body_crc=crc32(body),
+            player=one.player, received_s=one.received_s,
         )  # fmt: skip
         number = catalogue.fact("next_quarantine", 1)
         catalogue.set_fact("next_quarantine", number + 1)
         catalogue.run(
             "INSERT INTO quarantine VALUES (?, ?, '', 0, ?, ?, ?, ?, ?, ?, 0, ?)", number, reason,
-            float(one.received_s), one.chunk.meta.game, *key, one.crc, one.player, frame.encode(),
+            float(one.received_s), meta.game, meta.session.bytes, meta.chunk_no, one.crc, one.player, frame.encode(),
         )  # fmt: skip
+        _withdraw(catalogue, meta.session, meta.n_steps)
 
-    where = "session = ? AND chunk_no = ? AND no < ?"
-    return _take_out(folder, catalogue, where, (*key, arrival), QUARANTINED, keep_frame)
+    _take_out(folder, catalogue, taken, QUARANTINED, keep_frame)
+
+
+def _withdraw(catalogue: Catalogue, session: uuid.UUID, n_steps: int) -> None:
+    row = catalogue.one("SELECT state FROM sessions WHERE session = ?", session.bytes)
+    if row is not None:
+        state = withdraw(unpack_state(row[0]), n_steps)
+        catalogue.run("UPDATE sessions SET state = ? WHERE session = ?", state.pack(), session.bytes)
 
 
 def _take_out(
     folder: Path,
     catalogue: Catalogue,
-    where: str,
-    values: tuple[object, ...],
+    taken: Iterable[Taken],
     fate: int,
     save: Callable[[Sealable], None] | None = None,
 ) -> int:
-    """Rewrite each segment that holds matching chunks without them, in one transaction a segment."""
-    condition = f"{where} AND fate = {STORED} AND segment IS NOT NULL"
-    gone = 0
-    for (number,) in catalogue.rows(f"SELECT DISTINCT segment FROM arrivals WHERE {condition}", *values):
-        rows = catalogue.rows(f"SELECT no, chunk FROM arrivals WHERE segment = ? AND {condition}", number, *values)
-        gone += len(rows)
-        _rewrite(folder, catalogue, number, {index: no for no, index in rows}, fate, save)
-    return gone
+    """Rewrite each segment that holds some of these chunks without them, in one transaction a segment."""
+    by_segment: dict[int, dict[int, int]] = {}
+    for no, segment, index in taken:
+        by_segment.setdefault(segment, {})[index] = no
+    for number, out in by_segment.items():
+        _rewrite(folder, catalogue, number, out, fate, save)
+    return sum(len(out) for out in by_segment.values())
 
 
 def _rewrite(
@@ -81,9 +119,7 @@ def _rewrite(
 ) -> None:
     segment = Segment(segment_path(folder, number))
     kept = [segment.sealable(index) for index in range(segment.n_chunks) if index not in out]
-    new = catalogue.fact("next_segment", 1)
-    with catalogue.changing():
-        catalogue.set_fact("next_segment", new + 1)
+    new = next_segment(catalogue)
     written = write_segment(segment_path(folder, new), kept) if kept else None
     with catalogue.changing():
         for index, no in out.items():
@@ -91,11 +127,8 @@ def _rewrite(
                 save(segment.sealable(index))
             catalogue.run("UPDATE arrivals SET fate = ?, segment = NULL, chunk = NULL WHERE no = ?", fate, no)
         if written is not None:
-            received = [one.received_s for one in kept]
-            catalogue.run(
-                "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", new, segment.schema, written.n_rows,
-                written.size_bytes, written.crc, min(received), max(received),
-            )  # fmt: skip
+            row = segment_row(new, segment.schema, written, kept)
+            catalogue.run("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
             catalogue.many(
                 "UPDATE arrivals SET segment = ?, chunk = ? WHERE no = ?",
                 ((new, index, one.arrival_no) for index, one in enumerate(kept)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from understudy.core.chunk import Chunk, chunk_of
 from understudy.core.frame import Frame, FrameKind, decode_frame, read_close, read_drop
 from understudy.core.log import LogReader
-from understudy.core.session import Arrival, SessionState, admit
+from understudy.core.session import Arrival, SessionState, admit, readmit
 from understudy.stores.commits import Commit, Event, QuarantinedFrame, StoredFrame
 
 StateOf = Callable[[uuid.UUID], tuple[str, SessionState] | None]
@@ -75,7 +75,7 @@ class Generation:
         for one, offset, raw in commit.quarantined():
             self._refuse(one, Place(file, offset, len(raw)), before)
         if trailer.event is not None:
-            self._happen(trailer.first_arrival + len(trailer.stored), trailer.event, before)
+            self._happen(trailer.first_arrival + len(trailer.stored), trailer.event)
 
     def _store(
         self, arrival_no: int, facts: StoredFrame, place: Place, raw: bytes, chunk: Chunk | None, before: StateOf
@@ -93,7 +93,10 @@ class Generation:
         if frame.kind is FrameKind.DATA:
             self.rows_by_schema[facts.schema] = self.rows_by_schema.get(facts.schema, 0) + facts.n_rows
             self.decoded_bytes += facts.decoded_bytes
-        self._count(frame.session, facts.game, arrival_of(frame, facts), before)
+        arrival = arrival_of(frame, facts)
+        if not self._count(frame.session, facts.game, arrival, before) and facts.replays:
+            game, state = self._known(frame.session, before) or (facts.game, SessionState(player=frame.player))
+            self.sessions[frame.session] = (game or facts.game, readmit(state, arrival))
 
     def _refuse(self, facts: QuarantinedFrame, place: Place, before: StateOf) -> None:
         self.quarantined.append((facts, place))
@@ -104,22 +107,22 @@ class Generation:
             )
             self._count(uuid.UUID(bytes=facts.session), facts.game, arrival, before)
 
-    def _happen(self, arrival_no: int, event: Event, before: StateOf) -> None:
+    def _happen(self, arrival_no: int, event: Event) -> None:
         self.events.append((arrival_no, event))
         if event.kind == "forget":
-            for session, (game, state) in list(self.sessions.items()):
+            for session, (game, state) in self.sessions.items():
                 if state.player == event.player:
-                    self.sessions[session] = (game, _forgotten(state))
+                    self.sessions[session] = (game, replace(state, forgotten=True))
 
-    def _count(self, session: uuid.UUID, game: str, arrival: Arrival, before: StateOf) -> None:
-        known = self.sessions.get(session) or before(session)
+    def _known(self, session: uuid.UUID, before: StateOf) -> tuple[str, SessionState] | None:
+        return self.sessions.get(session) or before(session)
+
+    def _count(self, session: uuid.UUID, game: str, arrival: Arrival, before: StateOf) -> bool:
+        known = self._known(session, before)
         state, verdict = admit(known[1] if known else None, arrival)
         if not verdict:
             self.sessions[session] = (known[0] if known and known[0] else game, state)
-
-
-def _forgotten(state: SessionState) -> SessionState:
-    return replace(state, forgotten=True)
+        return not verdict
 
 
 def arrival_of(frame: Frame, facts: StoredFrame) -> Arrival:

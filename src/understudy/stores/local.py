@@ -1,10 +1,10 @@
 """The embedded store's writer: one process, one log commit per write, sealed into segments in the background.
 
-    STORE/.lock           held by the writer
-    STORE/log/N.log       commits not sealed yet
-    STORE/watermark       how far readers may look
-    STORE/segments/N.safetensors
-    STORE/catalogue.sqlite
+STORE/.lock           held by the writer
+STORE/log/N.log       commits not sealed yet
+STORE/watermark       how far readers may look
+STORE/segments/N.safetensors
+STORE/catalogue.sqlite
 """
 
 import sys
@@ -12,11 +12,12 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFailed, UnderstudyError
+from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFailed, StorageFull, UnderstudyError
 from understudy.core.group import GroupCommit
 from understudy.core.lock import FileLock
 from understudy.core.log import LogFile, Sync, no_sync, remove, sync_data
@@ -38,17 +39,21 @@ from understudy.core.ports import (
 from understudy.core.session import SessionState, unpack_state
 from understudy.stores.audit import audit, summary
 from understudy.stores.catalogue import FORGOTTEN, Catalogue, quarantined
+from understudy.stores.claims import Claims
 from understudy.stores.commits import Event, Trailer, Watermark, WatermarkFile, commit_parts, log_path, read_commit
+from understudy.stores.disk import disk
 from understudy.stores.draft import Draft
-from understudy.stores.erasure import erase_pending, expire
+from understudy.stores.erasure import erase_pending, expire, has_pending
 from understudy.stores.generation import Generation
 from understudy.stores.recovery import Recovered, recover
-from understudy.stores.sealing import seal
-from understudy.stores.segments import MAX_BYTES, MAX_ROWS
+from understudy.stores.sealer import Sealer
+from understudy.stores.segments import MAX_BYTES
 from understudy.stores.view import StoreView, session_infos
 
 _CACHE_SESSIONS = 4096
 _MOST_BYTES = 32 * 1024 * 1024
+SEAL_ROWS = 56_000
+"""A little below a segment, so that what the last commit brought still fits into the same one."""
 
 
 class LocalStore:
@@ -61,7 +66,7 @@ class LocalStore:
         specs: Specs | None = None,
         sync: Sync = sync_data,
         clock: Clock | None = None,
-        seal_rows: int = MAX_ROWS,
+        seal_rows: int = SEAL_ROWS,
         seal_bytes: int = MAX_BYTES,
     ) -> None:
         if sys.platform == "win32":
@@ -69,25 +74,29 @@ class LocalStore:
         (folder / "log").mkdir(parents=True, exist_ok=True)
         (folder / "segments").mkdir(exist_ok=True)
         self.folder = folder
-        self._lock_file = FileLock(folder / ".lock", what="the store")
-        self._specs, self._sync, self._clock = specs, sync, clock or SystemClock()
+        self._sync, self._clock = sync, clock or SystemClock()
         self._seal_rows, self._seal_bytes = seal_rows, seal_bytes
         self._state = threading.RLock()
-        self._sealer: threading.Thread | None = None
-        self._seal_error: BaseException | None = None
         self._failed: str | None = None
         self._closed = False
         self._cache: OrderedDict[uuid.UUID, tuple[str, SessionState]] = OrderedDict()
-        self._frozen: Generation | None = None
-        self._catalogue = Catalogue(folder / "catalogue.sqlite")
-        self._lookup = Catalogue(folder / "catalogue.sqlite", read_only=True)
-        self._mark = WatermarkFile(folder / "watermark", create=True)
-        self._open(recover(folder, self._catalogue, self._mark.read(), now_s=self._clock.now()))
-        erase_pending(folder, self._catalogue)
-        self._view = StoreView(folder)
         self._group = GroupCommit[WriteBatch, Receipt | UnderstudyError](
             self._commit, size=_batch_bytes, most=_MOST_BYTES
         )
+        with ExitStack() as opened:
+            # Whatever was opened is closed again when opening fails half way, and by `close` otherwise.
+            opened.enter_context(FileLock(folder / ".lock", what="the store"))
+            self._catalogue = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite")))
+            self._lookup = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite", read_only=True)))
+            self._mark = opened.enter_context(closing(WatermarkFile(folder / "watermark", create=True)))
+            self._claims = Claims(self._catalogue)
+            self._sealer = Sealer(folder, self._catalogue, specs)
+            self._open(recover(folder, self._catalogue, self._mark.read(), now_s=self._clock.now()))
+            opened.callback(lambda: self._log.close())
+            if self._current.events or has_pending(self._catalogue):
+                self.erase()
+            self._view = opened.enter_context(StoreView(folder))
+            self._opened = opened.pop_all()
 
     # --- opening ------------------------------------------------------------------------------------------------
 
@@ -96,36 +105,31 @@ class LocalStore:
         self._next_commit, self._next_arrival = found.first_commit, found.first_arrival
         self._next_quarantine = self._catalogue.fact("next_quarantine", 1)
         self._sealed_below = found.first_arrival
-        self._tombstones = {player: at for player, at in self._catalogue.rows("SELECT player, at FROM tombstones")}
-        self._epochs = dict(self._catalogue.rows("SELECT partition, epoch FROM claims"))
-        self._positions: dict[str, str | None] = dict(
-            self._catalogue.rows("SELECT partition, position FROM positions")
+        self._tombstones: dict[bytes, float] = dict(
+            self._catalogue.rows("SELECT player, max(at) FROM tombstones GROUP BY player")
         )
+        self._positions: dict[str, str | None] = dict(self._catalogue.rows("SELECT partition, position FROM positions"))
         self._file_no = found.next_file
         self._current = Generation(files=[self._file_no])
-        self._log = LogFile(log_path(self.folder, self._file_no), sync=no_sync)
-        for parts in found.entries():
-            self._write_entry(parts, None)
-        self._log.sync_with(self._sync)
-        self._write_mark()
+        with disk("a log file"):
+            self._log = LogFile(log_path(self.folder, self._file_no), sync=no_sync)
+        try:
+            for parts in found.entries():
+                self._write_entry(parts, None)
+            self._log.sync_with(self._sync)
+            self._write_mark()
+        except BaseException:
+            self._log.close()
+            raise
         for number in found.old_files:
             remove(log_path(self.folder, number))
 
     # --- the ExperienceStore port ---------------------------------------------------------------------------------
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
-        self._check_open()
-        now = self._clock.now()
-        with self._state, self._catalogue.changing():
-            row = self._catalogue.one("SELECT epoch, owner, expires FROM claims WHERE partition = ?", partition)
-            if row is not None and row[1] != owner and row[2] > now:
-                raise ClaimLost(
-                    f"partition {partition} is claimed by {row[1]} for {row[2] - now:.1f} s more",
-                    retry_after_s=row[2] - now,
-                )
-            epoch = (row[0] if row else 0) + 1
-            self._catalogue.run("INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?)", partition, epoch, owner, now + ttl_s)
-            self._epochs[partition] = epoch
+        with self._state:
+            self._check_open()
+            epoch = self._claims.take(partition, owner=owner, ttl_s=ttl_s, now_s=self._clock.now())
             position = self._positions.get(partition)
         return Claim(partition, epoch, None if position is None else Position(position))
 
@@ -137,16 +141,20 @@ class LocalStore:
         return result
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
+        self._check_not_closed()
         return self._view.tail(cursor, max_items=max_items, wait_s=wait_s)
 
     def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
+        self._check_not_closed()
         with self._state:
-            unsealed = {**(self._frozen.sessions if self._frozen else {}), **self._current.sessions}
+            frozen = self._sealer.frozen
+            unsealed = {**(frozen.sessions if frozen is not None else {}), **self._current.sessions}
         return session_infos(self._lookup, unsealed, wanted)
 
     def forget(self, player: bytes) -> int:
         """Erase a player: refused and hidden from the next moment on, off the disk when this returns."""
         with self._state:
+            self._check_open()
             before = self._count_forgotten(player)
             self.commit_event(Event(kind="forget", at_s=self._clock.now(), player=player))
             self.erase()
@@ -162,10 +170,12 @@ class LocalStore:
             self.freeze(wait=True)
             erase_pending(self.folder, self._catalogue)
             self._cache.clear()
+            self._next_quarantine = self._catalogue.fact("next_quarantine", 1)
 
     # --- the StoreAdmin port ----------------------------------------------------------------------------------------
 
     def audit(self) -> Audit:
+        self._check_not_closed()
         return summary(audit(self._view))
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
@@ -174,7 +184,8 @@ class LocalStore:
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
         with self._state:
-            there = [(session.bytes, number) for session, number in chunks if self.key_of(session, number) is not None]
+            wanted = {key for key in chunks if self.is_stored(*key)}
+            there = [(session.bytes, number) for session, number in sorted(wanted)]
             if there:
                 self.commit_event(Event(kind="quarantine", at_s=self._clock.now(), chunks=there, reason=reason))
                 self.erase()
@@ -185,7 +196,7 @@ class LocalStore:
             self._check_open()
             self.freeze(wait=True)
             draft = Draft(self, self._next_arrival, self._next_quarantine)
-            decided = [draft.replay(candidate, id) for id, candidate in zip(ids, candidates, strict=True)]
+            decided = [draft.replay(candidate, number) for number, candidate in zip(ids, candidates, strict=True)]
             if draft.is_worth_writing:
                 self._append(draft.trailer(self._next_commit), draft.raws, draft.chunks)
             return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
@@ -198,15 +209,11 @@ class LocalStore:
     def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
         with self._state:
-            self._wait_for_sealer()
-            self._log.close()
-        self._view.close()
-        self._mark.close()
-        self._lookup.close()
-        self._catalogue.close()
-        self._lock_file.close()
+            self._closed = True
+            with suppress(StorageFull, StorageFailed):
+                self._finish_sealing(wait=True)
+        self._opened.close()
 
     def __enter__(self) -> "LocalStore":
         return self
@@ -224,28 +231,30 @@ class LocalStore:
         """The number the next stored frame gets; everything below it is durable."""
         return self._next_arrival
 
-    def _check_open(self) -> None:
+    def _check_not_closed(self) -> None:
         if self._closed:
             raise Closed("the store was closed")
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
         if self._failed:
             raise StorageFailed(self._failed)
-        if self._seal_error is not None:
-            raise StorageFailed(f"sealing failed: {self._seal_error}; reopen the store") from self._seal_error
 
     # --- committing -----------------------------------------------------------------------------------------------
 
     def _commit(self, batches: Sequence[WriteBatch]) -> Sequence[Receipt | UnderstudyError]:
         with self._state:
             self._check_open()
-            if self._sealer is not None and not self._sealer.is_alive():
-                self._finish_sealing()
-            draft = Draft(self, self._next_arrival, self._next_quarantine)
+            self._finish_sealing(wait=False)
+            if self._is_due():
+                self.freeze()
+            draft, now_s = Draft(self, self._next_arrival, self._next_quarantine), self._clock.now()
             results: list[Receipt | UnderstudyError] = []
             for batch in batches:
-                if batch.epoch != self._epochs.get(batch.partition):
-                    results.append(ClaimLost(f"epoch {batch.epoch} of partition {batch.partition} is stale"))
-                else:
+                if self._claims.renew(batch.partition, batch.epoch, now_s=now_s):
                     results.append(draft.take(batch))
+                else:
+                    results.append(ClaimLost(f"epoch {batch.epoch} of partition {batch.partition} is stale"))
             if draft.is_worth_writing:
                 self._append(draft.trailer(self._next_commit), draft.raws, draft.chunks)
             return results
@@ -266,7 +275,6 @@ class LocalStore:
             self._failed = f"{error} (the store must be reopened)"
             raise
         self._write_mark()
-        self._maybe_freeze()
 
     def _write_entry(self, parts: Sequence[bytes], chunks: list[Chunk | None] | None) -> None:
         entry = self._log.append(parts)
@@ -279,7 +287,8 @@ class LocalStore:
         for facts in trailer.quarantined:
             self._next_quarantine = max(self._next_quarantine, facts.id + 1)
         if trailer.event is not None and trailer.event.kind == "forget":
-            self._tombstones[trailer.event.player] = trailer.event.at_s
+            player = trailer.event.player
+            self._tombstones[player] = max(trailer.event.at_s, self._tombstones.get(player, 0.0))
             self._cache.clear()
 
     def _write_mark(self) -> None:
@@ -291,7 +300,8 @@ class LocalStore:
         return self._current.sessions.get(session) or self._state_before(session)
 
     def _state_before(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
-        if self._frozen is not None and (known := self._frozen.sessions.get(session)):
+        frozen = self._sealer.frozen
+        if frozen is not None and (known := frozen.sessions.get(session)):
             return known
         if session in self._cache:
             self._cache.move_to_end(session)
@@ -308,78 +318,77 @@ class LocalStore:
         while len(self._cache) > _CACHE_SESSIONS:
             self._cache.popitem(last=False)
 
+    def _unsealed(self) -> list[Generation]:
+        return [one for one in (self._current, self._sealer.frozen) if one is not None]
+
     def key_of(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None:
-        """(crc, length) stored under a number."""
-        for generation in (self._current, self._frozen):
-            if generation is not None and (key := generation.keys.get((session, chunk_no))):
+        """(crc, length) stored or recorded under a number."""
+        for generation in self._unsealed():
+            if key := generation.keys.get((session, chunk_no)):
                 return key
         return self._lookup.key_of(session, chunk_no)
 
+    def is_stored(self, session: uuid.UUID, chunk_no: int) -> bool:
+        """Whether a frame can be read under a number."""
+        is_here = any((session, chunk_no) in generation.keys for generation in self._unsealed())
+        return is_here or self._lookup.is_stored(session, chunk_no)
+
     def quarantined_crcs(self, session: bytes, chunk_no: int) -> list[int]:
         found = self._lookup.quarantined_key(uuid.UUID(bytes=session), chunk_no)
-        for generation in (self._current, self._frozen):
-            if generation is not None:
-                found += generation.quarantined_keys.get((session, chunk_no), [])
+        for generation in self._unsealed():
+            found += generation.quarantined_keys.get((session, chunk_no), [])
         return found
 
-    def is_forgotten(self, player: bytes, session: uuid.UUID) -> bool:
-        """Whether a player was erased after this session began."""
+    def waiting(self, quarantine_id: int) -> tuple[str, bytes] | None:
+        return self._lookup.waiting(quarantine_id)
+
+    def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
+        """Whether a player was erased after this session began, or after the frame came."""
         at = self._tombstones.get(player)
-        return at is not None and session_time_s(session) <= at
+        return at is not None and (session_time_s(session) <= at or received_s < int(at))
 
     # --- sealing ----------------------------------------------------------------------------------------------------
 
-    def _maybe_freeze(self) -> None:
+    def _is_due(self) -> bool:
         current = self._current
-        if (
+        return (
             current.log_bytes >= self._seal_bytes
             or current.decoded_bytes >= self._seal_bytes
             or max(current.rows_by_schema.values(), default=0) >= self._seal_rows
-        ):
-            self.freeze()
+        )
 
     def freeze(self, *, wait: bool = False) -> None:
         """Start a new log file and seal the old ones in the background."""
         with self._state:
-            self._wait_for_sealer()
             self._check_open()
+            self._finish_sealing(wait=True)
             if self._current.log_bytes:
-                self._log.close()
                 self._file_no += 1
-                self._log = LogFile(log_path(self.folder, self._file_no), sync=self._sync)
-                self._frozen, self._current = self._current, Generation(files=[self._file_no])
+                with disk("a log file"):
+                    following = LogFile(log_path(self.folder, self._file_no), sync=self._sync)
+                self._log.close()
+                self._log = following
+                frozen, self._current = self._current, Generation(files=[self._file_no])
+                self._sealer.start(frozen)
                 self._write_mark()
-                self._sealer = threading.Thread(target=self._seal, name="understudy-seal", daemon=True)
-                self._sealer.start()
             if wait:
-                self._wait_for_sealer()
-                self._check_open()
+                self._finish_sealing(wait=True)
 
-    def _wait_for_sealer(self) -> None:
-        if self._sealer is not None:
-            self._sealer.join()
-            self._finish_sealing()
-
-    def _finish_sealing(self) -> None:
+    def _finish_sealing(self, *, wait: bool) -> None:
         """Once the sealer is done: let readers look into the segments instead of the log, then drop the log."""
-        self._sealer, frozen = None, self._frozen
-        if self._seal_error is not None or frozen is None:
+        try:
+            sealed = self._sealer.finish(wait=wait)
+        except StorageFailed as error:
+            self._failed = str(error)
+            raise
+        if sealed is None:
             return
-        for session, known in list(frozen.sessions.items())[-_CACHE_SESSIONS:]:
+        for session, known in list(sealed.sessions.items())[-_CACHE_SESSIONS:]:
             self._remember(session, known)
-        self._frozen = None
         self._sealed_below = self._catalogue.fact("sealed_below")
         self._write_mark()
-        for number in frozen.files:
+        for number in sealed.files:
             remove(log_path(self.folder, number))
-
-    def _seal(self) -> None:
-        # Runs beside the writer and takes none of its locks: the frozen generation no longer changes.
-        assert self._frozen is not None
-        try:
-            seal(self.folder, self._catalogue, self._frozen, specs=self._specs)
-        except BaseException as error:
-            self._seal_error = error
 
 
 def _batch_bytes(batch: WriteBatch) -> int:

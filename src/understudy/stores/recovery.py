@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.core.errors import Corrupt
-from understudy.core.log import Entry, LogReader, remove
+from understudy.core.log import LogReader, remove
 from understudy.stores.catalogue import Catalogue
-from understudy.stores.commits import Commit, Event, Trailer, Watermark, commit_parts, log_numbers, log_path, read_commit
+from understudy.stores.commits import Trailer, Watermark, commit_parts, commits_in, damage, log_numbers, log_path
 
 
 @dataclass(slots=True)
@@ -19,65 +18,50 @@ class Recovered:
     first_arrival: int
     next_file: int
     old_files: list[int]
+    """Every log file there is; to be removed once their commits are in a new one and readers know."""
+    floor: int
+    """Files below this were sealed."""
     promised_arrival: int
     """The arrival number that readers were told comes next."""
     at_s: float
 
     def entries(self) -> Iterator[list[bytes]]:
-        """Log payloads in the order of arrival; numbers that can no longer be read become one `damaged` event."""
+        """Log payloads in the order of arrival; numbers that can no longer be read become a `damaged` event."""
         number, arrival = self.first_commit, self.first_arrival
         for file in self.old_files:
+            if file < self.floor:
+                continue
             with LogReader(log_path(self.folder, file)) as reader:
-                for commit in _commits(reader):
+                for commit in commits_in(reader):
                     trailer = commit.trailer
                     if trailer.number < number:
                         continue  # a crash while a log was copied leaves commits twice
-                    if trailer.first_arrival > arrival:
-                        yield self._damage(number, arrival, trailer.first_arrival, reader.path.name)
+                    if trailer.number > number:
+                        yield self._damage(number, arrival, trailer.first_arrival)
                     yield [commit.entry.payload]
                     number, arrival = trailer.number + 1, trailer.first_arrival + trailer.n_arrivals
         if self.promised_arrival > arrival:
-            yield self._damage(number, arrival, self.promised_arrival, "the log's end")
+            yield self._damage(number, arrival, self.promised_arrival)
 
-    def _damage(self, number: int, first: int, following: int, where: str) -> list[bytes]:
-        event = Event(kind="damaged", at_s=self.at_s, count=following - first, reason=where)
+    def _damage(self, number: int, first: int, following: int) -> list[bytes]:
+        event = damage(first, following, at_s=self.at_s)
         return commit_parts(Trailer(number=number, first_arrival=first, event=event), [])
 
 
-def _commits(reader: LogReader) -> Iterator[Commit]:
-    at = 0
-    while True:
-        entry: Entry | None = reader.at(at)
-        if entry is None:
-            following = reader.next_readable(at) if at < reader.size_bytes else None
-            if following is None:
-                return
-            at = following
-            continue
-        at = entry.end
-        try:
-            yield read_commit(entry)
-        except Corrupt:
-            continue
-
-
 def recover(folder: Path, catalogue: Catalogue, mark: Watermark | None, *, now_s: float) -> Recovered:
-    """Remove what a crash left half done, and find the commits that are not sealed."""
-    floor, sealed_below = catalogue.fact("log_floor"), catalogue.fact("sealed_below", 1)
-    numbers = log_numbers(folder)
-    for number in numbers:
-        if number < floor:
-            remove(log_path(folder, number))
+    """Remove segments that a crash left unregistered, and find the commits that are not sealed."""
     registered = {row[0] for row in catalogue.rows("SELECT id FROM segments")}
     for path in (folder / "segments").iterdir():
         if path.suffix == ".tmp" or int(path.stem) not in registered:
             remove(path)
+    floor, numbers = catalogue.fact("log_floor"), log_numbers(folder)
     return Recovered(
         folder=folder,
         first_commit=catalogue.fact("next_commit", 1),
-        first_arrival=sealed_below,
+        first_arrival=catalogue.fact("sealed_below", 1),
         next_file=max([floor, *numbers], default=0) + 1,
-        old_files=[number for number in numbers if number >= floor],
+        old_files=numbers,
+        floor=floor,
         promised_arrival=mark.next_arrival if mark is not None else 0,
         at_s=now_s,
     )

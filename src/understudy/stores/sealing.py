@@ -1,74 +1,101 @@
 """Sealing: a frozen generation becomes segments, in the one transaction that also retires its log files."""
 
-from collections.abc import Iterable
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from understudy.core.frame import FrameKind
-from understudy.core.log import LogReader
+from understudy.core.log import LogReader, remove
 from understudy.core.ports import Specs
 from understudy.core.session import unpack_state
 from understudy.stores.catalogue import DAMAGED, EVENT_KIND, FORGOTTEN, STORED, ArrivalRow, Catalogue
 from understudy.stores.commits import Event, log_path
 from understudy.stores.generation import Generation, Item, Place, chunk_at
-from understudy.stores.segments import Sealable, plan_segments, write_segment
+from understudy.stores.segments import Sealable, Written, plan_segments, write_segment
 
 _NO_ID = bytes(16)
 
-
-def seal(folder: Path, catalogue: Catalogue, generation: Generation, *, specs: Specs | None) -> None:
-    """Write a generation's chunks into segments and everything it knows into the catalogue."""
-    forgets = {event.player: number for number, event in generation.events if event.kind == "forget"}
-    with ExitStack() as stack:
-        readers = {n: stack.enter_context(LogReader(log_path(folder, n))) for n in generation.files}
-        rows = _segment_rows(folder, catalogue, generation, readers, forgets)
-        with catalogue.changing():
-            _register_schemas(catalogue, generation, specs)
-            for written in rows.segments:
-                catalogue.run("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", *written)
-            catalogue.add_arrivals(rows.arrivals)
-            catalogue.add_arrivals(_control_rows(generation, readers, forgets))
-            catalogue.add_arrivals(_event_rows(generation))
-            _write_sessions(catalogue, generation, forgets)
-            _write_quarantine(catalogue, generation, readers)
-            catalogue.many("INSERT OR REPLACE INTO positions VALUES (?, ?)", generation.positions.items())
-            _write_events(catalogue, generation)
-            catalogue.set_fact("sealed_below", _next_arrival(catalogue, generation))
-            catalogue.set_fact("log_floor", max(generation.files) + 1)
-            catalogue.set_fact("next_commit", generation.next_commit)
+SegmentRow = tuple[int, str, int, int, int, int, int]
+"""Number, schema, rows, bytes, checksum, first and last time received."""
 
 
-class _Rows:
-    def __init__(self) -> None:
-        self.segments: list[tuple[int, str, int, int, int, int, int]] = []
-        self.arrivals: list[ArrivalRow] = []
-
-
-def _segment_rows(
-    folder: Path, catalogue: Catalogue, generation: Generation, readers: dict[int, LogReader], forgets: dict[bytes, int]
-) -> _Rows:
+def write_segments(folder: Path, catalogue: Catalogue, generation: Generation) -> "Sealed":
+    """Write a generation's chunks into segment files that nobody knows of yet."""
+    forgets, sealed = forgotten_below(generation), Sealed()
     by_schema: dict[str, list[Item]] = {}
     for item in generation.items:
         if item.kind is FrameKind.DATA and not _is_forgotten(item, forgets):
             by_schema.setdefault(item.facts.schema, []).append(item)
-    rows, segment_id = _Rows(), catalogue.fact("next_segment", 1)
-    for schema, items in by_schema.items():
-        of_arrival = {item.arrival_no: item for item in items}
-        for group in plan_segments([_sealable(item, readers) for item in items]):
-            written = write_segment(segment_path(folder, segment_id), group)
-            received = [one.received_s for one in group]
-            rows.segments.append(
-                (segment_id, schema, written.n_rows, written.size_bytes, written.crc, min(received), max(received))
-            )
-            rows.arrivals += [
-                _row(of_arrival[one.arrival_no], segment=segment_id, chunk=index) for index, one in enumerate(group)
-            ]
-            segment_id += 1
+    try:
+        with _readers(folder, generation) as readers:
+            for schema, items in by_schema.items():
+                of_arrival = {item.arrival_no: item for item in items}
+                for group in plan_segments([_sealable(item, readers) for item in items]):
+                    number = next_segment(catalogue)
+                    written = write_segment(segment_path(folder, number), group)
+                    sealed.segments.append(segment_row(number, schema, written, group))
+                    sealed.arrivals += [
+                        _row(of_arrival[one.arrival_no], segment=number, chunk=index) for index, one in enumerate(group)
+                    ]
+    except BaseException:
+        for number, *_ in sealed.segments:
+            remove(segment_path(folder, number))
+        raise
+    return sealed
+
+
+def register(
+    folder: Path, catalogue: Catalogue, generation: Generation, sealed: "Sealed", *, specs: Specs | None
+) -> None:
+    """Tell the catalogue everything about a generation, in the transaction that retires its log files."""
+    forgets = forgotten_below(generation)
+    with _readers(folder, generation) as readers, catalogue.changing():
+        _register_schemas(catalogue, generation, specs)
+        catalogue.many("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", sealed.segments)
+        catalogue.add_arrivals(sealed.arrivals)
+        catalogue.add_arrivals(_control_rows(generation, readers, forgets))
+        catalogue.add_arrivals(_event_rows(generation))
+        _write_sessions(catalogue, generation, forgets)
+        _write_quarantine(catalogue, generation, readers)
+        catalogue.many("INSERT OR REPLACE INTO positions VALUES (?, ?)", generation.positions.items())
+        _write_events(catalogue, generation)
+        catalogue.set_fact("sealed_below", _next_arrival(catalogue, generation))
+        catalogue.set_fact("log_floor", max(generation.files) + 1)
+        catalogue.set_fact("next_commit", generation.next_commit)
+
+
+@dataclass(slots=True)
+class Sealed:
+    """Segments on the disk, and the rows that will make them known."""
+
+    segments: list[SegmentRow] = field(default_factory=list)
+    arrivals: list[ArrivalRow] = field(default_factory=list)
+
+
+@contextmanager
+def _readers(folder: Path, generation: Generation) -> Iterator[dict[int, LogReader]]:
+    with ExitStack() as stack:
+        yield {number: stack.enter_context(LogReader(log_path(folder, number))) for number in generation.files}
+
+
+def forgotten_below(generation: Generation) -> dict[bytes, int]:
+    """Players that a generation forgets, and below which arrival number."""
+    return {event.player: number for number, event in generation.events if event.kind == "forget"}
+
+
+def next_segment(catalogue: Catalogue) -> int:
+    """A segment number that was never used before, and will not be again whatever becomes of its file."""
     with catalogue.changing():
-        # Numbers of files whose registration fails are not used again.
-        catalogue.set_fact("next_segment", segment_id)
-    return rows
+        number = catalogue.fact("next_segment", 1)
+        catalogue.set_fact("next_segment", number + 1)
+    return number
+
+
+def segment_row(number: int, schema: str, written: Written, items: Sequence[Sealable]) -> SegmentRow:
+    """What the catalogue keeps about a segment."""
+    received = [one.received_s for one in items]
+    return number, schema, written.n_rows, written.size_bytes, written.crc, min(received), max(received)
 
 
 def segment_path(folder: Path, number: int) -> Path:
@@ -84,11 +111,14 @@ def _is_forgotten(item: Item, forgets: dict[bytes, int]) -> bool:
     return item.arrival_no < forgets.get(item.player, 0)
 
 
-def _row(item: Item, *, segment: int | None = None, chunk: int | None = None, fate: int = STORED, body: bytes | None = None) -> ArrivalRow:
+def _row(
+    item: Item, *, segment: int | None = None, chunk: int | None = None, fate: int = STORED, body: bytes | None = None
+) -> ArrivalRow:
     return ArrivalRow(
         no=item.arrival_no, kind=item.kind, session=item.session.bytes, chunk_no=item.chunk_no, crc=item.crc,
         length=item.body_len, player=item.player, received=item.received_s, game=item.facts.game,
-        first_step=item.facts.first_step, n_steps=item.facts.n_steps, segment=segment, chunk=chunk, fate=fate, body=body,
+        first_step=item.facts.first_step, n_steps=item.facts.n_steps, segment=segment, chunk=chunk, fate=fate,
+        body=body,
     )  # fmt: skip
 
 
@@ -130,11 +160,16 @@ def _register_schemas(catalogue: Catalogue, generation: Generation, specs: Specs
 def _write_events(catalogue: Catalogue, generation: Generation) -> None:
     """Remember what is still to be erased; `erasure` does it, now or after a crash."""
     for number, event in generation.events:
+        if event.kind == "damaged" and not event.count:
+            # Commits that held no arrivals leave no row behind that could tell of them.
+            catalogue.set_fact("damaged_commits", catalogue.fact("damaged_commits") + 1)
         if event.kind == "forget":
             catalogue.run("INSERT INTO tombstones VALUES (?, ?, ?)", event.player, event.at_s, number)
         if event.kind != "damaged":
             chunks = b"".join(session + chunk_no.to_bytes(8, "little") for session, chunk_no in event.chunks)
-            catalogue.run("INSERT INTO erasures VALUES (?, ?, ?, ?, ?)", number, event.kind, event.player, chunks, event.reason)
+            catalogue.run(
+                "INSERT INTO erasures VALUES (?, ?, ?, ?, ?)", number, event.kind, event.player, chunks, event.reason
+            )
 
 
 def _write_sessions(catalogue: Catalogue, generation: Generation, forgets: dict[bytes, int]) -> None:
@@ -160,7 +195,9 @@ def _write_quarantine(catalogue: Catalogue, generation: Generation, readers: dic
             for one, place in generation.quarantined
         ),
     )  # fmt: skip
-    catalogue.many("UPDATE quarantine SET replayed = 1, raw = x'' WHERE id = ?", ((one,) for one in generation.replayed))
+    catalogue.many(
+        "UPDATE quarantine SET replayed = 1, raw = x'' WHERE id = ?", ((one,) for one in generation.replayed)
+    )
     if generation.quarantined:
         catalogue.set_fact("next_quarantine", max(one.id for one, _ in generation.quarantined) + 1)
 

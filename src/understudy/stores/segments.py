@@ -8,7 +8,7 @@ that every column is 64-byte aligned. A segment is written once and never edited
 import mmap
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,13 @@ import numpy as np
 
 from understudy.core import tensors
 from understudy.core.canonical import canonical_json, strict_json
-from understudy.core.chunk import REQUIRED, Chunk
+from understudy.core.chunk import OPTIONAL, Chunk
 from understudy.core.errors import Corrupt, Refused
 from understudy.core.frame import Frame, FrameKind
-from understudy.core.log import sync_folder
+from understudy.core.log import remove, sync_folder
 from understudy.core.meta import read_meta
 from understudy.core.tensors import Array
+from understudy.stores.disk import disk
 
 MAX_ROWS = 65_536
 MAX_BYTES = 64 * 1024 * 1024
@@ -53,17 +54,32 @@ class Sealable:
 
 
 def plan_segments(items: Sequence[Sealable]) -> list[list[Sealable]]:
-    """The chunks of one schema, by session and number, cut into segments of at most 64k rows or 64 MiB."""
-    groups: list[list[Sealable]] = []
-    rows, size = MAX_ROWS + 1, 0
+    """The chunks of one schema, by session and number, cut into segments of at most 64k rows or 64 MiB.
+
+    Chunks whose columns differ in more than the optional numbers (a mask, a raw action of another width) go apart.
+    """
+    alike: dict[frozenset[object], list[Sealable]] = {}
     for item in sorted(items, key=lambda item: item.order):
-        rows += item.chunk.n_rows
-        size += item.chunk.size_bytes
-        if rows > MAX_ROWS or size > MAX_BYTES:
-            groups.append([])
-            rows, size = item.chunk.n_rows, item.chunk.size_bytes
-        groups[-1].append(item)
-    return groups
+        alike.setdefault(_layout(item.chunk), []).append(item)
+    return [group for same in alike.values() for group in _cut(same)]
+
+
+def _layout(chunk: Chunk) -> frozenset[object]:
+    return frozenset(
+        (name, one.dtype.str, one.shape[1:]) for name, one in chunk.columns.items() if name not in OPTIONAL
+    )
+
+
+def _cut(items: Sequence[Sealable]) -> Iterator[list[Sealable]]:
+    group: list[Sealable] = []
+    rows = size = 0
+    for item in items:
+        rows, size = rows + item.chunk.n_rows, size + item.chunk.size_bytes
+        if group and (rows > MAX_ROWS or size > MAX_BYTES):
+            yield group
+            group, rows, size = [], item.chunk.n_rows, item.chunk.size_bytes
+        group.append(item)
+    yield group
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +97,21 @@ def write_segment(path: Path, items: Sequence[Sealable]) -> Written:
     head = tensors.encode_header({name: (column.dtype, column.shape) for name, column in columns.items()}, metadata)
     temporary = path.with_suffix(".tmp")
     crc, size = crc32(head), len(head)
-    with temporary.open("wb") as file:
-        file.write(head)
-        for name in sorted(columns):
-            raw = np.ascontiguousarray(columns[name]).view(np.uint8).data
-            crc, size = crc32(raw, crc), size + len(raw)
-            file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_folder(path.parent)
+    try:
+        with disk("a segment"), temporary.open("wb") as file:
+            file.write(head)
+            for name in sorted(columns):
+                raw = np.ascontiguousarray(columns[name]).view(np.uint8).data
+                crc, size = crc32(raw, crc), size + len(raw)
+                file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.rename(path)
+            sync_folder(path.parent)
+    except BaseException:
+        remove(temporary)
+        remove(path)
+        raise
     return Written(sum(item.chunk.n_rows for item in items), size, crc)
 
 
@@ -100,7 +121,7 @@ def _columns(items: Sequence[Sealable]) -> tuple[dict[str, Array], dict[str, str
         for name, column in item.chunk.columns.items():
             shapes.setdefault(name, (column.dtype, column.shape[1:]))
     names = sorted(shapes)
-    optional = [name for name in names if name not in REQUIRED]
+    optional = [name for name in names if name in OPTIONAL]
     n_rows = sum(item.chunk.n_rows for item in items)
     columns: dict[str, Array] = {}
     sums = np.zeros((_padded(len(items)), len(names)), np.uint32)
@@ -179,10 +200,12 @@ class Segment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            layout = tensors.parse_header(memoryview(self._map), total_bytes=len(self._map), max_header_bytes=_MAX_HEADER)
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            layout = tensors.parse_header(
+                memoryview(self._map), total_bytes=len(self._map), max_header_bytes=_MAX_HEADER
+            )
             metadata = layout.metadata
             self.n_rows, self.n_chunks = int(metadata["n_rows"]), int(metadata["n_chunks"])
             self.game, self.schema = metadata["game"], metadata["schema"]
@@ -193,9 +216,7 @@ class Segment:
         start = layout.data_start
         arrays = {name: tensors.view(self._map, entry, data_start=start) for name, entry in layout.entries.items()}  # type: ignore[arg-type]
         self.columns = {name: arrays[name][: self.n_rows] for name in self.names}
-        self.table = {
-            name.removeprefix("chunk."): array for name, array in arrays.items() if name.startswith("chunk.")
-        }
+        self.table = {name.removeprefix("chunk."): array for name, array in arrays.items() if name.startswith("chunk.")}
 
     @property
     def size_bytes(self) -> int:
@@ -213,7 +234,8 @@ class Segment:
         """A chunk's metadata strings."""
         start, end = self._metadata_ends[index : index + 2]
         fields = strict_json(self.table["metadata"][start:end].tobytes())
-        assert isinstance(fields, dict)
+        if not isinstance(fields, dict):
+            raise Corrupt(f"segment {self.path.name} holds no metadata for chunk {index}")
         return fields
 
     def rows(self, index: int) -> slice:

@@ -1,11 +1,13 @@
 """A read-only look at a local store, from any process, while its writer writes, seals, forgets or dies."""
 
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from understudy.core.chunk import chunk_of
 from understudy.core.errors import ConfigError
@@ -13,14 +15,17 @@ from understudy.core.frame import Frame, FrameKind, decode_frame
 from understudy.core.log import LogReader
 from understudy.core.ports import Cursor, Forgotten, SessionFilter, SessionInfo, Stored, Tail
 from understudy.core.session import SessionState, unpack_state
-from understudy.stores.catalogue import EXPIRED, QUARANTINED, STORED, ArrivalRow, Catalogue
-from understudy.stores.commits import Event, Watermark, WatermarkFile, log_numbers, log_path, read_commit
+from understudy.stores.catalogue import DAMAGED, EXPIRED, FORGOTTEN, QUARANTINED, ArrivalRow, Catalogue
+from understudy.stores.commits import Event, Watermark, WatermarkFile, commits_in, damage, log_numbers, log_path
 from understudy.stores.generation import Generation
 from understudy.stores.sealing import segment_path
 from understudy.stores.segments import Segment
 
 _POLL_S = 0.003
-_TRIES = 200
+_TRIES = 1000
+
+Gone = Literal["forgotten", "expired", "quarantined"]
+_FATES: dict[int, Gone] = {FORGOTTEN: "forgotten", EXPIRED: "expired", QUARANTINED: "quarantined", DAMAGED: "forgotten"}
 
 
 class Moved(Exception):
@@ -50,7 +55,9 @@ class StoreView:
         self._segments: dict[int, Segment] = {}
         self._index: dict[int, _Where] = {}
         self._scanned = (0, 0)
+        self._indexed_below = 0
         self._sealed_below = -1
+        self._lock = threading.RLock()
         self._forgets: dict[bytes, int] = {}
         self._hidden: dict[tuple[bytes, int], int] = {}
 
@@ -65,12 +72,13 @@ class StoreView:
         tries = 0
         while True:
             try:
-                items = self._items(want, max_items)
-            except (Moved, FileNotFoundError):
+                with self._lock:
+                    items = self._items(want, max_items)
+            except Moved:
                 tries += 1
                 if tries > _TRIES:
                     raise
-                self._forget_places()
+                time.sleep(_POLL_S)
                 continue
             if items or time.monotonic() >= deadline:
                 last = _last(items[-1]) if items else want - 1
@@ -78,6 +86,13 @@ class StoreView:
             time.sleep(_POLL_S)
 
     def _items(self, want: int, max_items: int) -> list[Stored | Forgotten]:
+        try:
+            return self._look(want, max_items)
+        except (Moved, FileNotFoundError) as error:
+            self._forget_places()
+            raise Moved(str(error)) from error
+
+    def _look(self, want: int, max_items: int) -> list[Stored | Forgotten]:
         mark = self.mark()
         self._refresh(mark)
         items: list[Stored | Forgotten] = []
@@ -102,29 +117,42 @@ class StoreView:
     def _refresh(self, mark: Watermark) -> None:
         if mark.sealed_below != self._sealed_below:
             self._sealed_below = mark.sealed_below
+            self._indexed_below = max(self._indexed_below, mark.sealed_below)
             self._index = {no: where for no, where in self._index.items() if no >= mark.sealed_below}
             self._load_erasures()
         file, offset = self._scanned
+        if (mark.file, mark.offset) == (file, offset):
+            return
         for number in log_numbers(self.folder):
             if file <= number <= mark.file:
                 self._scan(number, offset if number == file else 0, mark.offset if number == mark.file else None)
+        if mark.has_moved(self.mark()):
+            raise Moved("the log was sealed while it was read")
+        self._index_damage(mark.next_arrival)
+        self._scanned = (mark.file, mark.offset)
         files = {where.file for where in self._index.values()}
         for number in [number for number in self._readers if number not in files]:
             self._readers.pop(number).close()
 
     def _scan(self, number: int, offset: int, up_to: int | None) -> None:
-        for entry in self._reader(number).entries(offset, up_to=up_to):
-            commit = read_commit(entry)
-            arrival = commit.trailer.first_arrival
+        for commit in commits_in(self._reader(number), offset, up_to=up_to):
+            arrival, event = commit.trailer.first_arrival, commit.trailer.event
+            self._index_damage(arrival)
             for _, at, raw in commit.frames():
                 self._index[arrival] = _Where(number, at, len(raw))
                 arrival += 1
-            event = commit.trailer.event
             if event is not None:
                 for one in range(arrival, arrival + event.count):
                     self._index[one] = _Where(number, 0, 0, event)
                 self._note(arrival, event.kind, event.player, event.chunks)
-            self._scanned = (number, entry.end)
+                arrival += event.count
+            self._indexed_below = max(self._indexed_below, arrival)
+
+    def _index_damage(self, below: int) -> None:
+        """Numbers that were given out and are in no readable commit: shown as gone, so that nobody waits for them."""
+        for number in range(self._indexed_below, below):
+            self._index[number] = _Where(0, 0, 0, damage(number, number + 1))
+        self._indexed_below = max(self._indexed_below, below)
 
     def _load_erasures(self) -> None:
         for player, arrival in self.catalogue.rows("SELECT player, arrival FROM tombstones"):
@@ -142,7 +170,7 @@ class StoreView:
 
     def _forget_places(self) -> None:
         """Start over after files moved: read the whole log again."""
-        self._index, self._scanned, self._sealed_below = {}, (0, 0), -1
+        self._index, self._scanned, self._indexed_below, self._sealed_below = {}, (0, 0), 0, -1
         for reader in self._readers.values():
             reader.close()
         self._readers = {}
@@ -151,10 +179,9 @@ class StoreView:
     # --- items ------------------------------------------------------------------------------------------------------
 
     def _sealed(self, row: ArrivalRow) -> Stored | Forgotten:
-        gone = self._gone(row.no, row.player, row.session, row.chunk_no)
-        if row.fate != STORED or row.kind == 9 or gone:
-            reason = {EXPIRED: "expired", QUARANTINED: "quarantined"}.get(row.fate, gone or "forgotten")
-            return Forgotten(row.no, row.no, reason, row.player)  # type: ignore[arg-type]
+        gone = _FATES.get(row.fate) or self._gone(row.no, row.player, row.session, row.chunk_no)
+        if gone is not None:
+            return Forgotten(row.no, row.no, gone, row.player or None)
         if row.segment is not None and row.chunk is not None:
             segment = self.segment(row.segment)
             return Stored(row.no, segment.frame(row.chunk), segment.chunk(row.chunk))
@@ -169,13 +196,13 @@ class StoreView:
             return Forgotten(number, number, "forgotten", where.event.player or None)
         frame = decode_frame(self._reader(where.file).bytes_at(where.offset, where.length))
         if gone := self._gone(number, frame.player, frame.session.bytes, frame.chunk_no):
-            return Forgotten(number, number, gone, frame.player)  # type: ignore[arg-type]
+            return Forgotten(number, number, gone, frame.player)
         return Stored(number, frame, chunk_of(frame) if frame.kind is FrameKind.DATA else None)
 
-    def _gone(self, number: int, player: bytes, session: bytes, chunk_no: int) -> str:
+    def _gone(self, number: int, player: bytes, session: bytes, chunk_no: int) -> Gone | None:
         if number < self._forgets.get(player, 0):
             return "forgotten"
-        return "quarantined" if number < self._hidden.get((session, chunk_no), 0) else ""
+        return "quarantined" if number < self._hidden.get((session, chunk_no), 0) else None
 
     def _reader(self, number: int) -> LogReader:
         if number not in self._readers:
@@ -199,42 +226,44 @@ class StoreView:
     def snapshot(self) -> Iterator[Generation]:
         """One consistent look: the catalogue as of now, and everything behind its last sealing from the log."""
         for _ in range(_TRIES):
-            try:
-                with self.catalogue.looking():
-                    generation = self._unsealed()
+            with self.catalogue.looking():
+                generation = self._unsealed()
+                if generation is not None:
                     yield generation
                     return
-            except Moved:
-                time.sleep(_POLL_S)
+            time.sleep(_POLL_S)
         raise Moved("the store is being sealed faster than it can be read")
 
-    def _unsealed(self) -> Generation:
-        """The log put together as the writer itself does; Moved when a part of it was sealed meanwhile."""
-        generation, mark = Generation(next_commit=self.catalogue.fact("next_commit", 1)), self.mark()
-        arrival = self.catalogue.fact("sealed_below", 1)
-        for number in log_numbers(self.folder):
-            if number > mark.file:
-                continue
-            try:
-                arrival = max(arrival, self._apply(generation, number, mark))
-            except FileNotFoundError:
-                raise Moved(f"log {number} was sealed") from None
+    def _unsealed(self) -> Generation | None:
+        """The log put together as the writer itself does; None when a part of it was sealed meanwhile."""
+        mark, arrival = self.mark(), self.catalogue.fact("sealed_below", 1)
+        generation = Generation(next_commit=self.catalogue.fact("next_commit", 1))
+        if mark.sealed_below > arrival:
+            return None
+        try:
+            for number in log_numbers(self.folder):
+                if number <= mark.file:
+                    arrival = self._apply(generation, number, mark, arrival)
+        except FileNotFoundError:
+            return None
+        if mark.has_moved(self.mark()):
+            return None
         if arrival < mark.next_arrival:
-            raise Moved(f"arrivals {arrival} to {mark.next_arrival - 1} were sealed")
+            generation.events.append((arrival, damage(arrival, mark.next_arrival)))
         return generation
 
-    def _apply(self, generation: Generation, number: int, mark: Watermark) -> int:
-        arrival = 0
+    def _apply(self, generation: Generation, number: int, mark: Watermark, arrival: int) -> int:
+        """Add a log file's commits; the arrival number that follows them."""
         with LogReader(log_path(self.folder, number)) as reader:
             generation.files.append(number)
-            for entry in reader.entries(0, up_to=mark.offset if number == mark.file else None):
-                commit = read_commit(entry)
+            for commit in commits_in(reader, up_to=mark.offset if number == mark.file else None):
                 trailer = commit.trailer
+                if trailer.number < generation.next_commit:
+                    continue
                 if trailer.number > generation.next_commit:
-                    raise Moved(f"commit {generation.next_commit} was sealed")
-                if trailer.number == generation.next_commit:
-                    generation.apply(commit, number, before=self._state_before)
-                    arrival = trailer.first_arrival + trailer.n_arrivals
+                    generation.events.append((arrival, damage(arrival, trailer.first_arrival)))
+                generation.apply(commit, number, before=self._state_before)
+                arrival = trailer.first_arrival + trailer.n_arrivals
         return arrival
 
     def _state_before(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
@@ -262,7 +291,7 @@ class StoreView:
 def session_infos(
     catalogue: Catalogue, unsealed: Mapping[uuid.UUID, tuple[str, SessionState]], wanted: SessionFilter
 ) -> Iterator[SessionInfo]:
-    """Sessions of catalogue and log that match, each once."""
+    """Sessions of catalogue and log that match, each once; forgotten ones are not listed."""
     for session, (game, state) in unsealed.items():
         if _matches(game, state, wanted):
             yield _info(session, game, state)
@@ -275,13 +304,15 @@ def session_infos(
         at = rows[-1][0]
         for raw_session, game, raw_state in rows:
             session = uuid.UUID(bytes=raw_session)
-            if session not in unsealed:
-                yield _info(session, game, unpack_state(raw_state))
+            state = unpack_state(raw_state)
+            if session not in unsealed and not state.forgotten:
+                yield _info(session, game, state)
 
 
 def _matches(game: str, state: SessionState, wanted: SessionFilter) -> bool:
     return (
-        wanted.game in (None, game)
+        not state.forgotten
+        and wanted.game in (None, game)
         and wanted.player in (None, state.player)
         and state.last_received_s >= int(wanted.since_s)
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, StorageFull
-from understudy.core.frame import HEADER_BYTES, MAX_FRAME_BYTES, Frame, frame_size
+from understudy.core.frame import HEADER_BYTES, MAX_FRAME_BYTES, Frame
 from understudy.core.group import GroupCommit
 from understudy.core.lock import FileLock, is_locked
 from understudy.core.log import Entry, LogFile, LogReader, Sync, remove, sync_data, sync_folder
@@ -29,6 +29,11 @@ _TIME = struct.Struct("<d")
 _POLL_S = 0.004
 _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
+_TOO_LARGE = Outcome(durable=False, error=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
+
+
+def _is_too_large(frame: Frame) -> bool:
+    return frame.size_bytes > MAX_FRAME_BYTES
 
 
 class FileStream:
@@ -46,31 +51,36 @@ class FileStream:
         self._writer: _PartitionWriter | None = None
         self._opening = threading.Lock()
         self._closed = False
-        self._group = GroupCommit[Sequence[Frame], Sequence[Outcome]](
-            self._commit, size=lambda frames: sum(frame.size_bytes for frame in frames), most=_MOST_BYTES
+        self._group = GroupCommit[Sequence[bytes], Outcome](
+            self._commit, size=lambda parts: sum(map(len, parts)), most=_MOST_BYTES
         )
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
         if self._closed:
             raise Closed("the stream was closed")
-        return self._group.submit(frames) if frames else []
+        # Encoded here, so that a frame that cannot be encoded fails its own caller only.
+        parts = [part for frame in frames if not _is_too_large(frame) for part in (frame.header(), frame.body)]
+        outcome = self._group.submit(parts) if parts else Outcome(durable=True)
+        return [_TOO_LARGE if _is_too_large(frame) else outcome for frame in frames]
 
-    def _commit(self, groups: Sequence[Sequence[Frame]]) -> Sequence[Sequence[Outcome]]:
-        parts: list[bytes] = [_TIME.pack(self._clock.now())]
-        for frames in groups:
-            for frame in frames:
-                parts += (frame.header(), frame.body)
+    def _commit(self, groups: Sequence[Sequence[bytes]]) -> Sequence[Outcome]:
+        parts = [_TIME.pack(self._clock.now()), *(part for group in groups for part in group)]
         try:
+            if self._closed:
+                raise Closed("the stream was closed")
             self._own_partition().append(parts)
             outcome = Outcome(durable=True)
         except (StorageFull, StorageFailed) as error:
             outcome = Outcome(durable=False, error=str(error), retry_after_s=1.0)
-        return [[outcome] * len(frames) for frames in groups]
+        return [outcome] * len(groups)
 
     def _own_partition(self) -> "_PartitionWriter":
         with self._opening:
             if self._writer is None or self._writer.pid != os.getpid():
-                self._writer = _PartitionWriter(self._folder, sync=self._sync, roll_bytes=self._roll_bytes)
+                try:
+                    self._writer = _PartitionWriter(self._folder, sync=self._sync, roll_bytes=self._roll_bytes)
+                except OSError as error:
+                    raise StorageFull(f"no room for a stream partition: {error.strerror}; free some space") from error
             return self._writer
 
     def partitions(self) -> Sequence[Partition]:
@@ -104,7 +114,7 @@ class FileStream:
                 path = _file(folder, number)
                 if path.stat().st_mtime >= before_s or number > at.file:
                     break
-                if number < at.file or (ended and _is_read_out(path, at)):
+                if number < at.file or (ended and number == numbers[-1] and _is_read_out(path, at)):
                     freed += path.stat().st_size
                     remove(path)
             if ended and not _file_numbers(folder):
@@ -144,8 +154,11 @@ class _PartitionWriter:
         assert self._log is not None
         try:
             self._log.append(parts)
-        except StorageFailed:
+        except (StorageFull, StorageFailed):
+            # A reader may have seen the entry that failed: its place is never given to another one.
             self._log.close()
+            if not self._log.size_bytes:
+                remove(self._log.path)
             self._log = None
             raise
 
@@ -205,7 +218,7 @@ def _read_from(folder: Path, after: Position | None, *, max_bytes: int) -> tuple
     numbers = _file_numbers(folder)
     place = _Place.parse(after) if after is not None else None
     if place is not None and place.file not in numbers:
-        if numbers and numbers[0] > place.file + 1:
+        if numbers and numbers[0] > place.file:
             raise PositionGone(after or "", earliest=_Place(numbers[0], 0, -1).text())
         numbers = [number for number in numbers if number > place.file]
         place = None if numbers else place
@@ -240,7 +253,8 @@ class _Entries:
             following = self._reader.next_readable(self._at) if self._at < self._reader.size_bytes else None
             if following is None:
                 raise StopIteration
-            entry = Entry(self._at, following, b"")
+            # It may have been half written when it was read first: with another one behind it, it is whole or damaged.
+            entry = self._reader.at(self._at) or Entry(self._at, following, b"")
         self._at = entry.end
         return entry
 
@@ -254,7 +268,8 @@ def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:
     (time_s,) = _TIME.unpack_from(entry.payload)
     view, at, index, records = memoryview(entry.payload), _TIME.size, 0, []
     while at < len(view):
-        size = min(frame_size(view[at : at + HEADER_BYTES]), MAX_FRAME_BYTES)
+        # Only the length is read here: a frame that no check will pass must come through, or it would stop all others.
+        size = HEADER_BYTES + int.from_bytes(view[at + 8 : at + 12], "little")
         if index > skip:
             records.append(Record(_Place(number, entry.start, index).text(), time_s, bytes(view[at : at + size])))
         at, index = at + size, index + 1
@@ -269,4 +284,3 @@ def _within(records: list[Record], max_bytes: int) -> tuple[list[Record], Positi
             break
         count += 1
     return records[:count], records[count - 1].position
-

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone
-from understudy.core.frame import Frame
+from understudy.core.frame import MAX_FRAME_BYTES, Frame
 from understudy.core.ports import Outcome, Partition, Position, Read, Record
 
 
@@ -27,13 +27,15 @@ class MemoryStream:
         with self._changed:
             if self._closed:
                 raise Closed("the stream was closed")
-            for frame in frames:
+            taken = [frame for frame in frames if frame.size_bytes <= MAX_FRAME_BYTES]
+            for frame in taken:
                 lane_id = self._open[hash(frame.session) % len(self._open)]
                 lane = self._lanes[lane_id]
                 number = self._trimmed[lane_id] + len(lane)
                 lane.append(Record(Position(str(number)), self._clock.now(), frame.encode()))
             self._changed.notify_all()
-        return [Outcome(durable=True)] * len(frames)
+        too_large = Outcome(durable=False, error=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
+        return [Outcome(durable=True) if frame.size_bytes <= MAX_FRAME_BYTES else too_large for frame in frames]
 
     def partitions(self) -> Sequence[Partition]:
         with self._changed:
@@ -43,7 +45,7 @@ class MemoryStream:
         with self._changed:
             start = 0 if after is None else int(after) + 1
             if start < self._trimmed[partition] and after is not None:
-                raise PositionGone(after, earliest=self._earliest(partition))
+                raise PositionGone(after, earliest=str(self._trimmed[partition] - 1))
             self._changed.wait_for(lambda: self._has(partition, start) or self._is_ended(partition), timeout=wait_s)
             records: list[Record] = []
             size = 0
@@ -61,10 +63,6 @@ class MemoryStream:
 
     def _is_ended(self, partition: str) -> bool:
         return partition not in self._open or self._closed
-
-    def _earliest(self, partition: str) -> str | None:
-        lane = self._lanes[partition]
-        return lane[0].position if lane else None
 
     def split(self, partition: str) -> None:
         """End a partition; two children take its place."""

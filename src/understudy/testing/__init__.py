@@ -1,0 +1,26 @@
+"""For those who write adapters: contract tests to subclass, faults to inject, sample data to store.
+
+class TestMyStream(StreamContract):
+    def make(self) -> Stream:
+        return MyStream(...)
+"""
+
+from understudy.testing.admin import StoreAdminContract
+from understudy.testing.clock import START_S, ManualClock
+from understudy.testing.faults import Crash, CrashingStore, Faults, FaultyLink, FaultyStream, FaultySync
+from understudy.testing.stores import StoreContract
+from understudy.testing.streams import StreamContract
+
+__all__ = [
+    "START_S",
+    "Crash",
+    "CrashingStore",
+    "Faults",
+    "FaultyLink",
+    "FaultyStream",
+    "FaultySync",
+    "ManualClock",
+    "StoreAdminContract",
+    "StoreContract",
+    "StreamContract",
+]

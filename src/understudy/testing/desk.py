@@ -1,0 +1,162 @@
+"""A store under test with everything at hand: its clock, one claimed partition, and a check of its tail."""
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from understudy.core.chunk import Chunk
+from understudy.core.clock import Clock
+from understudy.core.errors import UnderstudyError
+from understudy.core.frame import CloseReport, DropReport, Frame, FrameKind, close_frame, drop_frame
+from understudy.core.ports import (
+    Candidate,
+    Cursor,
+    ExperienceStore,
+    Forgotten,
+    Position,
+    Receipt,
+    RefusedFrame,
+    SessionFilter,
+    SessionInfo,
+    StoreAdmin,
+    Stored,
+    WriteBatch,
+)
+from understudy.testing.clock import ManualClock
+from understudy.testing.samples import PLAYER, cart_spec, random_session
+
+SPEC = cart_spec()
+"""The game most contract tests play."""
+
+
+class FullStore(ExperienceStore, StoreAdmin, Protocol):
+    """Both ports of a store."""
+
+
+class Desk:
+    """Writes chunks through one partition and reads the tail as a learner would."""
+
+    def __init__(self, store: FullStore, clock: ManualClock, reopen: Callable[[FullStore], FullStore]) -> None:
+        self.store, self.clock, self._reopen = store, clock, reopen
+        self.position = 0
+        self.cursor: Cursor | None = None
+        self.tailed: list[Stored | Forgotten] = []
+        self.epoch = self._claim()
+
+    def _claim(self) -> int:
+        return self.store.claim("p", owner="desk", ttl_s=60.0).epoch
+
+    def reopen(self) -> None:
+        """Close the store, open it again, and claim the partition anew."""
+        self.store.close()
+        self.store = self._reopen(self.store)
+        self.epoch = self._claim()
+
+    def write(
+        self,
+        candidates: Sequence[Candidate] = (),
+        *,
+        refused: Sequence[RefusedFrame] = (),
+        parked: Sequence[RefusedFrame] = (),
+    ) -> Receipt:
+        self.position += 1
+        return self.store.write(WriteBatch("p", self.epoch, Position(str(self.position)), candidates, refused, parked))
+
+    def candidate(self, chunk: Chunk, *, player: bytes = PLAYER) -> Candidate:
+        return Candidate(chunk.frame().stamped(player, int(self.clock.now())), chunk)
+
+    def put(self, *chunks: Chunk, player: bytes = PLAYER) -> list[str]:
+        """Write chunks; the fate of each."""
+        return list(self.write([self.candidate(chunk, player=player) for chunk in chunks]).fates)
+
+    def refusal(self, chunk: Chunk, reason: str = "bad_action", *, player: bytes = PLAYER) -> RefusedFrame:
+        frame = chunk.frame().stamped(player, int(self.clock.now()))
+        return RefusedFrame(frame.encode(), reason, "for a test", self.clock.now(), chunk.meta.game)
+
+    def drop(self, session: uuid.UUID, number: int, *ranges: tuple[int, int], n_steps: int = 0) -> Candidate:
+        frame = drop_frame(session, number, DropReport(ranges, n_steps))
+        return Candidate(frame.stamped(PLAYER, int(self.clock.now())), None)
+
+    def close(self, session: uuid.UUID, number: int, *, n_steps: int = 0) -> Candidate:
+        frame = close_frame(session, number, CloseReport(number, n_steps))
+        return Candidate(frame.stamped(PLAYER, int(self.clock.now())), None)
+
+    def tail(self, *, page: int = 3) -> list[Stored | Forgotten]:
+        """What came since the last call; checks that no number is missing, doubled or out of order."""
+        new: list[Stored | Forgotten] = []
+        while items := (found := self.store.tail(self.cursor, max_items=page, wait_s=0.0)).items:
+            new += items
+            self.cursor = found.cursor
+        following = last_no(self.tailed[-1]) + 1 if self.tailed else 1
+        for item in new:
+            assert item.arrival_no == following, f"arrival {item.arrival_no} came where {following} was due"
+            following = last_no(item) + 1
+        self.tailed += new
+        return new
+
+    def everything(self) -> list[Stored | Forgotten]:
+        """The whole tail from the start, as a new reader sees it."""
+        cursor, self.cursor = self.cursor, None
+        tailed, self.tailed = self.tailed, []
+        found = self.tail(page=1000)
+        self.cursor, self.tailed = cursor, tailed
+        return found
+
+    def chunks(self) -> list[Chunk]:
+        """Every stored chunk, in the order of arrival."""
+        return [item.chunk for item in self.everything() if isinstance(item, Stored) and item.chunk is not None]
+
+    def frames(self, kind: FrameKind) -> list[Frame]:
+        return [item.frame for item in self.everything() if isinstance(item, Stored) and item.frame.kind is kind]
+
+    def session(self, session: uuid.UUID) -> SessionInfo | None:
+        found = [one for one in self.store.sessions(SessionFilter()) if one.session == session]
+        assert len(found) <= 1, "a session is listed once"
+        return found[0] if found else None
+
+
+def last_no(item: Stored | Forgotten) -> int:
+    """The last arrival number an item of a tail stands for."""
+    return item.last_no if isinstance(item, Forgotten) else item.arrival_no
+
+
+def raises(kind: type[UnderstudyError], call: Callable[[], object]) -> bool:
+    """Whether a call fails with just this error."""
+    try:
+        call()
+    except kind:
+        return True
+    return False
+
+
+class StoreFactory:
+    """What a contract class asks of its subclass."""
+
+    rng: np.random.Generator
+
+    def make(self, clock: Clock) -> FullStore:
+        """A new, empty store; a second call gives another one."""
+        raise NotImplementedError
+
+    def reopen(self, store: FullStore, clock: Clock) -> FullStore:
+        """A new store over what a closed one left."""
+        raise NotImplementedError
+
+    def settle(self, store: FullStore) -> None:
+        """Let everything the store puts off (sealing, flushing, compacting) happen now."""
+
+    def desk(self) -> Desk:
+        clock = ManualClock()
+        self.rng = np.random.default_rng(7)
+        return Desk(self.make(clock), clock, lambda store: self.reopen(store, clock))
+
+    def chunks(self, count: int) -> list[Chunk]:
+        """A new session of this many chunks."""
+        return random_session(SPEC, self.rng, n_chunks=count)
+
+    def later(self, desk: Desk) -> Callable[[], None]:
+        """Three looks at the same store: as written, as settled, as reopened."""
+        moves = iter([lambda: None, lambda: self.settle(desk.store), desk.reopen])
+        return lambda: next(moves)()

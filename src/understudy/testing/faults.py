@@ -1,0 +1,173 @@
+"""Parts that fail on purpose: what streams, links, stores and disks really do, on demand."""
+
+import errno
+import os
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from understudy.core.errors import StorageFailed
+from understudy.core.frame import Frame
+from understudy.core.game import GameSpec
+from understudy.core.log import sync_data
+from understudy.core.names import PlayerName
+from understudy.core.ports import (
+    Ack,
+    Claim,
+    Cursor,
+    ExperienceStore,
+    Link,
+    Outcome,
+    Partition,
+    Position,
+    Read,
+    Receipt,
+    SessionFilter,
+    SessionInfo,
+    Stream,
+    Tail,
+    WriteBatch,
+)
+
+
+class Crash(BaseException):
+    """Stands for a process that died here; no `except Exception` survives it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """How often each thing happens, from 0 to 1."""
+
+    duplicate: float = 0.0
+    """A frame arrives twice."""
+    reorder: float = 0.0
+    """The frames of a call arrive in another order."""
+    fail: float = 0.0
+    """A frame is not taken, and its answer says so."""
+    lose_answer: float = 0.0
+    """Everything was taken, and the call fails nevertheless."""
+
+
+class _Dice:
+    """Which frames go through, and in which order they arrive."""
+
+    def __init__(self, faults: Faults, rng: np.random.Generator) -> None:
+        self._faults, self._rng = faults, rng
+
+    def __call__(self, probability: float) -> bool:
+        return bool(self._rng.random() < probability)
+
+    def taken(self, count: int) -> list[bool]:
+        return [not self(self._faults.fail) for _ in range(count)]
+
+    def arrivals(self, frames: Sequence[Frame]) -> list[Frame]:
+        arriving = [copy for frame in frames for copy in [frame] * (2 if self(self._faults.duplicate) else 1)]
+        if self(self._faults.reorder):
+            arriving = [arriving[index] for index in self._rng.permutation(len(arriving))]
+        return arriving
+
+
+class FaultyStream:
+    """A Stream that duplicates, reorders and fails frames, and loses answers after success."""
+
+    def __init__(self, inner: Stream, faults: Faults, rng: np.random.Generator) -> None:
+        self._inner, self._faults, self._dice = inner, faults, _Dice(faults, rng)
+
+    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+        taken = self._dice.taken(len(frames))
+        arriving = self._dice.arrivals([frame for frame, ok in zip(frames, taken, strict=True) if ok])
+        outcomes = self._inner.append(arriving)
+        if not all(outcome.durable for outcome in outcomes):
+            return [Outcome(durable=False, error="injected: the stream below failed")] * len(frames)
+        if self._dice(self._faults.lose_answer):
+            raise StorageFailed("injected: the frames were taken and the answer was lost")
+        return [Outcome(durable=True) if ok else Outcome(durable=False, error="injected") for ok in taken]
+
+    def partitions(self) -> Sequence[Partition]:
+        return self._inner.partitions()
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        return self._inner.read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class FaultyLink:
+    """A Link that duplicates, reorders and refuses for now, and times out after success."""
+
+    def __init__(
+        self,
+        inner: Link,
+        faults: Faults,
+        rng: np.random.Generator,
+        *,
+        error: Callable[[], Exception] = lambda: TimeoutError("injected: no answer in time"),
+    ) -> None:
+        self._inner, self._faults, self._dice, self._error = inner, faults, _Dice(faults, rng), error
+
+    def register(self, spec: GameSpec) -> None:
+        self._inner.register(spec)
+
+    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
+        taken = self._dice.taken(len(frames))
+        arriving = self._dice.arrivals([frame for frame, ok in zip(frames, taken, strict=True) if ok])
+        answers: dict[tuple[uuid.UUID, int], Ack] = {}
+        for frame, ack in zip(arriving, self._inner.send(arriving, players) if arriving else (), strict=True):
+            answers[frame.session, frame.chunk_no] = ack
+        if self._dice(self._faults.lose_answer):
+            raise self._error()
+        return [answers.get((frame.session, frame.chunk_no), Ack(False, retry_after_s=0.001)) for frame in frames]
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class CrashingStore:
+    """An ExperienceStore whose caller dies between the durable write and its answer, where `dies` says so."""
+
+    def __init__(self, inner: ExperienceStore, dies: Callable[[int], bool]) -> None:
+        self._inner, self._dies = inner, dies
+        self.writes = 0
+
+    def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
+        return self._inner.claim(partition, owner=owner, ttl_s=ttl_s)
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        receipt = self._inner.write(batch)
+        self.writes += 1
+        if self._dies(self.writes):
+            raise Crash(f"after write {self.writes}")
+        return receipt
+
+    def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
+        return self._inner.tail(cursor, max_items=max_items, wait_s=wait_s)
+
+    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
+        return self._inner.sessions(wanted)
+
+    def forget(self, player: bytes) -> int:
+        return self._inner.forget(player)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class FaultySync:
+    """A log's Sync that fails with EIO or ENOSPC at chosen calls (counted from 1), counts, and may be slow."""
+
+    def __init__(self, *, eio_at: Collection[int] = (), full_at: Collection[int] = (), delay_s: float = 0.0) -> None:
+        self._eio_at, self._full_at, self._delay_s = eio_at, full_at, delay_s
+        self.calls = 0
+
+    def __call__(self, descriptor: int) -> None:
+        self.calls += 1
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        for calls, code in ((self._eio_at, errno.EIO), (self._full_at, errno.ENOSPC)):
+            if self.calls in calls:
+                raise OSError(code, f"injected: {os.strerror(code)}")
+        sync_data(descriptor)

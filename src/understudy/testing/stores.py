@@ -1,0 +1,311 @@
+"""The contract of the ExperienceStore port, as tests to subclass.
+
+Give `make` and `reopen`; a store that moves data behind the scenes gives `settle` as well, so that each promise is
+kept before and after.
+"""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+from understudy.core.chunk import Chunk
+from understudy.core.errors import ClaimLost, Closed
+from understudy.core.frame import FrameKind
+from understudy.core.ports import Position, SessionFilter, WriteBatch
+from understudy.core.session import MAX_AHEAD
+from understudy.testing.desk import SPEC, StoreFactory, raises
+from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_chunk, random_session, random_spec
+
+ALL_OPTIONAL = ("logp", "value", "priority", "version", "by", "frames", "t_ms", "event", "raw_action", "legal")
+
+
+class StoreContract(StoreFactory):
+    """Subclass, give `make` and `reopen`, and run with pytest."""
+
+    # --- once, and bit for bit ------------------------------------------------------------------------------------
+
+    def test_the_same_chunk_twice_is_stored_once(self) -> None:
+        desk = self.desk()
+        chunks, later = self.chunks(3), self.later(desk)
+        assert desk.put(*chunks) == ["new"] * 3
+        for _ in range(3):
+            later()
+            assert desk.put(*chunks) == ["duplicate"] * 3
+            assert desk.chunks() == chunks
+        audit = desk.store.audit()
+        assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (3, 0, 0, [])
+        assert audit.steps == sum(chunk.meta.n_steps for chunk in chunks)
+        desk.store.close()
+
+    def test_duplicates_within_one_batch_are_stored_once(self) -> None:
+        desk = self.desk()
+        first, second = self.chunks(2)
+        assert desk.put(first, second, first, second, first) == ["new", "new", *["duplicate"] * 3]
+        assert desk.chunks() == [first, second]
+        desk.store.close()
+
+    def test_chunks_come_back_bit_for_bit(self) -> None:
+        desk = self.desk()
+        specs = [random_spec(self.rng) for _ in range(25)]
+        sessions = [random_session(spec, self.rng, optional=ALL_OPTIONAL) for spec in specs]
+        sent = [chunk for session in sessions for chunk in session]
+        later = self.later(desk)
+        for chunk in sent:
+            desk.put(chunk)
+        for _ in range(3):
+            later()
+            for before, after in zip(sent, desk.chunks(), strict=True):
+                assert before.meta == after.meta
+                assert before.columns.keys() == after.columns.keys()
+                for name, column in before.columns.items():
+                    found = after.columns[name]
+                    assert (found.dtype, found.shape, found.tobytes()) == (column.dtype, column.shape, column.tobytes())
+        desk.store.close()
+
+    def test_frames_keep_number_checksum_player_and_time(self) -> None:
+        desk = self.desk()
+        chunks, later = self.chunks(2), self.later(desk)
+        desk.put(*chunks)
+        for _ in range(3):
+            later()
+            frames = desk.frames(FrameKind.DATA)
+            assert frames == [chunk.frame().stamped(PLAYER, int(desk.clock.now())) for chunk in chunks]
+        desk.store.close()
+
+    def test_optional_columns_of_other_shapes_share_a_store(self) -> None:
+        desk = self.desk()
+        plain = self.chunks(3)
+        wide = []
+        for chunk, width in zip(plain, (1, 3, 2), strict=True):
+            raw = self.rng.normal(0, 1, (chunk.n_rows, width)).astype(np.float64 if width == 2 else np.float32)
+            wide.append(Chunk(chunk.meta, {**chunk.columns, "raw_action": raw}))
+        later = self.later(desk)
+        desk.put(*wide)
+        for _ in range(3):
+            later()
+            assert desk.chunks() == wide
+        desk.store.close()
+
+    def test_out_of_order_chunks_are_stored_once_each(self) -> None:
+        desk = self.desk()
+        chunks = self.chunks(12)
+        order = self.rng.permutation(12)
+        for index in order:
+            assert desk.put(chunks[index]) == ["new"]
+        assert desk.put(*chunks) == ["duplicate"] * 12
+        info = desk.session(chunks[0].meta.session)
+        assert info is not None
+        assert (info.n_chunks, info.high, info.missing) == (12, 12, ())
+        assert desk.store.audit().gap_chunks == 0
+        desk.store.close()
+
+    def test_a_missing_number_is_a_visible_gap(self) -> None:
+        desk = self.desk()
+        chunks, later = self.chunks(5), self.later(desk)
+        desk.put(*chunks[:2], *chunks[3:])
+        for _ in range(3):
+            later()
+            info, audit = desk.session(chunks[0].meta.session), desk.store.audit()
+            assert info is not None
+            assert (info.high, info.missing) == (2, ((2, 2),))
+            assert (audit.gap_chunks, audit.gap_steps) == (1, chunks[2].meta.n_steps)
+        desk.store.close()
+
+    def test_many_threads_write_at_once(self) -> None:
+        desk = self.desk()
+        lots = [self.chunks(10) for _ in range(6)]
+        epochs = [desk.store.claim(f"t{n}", owner="desk", ttl_s=60.0).epoch for n in range(6)]
+
+        def write(number: int) -> None:
+            for at, chunk in enumerate(lots[number]):
+                candidates = [desk.candidate(chunk)]
+                desk.store.write(WriteBatch(f"t{number}", epochs[number], Position(str(at)), candidates))
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30.0)
+        assert len(desk.tail()) == 60
+        assert {(chunk.meta.session, chunk.meta.chunk_no) for chunk in desk.chunks()} == {
+            (chunk.meta.session, chunk.meta.chunk_no) for chunks in lots for chunk in chunks
+        }
+        desk.store.close()
+
+    # --- positions and claims -------------------------------------------------------------------------------------
+
+    def test_positions_move_with_the_data(self) -> None:
+        desk = self.desk()
+        assert desk.store.claim("q", owner="a", ttl_s=60.0).position is None
+        desk.put(*self.chunks(1))
+        desk.write()
+        later = self.later(desk)
+        for _ in range(3):
+            later()
+            claim = desk.store.claim("p", owner="desk", ttl_s=60.0)
+            assert claim.position == "2"
+        desk.store.close()
+
+    def test_a_stale_epoch_is_refused_and_changes_nothing(self) -> None:
+        desk = self.desk()
+        (chunk,) = self.chunks(1)
+        stale = desk.epoch
+        fresh = desk.store.claim("p", owner="desk", ttl_s=60.0)
+        assert fresh.epoch > stale
+        batch = WriteBatch("p", stale, Position("9"), [desk.candidate(chunk)], [desk.refusal(chunk)])
+        assert raises(ClaimLost, lambda: desk.store.write(batch))
+        assert desk.store.claim("p", owner="desk", ttl_s=60.0).position is None
+        assert desk.chunks() == []
+        assert list(desk.store.quarantined()) == []
+        desk.store.close()
+
+    def test_epochs_rise_across_reopening(self) -> None:
+        desk = self.desk()
+        before = desk.epoch
+        desk.reopen()
+        assert desk.epoch > before
+        batch = WriteBatch("p", before, Position("9"))
+        assert raises(ClaimLost, lambda: desk.store.write(batch))
+        desk.store.close()
+
+    def test_a_fresh_claim_keeps_others_out_until_its_holder_falls_silent(self) -> None:
+        desk = self.desk()
+        desk.clock.advance(59.0)
+        assert raises(ClaimLost, lambda: desk.store.claim("p", owner="other", ttl_s=60.0))
+        desk.put(*self.chunks(1))
+        desk.clock.advance(59.0)
+        assert raises(ClaimLost, lambda: desk.store.claim("p", owner="other", ttl_s=60.0)), "writing renews a claim"
+        desk.clock.advance(2.0)
+        assert desk.store.claim("p", owner="other", ttl_s=60.0).epoch > desk.epoch
+        assert raises(ClaimLost, lambda: desk.put(*self.chunks(1)))
+        desk.store.close()
+
+    # --- what a session allows ------------------------------------------------------------------------------------
+
+    def test_the_same_number_with_other_bytes_is_a_conflict(self) -> None:
+        desk = self.desk()
+        chunks, later = self.chunks(2), self.later(desk)
+        desk.put(*chunks)
+        for turn in range(3):
+            later()
+            other = Chunk(chunks[1].meta, {**chunks[1].columns, "obs": chunks[1].columns["obs"] + 1 + turn})
+            assert desk.put(other) == ["conflict"]
+            assert desk.put(other) != ["new"]
+        assert desk.chunks() == chunks
+        assert [one.reason for one in desk.store.quarantined()] == ["conflict"] * 3, "each in quarantine once"
+        desk.store.close()
+
+    def test_a_number_far_ahead_is_out_of_window(self) -> None:
+        desk = self.desk()
+        chunk = self.chunks(1)[0]
+        desk.put(chunk)
+        for number in (MAX_AHEAD + 2, 1 << 40):
+            far = random_chunk(SPEC, self.rng, session=chunk.meta.session, chunk_no=number, first_step=1 << 30)
+            receipt = desk.write([desk.candidate(far)])
+            assert (list(receipt.fates), list(receipt.reasons)) == (["refused"], ["out_of_window"])
+        assert [one.reason for one in desk.store.quarantined()] == ["out_of_window"] * 2
+        assert desk.chunks() == [chunk]
+        desk.store.close()
+
+    def test_another_players_session_is_refused(self) -> None:
+        desk = self.desk()
+        chunks, later = self.chunks(4), self.later(desk)
+        desk.put(chunks[0])
+        for chunk in chunks[1:]:
+            later()
+            assert desk.put(chunk, player=OTHER_PLAYER) == ["refused"]
+            assert desk.put(chunk) == ["new"], "the owner goes on undisturbed"
+        assert {one.reason for one in desk.store.quarantined()} == {"other_player"}
+        desk.store.close()
+
+    def test_steps_that_contradict_their_neighbours_are_refused(self) -> None:
+        desk = self.desk()
+        chunks = self.chunks(3)
+        desk.put(chunks[0], chunks[2])
+        wrong = Chunk(replace(chunks[1].meta, first_step=chunks[1].meta.first_step + 1), chunks[1].columns)
+        receipt = desk.write([desk.candidate(wrong)])
+        assert list(receipt.reasons) == ["step_mismatch"]
+        assert desk.chunks() == [chunks[0], chunks[2]]
+        desk.store.close()
+
+    def test_a_drop_report_marks_its_ranges_as_seen(self) -> None:
+        desk = self.desk()
+        chunks, later = self.chunks(6), self.later(desk)
+        session = chunks[0].meta.session
+        lost = sum(chunk.meta.n_steps for chunk in chunks[1:4])
+        desk.put(chunks[0])
+        assert list(desk.write([desk.drop(session, 4, (1, 3), n_steps=lost)]).fates) == ["new"]
+        after = Chunk(replace(chunks[5].meta, first_step=chunks[4].meta.first_step), chunks[5].columns)
+        assert desk.put(after) == ["new"]
+        for _ in range(3):
+            later()
+            info, audit = desk.session(session), desk.store.audit()
+            assert info is not None
+            assert (info.high, info.missing, info.dropped_steps) == (6, (), lost)
+            assert (audit.gap_chunks, audit.gap_steps, audit.dropped_steps) == (0, 0, lost)
+            assert [frame.chunk_no for frame in desk.frames(FrameKind.DROP)] == [4]
+        assert desk.put(chunks[2]) == ["conflict"], "what was reported as dropped does not come back"
+        desk.store.close()
+
+    def test_a_huge_drop_report_costs_nothing(self) -> None:
+        desk = self.desk()
+        session = self.chunks(1)[0].meta.session
+        assert list(desk.write([desk.drop(session, 1 << 40, (0, (1 << 40) - 1), n_steps=1 << 40)]).fates) == ["new"]
+        assert desk.store.audit().gap_chunks == 0
+        desk.store.close()
+
+    def test_nothing_follows_a_close(self) -> None:
+        desk = self.desk()
+        chunks, later = self.chunks(5), self.later(desk)
+        session = chunks[0].meta.session
+        desk.put(chunks[0])
+        assert list(desk.write([desk.close(session, 2)]).fates) == ["new"]
+        for chunk in chunks[3:]:
+            later()
+            assert list(desk.write([desk.candidate(chunk)]).reasons) == ["after_close"]
+        assert desk.put(chunks[1]) == ["new"], "what came late but belongs before the close is stored"
+        later()
+        info = desk.session(session)
+        assert info is not None
+        assert (info.closed, info.high, info.n_chunks) == (True, 3, 2)
+        desk.store.close()
+
+    # --- listing and closing --------------------------------------------------------------------------------------
+
+    def test_sessions_are_listed_by_game_player_and_time(self) -> None:
+        desk = self.desk()
+        mine, theirs = self.chunks(2), self.chunks(1)
+        other = random_session(random_spec(self.rng, "elsewhere"), self.rng, n_chunks=1)
+        desk.put(*mine)
+        desk.clock.advance(100.0)
+        desk.put(*theirs, player=OTHER_PLAYER)
+        desk.put(*other)
+        later = self.later(desk)
+        for _ in range(3):
+            later()
+            wanted = {
+                SessionFilter(): {mine[0].meta.session, theirs[0].meta.session, other[0].meta.session},
+                SessionFilter(game="elsewhere"): {other[0].meta.session},
+                SessionFilter(player=OTHER_PLAYER): {theirs[0].meta.session},
+                SessionFilter(since_s=desk.clock.now()): {theirs[0].meta.session, other[0].meta.session},
+            }
+            for filter_, sessions in wanted.items():
+                assert {one.session for one in desk.store.sessions(filter_)} == sessions
+        info = desk.session(mine[0].meta.session)
+        assert info is not None
+        assert (info.game, info.player, info.n_chunks, info.closed) == ("cart", PLAYER, 2, False)
+        desk.store.close()
+
+    def test_close_may_be_called_twice_and_ends_writing(self) -> None:
+        desk = self.desk()
+        desk.put(*self.chunks(1))
+        desk.store.close()
+        desk.store.close()
+        for call in (
+            lambda: desk.put(*self.chunks(1)),
+            lambda: desk.store.tail(None, max_items=1, wait_s=0.0),
+            lambda: desk.store.claim("p", owner="desk", ttl_s=1.0),
+            lambda: desk.store.forget(PLAYER),
+        ):
+            assert raises(Closed, call)

@@ -1,0 +1,36 @@
+"""Every store in the house keeps the contracts of ExperienceStore and StoreAdmin."""
+
+from pathlib import Path
+
+import pytest
+
+from understudy.core.clock import Clock
+from understudy.stores.local import LocalStore
+from understudy.testing.admin import StoreAdminContract
+from understudy.testing.desk import FullStore
+from understudy.testing.stores import StoreContract
+
+
+class TestLocalStore(StoreContract, StoreAdminContract):
+    seal_rows = 65_536
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self.path, self.made = tmp_path, 0
+
+    def make(self, clock: Clock) -> FullStore:
+        self.made += 1
+        return self.reopen(None, clock)
+
+    def reopen(self, store: FullStore | None, clock: Clock) -> FullStore:
+        return LocalStore(self.path / f"store-{self.made}", clock=clock, seal_rows=self.seal_rows)
+
+    def settle(self, store: FullStore) -> None:
+        assert isinstance(store, LocalStore)
+        store.freeze(wait=True)
+
+
+class TestLocalStoreThatSealsAllTheTime(TestLocalStore):
+    """Sealing runs beside every few writes."""
+
+    seal_rows = 16
