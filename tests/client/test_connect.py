@@ -194,6 +194,8 @@ BAD = [
     (lambda ep: ep.acted(obs(1), 0, legal=[True, True, True]), "bad_columns"),
     (lambda ep: ep.acted(obs(1), 0, by="ghost"), "bad_by"),
     (lambda ep: ep.acted("text", 0), "bad_dtype"),
+    (lambda ep: ep.acted(obs(1), 0, frames="many"), "bad_input"),
+    (lambda ep: ep.acted(obs(1), 0, frames=1.5), "bad_input"),
 ]
 
 

@@ -51,7 +51,7 @@ class Episode:
                     obs, action, legal=legal, by=BY.get(by) or actor_code(by), frames=frames, t_ms=session.t_ms(),
                     extras=extras,
                 )  # fmt: skip
-            except Refused as error:
+            except Exception as error:
                 return self._spoil(error)
             self._tolerance.decided = True
             if is_full:
@@ -66,7 +66,7 @@ class Episode:
                 return self._late("reward")
             try:
                 session.builder.add_reward(x)
-            except Refused as error:
+            except Exception as error:
                 return self._spoil(error)
         return None
 
@@ -87,7 +87,7 @@ class Episode:
                         obs, terminated=not truncated, truncated=truncated, legal=legal, result=result,
                         t_ms=session.t_ms(),
                     )  # fmt: skip
-            except Refused as error:
+            except Exception as error:
                 return self._spoil(error)
             if is_full:
                 session.hand_over()
@@ -114,19 +114,16 @@ class Episode:
         self._over = why
         self._sessions.release(self._session)
 
-    def _spoil(self, error: Refused) -> None:
-        if not self._tolerance.allows(error):
-            raise error
+    def _spoil(self, error: Exception) -> None:
+        refused = self._tolerance.judge(error)
         self._session.cut()
         self._leave("")
-        self._tolerance.warn(error)
+        self._tolerance.warn(refused)
 
     def _late(self, call: str) -> None:
         # A spoiled episode and a closed game stay quiet: the game goes on, only the recording does not.
         if self._over and not self._session.ended:
-            error = Refused("bad_order", f"{call} was called on an episode, but {self._over}; start a new one")
-            if not self._tolerance.allows(error):
-                raise error
-            self._tolerance.warn(error)
+            late = Refused("bad_order", f"{call} was called on an episode, but {self._over}; start a new one")
+            self._tolerance.warn(self._tolerance.judge(late))
             return
         self._tolerance.ignored_calls += 1

@@ -1,7 +1,7 @@
 """The hand-off between game threads and the sender: bounded in blocks and bytes.
 
-When it is more than half full, whoever fills it gives way for a millisecond per block, so that the sender gets to run
-beside a game that never rests; when it is full the oldest block is dropped, takes a number and is reported.
+When it is more than half full, whoever fills it gives way for half a millisecond per block, so that the sender gets to
+run beside a game that never rests; when it is full the oldest block is dropped, takes a number and is reported.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from understudy.core.clock import Clock
 
 Owner = TypeVar("Owner")
 
-_GIVE_WAY_S = 0.001
+_GIVE_WAY_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from typing import Any
 from understudy.client.episode import BY, Actor, actor_code
 from understudy.client.session import Session, Sessions, Tolerance
 from understudy.core.builder import Extras
-from understudy.core.errors import Refused
 from understudy.core.meta import EpisodeNote
 
 
@@ -37,7 +36,7 @@ class Recorder:
                 session.handoff.put(session, block)
             try:
                 session.builder.stage(obs, legal=legal, t_ms=session.t_ms())
-            except Refused as error:
+            except Exception as error:
                 self._spoil(error)
 
     def step(
@@ -62,7 +61,7 @@ class Recorder:
                     )
                 else:
                     is_full = builder.stage(next_obs, legal=legal, t_ms=t_ms)
-            except Refused as error:
+            except Exception as error:
                 self._spoil(error)
                 return
             self._tolerance.decided = True
@@ -85,10 +84,7 @@ class Recorder:
     ) -> None:
         self.close()
 
-    def _spoil(self, error: Refused) -> None:
-        may_go_on = self._tolerance.allows(error)
+    def _spoil(self, error: Exception) -> None:
         # The env has moved on, so there is nothing to try again: what follows is another episode.
         self._session.cut()
-        if not may_go_on:
-            raise error
-        self._tolerance.warn(error)
+        self._tolerance.warn(self._tolerance.judge(error))

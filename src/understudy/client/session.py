@@ -36,12 +36,20 @@ class Tolerance:
         self.bad_inputs = 0
         self.ignored_calls = 0
 
-    def allows(self, error: Refused) -> bool:
-        """Count the error; False when the caller must raise it."""
+    def judge(self, error: Exception) -> Refused:
+        """Count the error and hand it back as a refusal, or raise it when the game is still being written."""
         self.bad_inputs += 1
         may_go_on = self.decided and not self.strict
         self.decided = True
-        return may_go_on
+        if isinstance(error, Refused):
+            if not may_go_on:
+                raise error
+            return error
+        # Whatever a strange object raises inside NumPy must not stop a game that has been running.
+        refused = Refused("bad_input", f"{type(error).__name__}: {str(error)[:120]}")
+        if not may_go_on:
+            raise refused from error
+        return refused
 
     def warn(self, error: Refused) -> None:
         """Say it once, after the recording was brought in order."""
@@ -59,8 +67,8 @@ class Session:
     """One player's seat in one client: a lock, the rows being built, and whoever holds it now."""
 
     __slots__ = (
-        "__weakref__", "_started_s", "builder", "clock", "ended", "handoff", "holder", "id", "idle_since_s", "lock",
-        "player", "seat",
+        "__weakref__", "_monotonic", "_started_s", "builder", "clock", "ended", "handoff", "holder", "id", "idle_since_s",
+        "lock", "player", "seat",
     )  # fmt: skip
 
     def __init__(
@@ -74,11 +82,12 @@ class Session:
         """No call is recorded any more; set under the lock."""
         self.holder: Callable[[], object] | None = None
         """A weak reference to the episode or recorder that records into it now."""
+        self._monotonic = clock.monotonic
         self._started_s = self.idle_since_s = clock.monotonic()
 
     def t_ms(self) -> int:
         """Milliseconds since the session began."""
-        return int((self.clock.monotonic() - self._started_s) * 1000)
+        return int((self._monotonic() - self._started_s) * 1000)
 
     @property
     def age_s(self) -> float:

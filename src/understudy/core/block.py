@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ _KEPT_SETS = 8
 class Columns:
     """One preallocated array per column; decision columns of unused rows hold zeros."""
 
-    __slots__ = ("action", "all", "legal", "obs", "padded", "raw_action", "reward", "row")
+    __slots__ = ("action", "all", "legal", "obs", "padded", "raw_action", "row", "views")
 
     def __init__(self, pool: "BlockPool") -> None:
         self.all: dict[str, Array] = {
@@ -46,7 +47,8 @@ class Columns:
         self.action = [self.all[name] for name in pool.spec.action_columns]
         self.raw_action = [self.all[raw_name(name)] for name in pool.spec.action_columns]
         self.legal = self.all.get("legal")
-        self.reward, self.row = self.all["reward"], self.all["row"]
+        self.row = self.all["row"]
+        self.views: dict[str, Any] = {name: self.all[name].data for name in ("reward", "by", "frames", "t_ms")}
         self.padded = [column for name, column in self.all.items() if not keeps_value_when_padded(name)]
 
     def pad(self, at: int) -> None:

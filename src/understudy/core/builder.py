@@ -77,8 +77,9 @@ class ChunkBuilder:
     def _use(self, columns: Columns) -> None:
         self._columns = columns
         self._obs, self._action, self._legal = columns.obs, columns.action, columns.legal
-        self._rewards, self._by = columns.reward, columns.all["by"]
-        self._frames, self._t_ms = columns.all["frames"], columns.all["t_ms"]
+        # Single numbers go in through memoryviews, at two thirds of the cost of NumPy's own indexing.
+        self._rewards, self._by = columns.views["reward"], columns.views["by"]
+        self._frames, self._t_ms = columns.views["frames"], columns.views["t_ms"]
 
     @property
     def in_episode(self) -> bool:
@@ -106,11 +107,21 @@ class ChunkBuilder:
         extras: Extras | None = None,
     ) -> bool:  # fmt: skip
         """Close the open step and open the next one; says whether a block is full and must be taken."""
-        self.stage(obs, legal=legal, t_ms=t_ms)
-        return self.act(action, by=by, frames=frames, t_ms=t_ms, extras=extras)
+        self._stage(obs, legal, t_ms)
+        return self._act(action, by, frames, t_ms, extras)
 
     def stage(self, obs: Any, *, legal: Any = None, t_ms: int = 0) -> bool:
         """Write the next observation, which closes the open step; says whether a block is full."""
+        self._stage(obs, legal, t_ms)
+        return self._at >= self._last_row or self.closed_steps >= self._max_steps
+
+    def act(
+        self, action: Any, *, by: int = By.UNKNOWN, frames: int = 1, t_ms: int = 0, extras: Extras | None = None
+    ) -> bool:
+        """Decide on the staged observation; says whether a block is full."""
+        return self._act(action, by, frames, t_ms, extras)
+
+    def _stage(self, obs: Any, legal: Any, t_ms: int) -> None:
         is_open = self._state == _OPEN
         at = self._at + is_open
         if self._note is None:
@@ -122,12 +133,8 @@ class ChunkBuilder:
             self._close(t_ms)
             self._at = at
         self._state = _STAGED
-        return at >= self._last_row or self.closed_steps >= self._max_steps
 
-    def act(
-        self, action: Any, *, by: int = By.UNKNOWN, frames: int = 1, t_ms: int = 0, extras: Extras | None = None
-    ) -> bool:
-        """Decide on the staged observation; says whether a block is full."""
+    def _act(self, action: Any, by: int, frames: int, t_ms: int, extras: Extras | None) -> bool:
         at = self._at
         if self._state != _STAGED:
             raise Refused("bad_order", "a decision needs an observation before it")
