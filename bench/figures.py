@@ -1,0 +1,140 @@
+"""What a measurement hands over: figures with a goal and a gate, and ratios against a peer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from understudy.core.statistics import rate
+
+Measured = TypeVar("Measured")
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Whether the work was done right; a figure whose gate failed does not count."""
+
+    passed: bool
+    says: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One thing measured several times; `goal` is None where it is only reported."""
+
+    name: str
+    unit: str
+    values: Sequence[float]
+    gate: Gate
+    goal: float | None = None
+    more_is_better: bool = True
+    bound_by: str = ""
+    """What keeps it from being better."""
+
+    @property
+    def median(self) -> float:
+        return rate(self.values).median
+
+    @property
+    def verdict(self) -> str:
+        """`met`, `missed`, `reported`, or `void` when the gate failed."""
+        if not self.gate.passed:
+            return "void"
+        if self.goal is None:
+            return "reported"
+        is_met = self.median >= self.goal if self.more_is_better else self.median <= self.goal
+        return "met" if is_met else "missed"
+
+    def to_json(self) -> dict[str, Any]:
+        found = rate(self.values)
+        fields = asdict(self) | {"values": [significant(value) for value in self.values]}
+        spread = {"median": significant(found.median), "low": significant(found.low), "high": significant(found.high)}
+        return fields | spread | {"verdict": self.verdict}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """Ours beside a peer's, measured in turn; above 1 means that we are better."""
+
+    name: str
+    peer: str
+    unit: str
+    ours: Sequence[float]
+    theirs: Sequence[float]
+    gate: Gate
+    more_is_better: bool = True
+
+    @property
+    def times(self) -> list[float]:
+        """How many times better, one per round."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        return [ours / theirs if self.more_is_better else theirs / ours for ours, theirs in pairs]
+
+    def to_json(self) -> dict[str, Any]:
+        found = rate(self.times)
+        numbers = {"ours": [significant(value) for value in self.ours]}
+        numbers |= {"theirs": [significant(value) for value in self.theirs]}
+        spread = {"median": significant(found.median), "low": significant(found.low), "high": significant(found.high)}
+        return asdict(self) | numbers | spread
+
+
+@dataclass(slots=True)
+class Findings:
+    """Everything one measurement found."""
+
+    figures: list[Figure] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """Peers that could not run, with the reason."""
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "figures": [figure.to_json() for figure in self.figures],
+            "ratios": [ratio.to_json() for ratio in self.ratios],
+            "skipped": self.skipped,
+            "notes": self.notes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What some work cost: processor time of everybody who took part, and time on the clock."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def rate_ratios(
+    what: str, peer: str, amount: float, ours: Sequence[Took], theirs: Sequence[Took], *, unit: str, gate: Gate
+) -> list[Ratio]:
+    """The same work by us and by a peer, per core and by the clock."""
+    return [
+        Ratio(
+            name=f"{what}, {how}", peer=peer, unit=f"{unit}{suffix}", gate=gate,
+            ours=[amount / getattr(one, attribute) for one in ours],
+            theirs=[amount / getattr(one, attribute) for one in theirs],
+        )
+        for how, attribute, suffix in (("per core", "cpu_s", "/core"), ("by the clock", "wall_s", ""))
+    ]  # fmt: skip
+
+
+def significant(value: float, digits: int = 5) -> float:
+    """A number without digits that were not measured."""
+    return float(f"{value:.{digits}g}")
+
+
+def all_of(*checks: tuple[str, bool]) -> Gate:
+    """A gate that passes when every named check does."""
+    failed = [name for name, passed in checks if not passed]
+    return Gate(not failed, f"failed: {'; '.join(failed)}" if failed else "; ".join(name for name, _ in checks))
+
+
+def in_turn(rounds: int, contestants: Mapping[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
+    """Let everybody run once a round, so that a busy moment of the machine meets all of them."""
+    found: dict[str, list[Measured]] = {name: [] for name in contestants}
+    for at in range(rounds):
+        # Who goes first changes, so that nobody always pays for cold caches.
+        names = list(contestants)
+        for name in names[at % len(names) :] + names[: at % len(names)]:
+            found[name].append(contestants[name]())
+    return found

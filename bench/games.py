@@ -1,0 +1,128 @@
+"""The games that are measured: a CartPole-like one whose rows say where they belong, and 84x84 images."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from understudy.core.block import encode_block
+from understudy.core.builder import ChunkBuilder
+from understudy.core.chunk import decode_chunk
+from understudy.core.frame import Frame
+from understudy.core.game import GameSpec, game_spec
+from understudy.core.meta import EpisodeNote
+from understudy.core.names import new_session
+from understudy.core.spaces import Box
+from understudy.core.tensors import DTYPES, Array
+
+PLAYER = b"bench-player-01."
+EPISODE_STEPS = 190
+SESSIONS = 16
+
+CART = game_spec("bench-cart", obs=4, actions=2)
+"""Four floats: session, step within it, and two that look like measurements."""
+
+SCREEN = game_spec("bench-screen", obs=Box((84, 84), DTYPES["U8"]), actions=6)
+"""One unstacked Atari frame per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneGame:
+    """Specs of a single game, kept in memory."""
+
+    only: GameSpec
+
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        return self.only if (game, schema) == (self.only.game, self.only.schema) else None
+
+    def knows(self, game: str) -> bool:
+        return game == self.only.game
+
+
+def cart_obs(n: int, *, session: int = 0, seed: int = 0) -> Array:
+    """float32[n, 4] whose second number counts the observations of the session."""
+    obs = np.random.default_rng(seed).normal(0, 0.5, (n, 4)).astype(np.float32)
+    obs[:, 0], obs[:, 1] = session, np.arange(n)
+    return obs
+
+
+def screens(n: int, *, seed: int = 0) -> Array:
+    """uint8[n, 84, 84] as an Atari game draws them: flat areas, a score, a few moving boxes."""
+    rng = np.random.default_rng(seed)
+    background = np.zeros((84, 84), np.uint8)
+    background[:10], background[10:14], background[-8:] = 0, 142, 87
+    for row in range(5):
+        background[20 + 3 * row : 22 + 3 * row] = 60 + 25 * row
+    frames = np.repeat(background[None], n, axis=0)
+    bricks = rng.random((5, 14)) < 0.7
+    for at in range(n):
+        if at % 40 == 0:
+            bricks &= rng.random((5, 14)) < 0.97
+        for row, column in np.argwhere(~bricks):
+            frames[at, 20 + 3 * row : 22 + 3 * row, 6 * column : 6 * column + 6] = 0
+        x, y = int(40 + 38 * np.sin(at / 17)), int(50 + 24 * np.sin(at / 11))
+        frames[at, y : y + 2, x : x + 2] = 236
+        paddle = int(36 + 30 * np.sin(at / 23))
+        frames[at, 74:76, paddle : paddle + 12] = 200
+        frames[at, 2:7, 30:54:3] = (at // 60) % 9 * 28
+    return frames
+
+
+def noise(n: int, *, seed: int = 0) -> Array:
+    """uint8[n, 84, 84] that no codec can shrink: the worst case."""
+    return np.random.default_rng(seed).integers(0, 256, (n, 84, 84), np.uint8)
+
+
+def record(builder: ChunkBuilder, observations: Array) -> Iterator[None]:
+    """Play through the observations, 190 steps an episode; yields whenever a block is full and must be taken."""
+    builder.begin(EpisodeNote(row=0))
+    for at, obs in enumerate(observations):
+        if at and at % EPISODE_STEPS == 0:
+            if builder.finish(obs, terminated=True, t_ms=at * 16):
+                yield
+            builder.begin(EpisodeNote(row=0))
+            continue
+        is_full = builder.decide(obs, at & 1, by=3, t_ms=at * 16)
+        builder.add_reward(float(at & 7))
+        if is_full:
+            yield
+
+
+def session_frames(spec: GameSpec, observations: Array, *, max_steps: int = 512) -> list[Frame]:
+    """One session as it leaves the door, encoded by the client's own code; its last frame may be a short one."""
+    builder = ChunkBuilder(spec, session=new_session(time.time()), max_steps=max_steps, client="bench")
+    frames: list[Frame] = []
+    for _ in record(builder, observations):
+        _encode(builder, frames)
+    builder.cut()
+    _encode(builder, frames)
+    return frames
+
+
+def _encode(builder: ChunkBuilder, frames: list[Frame]) -> None:
+    block = builder.take()
+    if block is None:
+        return
+    first_step = 0
+    if frames:
+        meta = decode_chunk(frames[-1].body).meta
+        first_step = meta.first_step + meta.n_steps
+    for encoded in encode_block(block, chunk_no=len(frames), first_step=first_step):
+        assert encoded.frame is not None
+        frames.append(encoded.frame.stamped(PLAYER, int(time.time())))
+    builder.pool.give(block.columns)
+
+
+def cart_frames(n_chunks: int, *, steps: int = 512, sessions: int = SESSIONS) -> list[Frame]:
+    """Chunks of many sessions, in the order in which players who play at once would send them."""
+    each = -(-n_chunks // sessions)
+    # Final rows take observations too, so a few more are played than are wanted.
+    n = (each * steps * (EPISODE_STEPS + 1)) // EPISODE_STEPS + 2 * EPISODE_STEPS
+    played = [session_frames(CART, cart_obs(n, session=at, seed=at), max_steps=steps) for at in range(sessions)]
+    return [frame for turn in zip(*(frames[:each] for frames in played), strict=True) for frame in turn][:n_chunks]
+
+
+def n_steps(frames: Sequence[Frame]) -> int:
+    """Steps in these data frames, by decoding them."""
+    return sum(decode_chunk(frame.body).meta.n_steps for frame in frames)

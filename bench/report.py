@@ -1,0 +1,146 @@
+"""The result on the terminal, as JSON, and as the table that the README points to."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_PASS_NAMES = {"native": "as the machine is", "slow_sync": "10 ms added to each sync"}
+_FILE_WIDTH = 150
+_STYLES = {"met": "green", "missed": "yellow", "void": "red", "reported": ""}
+
+
+def figures(result: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every figure with the name of its pass."""
+    for name, found in result["passes"].items():
+        for measurement in found["measurements"].values():
+            for figure in measurement["figures"]:
+                yield name, figure
+
+
+def is_sound(result: dict[str, Any]) -> bool:
+    """Whether every measurement ended and every gate passed; a missed goal is a result, not a failure."""
+    measurements = [one for found in result["passes"].values() for one in found["measurements"].values()]
+    gates = [figure["gate"]["passed"] for _, figure in figures(result)]
+    gates += [ratio["gate"]["passed"] for one in measurements for ratio in one["ratios"]]
+    return all(gates) and not any("error" in one for one in measurements)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the tables."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    for name, found in result["passes"].items():
+        table = Table(title=f"Figures, {_PASS_NAMES[name]}", title_justify="left")
+        for heading in ("figure", "measured", "lowest - highest", "goal", "verdict"):
+            table.add_column(heading, justify="left" if heading in ("figure", "verdict") else "right")
+        for figure in _all(found, "figures"):
+            style = _STYLES[figure["verdict"]]
+            table.add_row(figure["name"], _value(figure), _spread(figure), _goal(figure), _verdict(figure), style=style)
+        console.print(table)
+        table = Table(title=f"Peers, {_PASS_NAMES[name]} (above 1: we are better)", title_justify="left")
+        for heading in ("what", "peer", "ours", "theirs", "times better", "lowest - highest"):
+            table.add_column(heading, justify="left" if heading in ("what", "peer") else "right")
+        for ratio in _all(found, "ratios"):
+            style = "" if ratio["gate"]["passed"] else _STYLES["void"]
+            table.add_row(ratio["name"], ratio["peer"], *_pair(ratio), _times(ratio), _spread(ratio, "x"), style=style)
+        console.print(table)
+        for line in _remarks(found):
+            console.print(line, style="dim")
+
+
+def save(result: dict[str, Any], folder: Path) -> None:
+    """Write experience.json and experience.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "experience.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    (folder / "experience.md").write_text(markdown(result))
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables as Markdown, with machine and date."""
+    facts = result["machine"]
+    lines = [
+        "# Experience: measured",
+        "",
+        f"By `bench/experience.py` on {result['date'][:10]}, commit {result['commit']}, {result['scale']} run of "
+        f"{result['seconds']:.0f} s. {facts['cores']} cores of {facts['cpu']} ({facts['architecture']}), "
+        f"{facts['memory_gib']} GiB, {facts['kernel']}, Python {facts['python']}; "
+        + ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+        + f". Load average {result['load_average_before'][0]} before, {result['load_average_after'][0]} after. "
+        "A shared machine: figures per core are processor time, medians with the lowest and highest round.",
+    ]
+    for name, found in result["passes"].items():
+        lines += ["", f"## {_PASS_NAMES[name].capitalize()}", "", "| figure | measured | spread | goal | verdict |"]
+        lines += ["| --- | ---: | ---: | ---: | --- |"]
+        for figure in _all(found, "figures"):
+            cells = (figure["name"], _value(figure), _spread(figure), _goal(figure), _verdict(figure))
+            lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", "| beside a peer | peer | ours | theirs | times better | spread |"]
+        lines += ["| --- | --- | ---: | ---: | ---: | ---: |"]
+        for ratio in _all(found, "ratios"):
+            cells = (ratio["name"], ratio["peer"], *_pair(ratio), _times(ratio), _spread(ratio, "x"))
+            lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", *(f"* {line}" for line in _remarks(found))]
+    return "\n".join(lines) + "\n"
+
+
+def _all(found: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [one for measurement in found["measurements"].values() for one in measurement[kind]]
+
+
+def _remarks(found: dict[str, Any]) -> Iterator[str]:
+    if syncs := found["syncs_ms"]:
+        yield "a sync takes here, at best: " + ", ".join(f"{name} {value:.2f} ms" for name, value in syncs.items())
+    for name, measurement in found["measurements"].items():
+        if "error" in measurement:
+            yield f"{name} failed: {measurement['error']}"
+        yield from (f"skipped: {reason}" for reason in measurement["skipped"])
+        yield from measurement["notes"]
+    for figure in _all(found, "figures"):
+        if figure["verdict"] == "missed":
+            yield f"missed: {figure['name']}: bound by {figure['bound_by']}"
+        if figure["verdict"] == "void":
+            yield f"void: {figure['name']}: {figure['gate']['says']}"
+
+
+def _value(figure: dict[str, Any]) -> str:
+    return f"{number(figure['median'])} {figure['unit']}"
+
+
+def _goal(figure: dict[str, Any]) -> str:
+    if figure["goal"] is None:
+        return ""
+    return f"{'≥' if figure['more_is_better'] else '≤'} {number(figure['goal'])}"
+
+
+def _verdict(figure: dict[str, Any]) -> str:
+    verdict, goal, median = figure["verdict"], figure["goal"], figure["median"]
+    if verdict not in ("met", "missed"):
+        return "" if verdict == "reported" else "void: gate failed"
+    times = median / goal if figure["more_is_better"] else goal / median
+    return f"met, {times:.1f}x" if verdict == "met" else f"missed by {1 / times:.2f}x"
+
+
+def _pair(ratio: dict[str, Any]) -> tuple[str, str]:
+    middle = [sorted(ratio[side])[len(ratio[side]) // 2] for side in ("ours", "theirs")]
+    return f"{number(middle[0])} {ratio['unit']}", number(middle[1])
+
+
+def _times(ratio: dict[str, Any]) -> str:
+    return f"{ratio['median']:.2f}x" if ratio["gate"]["passed"] else "void: gate failed"
+
+
+def _spread(one: dict[str, Any], unit: str = "") -> str:
+    return f"{number(one['low'])}{unit} - {number(one['high'])}{unit}"
+
+
+def number(value: float) -> str:
+    """Three digits that matter, with thousands apart."""
+    if abs(value) >= 1000:
+        digits = max(0, len(str(int(abs(value)))) - 3)
+        return f"{round(value, -digits):,.0f}"
+    return f"{value:.3g}"

@@ -1,0 +1,48 @@
+"""How large a run is: full for results, quick for a look, tiny for the smoke test."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Sizes and repeats of every measurement."""
+
+    name: str
+    rounds: int
+    """How often a rate or a ratio is measured."""
+    tight_decisions: int
+    """Decisions in one round of the loop without pauses."""
+    paced_s: float
+    """Seconds of play at 60 decisions a second and player."""
+    chunks: int
+    """512-step chunks in one round of ingest."""
+    short_chunks: int
+    """64-step chunks in one round of ingest."""
+    frames: int
+    """84x84 observations in one round of ingest."""
+    rows: int
+    """Rows to sample from."""
+    batches: int
+    """Batches in one round of sampling."""
+    commits: int
+    """Durable commits in one round against a log or a store."""
+    lag_s: float
+
+
+SCALES = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            name="full", rounds=7, tight_decisions=200_000, paced_s=24.0, chunks=512, short_chunks=1024, frames=8_192,
+            rows=1_000_000, batches=100, commits=16, lag_s=25.0,
+        ),
+        Scale(
+            name="quick", rounds=3, tight_decisions=50_000, paced_s=4.0, chunks=256, short_chunks=256, frames=2_048,
+            rows=200_000, batches=30, commits=8, lag_s=5.0,
+        ),
+        Scale(
+            name="tiny", rounds=1, tight_decisions=2_000, paced_s=0.3, chunks=8, short_chunks=16, frames=128,
+            rows=4_096, batches=3, commits=2, lag_s=1.0,
+        ),
+    )
+}  # fmt: skip

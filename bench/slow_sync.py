@@ -1,0 +1,100 @@
+"""10 ms more for each fsync and fdatasync: of Python, SQLite, LMDB and Redis alike, by a small preloaded library.
+
+Without a C compiler (or outside Linux) only the calls that Python makes are delayed, by replacing os.fsync and
+os.fdatasync; SQLite's and the peers' own calls then stay as they are, and the result says so.
+"""
+
+import ctypes
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ADDED_MS = 10.0
+_PYTHON_ONLY = "UNDERSTUDY_BENCH_SLOW_SYNC"
+
+_SOURCE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+static int later(const char *name, int descriptor) {
+    struct timespec added = {0, %d};
+    nanosleep(&added, 0);
+    return ((int (*)(int))dlsym(RTLD_NEXT, name))(descriptor);
+}
+int fsync(int descriptor) { return later("fsync", descriptor); }
+int fdatasync(int descriptor) { return later("fdatasync", descriptor); }
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a process must be started with, so that it and its children sync slowly."""
+    library = _library(folder)
+    if library is not None:
+        return {"LD_PRELOAD": " ".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))}
+    return {_PYTHON_ONLY: "1"}
+
+
+def _library(folder: Path) -> Path | None:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return None
+    source, library = folder / "slow_sync.c", folder / "slow_sync.so"
+    source.write_text(_SOURCE % int(ADDED_MS * 1e6))
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
+    built = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    if built.returncode:
+        return None
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
+        return None
+    return library
+
+
+def obey() -> None:
+    """In a started process: replace Python's own calls where no library was preloaded."""
+    if os.environ.get(_PYTHON_ONLY):
+        os.fsync, os.fdatasync = _later(os.fsync), _later(os.fdatasync)
+
+
+def _later(sync):  # type: ignore[no-untyped-def]
+    def call(descriptor: int) -> None:
+        time.sleep(ADDED_MS / 1000)
+        sync(descriptor)
+
+    return call
+
+
+def reach(folder: Path) -> dict[str, float]:
+    """Milliseconds that a sync takes here, the fastest of five, for Python's calls and for a SQLite commit."""
+    path = folder / "sync-probe"
+    with path.open("wb") as file:
+
+        def write_and(sync: object) -> float:
+            file.write(b"x" * 4096)
+            file.flush()
+            began = time.perf_counter()
+            sync(file.fileno())  # type: ignore[operator]
+            return (time.perf_counter() - began) * 1000
+
+        found = {
+            name: min(write_and(sync) for _ in range(5))
+            for name, sync in (("fsync", os.fsync), ("fdatasync", os.fdatasync))
+        }
+    database = sqlite3.connect(folder / "sync-probe.sqlite", isolation_level=None)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.execute("CREATE TABLE probe (x)")
+
+    def commit() -> float:
+        began = time.perf_counter()
+        database.execute("INSERT INTO probe VALUES (1)")
+        return (time.perf_counter() - began) * 1000
+
+    found["sqlite_commit"] = min(commit() for _ in range(5))
+    database.close()
+    return {name: round(value, 3) for name, value in found.items()}
