@@ -13,6 +13,7 @@ import numpy as np
 from understudy.core.chunk import REQUIRED, RowKind
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError
+from understudy.core.frame import FrameKind
 from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.meta import CONSENTS, KINDS
 from understudy.core.ports import Cursor, Forgotten, Stored
@@ -118,6 +119,7 @@ class SegmentReader:
         self._memory = MemorySource()
         self._cursor: Cursor | None = None
         self._gone: dict[bytes, int] = {}
+        self._closed: set[bytes] = set()
         self._sources: list[Source] = []
         self._bases: Ids = np.zeros(0, np.int64)
         self._chunks: dict[str, Array] = {}
@@ -161,12 +163,16 @@ class SegmentReader:
             sealed_below = catalogue.fact("sealed_below", 1)
             if self._schema is None:
                 self._choose_schema()
-            numbers = [row[0] for row in catalogue.rows("SELECT id FROM segments WHERE schema = ? ORDER BY id", self._schema)]
+            numbers = [
+                row[0] for row in catalogue.rows("SELECT id FROM segments WHERE schema = ? ORDER BY id", self._schema)
+            ]
             changed = numbers != list(self._segments)
             self._segments = {
                 number: self._segments.get(number) or SegmentSource(self._view.segment(number)) for number in numbers
             }
         memory = self._memory.without_sealed(sealed_below)
+        if memory is not self._memory:
+            self._closed.clear()  # sealed closes are in the catalogue
         changed, self._memory = changed or memory is not self._memory, memory
         if self.last_arrival < sealed_below - 1:
             self._cursor = Cursor(str(sealed_below - 1))
@@ -176,7 +182,9 @@ class SegmentReader:
         return changed
 
     def _choose_schema(self) -> None:
-        rows = self._view.catalogue.rows("SELECT game, schema FROM schemas WHERE ? IS NULL OR game = ?", self._game, self._game)
+        rows = self._view.catalogue.rows(
+            "SELECT game, schema FROM schemas WHERE ? IS NULL OR game = ?", self._game, self._game
+        )
         if len(rows) > 1:
             raise ConfigError(
                 f"the store holds {len(rows)} schemas ({', '.join(f'{game}/{schema[:12]}' for game, schema in rows)}); "
@@ -195,6 +203,8 @@ class SegmentReader:
             changed = True
             self._memory.extend([item for item in tail.items if isinstance(item, Stored) and self._is_mine(item)])
             for item in tail.items:
+                if isinstance(item, Stored) and item.frame.kind is FrameKind.CLOSE:
+                    self._closed.add(item.frame.session.bytes)
                 if isinstance(item, Forgotten) and item.player:
                     self._gone[item.player] = max(item.last_no, self._gone.get(item.player, 0))
 
@@ -212,7 +222,9 @@ class SegmentReader:
         if self._memory.n_rows:
             self._sources.append(self._memory)
         counts = [source.n_rows for source in self._sources]
-        self._bases = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64) if counts else np.zeros(0, np.int64)
+        self._bases = (
+            np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64) if counts else np.zeros(0, np.int64)
+        )
         self._chunks = {
             name: np.concatenate([np.zeros(0, dtype), *(source.chunks[name] for source in self._sources)])
             for name, dtype in CHUNK_FIELDS.items()
@@ -250,15 +262,21 @@ class SegmentReader:
         return self._table
 
     def _may_continue(self, session: Array) -> Flags:
-        """The newest chunk of each session that was heard of lately."""
+        """The newest chunk of each session that was heard of lately and did not close."""
         chunks = self._chunks
         if not len(session):
             return np.zeros(0, np.bool_)
         newest = np.zeros(int(session.max()) + 1, np.int64)
         np.maximum.at(newest, session, chunks["no"])
         recent = chunks["received"] > self._clock.now() - IDLE_S
-        flags: Flags = (chunks["no"] == newest[session]) & recent
+        flags: Flags = (chunks["no"] == newest[session]) & recent & chunks["ends_open"]
+        for at in np.flatnonzero(flags):
+            flags[at] = not self._has_closed(chunks["session"][at].tobytes())
         return flags
+
+    def _has_closed(self, session: bytes) -> bool:
+        query = "SELECT 1 FROM arrivals WHERE session = ? AND kind = ?"
+        return session in self._closed or self._view.catalogue.one(query, session, int(FrameKind.CLOSE)) is not None
 
     # --- sampling -------------------------------------------------------------------------------------------------
 
