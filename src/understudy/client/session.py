@@ -67,8 +67,8 @@ class Session:
     """One player's seat in one client: a lock, the rows being built, and whoever holds it now."""
 
     __slots__ = (
-        "__weakref__", "_monotonic", "_started_s", "builder", "clock", "ended", "handoff", "holder", "id", "idle_since_s",
-        "lock", "player", "seat",
+        "__weakref__", "_monotonic", "_started_s", "builder", "clock", "ended", "handoff", "holder", "id",
+        "idle_since_s", "lock", "player", "seat",
     )  # fmt: skip
 
     def __init__(

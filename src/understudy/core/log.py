@@ -25,6 +25,8 @@ _HEAD = struct.Struct("<4sII")
 _PLACE = struct.Struct("<QI")
 HEAD_BYTES = _HEAD.size
 MAX_ENTRY_BYTES = 256 * 1024 * 1024
+_BINARY = getattr(os, "O_BINARY", 0)
+"""Without it Windows would write two bytes for each newline byte."""
 
 Sync = Callable[[int], None]
 """Makes a file descriptor's bytes durable; tests pass others to count, delay or sabotage."""
@@ -56,7 +58,7 @@ def sync_folder(folder: Path) -> None:
 def write_file(path: Path, raw: bytes, *, mode: int = 0o600) -> None:
     """Replace a small file atomically and durably."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, mode)
     try:
         try:
             view = memoryview(raw)
@@ -81,7 +83,7 @@ class LogFile:
         self.size_bytes = 0
         self._failed: str | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
         if sync is not no_sync:
             sync_folder(path.parent)
 
@@ -175,7 +177,7 @@ class LogReader:
     def __init__(self, path: Path, *, check: bool = True) -> None:
         self.path = path
         self._check = check
-        self._descriptor: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._descriptor: int | None = os.open(path, os.O_RDONLY | _BINARY)
 
     def at(self, start: int, *, up_to: int | None = None) -> Entry | None:
         """The entry that starts here, or None when there is no whole, readable one (before `up_to`)."""
