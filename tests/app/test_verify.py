@@ -106,7 +106,7 @@ def test_forget_reaches_what_a_killed_game_left_in_the_spool(data: DataFolder) -
     record(data, player="bob", steps=10)
 
     class Away(LedgerLink):
-        def send(self, frames, players):  # type: ignore[no-untyped-def]
+        def send(self, frames, players):
             raise TimeoutError("away")
 
     link = Away(local_link(data.root, SPEC, SystemClock()), data.ledger)

@@ -1,7 +1,7 @@
 """From a real recorder to a sampled batch: what comes back is what happened, or nothing.
 
-Random games are recorded through the real client, cut into chunks at random, lose some of them on the way, are ingested,
-sealed at random, and sampled. Every observation carries a unique number, by which a sampled row finds its true step.
+Random games are recorded through the real client, cut into chunks at random, lose some of them on the way, are
+ingested, sealed at random, and sampled. Every observation carries a unique number, by which a row finds its true step.
 """
 
 import tempfile
@@ -122,7 +122,9 @@ class Player:
             # Nobody saw what came of the last decision: resetting early drops it.
             self._begin()
             return
-        step = Step(self._moment, after, action, reward, self._obs, self._episode, end == "terminated", end == "truncated")
+        step = Step(
+            self._moment, after, action, reward, self._obs, self._episode, end == "terminated", end == "truncated"
+        )
         self.played.steps.append(step)
         self._recorder.step(action, reward, obs, step.terminated, step.truncated)
         self._moment, self._obs = after, obs
@@ -159,7 +161,12 @@ def play(spec: GameSpec, rng: np.random.Generator, clock: ManualClock) -> tuple[
 
 
 def deliver(
-    played: list[Played], link: Collected, rng: np.random.Generator, store: LocalStore, spec: GameSpec, clock: ManualClock
+    played: list[Played],
+    link: Collected,
+    rng: np.random.Generator,
+    store: LocalStore,
+    spec: GameSpec,
+    clock: ManualClock,
 ) -> None:
     """Some chunks never arrive, the rest comes in any order; note which steps were stored."""
     of_session = {one.session: one for one in played}
@@ -177,7 +184,7 @@ def deliver(
             one.closed = not lost
         if not lost:
             kept.append(frame.stamped(frame.session.bytes, int(clock.now())))
-    rng.shuffle(kept)  # type: ignore[arg-type]
+    rng.shuffle(kept)
     service = IngestService(stream, store, KnownSpecs(spec), owner="test", clock=clock)
     for at in range(0, len(kept), 3):
         stream.append(kept[at : at + 3])
@@ -187,7 +194,7 @@ def deliver(
     assert service.stats.fates.keys() <= {"new"}, service.stats
 
 
-def window_of(one: Played, at: int, n: int, discount: float) -> tuple[list[Step], bool] | None:
+def window_of(one: Played, at: int, n: int) -> tuple[list[Step], bool]:
     """The steps of an n-step window from a start, the naive way, and whether it is still waiting for more."""
     steps, waiting = [one.steps[at]], False
     while len(steps) < n:
@@ -212,29 +219,30 @@ def test_sampled_windows_are_the_true_ones(seed: int, n: int, stack: int) -> Non
     rng = np.random.default_rng(seed)
     clock, spec = ManualClock(), some_spec(rng)
     played, link, _ = play(spec, rng, clock)
-    with tempfile.TemporaryDirectory() as folder:
-        with LocalStore(Path(folder), specs=KnownSpecs(spec), clock=clock) as store:
-            deliver(played, link, rng, store, spec, clock)
-            truth = {step.moment: (one, at) for one in played for at, step in enumerate(one.steps)}
-            expected = {
-                moment
-                for moment, (one, at) in truth.items()
-                if one.steps[at].chunk in one.stored and is_sampleable(one, at, n, stack)
-            }
-            with SegmentReader(Path(folder), clock=clock) as reader:
-                if not expected:
-                    return
-                batch = reader.sample(40 * len(expected) + 200, rng=rng, window=Window(n_step=n, discount=0.9, stack=stack))
-                for row in range(len(batch)):
-                    check_row(batch, row, truth, spec, n, stack)
-                seen = np.asarray(batch.obs[MOMENT]).reshape(len(batch), -1)[:, -1].tolist()
-                assert set(seen) == expected
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalStore(Path(folder), specs=KnownSpecs(spec), clock=clock) as store,
+    ):
+        deliver(played, link, rng, store, spec, clock)
+        truth = {step.moment: (one, at) for one in played for at, step in enumerate(one.steps)}
+        expected = {
+            moment
+            for moment, (one, at) in truth.items()
+            if one.steps[at].chunk in one.stored and is_sampleable(one, at, n, stack)
+        }
+        if not expected:
+            return
+        with SegmentReader(Path(folder), clock=clock) as reader:
+            window = Window(n_step=n, discount=0.9, stack=stack)
+            batch = reader.sample(40 * len(expected) + 200, rng=rng, window=window)
+            for row in range(len(batch)):
+                check_row(batch, row, truth, spec, n, stack)
+            seen = np.asarray(batch.obs[MOMENT]).reshape(len(batch), -1)[:, -1].tolist()
+            assert set(seen) == expected
 
 
 def is_sampleable(one: Played, at: int, n: int, stack: int) -> bool:
-    found = window_of(one, at, n, 0.9)
-    assert found is not None
-    steps, waiting = found
+    _, waiting = window_of(one, at, n)
     return not (n > 1 and waiting) and frames_of(one, at, stack) is not None
 
 
@@ -256,9 +264,7 @@ def check_row(batch: Any, row: int, truth: dict[int, tuple[Played, int]], spec: 
     moment = int(np.asarray(batch.obs[MOMENT][row]).ravel()[-1])
     one, at = truth[moment]
     start = one.steps[at]
-    found = window_of(one, at, n, 0.9)
-    assert found is not None
-    steps, waiting = found
+    steps, waiting = window_of(one, at, n)
     assert n == 1 or not waiting
     last = steps[-1]
     reward = np.float32(sum(0.9**k * float(np.float32(step.reward)) for k, step in enumerate(steps)))

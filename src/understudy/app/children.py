@@ -91,6 +91,24 @@ def _ignoring_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def report(fields: Mapping[str, Any]) -> None:
+    """In a child: tell the parent how things stand."""
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def stop_with_parent() -> threading.Event:
+    """In a child: an event that is set when the parent asks to stop, or is gone."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return stop
+
+
 def python_module(name: str, *arguments: str) -> list[str]:
     """The command line that runs one of our modules."""
     return [sys.executable, "-m", name, *arguments]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from understudy.app.data import DataFolder
@@ -32,7 +33,7 @@ def forget_player(data: DataFolder, player: str, *, game: str | None, timeout_s:
     return {**found, "spooled_sessions": spooled, "games": list(games)}
 
 
-def _forget_spool(data: DataFolder, player: str, games: list[str]) -> int:
+def _forget_spool(data: DataFolder, player: str, games: Sequence[str]) -> int:
     """Delete sessions of the player that killed games left unsent."""
     gone = 0
     for path in sorted(data.spool.glob("*/*/session.json")):

@@ -11,7 +11,7 @@ import structlog
 
 from understudy.app.data import DataFolder
 from understudy.app.requests import answer_all, forget_stale
-from understudy.core.errors import StorageFull
+from understudy.core.errors import ConfigError, StorageFull
 from understudy.core.ports import Candidate
 from understudy.ingest.check import check
 from understudy.ingest.service import IngestService
@@ -22,6 +22,7 @@ from understudy.streams.file import FileStream
 _log = structlog.get_logger("understudy.ingest")
 REQUEST_EVERY_S = 0.05
 TRIM_EVERY_S = 20.0
+EXPIRE_EVERY_S = 600.0
 RETENTION_S = 3600.0
 """How long the stream keeps what is already stored."""
 
@@ -29,14 +30,17 @@ RETENTION_S = 3600.0
 class IngestRole:
     """Everything between a data folder's stream and its store; a context manager."""
 
-    def __init__(self, data: DataFolder, *, retention_s: float = RETENTION_S) -> None:
-        self._data, self._retention_s = data, retention_s
+    def __init__(self, data: DataFolder, *, retention_s: float = RETENTION_S, keep_s: float | None = None) -> None:
+        """`retention_s`: how long the stream keeps what is stored; `keep_s`: how long the store keeps it, or for ever."""
+        if retention_s < 0 or (keep_s is not None and keep_s <= 0):
+            raise ConfigError(f"retention {retention_s} s, keep {keep_s} s: give times from 0 and above 0")
+        self._data, self._retention_s, self._keep_s = data, retention_s, keep_s
         self._specs = SpecFolder(data.games)
         self.store = LocalStore(data.store, specs=self._specs)
         self._stream = FileStream(data.stream)
         # The owner is the folder, not the process: the store's lock already says that nobody else is here.
         self.service = IngestService(self._stream, self.store, self._specs, owner=f"embedded@{socket.gethostname()}")
-        self._next_requests_s = self._next_trim_s = 0.0
+        self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
 
     def step(self) -> int:
         """One round: move what came, answer requests, trim the stream; how many records moved."""
@@ -48,6 +52,10 @@ class IngestRole:
             self._next_trim_s = now_s + TRIM_EVERY_S
             self.trim(self._retention_s)
             forget_stale(self._data.requests, older_than_s=600.0)
+        if self._keep_s is not None and now_s >= self._next_expiry_s:
+            self._next_expiry_s = now_s + EXPIRE_EVERY_S
+            gone = self.store.expire(time.time() - self._keep_s)
+            _log.info("expired", chunks=gone)
         return self.service.step()
 
     def run(self, stop: Event) -> None:
@@ -68,7 +76,7 @@ class IngestRole:
         return self._stream.trim(self.store.positions(), before_s=time.time() - retention_s)
 
     def _handlers(self) -> Mapping[str, Any]:
-        return {"barrier": self._barrier, "forget": self._forget, "replay": self._replay, "expire": self._expire}
+        return {"barrier": self._barrier, "forget": self._forget, "replay": self._replay}
 
     def _barrier(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         self.service.drain()
@@ -107,9 +115,6 @@ class IngestRole:
             counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
             counts["still_refused"] += sum(fate in ("refused", "conflict") for fate in receipt.fates)
         return counts
-
-    def _expire(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"chunks": self.store.expire(float(asked["before_s"]))}
 
     def close(self) -> None:
         self._stream.close()

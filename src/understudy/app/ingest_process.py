@@ -3,11 +3,11 @@
 Run as `python -m understudy.app.ingest_process DATA`.
 """
 
-import json
 import sys
 import threading
 from pathlib import Path
 
+from understudy.app.children import report, stop_with_parent
 from understudy.app.data import DataFolder
 from understudy.app.ingest import IngestRole
 from understudy.app.logs import log_to_stderr
@@ -16,8 +16,7 @@ _REPORT_EVERY_S = 0.25
 
 
 def main(data: DataFolder) -> None:
-    stop = threading.Event()
-    threading.Thread(target=_watch_stdin, args=(stop,), daemon=True).start()
+    stop = stop_with_parent()
     with IngestRole(data) as role:
         reporter = threading.Thread(target=_report_often, args=(role, stop), daemon=True)
         reporter.start()
@@ -35,12 +34,7 @@ def _report_often(role: IngestRole, stop: threading.Event) -> None:
 def _report(role: IngestRole) -> None:
     stats = role.service.stats
     fields = {"stored": stats.steps, "lag_s": round(stats.lag_s, 4), "fates": dict(stats.fates)}
-    print(json.dumps({**fields, "refusals": dict(stats.refusals)}), flush=True)
-
-
-def _watch_stdin(stop: threading.Event) -> None:
-    sys.stdin.read()
-    stop.set()
+    report({**fields, "refusals": dict(stats.refusals)})
 
 
 if __name__ == "__main__":

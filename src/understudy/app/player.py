@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from understudy.app.children import python_module, report, stop_with_parent
 from understudy.app.data import DataFolder
 from understudy.app.ledger import LedgerLink
 from understudy.client.connect import connect, local_link
@@ -64,8 +65,7 @@ class _Seat:
 
 def main(settings: PlayerSettings) -> None:
     """Play, report, flush."""
-    stop = threading.Event()
-    threading.Thread(target=_watch_stdin, args=(stop,), daemon=True).start()
+    stop = stop_with_parent()
     data = DataFolder(Path(settings.data))
     envs = [gymnasium.make(settings.env_id, **settings.env_kwargs) for _ in settings.players]
     spec = spec_from_gymnasium(envs[0])
@@ -105,17 +105,12 @@ def _report(recorded: int, link: LedgerLink, **more: Any) -> None:
     fields = {"recorded": recorded, "acked": link.acked_steps, **more}
     if more:
         fields["latencies_ms"] = np.round(np.asarray(latencies) * 1000, 3).tolist()
-    print(json.dumps(fields), flush=True)
-
-
-def _watch_stdin(stop: threading.Event) -> None:
-    sys.stdin.read()
-    stop.set()
+    report(fields)
 
 
 def command(settings: PlayerSettings) -> list[str]:
     """The command line that runs these players in a process of their own."""
-    return [sys.executable, "-m", "understudy.app.player", json.dumps(asdict(settings))]
+    return python_module("understudy.app.player", json.dumps(asdict(settings)))
 
 
 if __name__ == "__main__":

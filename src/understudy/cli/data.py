@@ -11,20 +11,18 @@ from understudy.app.erase import forget_player, replay_quarantine
 from understudy.app.stats import stats as count_stats
 from understudy.app.verify import Verdict
 from understudy.app.verify import verify as verify_data
-from understudy.cli.options import console, count, data_option, finish, folder, json_option, size
+from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
 from understudy.core.ports import SessionFilter
 from understudy.stores.catalogue import quarantined
 from understudy.stores.view import StoreView
 
 
-@click.group(epilog="\b\nExamples:\n  understudy data stats --data D\n  understudy data verify --data D --json")
+@click.group(epilog=examples("understudy data stats --data D", "understudy data verify --data D --json"))
 def data() -> None:
     """Look at, verify and erase recorded data."""
 
 
-@data.command(
-    epilog="\b\nExamples:\n  understudy data stats --data D\n  UNDERSTUDY_DATA=D understudy data stats --json"
-)
+@data.command(epilog=examples("understudy data stats --data D", "UNDERSTUDY_DATA=D understudy data stats --json"))
 @data_option
 @json_option
 def stats(data_text: str | None, as_json: bool) -> int:
@@ -34,8 +32,8 @@ def stats(data_text: str | None, as_json: bool) -> int:
     if not as_json:
         out = console()
         out.print(
-            f"{count(fields['steps'])} steps in {count(fields['chunks'])} chunks of {count(fields['sessions'])} sessions; "
-            f"{fields['segments']} segments, {count(fields['unsealed_chunks'])} chunks unsealed"
+            f"{count(fields['steps'])} steps in {count(fields['chunks'])} chunks of {count(fields['sessions'])} sessions;"
+            f" {fields['segments']} segments, {count(fields['unsealed_chunks'])} chunks unsealed"
         )
         for game, steps in fields["games"].items():
             out.print(f"  {game}: {count(steps)} steps")
@@ -45,7 +43,7 @@ def stats(data_text: str | None, as_json: bool) -> int:
 
 
 @data.command(
-    epilog="\b\nExamples:\n  understudy data sessions --data D\n  understudy data sessions --data D --game CartPole-v1 --json"
+    epilog=examples("understudy data sessions --data D", "understudy data sessions --data D --game CartPole-v1 --json")
 )
 @click.option("--game", help="Only sessions of this game.")
 @click.option("--limit", default=50, show_default=True, help="How many at most.")
@@ -74,7 +72,7 @@ def sessions(data_text: str | None, as_json: bool, game: str | None, limit: int)
     return finish({"sessions": rows}, as_json=as_json)
 
 
-@data.command(epilog="\b\nExamples:\n  understudy data verify --data D\n  understudy data verify --data D --json")
+@data.command(epilog=examples("understudy data verify --data D", "understudy data verify --data D --json"))
 @data_option
 @json_option
 def verify(data_text: str | None, as_json: bool) -> int:
@@ -115,7 +113,9 @@ def _print_verdict(verdict: Verdict, took_s: float) -> None:
 
 
 @data.command(
-    epilog="\b\nExamples:\n  understudy data forget ada --data D\n  understudy data forget ada --game CartPole-v1 --data D --json"
+    epilog=examples(
+        "understudy data forget ada --data D", "understudy data forget ada --game CartPole-v1 --data D --json"
+    )
 )
 @click.argument("player")
 @click.option("--game", help="Only what this player did in one game.")
@@ -134,16 +134,16 @@ def forget(data_text: str | None, as_json: bool, player: str, game: str | None, 
     return finish(fields, as_json=as_json)
 
 
-@data.group(
-    epilog="\b\nExamples:\n  understudy data quarantine list --data D\n  understudy data quarantine replay --data D"
-)
+@data.group(epilog=examples("understudy data quarantine list --data D", "understudy data quarantine replay --data D"))
 def quarantine() -> None:
     """Frames that were refused or parked."""
 
 
 @quarantine.command(
     name="list",
-    epilog="\b\nExamples:\n  understudy data quarantine list --data D\n  understudy data quarantine list --data D --limit 5 --json",
+    epilog=examples(
+        "understudy data quarantine list --data D", "understudy data quarantine list --data D --limit 5 --json"
+    ),
 )
 @click.option("--limit", default=50, show_default=True, help="How many at most.")
 @data_option
@@ -181,7 +181,9 @@ def list_(data_text: str | None, as_json: bool, limit: int) -> int:
 
 
 @quarantine.command(
-    epilog="\b\nExamples:\n  understudy data quarantine replay --data D\n  understudy data quarantine replay 3 7 --data D --json"
+    epilog=examples(
+        "understudy data quarantine replay --data D", "understudy data quarantine replay 3 7 --data D --json"
+    )
 )
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a live writer.")

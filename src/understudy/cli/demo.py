@@ -14,17 +14,10 @@ from understudy.app.demo import Killed, go_on, record_and_kill, sabotage
 from understudy.app.simulate import SimulateConfig, SimulateResult
 from understudy.app.verify import Verdict, verify
 from understudy.cli.live import watching
-from understudy.cli.options import count, finish, folder, json_option
-
-_EXAMPLES = """
-\b
-Examples:
-  understudy demo
-  understudy demo --data D --seconds 10 --json
-"""
+from understudy.cli.options import count, examples, finish, folder, json_option
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=examples("understudy demo", "understudy demo --data D --seconds 10 --json"))
 @click.option("--game", default="CartPole-v1", show_default=True, help="Any Gymnasium id.")
 @click.option("--players", default=4, show_default=True, help="How many simulated players.")
 @click.option("--seconds", default=4.0, show_default=True, help="How long they play before and after the kill.")
@@ -46,7 +39,9 @@ def demo(game: str, players: int, seconds: float, data_text: str | None, svg: Pa
     _print(out, killed, result, verdict)
     _print_control(out, red, where)
     out.print("\nnext")
-    out.print("  understudy simulate CartPole-v1 --players 8 --seconds 10 --data D    [dim]# kill it whenever you like[/dim]")
+    out.print(
+        "  understudy simulate CartPole-v1 --players 8 --seconds 10 --data D    [dim]# kill it whenever you like[/dim]"
+    )
     out.print("  understudy data verify --data D")
     if svg is not None:
         out.save_svg(str(svg), title="understudy demo")
@@ -72,8 +67,20 @@ def _print(out: Console, killed: Killed, result: SimulateResult, verdict: Verdic
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for name in ("", "recorded", "acknowledged", "steps/s", "ack p99"):
         table.add_column(name, justify="left" if not name else "right")
-    table.add_row("before the kill", count(killed.recorded_steps), count(killed.acked_steps), count(killed.acked_steps / killed.after_s), "")
-    table.add_row("after it", count(result.recorded_steps), count(result.acked_steps), count(result.steps_per_s), f"{result.ack_p99_ms:.1f} ms")
+    table.add_row(
+        "before the kill",
+        count(killed.recorded_steps),
+        count(killed.acked_steps),
+        count(killed.acked_steps / killed.after_s),
+        "",
+    )
+    table.add_row(
+        "after it",
+        count(result.recorded_steps),
+        count(result.acked_steps),
+        count(result.steps_per_s),
+        f"{result.ack_p99_ms:.1f} ms",
+    )
     out.print(table)
     out.print(
         f"\nstored [bold]{count(verdict.steps)}[/bold] steps of {verdict.sessions} sessions; the ledger promises "

@@ -6,12 +6,12 @@ from dataclasses import asdict
 import click
 
 from understudy.app.doctor import examine
-from understudy.cli.options import console, data_option, finish, folder, json_option
+from understudy.cli.options import console, data_option, examples, finish, folder, json_option
 
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
 
 
-@click.command(epilog="\b\nExamples:\n  understudy doctor\n  understudy doctor --data D --json")
+@click.command(epilog=examples("understudy doctor", "understudy doctor --data D --json"))
 @data_option
 @json_option
 def doctor(data_text: str | None, as_json: bool) -> int:

@@ -8,28 +8,29 @@ import click
 
 from understudy.app.ingest import RETENTION_S, IngestRole
 from understudy.app.logs import log_to_stderr
-from understudy.cli.options import console, count, data_option, finish, folder, json_option
-
-_EXAMPLES = """
-\b
-Examples:
-  understudy ingest --data D
-  understudy ingest --data D --until-empty --json
-"""
+from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(
+    epilog=examples(
+        "understudy ingest --data D",
+        "understudy ingest --data D --keep-days 90",
+        "understudy ingest --data D --until-empty --json",
+    )
+)
 @click.option("--until-empty", is_flag=True, help="Store what is in the stream now, then end.")
 @click.option("--retention", "retention_s", default=RETENTION_S, show_default=True,
               help="Seconds the stream keeps what is stored.")  # fmt: skip
+@click.option("--keep-days", type=float, help="Expire stored steps older than this (default: keep them for ever).")
 @data_option
 @json_option
-def ingest(data_text: str | None, as_json: bool, until_empty: bool, retention_s: float) -> int:
+def ingest(data_text: str | None, as_json: bool, until_empty: bool, retention_s: float, keep_days: float | None) -> int:
     """Follow the data folder's stream and store each step exactly once; Ctrl-C or SIGTERM drains and ends."""
     data, out, stop = folder(data_text), console(as_json=as_json), threading.Event()
     log_to_stderr(as_json=not out.is_terminal)
     data.root.mkdir(parents=True, exist_ok=True)
-    with IngestRole(data, retention_s=retention_s) as role:
+    keep_s = None if keep_days is None else keep_days * 86_400
+    with IngestRole(data, retention_s=retention_s, keep_s=keep_s) as role:
         if until_empty:
             role.service.drain()
         else:

@@ -13,6 +13,11 @@ from understudy.app.data import DataFolder, data_folder
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help: command lines to try."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 def data_option(command: Command) -> Command:
     """`--data DIR`, also from UNDERSTUDY_DATA."""
     return click.option(

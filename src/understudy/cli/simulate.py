@@ -8,18 +8,16 @@ import click
 
 from understudy.app.simulate import SimulateConfig, SimulateResult, Simulation
 from understudy.cli.live import watching
-from understudy.cli.options import console, count, data_option, finish, folder, json_option
+from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option
 from understudy.core.errors import ConfigError
 
-_EXAMPLES = """
-\b
-Examples:
-  understudy simulate CartPole-v1 --players 4 --seconds 5 --data D
-  understudy simulate Acrobot-v1 --players 16 --rate 60 --seconds 30 --data D --json
-"""
 
-
-@click.command(epilog=_EXAMPLES)
+@click.command(
+    epilog=examples(
+        "understudy simulate CartPole-v1 --players 4 --seconds 5 --data D",
+        "understudy simulate Acrobot-v1 --players 16 --rate 60 --seconds 30 --data D --json",
+    )
+)
 @click.argument("game")
 @click.option("--players", default=4, show_default=True, help="How many simulated players.")
 @click.option("--seconds", default=10.0, show_default=True, help="How long they play.")

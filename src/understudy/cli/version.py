@@ -5,13 +5,13 @@ import platform
 import click
 
 import understudy
-from understudy.cli.options import console, finish, json_option
+from understudy.cli.options import console, examples, finish, json_option
 from understudy.core.frame import VERSION
 from understudy.core.game import SPEC_FORMAT
 from understudy.core.meta import CHUNK_FORMAT
 
 
-@click.command(epilog="\b\nExamples:\n  understudy version\n  understudy version --json")
+@click.command(epilog=examples("understudy version", "understudy version --json"))
 @json_option
 def version(as_json: bool) -> int:
     """Print the version of understudy and of the formats it reads and writes."""
