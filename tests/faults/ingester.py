@@ -1,0 +1,32 @@
+"""The real ingest process with small thresholds: it seals and trims so often that kills meet every stage of it.
+
+Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.app.ingest_process`.
+"""
+
+import sys
+from pathlib import Path
+
+from understudy.app import ingest, ingest_process
+from understudy.app.data import DataFolder
+from understudy.app.logs import log_to_stderr
+from understudy.stores.local import LocalStore
+
+SEAL_ROWS = 400
+RETENTION_S = 1.0
+
+
+def make_hasty() -> None:
+    """From now on stores of this process seal after a few rows, and stored parts of the stream go at once."""
+    defaults = LocalStore.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["seal_rows"] = SEAL_ROWS
+    role_defaults = ingest.IngestRole.__init__.__kwdefaults__
+    assert role_defaults is not None
+    role_defaults["retention_s"] = RETENTION_S
+    ingest.TRIM_EVERY_S = 0.2
+
+
+if __name__ == "__main__":
+    log_to_stderr()
+    make_hasty()
+    ingest_process.main(DataFolder(Path(sys.argv[1])))

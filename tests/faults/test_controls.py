@@ -1,0 +1,239 @@
+"""Controls: each safeguard is taken away in turn, and the suite's own detector must go red.
+
+A test that cannot fail proves nothing. The power cut's control (no fsync) is in `test_power_cut.py`.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from tests.faults import sabotage
+from tests.faults.conftest import Card
+from tests.faults.recording import playing
+from understudy.app.data import DataFolder
+from understudy.app.ingest import IngestRole
+from understudy.app.verify import Verdict, verify
+from understudy.core import frame as frame_module
+from understudy.core import log as log_module
+from understudy.core import session as session_module
+from understudy.core.chunk import chunk_of
+from understudy.core.frame import HEADER_BYTES, Frame, FrameKind, decode_frame
+from understudy.core.ports import ExperienceStore, Link, Receipt, Stored, WriteBatch
+from understudy.core.session import Arrival, SessionState
+from understudy.ingest.service import IngestService
+from understudy.ingest.specs import SpecFolder
+from understudy.stores import draft, generation, segments
+from understudy.stores.local import LocalStore
+from understudy.stores.view import StoreView
+from understudy.streams.file import FileStream
+from understudy.testing import Crash, Faults, FaultyLink
+
+CHUNKS = 6
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataFolder:
+    return DataFolder(tmp_path / "data")
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def record(data: DataFolder, rng: np.random.Generator, wrap: Callable[[Link], Link] | None = None) -> None:
+    with playing(data, ["ada", "bob"], rng, wrap=wrap) as table:
+        for _ in range(CHUNKS):
+            table.play()
+
+
+# --- Dedup ----------------------------------------------------------------------------------------------------------
+
+
+def record_everything_twice(data: DataFolder, rng: np.random.Generator) -> None:
+    record(data, rng, lambda link: FaultyLink(link, Faults(duplicate=1.0), rng))
+
+
+def test_duplicates_are_stored_once(data: DataFolder, rng: np.random.Generator) -> None:
+    record_everything_twice(data, rng)
+    found = verify(data)
+    assert (found.exit_code, found.duplicate_steps, found.steps) == (0, 0, found.ledger_steps)
+
+
+def test_without_dedup_verify_sees_duplicates(
+    data: DataFolder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, card: Card
+) -> None:
+    admit = session_module.admit
+
+    def admit_again(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, str]:
+        after, verdict = admit(state, arrival)
+        return after, "" if verdict == "seen" else verdict
+
+    monkeypatch.setattr(draft, "admit", admit_again)
+    monkeypatch.setattr(generation, "admit", admit_again)
+    record_everything_twice(data, rng)
+    found = verify(data)
+    went_red = found.exit_code == 1 and found.duplicate_steps > 0
+    card.line("control: dedup off goes red", tried=1, held=int(went_red))
+    assert went_red, found
+
+
+# --- Positions with their data --------------------------------------------------------------------------------------
+
+
+class PositionFirst:
+    """Commits where it is before what it read, as many a consumer does, and dies in between once."""
+
+    def __init__(self, store: LocalStore, *, dies_at: int) -> None:
+        self._store, self._left = store, dies_at
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        self._store.write(WriteBatch(batch.partition, batch.epoch, batch.position))
+        self._left -= 1
+        if self._left == 0:
+            raise Crash("between position and data")
+        return self._store.write(batch)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+class DataFirst(PositionFirst):
+    """The real order, with the death where it hurts most: after the commit, before anybody knows of it."""
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        receipt = self._store.write(batch)
+        self._left -= 1
+        if self._left == 0:
+            raise Crash("after the commit")
+        return receipt
+
+
+def crash_while_storing(
+    data: DataFolder, rng: np.random.Generator, wrap: Callable[[LocalStore], PositionFirst]
+) -> Verdict:
+    stream, specs = FileStream(data.stream), SpecFolder(data.games)
+    with LocalStore(data.store, specs=specs) as store:
+        wrapped: ExperienceStore = wrap(store)  # type: ignore[assignment]
+        service = IngestService(stream, wrapped, specs, owner="test")
+        with playing(data, ["ada", "bob"], rng) as table:
+            try:
+                for _ in range(CHUNKS):
+                    table.play()
+                    service.drain()
+            except Crash:
+                table.play()
+                return verify_after(store, data)
+    raise AssertionError("nobody died")
+
+
+def verify_after(store: LocalStore, data: DataFolder) -> Verdict:
+    """What a new start finds."""
+    store.close()
+    return verify(data)
+
+
+def test_a_death_after_the_commit_loses_nothing(data: DataFolder, rng: np.random.Generator) -> None:
+    found = crash_while_storing(data, rng, lambda store: DataFirst(store, dies_at=2))
+    assert (found.exit_code, found.lost_steps, found.duplicate_steps) == (0, 0, 0)
+
+
+def test_with_positions_before_data_verify_sees_the_loss(
+    data: DataFolder, rng: np.random.Generator, card: Card
+) -> None:
+    found = crash_while_storing(data, rng, lambda store: PositionFirst(store, dies_at=2))
+    went_red = found.exit_code == 1 and found.lost_steps > 0
+    card.line("control: positions before data goes red", tried=1, held=int(went_red))
+    assert went_red, found
+
+
+# --- Checksums ------------------------------------------------------------------------------------------------------
+
+
+def stored_observations(data: DataFolder) -> set[bytes]:
+    """Every observation that a reader of the store is given."""
+    found: set[bytes] = set()
+    with StoreView(data.store) as view:
+        page = view.tail(None, max_items=10_000, wait_s=0.0)
+        for item in page.items:
+            if isinstance(item, Stored) and item.chunk is not None:
+                found.update(row.tobytes() for row in item.chunk.columns["obs"])
+    return found
+
+
+def recorded_observations(data: DataFolder) -> set[bytes]:
+    """Every observation in the stream, before anything was damaged."""
+    found: set[bytes] = set()
+    for path in data.stream.glob("*/*.log"):
+        for raw in sabotage.frames_in(path):
+            frame = decode_frame(raw)
+            if frame.kind is FrameKind.DATA:
+                found.update(row.tobytes() for row in chunk_of(frame).columns["obs"])
+    return found
+
+
+def flip_an_observation(folder: Path, obs: bytes) -> None:
+    """Flip a bit of an observation in the one file of a folder that holds it."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and (at := path.read_bytes().find(obs)) >= 0:
+            sabotage.flip(path, at + 1)
+            return
+    raise AssertionError(f"no file under {folder} holds it")
+
+
+def skip_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every checksum of log, frame and segment is taken for right."""
+    monkeypatch.setitem(log_module.LogReader.__init__.__kwdefaults__, "check", False)  # type: ignore[arg-type]
+    decode_at = frame_module._decode_at
+
+    def trusting(view: memoryview, at: int) -> tuple[Frame, int]:
+        size = frame_module.frame_size(view[at : at + HEADER_BYTES])
+        head, body = bytearray(view[at : at + HEADER_BYTES]), bytes(view[at + HEADER_BYTES : at + size])
+        (claimed,) = struct.unpack_from("<I", head, 12)
+        struct.pack_into("<I", head, 12, crc32(body))
+        struct.pack_into("<I", head, 60, crc32(bytes(head[:60])))
+        frame, size = decode_at(memoryview(bytes(head) + body), 0)
+        return replace(frame, body_crc=claimed), size
+
+    monkeypatch.setattr(frame_module, "_decode_at", trusting)
+    monkeypatch.setattr(segments.Segment, "damaged", lambda self: [])
+
+
+PLACES = ("stream", "log", "segment")
+
+
+def damage(data: DataFolder, place: str, rng: np.random.Generator) -> set[bytes]:
+    """Record, let one bit flip in a place, and give back what was recorded."""
+    record(data, rng)
+    truth = recorded_observations(data)
+    if place != "stream":
+        with IngestRole(data) as role:
+            role.service.drain()
+            if place == "segment":
+                role.store.freeze(wait=True)
+    victim = sorted(truth)[len(truth) // 2]
+    flip_an_observation(data.stream if place == "stream" else data.store, victim)
+    return truth
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_flipped_bit_is_caught_by_a_checksum(data: DataFolder, rng: np.random.Generator, place: str) -> None:
+    damage(data, place, rng)
+    assert verify(data).exit_code == 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_without_checksums_the_flipped_bit_reaches_readers(
+    data: DataFolder, rng: np.random.Generator, place: str, monkeypatch: pytest.MonkeyPatch, card: Card
+) -> None:
+    truth = damage(data, place, rng)
+    skip_checksums(monkeypatch)
+    verify(data)
+    went_red = not stored_observations(data) <= truth
+    card.line(f"control: checksums skipped ({place}) goes red", tried=1, held=int(went_red))
+    assert went_red
