@@ -132,6 +132,8 @@ class Game:
         name = self._own_player() if player is None else player_name(player)
         self._start()
         session = self._sessions.acquire(name, note.seat)
+        # A sender that found no session sleeps long; from now on there are steps to cut after a linger.
+        self._sender.wake.set()
         try:
             made = make(self._sessions, session, note=note, consent=consent, tolerance=self._tolerance)
         except BaseException:

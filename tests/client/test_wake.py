@@ -1,0 +1,17 @@
+"""A sender that slept because nobody played is up as soon as somebody does."""
+
+import pytest
+
+from tests.client.fakes import MemoryLink, client
+
+
+@pytest.mark.parametrize("how", ["episode", "recorder"])
+def test_a_sleeping_sender_is_woken_when_somebody_starts_to_play(tmp_path, how):
+    with client(MemoryLink(), tmp_path, linger_s=0.02) as game:
+        assert game.pump() > 1.0  # without a session it looks for killed games only, which is rare
+        wake = game._sender.wake
+        wake.clear()
+        playing = getattr(game, how)("p-1")
+        assert wake.is_set()
+        assert game.pump() <= 0.02
+        del playing
