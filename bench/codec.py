@@ -113,5 +113,3 @@ def _records(chunk: Chunk) -> list[dict[str, Any]]:
         }
         for number, at in enumerate(np.flatnonzero(chunk.columns["row"] == RowKind.STEP).tolist())
     ]  # fmt: skip
-
-

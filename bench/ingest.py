@@ -50,7 +50,9 @@ def measure(folder: Path, scale: Scale) -> Findings:
         gate = _gate(rounds, total)
         sent = sum(len(frame.body) for frame in frames)
         what = f"ingest, 84x84 {name} frames"
-        found.notes.append(f"ingest: 84x84 {name} frames travel {total * _FRAME_BYTES / sent:.1f}x smaller than decoded")
+        found.notes.append(
+            f"ingest: 84x84 {name} frames travel {total * _FRAME_BYTES / sent:.1f}x smaller than decoded"
+        )
         bound = "inflate, checksums per column and file, one copy into the segment"
         megabytes = total * _FRAME_BYTES / 1e6
         found.figures += _rates(what, "MB/s", rounds, megabytes, gate, goal=150.0, bound_by=bound)

@@ -38,7 +38,9 @@ def commit() -> str:
 
 def redis_server_version() -> str | None:
     try:
-        words = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=False).stdout.split()
+        words = subprocess.run(
+            ["redis-server", "--version"], capture_output=True, text=True, check=False
+        ).stdout.split()
     except OSError:
         return None
     return next((word.removeprefix("v=") for word in words if word.startswith("v=")), None)

@@ -84,4 +84,3 @@ def measure(folder: Path, scale: Scale) -> Findings:
         "only keeps bodies, from which no row can be drawn without decoding its chunk"
     )
     return found
-
