@@ -321,3 +321,24 @@ def test_a_report_holds_at_most_1024_ranges_and_the_steps_once():
 def test_times_must_be_above_zero():
     with pytest.raises(ConfigError, match="linger_s"):
         SenderConfig(linger_s=0.0)
+
+
+@pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
+def test_a_drop_report_is_sent_before_the_numbers_behind_its_gap(tmp_path):
+    link, clock = MemoryLink(), FakeClock()
+    link.is_down = True
+    game = client(link, tmp_path, clock=clock, spool_cap_bytes=64 * 1024)
+    ep = game.episode(player="anna")
+    for start in range(0, 900, 3):
+        play(ep, start, 3)
+        clock.advance(31)
+        game.pump()
+    link.is_down = False
+    game.close()
+    for _ in range(60):
+        clock.advance(31)
+        game.pump()
+    kinds = [frame.kind for frame in link.frames]
+    gap_end = max(last for frame in link.frames if frame.kind is FrameKind.DROP for _, last in read_drop(frame).ranges)
+    sent_before = link.frames[: len(kinds) - kinds[::-1].index(FrameKind.DROP)]
+    assert all(frame.chunk_no < gap_end for frame in sent_before if frame.kind is FrameKind.DATA)

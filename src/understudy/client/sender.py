@@ -15,7 +15,7 @@ from understudy.client.spool import Entry, SessionSpool, Spool
 from understudy.core.block import encode_block
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError
-from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, Frame, close_frame, drop_frame
+from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, Frame, FrameKind, close_frame, drop_frame
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
 from understudy.core.ports import Ack, Link
@@ -191,7 +191,11 @@ class Sender:
             entry.frame = None
         if entry.frame is not None:
             self._kept_bytes += entry.size_bytes
-        self._queue.append(entry)
+        if entry.kind is FrameKind.DROP:
+            # Ahead of the data: without it the numbers behind a long gap would be too far ahead to be taken.
+            self._queue.appendleft(entry)
+        else:
+            self._queue.append(entry)
 
     def _end(self, session: Session) -> None:
         self._drain()

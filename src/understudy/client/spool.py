@@ -49,13 +49,13 @@ class Entry:
     """One frame that waits for its acknowledgement; `frame` is kept in memory only while there is room."""
 
     __slots__ = (
-        "chunk_no", "file", "frame", "is_data", "is_done", "n_steps", "size_bytes", "spool", "start", "steps_before",
+        "chunk_no", "file", "frame", "is_done", "kind", "n_steps", "size_bytes", "spool", "start", "steps_before",
         "tried",
     )  # fmt: skip
 
     def __init__(self, spool: "SessionSpool", frame: Frame, n_steps: int) -> None:
         self.spool, self.chunk_no, self.n_steps = spool, frame.chunk_no, n_steps
-        self.size_bytes, self.is_data = frame.size_bytes, frame.kind is FrameKind.DATA
+        self.size_bytes, self.kind = frame.size_bytes, frame.kind
         self.frame: Frame | None = frame
         self.file: SpoolFile | None = None
         self.start = 0
@@ -63,6 +63,10 @@ class Entry:
         self.tried = False
         """Handed to the link at least once, so it may have arrived."""
         self.is_done = False
+
+    @property
+    def is_data(self) -> bool:
+        return self.kind is FrameKind.DATA
 
 
 class SessionSpool:
@@ -236,7 +240,8 @@ class SessionSpool:
         for number in dropped & self._open.keys():
             self.done(self._open[number], arrived=False)
         self.has_ended = True
-        return [self._open[number] for number in sorted(self._open)]
+        # Drop reports first: without them the numbers behind a long gap would be too far ahead to be taken.
+        return sorted(self._open.values(), key=lambda entry: (entry.kind is not FrameKind.DROP, entry.chunk_no))
 
     def _adopt(self, file: SpoolFile, start: int, frame: Frame, n_steps: int, total: int) -> None:
         entry = Entry(self, frame, n_steps)
