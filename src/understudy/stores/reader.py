@@ -4,13 +4,12 @@ Sealed rows are read from memory-mapped segments, unsealed ones from memory, so 
 the data may be larger than the machine's memory.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from understudy.core.chunk import REQUIRED, RowKind
+from understudy.core.chunk import RowKind
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError
 from understudy.core.frame import FrameKind
@@ -19,83 +18,17 @@ from understudy.core.meta import CONSENTS, KINDS
 from understudy.core.ports import Cursor, Forgotten, Stored
 from understudy.core.tensors import Array
 from understudy.core.windows import ChunkTable, Flags, Ids, NStep, link
+from understudy.stores.batches import Plan, RowFilter, Transitions, Window
 from understudy.stores.segments import DEFAULTS
 from understudy.stores.sources import CHUNK_FIELDS, MemorySource, SegmentSource, Source
 from understudy.stores.view import Moved, StoreView
+
+__all__ = ["RowFilter", "SegmentReader", "Transitions", "Window"]
 
 IDLE_S = 60.0
 """A session that is silent for this long is not waited for."""
 
 _TRIES = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowFilter:
-    """Which rows may be sampled; empty fields match everything."""
-
-    kind: str | None = None
-    """`player` or `actor`."""
-    consent: tuple[str, ...] = CONSENTS
-    player: bytes | None = None
-    """A pseudonym."""
-    since_s: float = 0.0
-    until_s: float = float("inf")
-    by: tuple[int, ...] = ()
-    """Who decided: 1 person, 2 bot, 3 script, 0 unknown."""
-    min_version: int = 0
-    max_version: int = 2**32 - 1
-
-    def __post_init__(self) -> None:
-        if self.kind not in (None, *KINDS) or not set(self.consent) <= set(CONSENTS):
-            raise ConfigError(f"kind {self.kind!r} or consent {self.consent!r}: give one of {KINDS} and of {CONSENTS}")
-
-    @property
-    def looks_at_rows(self) -> bool:
-        return bool(self.by) or self.min_version > 0 or self.max_version < 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """How far a transition reaches."""
-
-    n_step: int = 1
-    discount: float = 0.99
-    stack: int = 1
-    """How many observations one input holds; 1 means no extra axis."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transitions:
-    """A batch; learn from `reward + factor * value(next_obs)`."""
-
-    obs: Mapping[str, Array]
-    action: Mapping[str, Array]
-    reward: Array  # float32[batch], discounted over the window
-    next_obs: Mapping[str, Array]
-    factor: Array  # float32[batch], discount^steps, 0 where the game ended
-    terminated: Array
-    truncated: Array
-    extras: Mapping[str, Array]
-    """Asked-for columns of the first row; `next_legal` beside `legal`."""
-    rows: Ids
-    """Row ids; they hold until the next refresh."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Which rows to take from which source: the source, where they go in the batch, and their local numbers."""
-
-    n_rows: int
-    parts: Sequence[tuple[Source, slice, Ids]]
-
-    def moved(self, by: int) -> "_Plan":
-        return _Plan(self.n_rows, [(source, where, local + by) for source, where, local in self.parts])
-
-    def is_complete(self, name: str) -> bool:
-        return name in REQUIRED or all(source.column(name) is not None for source, _, _ in self.parts)
 
 
 class SegmentReader:
@@ -355,7 +288,7 @@ class SegmentReader:
         result[order] = values
         return result.reshape(*ids.shape, *values.shape[1:])
 
-    def _plan(self, rows: Ids) -> "_Plan":
+    def _plan(self, rows: Ids) -> Plan:
         """Sorted row ids, shared out over the sources they lie in."""
         bounds = [*np.searchsorted(rows, self._bases).tolist(), len(rows)]
         parts = [
@@ -363,9 +296,9 @@ class SegmentReader:
             for at, source in enumerate(self._sources)
             if bounds[at] < bounds[at + 1]
         ]
-        return _Plan(len(rows), parts)
+        return Plan(len(rows), parts)
 
-    def _take(self, name: str, plan: "_Plan") -> Array:
+    def _take(self, name: str, plan: Plan) -> Array:
         out: Array | None = None
         for source, where, local in plan.parts:
             column = source.column(name)
