@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,11 @@ def test_a_child_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
         with FileLock(path, what="store"):
             pass
         child.kill()
+
+
+def test_patience_outlasts_somebody_who_only_looks(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    looking = FileLock(path, what="a look")
+    threading.Timer(0.05, looking.close).start()
+    with FileLock(path, what="store", patience_s=10.0):
+        assert is_locked(path)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -25,18 +26,31 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
+_RETRY_S = 0.01
+
+
+def _took(descriptor: int) -> bool:
+    try:
+        _take(descriptor)
+    except OSError:
+        return False
+    return True
+
+
 class FileLock:
     """Holds a lock file from construction to close; Locked when another process has it."""
 
-    def __init__(self, path: Path, *, what: str) -> None:
+    def __init__(self, path: Path, *, what: str, patience_s: float = 0.0) -> None:
+        """`patience_s`: how long to try, since others take the lock for a moment to see whether it is free."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
-        try:
-            _take(self._descriptor)
-        except OSError:
-            os.close(self._descriptor)
-            self._descriptor = None
-            raise Locked(f"{what} is in use by another process ({path}); stop that process, or wait for it") from None
+        deadline = time.monotonic() + patience_s
+        while not _took(self._descriptor):
+            if time.monotonic() >= deadline:
+                os.close(self._descriptor)
+                self._descriptor = None
+                raise Locked(f"{what} is in use by another process ({path}); stop that process, or wait for it")
+            time.sleep(_RETRY_S)
 
     def close(self) -> None:
         """Release the lock; the file stays."""

@@ -85,7 +85,7 @@ class LocalStore:
         )
         with ExitStack() as opened:
             # Whatever was opened is closed again when opening fails half way, and by `close` otherwise.
-            opened.enter_context(FileLock(folder / ".lock", what="the store"))
+            opened.enter_context(FileLock(folder / ".lock", what="the store", patience_s=0.3))
             self._catalogue = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite")))
             self._lookup = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite", read_only=True)))
             self._mark = opened.enter_context(closing(WatermarkFile(folder / "watermark", create=True)))
