@@ -44,6 +44,10 @@ CREATE TABLE IF NOT EXISTS erasures (
   arrival INTEGER PRIMARY KEY, kind TEXT NOT NULL, player BLOB NOT NULL, chunks BLOB NOT NULL, reason TEXT NOT NULL);
 """
 
+_BUSY_MS = 30_000
+_TRUNCATE_MS = 2_000
+"""How long an erasure waits for readers before it leaves the last step to the next one."""
+
 EVENT_KIND = 9
 """`kind` of arrivals that are no frames."""
 
@@ -83,7 +87,7 @@ class Catalogue:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._lock = threading.RLock()
         uri = f"{path.absolute().as_uri()}{'?mode=ro' if read_only else ''}"
-        self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30.0)
+        self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
         if not read_only:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -175,7 +179,11 @@ class Catalogue:
     def truncate_wal(self) -> bool:
         """Leave no erased byte in the write-ahead log; False when a reader was in the way for too long."""
         with self._lock, disk("the catalogue"):
-            busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._db.execute(f"PRAGMA busy_timeout = {_TRUNCATE_MS}")
+            try:
+                busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
             return not busy
 
     def is_sound(self) -> str:

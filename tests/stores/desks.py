@@ -1,0 +1,79 @@
+"""Local stores on a desk, and what lies in their folders."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from understudy.core.chunk import Chunk
+from understudy.stores.local import LocalStore
+from understudy.testing.clock import ManualClock
+from understudy.testing.desk import SPEC, Desk
+from understudy.testing.samples import random_session
+
+
+def local_desk(folder: Path, *, clock: ManualClock | None = None, **settings: Any) -> Desk:
+    """A desk over the local store in a folder, new or left by another one."""
+    clock = clock or ManualClock()
+    return Desk(
+        LocalStore(folder, clock=clock, **settings), clock, lambda _: LocalStore(folder, clock=clock, **settings)
+    )
+
+
+def local(desk: Desk) -> LocalStore:
+    return cast(LocalStore, desk.store)
+
+
+def sessions(count: int, n_chunks: int, *, seed: int = 0, max_steps: int = 6) -> list[list[Chunk]]:
+    """Sessions of the small game."""
+    rng = np.random.default_rng(seed)
+    return [random_session(SPEC, rng, n_chunks=n_chunks, max_steps=max_steps) for _ in range(count)]
+
+
+def files_with(folder: Path, needle: bytes) -> list[str]:
+    """Files under a folder that hold these bytes anywhere."""
+    return [path.name for path in folder.rglob("*") if path.is_file() and needle in path.read_bytes()]
+
+
+def last_log(folder: Path) -> Path:
+    return max((folder / "log").glob("*.log"))
+
+
+def dies_in_a_child(work: Callable[[], None], *, at: int) -> bool:
+    """Run `work` in a forked process that is gone at its `at`th step towards the disk; whether it got that far."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _die_at(at)
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(3)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, 9), f"the child failed with {code} instead of dying or finishing"
+    return code == 9
+
+
+def _die_at(at: int) -> None:
+    """Count every call that touches the disk's state, and die before the `at`th."""
+    count = 0
+
+    def counted(real: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == at:
+                os._exit(9)
+            return real(*args, **more)
+
+        return call
+
+    for name in ("fsync", "fdatasync", "rename", "unlink", "pwrite"):
+        setattr(os, name, counted(getattr(os, name)))
+    from understudy.stores.catalogue import Catalogue
+
+    for name in ("run", "many", "set_fact", "truncate_wal"):
+        setattr(Catalogue, name, counted(getattr(Catalogue, name)))

@@ -1,0 +1,31 @@
+"""A reader in a process of its own: prints every item it tails, until the last number it is told to wait for."""
+
+import sys
+import time
+from pathlib import Path
+
+from understudy.core.ports import Stored
+from understudy.stores.view import StoreView
+from understudy.testing.desk import last_no
+
+
+def main(folder: str, last: str) -> None:
+    deadline = time.monotonic() + 60.0
+    while not (Path(folder) / "watermark").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    cursor, seen = None, 0
+    with StoreView(Path(folder)) as view:
+        print("ready", flush=True)
+        while seen < int(last) and time.monotonic() < deadline:
+            tail = view.tail(cursor, max_items=7, wait_s=0.5)
+            for item in tail.items:
+                kind = "gone"
+                if isinstance(item, Stored):
+                    kind = "control" if item.chunk is None else f"{item.chunk.meta.session}/{item.chunk.meta.chunk_no}"
+                print(item.arrival_no, last_no(item), kind, flush=True)
+                seen = last_no(item)
+            cursor = tail.cursor
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,42 @@
+"""Many sessions: what is known of them stays bounded in memory and right on disk."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tests.stores.desks import local, local_desk
+from understudy.core.chunk import Chunk
+from understudy.core.frame import Frame, data_frame
+from understudy.core.names import new_session
+from understudy.core.ports import Candidate, SessionFilter
+from understudy.testing.clock import START_S
+from understudy.testing.desk import SPEC
+from understudy.testing.samples import PLAYER, random_chunk
+
+N_SESSIONS = 20_000
+
+
+def test_twenty_thousand_sessions_are_told_apart_in_bounded_memory(quick_path: Path):
+    desk = local_desk(quick_path, seal_rows=8000)
+    rng = np.random.default_rng(0)
+    template = random_chunk(SPEC, rng, session=new_session(START_S), n_steps=1)
+
+    def candidate(number: int) -> Candidate:
+        session = new_session(START_S, number.to_bytes(10, "big"))
+        chunk = Chunk(replace(template.meta, session=session), template.columns)
+        frame: Frame = data_frame(session, 0, chunk.encode())
+        return Candidate(frame.stamped(PLAYER, int(START_S)), chunk)
+
+    for start in range(0, N_SESSIONS, 500):
+        receipt = desk.write([candidate(number) for number in range(start, start + 500)])
+        assert set(receipt.fates) == {"new"}
+        assert len(local(desk)._cache) <= 4096
+        assert sum(len(one.sessions) for one in local(desk)._unsealed()) <= 2 * (8000 // 2 + 500)
+    for start in (0, 7500, N_SESSIONS - 500):
+        receipt = desk.write([candidate(number) for number in range(start, start + 500)])
+        assert set(receipt.fates) == {"duplicate"}
+    assert sum(1 for _ in desk.store.sessions(SessionFilter())) == N_SESSIONS
+    audit = desk.store.audit()
+    assert (audit.sessions, audit.chunks, audit.duplicate_chunks) == (N_SESSIONS, N_SESSIONS, 0)
+    desk.store.close()

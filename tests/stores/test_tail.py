@@ -1,0 +1,103 @@
+"""Readers in other processes follow a store while its writer writes, seals, forgets and comes and goes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stores.desks import local, local_desk, sessions
+from understudy.core.errors import ConfigError
+from understudy.core.ports import Cursor, Forgotten
+from understudy.stores.view import StoreView
+from understudy.testing.samples import OTHER_PLAYER, PLAYER
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start_reader(folder: Path, last: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.stores.tailing", str(folder), str(last)]
+    reader = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "ready\n"
+    return reader
+
+
+def test_a_reader_elsewhere_sees_every_number_once_and_in_order(tmp_path: Path):
+    desk = local_desk(tmp_path, seal_rows=40)
+    many = sessions(60, 3)
+    stay = {(str(one.meta.session), one.meta.chunk_no) for chunks in many[1::2] for one in chunks}
+    # 60 sessions of 3 chunks and a close, and 3 forgets that each take a number.
+    last = 60 * 4 + 3
+    readers = [start_reader(tmp_path, last) for _ in range(2)]
+    for turn, chunks in enumerate(many):
+        # Even sessions belong to somebody who will be forgotten: a name a third, so that each forget hits some.
+        player = OTHER_PLAYER if turn % 2 else bytes([turn // 20]) * 16
+        for chunk in chunks:
+            desk.put(chunk, player=player)
+        close = desk.close(chunks[0].meta.session, 3)
+        desk.write([type(close)(close.frame.stamped(player, int(desk.clock.now())), None)])
+        if turn % 20 == 19:
+            desk.store.forget(bytes([turn // 20]) * 16)
+        if turn % 15 == 14:
+            desk.reopen()
+    for reader in readers:
+        out, err = reader.communicate(timeout=60)
+        assert reader.returncode == 0, err
+        lines = [line.split() for line in out.splitlines()]
+        assert [int(line[0]) for line in lines] == list(range(1, last + 1))
+        seen = {tuple(line[2].rsplit("/", 1)) for line in lines if "/" in line[2]}
+        assert {(session, int(number)) for session, number in seen} >= stay
+    everything = desk.everything()
+    assert sum(isinstance(item, Forgotten) for item in everything) == 30 * 4 + 3
+    desk.store.close()
+
+
+def test_a_view_sees_what_is_written_at_once_and_after_the_writer_is_gone(tmp_path: Path):
+    desk = local_desk(tmp_path)
+    (chunks,) = sessions(1, 4)
+    with StoreView(tmp_path) as view:
+        cursor = None
+        for chunk in chunks:
+            desk.put(chunk)
+            tail = view.tail(cursor, max_items=10, wait_s=0.0)
+            assert [item.chunk for item in tail.items if not isinstance(item, Forgotten)] == [chunk]
+            cursor = tail.cursor
+        desk.store.close()
+        assert len(view.tail(None, max_items=10, wait_s=0.0).items) == 4
+    with StoreView(tmp_path) as view:
+        assert len(view.tail(None, max_items=10, wait_s=0.0).items) == 4
+
+
+def test_a_view_of_a_new_store_waits_for_the_first_chunk(tmp_path: Path):
+    desk = local_desk(tmp_path)
+    with StoreView(tmp_path) as view:
+        assert list(view.tail(None, max_items=10, wait_s=0.0).items) == []
+        desk.put(*sessions(1, 1)[0])
+        assert len(view.tail(None, max_items=10, wait_s=5.0).items) == 1
+    desk.store.close()
+
+
+def test_a_player_is_hidden_from_open_views_as_soon_as_the_tombstone_is_durable(tmp_path: Path, monkeypatch):
+    desk = local_desk(tmp_path)
+    mine, others = sessions(2, 2)
+    desk.put(*mine)
+    desk.put(*others, player=OTHER_PLAYER)
+    local(desk).freeze(wait=True)
+    with StoreView(tmp_path) as view:
+        assert len(view.tail(None, max_items=10, wait_s=0.0).items) == 4
+        monkeypatch.setattr(local(desk), "erase", lambda: None)
+        desk.store.forget(PLAYER)
+        items = view.tail(None, max_items=10, wait_s=0.0).items
+        assert [isinstance(item, Forgotten) for item in items] == [True, True, False, False, True]
+        assert items[-1].player == PLAYER  # type: ignore[union-attr]
+    desk.store.close()
+
+
+def test_cursors_and_folders_that_are_none_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no store"):
+        StoreView(tmp_path)
+    desk = local_desk(tmp_path)
+    with pytest.raises(ConfigError, match="no cursor"):
+        desk.store.tail(Cursor("p0:17"), max_items=1, wait_s=0.0)
+    desk.store.close()
