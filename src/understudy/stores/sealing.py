@@ -14,6 +14,9 @@ from understudy.stores.commits import Event, log_path
 from understudy.stores.generation import Generation, Item, Place, chunk_at
 from understudy.stores.segments import Sealable, Written, plan_segments, write_segment
 
+QUARANTINE_BYTES = 256 * 1024 * 1024
+"""How much of refused frames is kept; what bad clients send must not fill the disk."""
+
 _NO_ID = bytes(16)
 
 SegmentRow = tuple[int, str, int, int, int, int, int]
@@ -200,6 +203,18 @@ def _write_quarantine(catalogue: Catalogue, generation: Generation, readers: dic
     )
     if generation.quarantined:
         catalogue.set_fact("next_quarantine", max(one.id for one, _ in generation.quarantined) + 1)
+        _keep_quarantine_small(catalogue)
+
+
+def _keep_quarantine_small(catalogue: Catalogue) -> None:
+    """Let go of the oldest refused bytes beyond the limit; their reasons and checksums stay."""
+    excess = catalogue.one("SELECT coalesce(sum(length(raw)), 0) FROM quarantine")[0] - QUARANTINE_BYTES
+    while excess > 0:
+        oldest = catalogue.rows("SELECT id, length(raw) FROM quarantine WHERE raw <> x'' ORDER BY id LIMIT 256")
+        for number, length in oldest:
+            if excess > 0:
+                catalogue.run("UPDATE quarantine SET raw = x'' WHERE id = ?", number)
+                excess -= length
 
 
 def _bytes(place: Place, readers: dict[int, LogReader]) -> bytes:
