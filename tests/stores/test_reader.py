@@ -10,11 +10,12 @@ from understudy.core.errors import ConfigError
 from understudy.core.game import game_spec
 from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.names import new_session
-from understudy.core.ports import Candidate, WriteBatch
+from understudy.core.ports import Candidate, Forgotten, WriteBatch
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES, Array
 from understudy.stores.local import LocalStore
 from understudy.stores.reader import RowFilter, SegmentReader, Window
+from understudy.stores.view import StoreView
 from understudy.testing import ManualClock
 
 SPEC = game_spec("tag", obs=2, actions=3)
@@ -228,3 +229,24 @@ def own_memory_bytes() -> int:
         return 0
     (line,) = [line for line in status.read_text().splitlines() if line.startswith("RssAnon")]
     return int(line.split()[1]) * 1024
+
+
+def test_what_expired_is_remembered_until_its_sessions_are_too_old_to_come_back(writer: Writer) -> None:
+    for _ in range(5):
+        writer.episode()
+    writer.clock.advance(86_400)
+    late = writer.episode()
+    assert writer.store.expire(writer.clock.now() - 3600) == 5
+    items = writer.store.tail(None, max_items=100, wait_s=0).items
+    assert [item.arrival_no for item in items] == [1, 2, 3, 4, 5, 6]
+    rows = "SELECT count(*) FROM arrivals", "SELECT count(*) FROM sessions"
+    with StoreView(writer.store.folder) as view:
+        assert [view.catalogue.one(query)[0] for query in rows] == [6, 6]
+        writer.clock.advance(16 * 86_400 - 3600)
+        assert writer.store.expire(0.0) == 0
+        assert [view.catalogue.one(query)[0] for query in rows] == [1, 1]
+    first, last = writer.store.tail(None, max_items=100, wait_s=0).items
+    assert first == Forgotten(1, 5, "expired")
+    assert last.arrival_no == 6
+    with SegmentReader(writer.store.folder, clock=writer.clock) as reader:
+        assert serials(reader) == {late}

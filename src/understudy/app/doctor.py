@@ -34,19 +34,12 @@ class Check:
 
 def examine(data: DataFolder | None) -> Iterator[Check]:
     """Every check in turn."""
-    yield _python()
+    yield Check("python", "green", platform.python_version())
     yield _system()
     yield from _packages()
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
         yield from _folder(data)
-
-
-def _python() -> Check:
-    found = platform.python_version()
-    if sys.version_info < (3, 11):
-        return Check("python", "red", found, "install Python 3.11 or newer")
-    return Check("python", "green", found)
 
 
 def _system() -> Check:

@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from understudy.client.connect import local_link
 from understudy.client.leftovers import send_leftovers
 from understudy.core.clock import SystemClock
 from understudy.core.errors import Corrupt, Locked, Refused
+from understudy.core.names import session_time_s
 from understudy.stores.audit import Findings, audit, summary
 from understudy.stores.catalogue import STORED
 from understudy.stores.view import StoreView
@@ -131,4 +133,6 @@ def _is_kept(findings: Findings, promise: Promise) -> bool:
         return held.fate != STORED or held.kind != 0 or held.n_steps == promise.n_steps
     if promise.crc in findings.quarantined.get((promise.session, promise.chunk_no), ()):
         return True
-    return promise.session in findings.forgotten_sessions
+    if promise.session in findings.forgotten_sessions:
+        return True
+    return session_time_s(uuid.UUID(bytes=promise.session)) < findings.pruned_before_s

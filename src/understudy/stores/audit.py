@@ -43,6 +43,8 @@ class Findings:
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
+    pruned_before_s: int = 0
+    """Sessions that began before this may have expired so long ago that nothing is known of them any more."""
     dropped: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     dropped_steps: int = 0
     closes: dict[bytes, tuple[int, int]] = field(default_factory=dict)

@@ -15,6 +15,9 @@ from understudy.stores.segments import Sealable, Segment, write_segment
 Taken = tuple[int, int, int]
 """Arrival number, segment, and the chunk's index in it."""
 
+REMEMBER_S = 16 * 86_400.0
+"""How long what is gone is remembered: a day longer than ingest takes frames of old sessions."""
+
 _PLACE = f"SELECT no, segment, chunk FROM arrivals WHERE fate = {STORED} AND segment IS NOT NULL AND "
 
 
@@ -37,14 +40,37 @@ def has_pending(catalogue: Catalogue) -> bool:
     return catalogue.one("SELECT 1 FROM erasures LIMIT 1") is not None
 
 
-def expire(folder: Path, catalogue: Catalogue, before_s: float) -> int:
-    """Drop sealed chunks received before a time, and the bytes of quarantined frames; how many chunks went."""
+def expire(folder: Path, catalogue: Catalogue, before_s: float, *, now_s: float) -> int:
+    """Drop sealed chunks received before a time, and the bytes of quarantined frames; how many chunks went.
+
+    What is known of them stays until their sessions are too old to be sent again; then that goes too.
+    """
     gone = _take_out(folder, catalogue, catalogue.rows(f"{_PLACE} received < ?", int(before_s)), EXPIRED)
     with catalogue.changing():
         emptied = catalogue.run("UPDATE quarantine SET raw = x'' WHERE received < ? AND raw <> x''", before_s)
     if emptied:
         catalogue.truncate_wal()
+    _prune(catalogue, now_s - REMEMBER_S)
     return gone
+
+
+def _prune(catalogue: Catalogue, before_s: float) -> None:
+    """Delete the catalogue's oldest rows whose bytes are gone and whose sessions can no longer come back."""
+    kept = catalogue.one(
+        "SELECT min(no) FROM arrivals WHERE fate NOT IN (?, ?) OR received >= ?", FORGOTTEN, EXPIRED, int(before_s)
+    )[0]
+    pruned_below = catalogue.fact("sealed_below", 1) if kept is None else kept
+    if pruned_below <= catalogue.fact("pruned_below", 1):
+        return
+    with catalogue.changing():
+        catalogue.run("DELETE FROM arrivals WHERE no < ?", pruned_below)
+        catalogue.run(
+            "DELETE FROM sessions WHERE last_received < ? AND session NOT IN (SELECT session FROM arrivals)",
+            int(before_s),
+        )
+        catalogue.run("DELETE FROM quarantine WHERE received < ? AND raw = x''", before_s)
+        catalogue.set_fact("pruned_below", pruned_below)
+        catalogue.set_fact("pruned_before_s", int(before_s))
 
 
 def _forget(folder: Path, catalogue: Catalogue, player: bytes, arrival: int) -> None:

@@ -20,7 +20,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFailed, StorageFull, UnderstudyError
 from understudy.core.group import GroupCommit
 from understudy.core.lock import FileLock
-from understudy.core.log import LogFile, Sync, no_sync, remove, sync_data
+from understudy.core.log import LogFile, Sync, make_folder, no_sync, remove, sync_data
 from understudy.core.names import session_time_s
 from understudy.core.ports import (
     Audit,
@@ -71,8 +71,8 @@ class LocalStore:
     ) -> None:
         if sys.platform == "win32":
             raise ConfigError("the local store runs on Linux and macOS only")
-        (folder / "log").mkdir(parents=True, exist_ok=True)
-        (folder / "segments").mkdir(exist_ok=True)
+        make_folder(folder / "log")
+        make_folder(folder / "segments")
         self.folder = folder
         self._sync, self._clock = sync, clock or SystemClock()
         self._seal_rows, self._seal_bytes = seal_rows, seal_bytes
@@ -204,7 +204,7 @@ class LocalStore:
     def expire(self, before_s: float) -> int:
         with self._state:
             self.freeze(wait=True)
-            return expire(self.folder, self._catalogue, before_s)
+            return expire(self.folder, self._catalogue, before_s, now_s=self._clock.now())
 
     def close(self) -> None:
         if self._closed:

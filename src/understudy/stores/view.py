@@ -96,6 +96,9 @@ class StoreView:
         mark = self.mark()
         self._refresh(mark)
         items: list[Stored | Forgotten] = []
+        if want < (pruned := self.catalogue.fact("pruned_below", 1)):
+            items.append(Forgotten(want, pruned - 1, "expired"))
+            want = pruned
         if want < mark.sealed_below:
             rows = self.catalogue.arrivals("no >= ? AND no < ? ORDER BY no LIMIT ?", want, mark.sealed_below, max_items)
             for row in rows:
