@@ -14,11 +14,15 @@ from understudy.core.names import session_time_s
 from understudy.core.ports import Candidate, RefusedFrame, Specs
 from understudy.core.spaces import Space
 from understudy.core.tensors import Array
+from understudy.core.writer import raw_space
 
 MAX_SESSION_AGE_S = 15 * 86_400.0
 """Spool age cap, stream retention and a week on top: older session ids are refused, so dedup state can be dropped."""
 
 MAX_CLOCK_AHEAD_S = 86_400.0
+
+UNREADABLE = "unreadable"
+"""The reason of frames on which a check itself failed; tests and operators should never see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,9 @@ def check(raw: bytes, *, specs: Specs, now_s: float, received_s: float) -> Check
         check_against_spec(chunk, spec)
     except Refused as refused:
         return Checked("refused", refusal=RefusedFrame(raw, refused.reason, refused.detail, received_s, game))
+    except Exception as error:
+        # A mistake of ours in one of the checks; raised, it would stop this frame's partition for good.
+        return Checked("refused", refusal=RefusedFrame(raw, UNREADABLE, repr(error)[:200], received_s, game))
     return Checked("candidate", Candidate(frame, chunk))
 
 
@@ -80,20 +87,20 @@ def check_against_spec(chunk: Chunk, spec: GameSpec) -> None:
     is_step = chunk.columns["row"] == RowKind.STEP
     _check_named(chunk, "obs", spec.obs_columns)
     _check_named(chunk, "action", spec.action_columns)
+    if any(_head(name) == "raw_action" for name in chunk.columns):
+        _check_named(chunk, "raw_action", {f"raw_{name}": raw_space(one) for name, one in spec.action_columns.items()})
+    # The observation behind a terminated step may be padding, and nobody looks at it.
+    is_seen = np.concatenate([[True], ~chunk.columns["terminated"][:-1]])
     for name, space in spec.obs_columns.items():
-        _check_obs(name, chunk.columns[name], space)
+        _check_obs(name, chunk.columns[name], space, is_seen)
     for name, space in spec.action_columns.items():
         if not space.holds(chunk.columns[name][is_step]).all():
             raise Refused("bad_action", f"{name!r} lies outside {space.to_json()}")
-    for name in (name for name in chunk.columns if name.split(".", 1)[0] == "raw_action"):
-        column = chunk.columns[name]
-        if column.dtype.kind == "f" and not np.isfinite(column).all():
-            raise Refused("not_finite", f"{name!r} holds NaN or infinity")
     _check_legal(chunk, spec, is_step)
 
 
 def _check_named(chunk: Chunk, head: str, spaces: Mapping[str, Space]) -> None:
-    found = {name for name in chunk.columns if name.split(".", 1)[0] == head}
+    found = {name for name in chunk.columns if _head(name) == head}
     if found != spaces.keys():
         raise Refused("bad_columns", f"wanted {sorted(spaces)}, got {sorted(found)}")
     for name, space in spaces.items():
@@ -104,12 +111,16 @@ def _check_named(chunk: Chunk, head: str, spaces: Mapping[str, Space]) -> None:
             )
 
 
-def _check_obs(name: str, column: Array, space: Space) -> None:
+def _head(name: str) -> str:
+    return name.split(".", 1)[0]
+
+
+def _check_obs(name: str, column: Array, space: Space, is_seen: Array) -> None:
     # Real games leave their declared float bounds now and then; numbers that are none are what breaks learners.
     if column.dtype.kind == "f":
         if not np.isfinite(column).all():
             raise Refused("not_finite", f"{name!r} holds NaN or infinity")
-    elif not space.holds(column).all():
+    elif not space.holds(column[is_seen]).all():
         raise Refused("bad_obs", f"{name!r} lies outside {space.to_json()}")
 
 

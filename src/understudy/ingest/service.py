@@ -55,7 +55,6 @@ class _Lane:
 
     epoch: int
     position: Position | None
-    claimed_at_s: float
     ended: bool = False
 
 
@@ -131,7 +130,7 @@ class IngestService:
             claim = self._store.claim(partition, owner=self._owner, ttl_s=self._config.claim_ttl_s)
         except ClaimLost:
             return None
-        lane = _Lane(claim.epoch, claim.position, self._clock.monotonic())
+        lane = _Lane(claim.epoch, claim.position)
         self._lanes[partition] = lane
         return lane
 
@@ -140,7 +139,8 @@ class IngestService:
             return self._stream.read(partition, lane.position, max_bytes=self._config.max_read_bytes, wait_s=0.0)
         except PositionGone as error:
             _log.error("position_gone", partition=partition, position=error.position, earliest=error.earliest)
-            return self._stream.read(partition, None, max_bytes=self._config.max_read_bytes, wait_s=0.0)
+            earliest = None if error.earliest is None else Position(error.earliest)
+            return self._stream.read(partition, earliest, max_bytes=self._config.max_read_bytes, wait_s=0.0)
 
     def _write(self, partition: str, lane: _Lane, read: Read) -> None:
         candidates: list[Candidate] = []

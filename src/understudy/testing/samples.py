@@ -14,6 +14,7 @@ from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.names import new_session
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES, Array
+from understudy.core.writer import raw_space
 from understudy.testing.clock import START_S
 
 PLAYER = b"player-seventeen"
@@ -139,9 +140,9 @@ def _optional_columns(
     found: dict[str, Array] = {}
     for name in optional:
         if name == "raw_action":
-            for action in spec.action_columns:
-                shape = columns[action].shape
-                found[f"raw_{action}"] = rng.normal(0, 1, shape).astype(np.float32)
+            for action, space in spec.action_columns.items():
+                raw = rng.normal(0, 1, (n, *space.shape))
+                found[f"raw_{action}"] = raw.astype(raw_space(space).dtype)
         elif name in OPTIONAL:
             found[name] = rng.integers(0, 4, n).astype(OPTIONAL[name])
     if spec.discrete is not None and (spec.has_legal or "legal" in optional):

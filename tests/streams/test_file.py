@@ -1,0 +1,256 @@
+"""The file stream: one locked log per process, readable while it grows, whatever the disk does."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from understudy.core.errors import Closed, ConfigError
+from understudy.core.log import LogReader
+from understudy.core.ports import Position
+from understudy.streams import file as module
+from understudy.streams.file import FileStream
+from understudy.testing.clock import START_S, ManualClock
+from understudy.testing.faults import FaultySync
+from understudy.testing.streams import read_all, sample_frames
+
+
+def only(stream: FileStream) -> str:
+    (partition,) = stream.partitions()
+    return partition.id
+
+
+def raws(stream: FileStream) -> list[bytes]:
+    return [record.raw for records in read_all(stream).values() for record in records]
+
+
+def test_records_carry_the_time_they_were_appended(tmp_path: Path):
+    clock = ManualClock()
+    stream = FileStream(tmp_path, clock=clock)
+    first, second = sample_frames(2)
+    stream.append([first])
+    clock.advance(9.0)
+    stream.append([second])
+    assert [record.time_s for record in read_all(stream)[only(stream)]] == [START_S, START_S + 9.0]
+    stream.close()
+
+
+def test_one_sync_serves_all_who_wait(tmp_path: Path):
+    sync = FaultySync(delay_s=0.01)
+    stream = FileStream(tmp_path, sync=sync)
+    frames = sample_frames(64)
+    threads = [threading.Thread(target=stream.append, args=([frame],)) for frame in frames]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    assert sorted(raws(stream)) == sorted(frame.encode() for frame in frames)
+    assert sync.calls < 40
+    stream.close()
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_failed_sync_is_no_promise_and_work_goes_on(tmp_path: Path, is_full: bool):
+    frames = sample_frames(8)
+    for call in range(1, 7):
+        sync = FaultySync(full_at=[call]) if is_full else FaultySync(eio_at=[call])
+        stream = FileStream(tmp_path / str(call), sync=sync)
+        outcomes = [stream.append([frame])[0] for frame in frames]
+        assert [one.durable for one in outcomes] == [number + 1 != call for number in range(8)]
+        refused = outcomes[call - 1]
+        assert refused.error
+        assert refused.retry_after_s > 0
+        promised = {frame.encode() for frame, one in zip(frames, outcomes, strict=True) if one.durable}
+        assert promised <= set(raws(stream))
+        stream.close()
+        assert promised <= set(raws(FileStream(tmp_path / str(call))))
+
+
+def test_the_place_of_an_entry_that_failed_is_never_used_again(tmp_path: Path):
+    """A reader may have seen the entry before its sync failed; its position must not hide what comes after."""
+    frames = sample_frames(5)
+    stream = FileStream(tmp_path)
+    stream.append(frames[:1])
+    log = next(tmp_path.glob("*/*.log"))
+    seen: list[Position] = []
+
+    def read_before_failing(descriptor: int) -> None:
+        records = stream.read(only(stream), None, max_bytes=1 << 20, wait_s=0.0).records
+        seen.extend(record.position for record in records)
+        raise OSError(28, "injected")
+
+    stream._own_partition()._log._sync = read_before_failing  # type: ignore[union-attr]
+    assert not stream.append(frames[1:3])[0].durable
+    assert len(seen) == 3
+    assert log.stat().st_size > 0
+    stream.append([frames[3]])
+    stream.append([frames[4]])
+    read = stream.read(only(stream), seen[-1], max_bytes=1 << 20, wait_s=0.0)
+    assert [record.raw for record in read.records] == [frame.encode() for frame in frames[3:]]
+    stream.close()
+
+
+def test_no_room_for_a_partition_or_a_file_is_an_outcome(tmp_path: Path, monkeypatch):
+    stream = FileStream(tmp_path / "stream", roll_bytes=1)
+    frames = sample_frames(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "sync_folder", _no_room)
+        assert not stream.append(frames[:1])[0].durable
+    assert stream.append(frames[:1])[0].durable
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.core.log.sync_folder", _no_room)
+        assert not stream.append(frames[1:2])[0].durable
+    assert stream.append(frames[1:])[1].durable
+    assert raws(stream) == [frame.encode() for frame in frames]
+    stream.close()
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(28, os.strerror(28))
+
+
+def test_an_entry_half_written_when_it_was_looked_at_is_not_taken_for_damage(tmp_path: Path, monkeypatch):
+    stream, frames = FileStream(tmp_path), sample_frames(3)
+    stream.append(frames[:1])
+    stream.append(frames[1:2])
+    stream.append(frames[2:])
+    real, calls = LogReader.at, []
+
+    def torn_once(self: LogReader, start: int, *, up_to: int | None = None):
+        # The second entry is still being written at the first look, and whole at the next.
+        calls.append(start)
+        if start > 0 and calls.count(start) == 1:
+            return None
+        return real(self, start, up_to=up_to)
+
+    monkeypatch.setattr(LogReader, "at", torn_once)
+    assert raws(stream) == [frame.encode() for frame in frames]
+    stream.close()
+
+
+def test_damage_comes_as_a_record_that_no_check_passes(tmp_path: Path):
+    stream, frames = FileStream(tmp_path), sample_frames(4)
+    ends = []
+    for frame in frames:
+        stream.append([frame])
+        ends.append(next(tmp_path.glob("*/*.log")).stat().st_size)
+    with next(tmp_path.glob("*/*.log")).open("r+b") as log:
+        log.seek(ends[0] + 30)
+        log.write(b"\xff\x00\xff")
+    found = raws(stream)
+    assert found == [frames[0].encode(), b"damaged stream entry", frames[2].encode(), frames[3].encode()]
+    for position in [record.position for record in read_all(stream)[only(stream)]]:
+        stream.read(only(stream), position, max_bytes=1, wait_s=0.0)
+    stream.close()
+
+
+def test_a_torn_end_is_nothing(tmp_path: Path):
+    stream, frames = FileStream(tmp_path), sample_frames(2)
+    stream.append(frames[:1])
+    size = next(tmp_path.glob("*/*.log")).stat().st_size
+    stream.append(frames[1:])
+    stream.close()
+    log = next(tmp_path.glob("*/*.log"))
+    whole = log.read_bytes()
+    for cut in range(size, len(whole), 50):
+        log.write_bytes(whole[:cut])
+        assert raws(FileStream(tmp_path)) == [frames[0].encode()]
+        name = only(FileStream(tmp_path))
+        position = read_all(FileStream(tmp_path))[name][-1].position
+        assert FileStream(tmp_path).read(name, position, max_bytes=1, wait_s=0.0).ended
+
+
+def _append_and_hang(folder: str, ready: "multiprocessing.synchronize.Event") -> None:
+    stream = FileStream(Path(folder))
+    stream.append(sample_frames(3, seed=1))
+    ready.set()
+    signal.pause()
+
+
+def test_the_partition_of_a_killed_process_ends(tmp_path: Path):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    child = context.Process(target=_append_and_hang, args=(str(tmp_path), ready))
+    child.start()
+    assert ready.wait(30.0)
+    stream = FileStream(tmp_path)
+    stream.append(sample_frames(2))
+    theirs = next(name for name, records in read_all(stream).items() if len(records) == 3)
+    position = read_all(stream)[theirs][-1].position
+    assert not stream.read(theirs, position, max_bytes=1, wait_s=0.0).ended
+    child.kill()
+    child.join(30.0)
+    assert stream.read(theirs, position, max_bytes=1, wait_s=5.0).ended
+    assert len(raws(stream)) == 5
+    stream.close()
+
+
+def test_a_forked_child_appends_to_a_partition_of_its_own(tmp_path: Path):
+    stream, frames = FileStream(tmp_path), sample_frames(3)
+    stream.append(frames[:1])
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if stream.append(frames[1:2])[0].durable else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    stream.append(frames[2:])
+    assert sorted(raws(stream)) == sorted(frame.encode() for frame in frames)
+    assert len(stream.partitions()) == 2
+    stream.close()
+
+
+def test_trim_deletes_only_what_is_stored_and_old(tmp_path: Path):
+    stream, frames = FileStream(tmp_path, roll_bytes=1), sample_frames(5)
+    for frame in frames:
+        stream.append([frame])
+    name = only(stream)
+    positions = [record.position for record in read_all(stream)[name]]
+    assert stream.trim({}, before_s=1e12) == 0, "nothing is stored"
+    assert stream.trim({name: positions[2]}, before_s=0.0) == 0, "nothing is old"
+    assert stream.trim({name: positions[2]}, before_s=1e12) > 0
+    assert raws(stream) == [frame.encode() for frame in frames[2:]]
+    assert stream.trim({name: positions[4]}, before_s=1e12) > 0
+    assert raws(stream) == [frames[4].encode()], "the last file of a living partition stays"
+    stream.close()
+    stream = FileStream(tmp_path)
+    assert stream.trim({name: positions[3]}, before_s=1e12) == 0, "not wholly read"
+    assert stream.trim({name: positions[4]}, before_s=1e12) > 0
+    assert list(stream.partitions()) == []
+    assert stream.read(name, positions[4], max_bytes=1, wait_s=0.0).ended
+
+
+def test_trim_keeps_the_file_a_position_stands_in_while_more_follow(tmp_path: Path):
+    stream, frames = FileStream(tmp_path, roll_bytes=1), sample_frames(3)
+    for frame in frames:
+        stream.append([frame])
+    name = only(stream)
+    stream.close()
+    stream = FileStream(tmp_path)
+    first = read_all(stream)[name][0].position
+    stream.trim({name: first}, before_s=1e12)
+    read = stream.read(name, first, max_bytes=1 << 20, wait_s=0.0)
+    assert [record.raw for record in read.records] == [frame.encode() for frame in frames[1:]]
+
+
+def test_positions_that_are_none_and_closed_streams_are_refused(tmp_path: Path):
+    stream = FileStream(tmp_path / "stream")
+    assert list(stream.partitions()) == []
+    stream.append(sample_frames(1))
+    with pytest.raises(ConfigError, match="no position"):
+        stream.read(only(stream), Position("17"), max_bytes=1, wait_s=0.0)
+    stream.close()
+    with pytest.raises(Closed):
+        stream.append([])
+
+
+def test_a_large_append_is_read_in_pages(tmp_path: Path):
+    stream, frames = FileStream(tmp_path), sample_frames(200)
+    assert all(one.durable for one in stream.append(frames))
+    found = read_all(stream, max_bytes=5000)[only(stream)]
+    assert [record.raw for record in found] == [frame.encode() for frame in frames]
+    stream.close()
