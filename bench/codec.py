@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def _beside_json(found: Findings, scale: Scale) -> None:
         ("encode", chunk.encode, lambda: [json.dumps(one) for one in records]),
         ("decode and check", lambda: decode_chunk(body), lambda: [json.loads(line) for line in lines]),
     ):
-        times = in_turn(scale.rounds, {"ours": lambda f=ours: _us(f, 40), "json": lambda f=theirs: _us(f, 6)})
+        times = in_turn(scale.rounds, {"ours": partial(_us, ours, 40), "json": partial(_us, theirs, 6)})
         found.ratios.append(
             Ratio(
                 name=f"codec, {name}", peer="JSON per record", unit="µs CPU per chunk", ours=times["ours"],

@@ -77,12 +77,12 @@ def markdown(result: dict[str, Any]) -> str:
         lines += ["", f"## {_PASS_NAMES[name].capitalize()}", "", "| figure | measured | spread | goal | verdict |"]
         lines += ["| --- | ---: | ---: | ---: | --- |"]
         for figure in _all(found, "figures"):
-            cells = (figure["name"], _value(figure), _spread(figure), _goal(figure), _verdict(figure))
+            cells = [figure["name"], _value(figure), _spread(figure), _goal(figure), _verdict(figure)]
             lines.append(f"| {' | '.join(cells)} |")
         lines += ["", "| beside a peer | peer | ours | theirs | times better | spread |"]
         lines += ["| --- | --- | ---: | ---: | ---: | ---: |"]
         for ratio in _all(found, "ratios"):
-            cells = (ratio["name"], ratio["peer"], *_pair(ratio), _times(ratio), _spread(ratio, "x"))
+            cells = [ratio["name"], ratio["peer"], *_pair(ratio), _times(ratio), _spread(ratio, "x")]
             lines.append(f"| {' | '.join(cells)} |")
         lines += ["", *(f"* {line}" for line in _remarks(found))]
     return "\n".join(lines) + "\n"

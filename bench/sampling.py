@@ -104,7 +104,8 @@ def _is_right(reader: SegmentReader, window: Window, last: int) -> bool:
 
 
 def _is_last(number: Array) -> Array:
-    return (number + 1) % EPISODE_STEPS == 0
+    ends: Array = (number + 1) % EPISODE_STEPS == 0
+    return ends
 
 
 def _is_stacked(obs: Array, number: Array) -> Array:

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ADDED_MS = 10.0
@@ -58,10 +59,11 @@ def _library(folder: Path) -> Path | None:
 def obey() -> None:
     """In a started process: replace Python's own calls where no library was preloaded."""
     if os.environ.get(_PYTHON_ONLY):
-        os.fsync, os.fdatasync = _later(os.fsync), _later(os.fdatasync)
+        for name in ("fsync", "fdatasync"):
+            setattr(os, name, _later(getattr(os, name)))
 
 
-def _later(sync):  # type: ignore[no-untyped-def]
+def _later(sync: Callable[[int], None]) -> Callable[[int], None]:
     def call(descriptor: int) -> None:
         time.sleep(ADDED_MS / 1000)
         sync(descriptor)
@@ -74,11 +76,11 @@ def reach(folder: Path) -> dict[str, float]:
     path = folder / "sync-probe"
     with path.open("wb") as file:
 
-        def write_and(sync: object) -> float:
+        def write_and(sync: Callable[[int], None]) -> float:
             file.write(b"x" * 4096)
             file.flush()
             began = time.perf_counter()
-            sync(file.fileno())  # type: ignore[operator]
+            sync(file.fileno())
             return (time.perf_counter() - began) * 1000
 
         found = {
