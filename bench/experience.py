@@ -29,7 +29,7 @@ if __name__ == "__main__":
     # Run as a file, the first place to import from is bench/ itself; make it the folder that holds the package.
     sys.path[0] = str(ROOT)
 
-from bench import machine, report, slow_sync  # noqa: E402
+from bench import machine, slow_sync  # noqa: E402
 from bench.figures import Findings  # noqa: E402
 from bench.scale import SCALES  # noqa: E402
 
@@ -44,6 +44,8 @@ def main() -> int:
     options = _options()
     if options.child:
         return _child(options)
+    from bench import report  # draws with rich, which a measurement's own process need not load
+
     began_s = time.monotonic()
     wanted = options.only or list(MEASUREMENTS)
     result: dict[str, Any] = {
