@@ -9,7 +9,7 @@ from understudy.core.door import Door
 from understudy.core.errors import Refused, StorageFailed, StorageFull
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec
-from understudy.core.log import write_file
+from understudy.core.log import make_folder, write_file
 from understudy.core.names import PlayerName
 from understudy.core.ports import Ack, Stream
 
@@ -28,7 +28,7 @@ class LocalLink:
         path = self._specs_folder / spec.game / f"{spec.schema}.json"
         with _REGISTERING:
             if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
                 write_file(path, spec.to_json(), mode=0o644)
 
     def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
+from understudy.core.log import make_folder, sync_folder
 from understudy.core.names import GameName, PlayerName, session_time_s
 
 KEY_BYTES = 32
@@ -31,7 +32,7 @@ def deployment_key(data_folder: Path) -> bytes:
     """The data folder's own secret, made on first use; processes that start at once agree on one."""
     path = data_folder / "key"
     if not path.exists():
-        data_folder.mkdir(parents=True, exist_ok=True)
+        make_folder(data_folder)
         create_once(path, secrets.token_bytes(KEY_BYTES))
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
@@ -43,7 +44,7 @@ def deployment_key(data_folder: Path) -> bytes:
 
 
 def create_once(path: Path, raw: bytes) -> None:
-    """Make a small secret file (0600), whole or not at all; one that another process made first stays."""
+    """Make a small secret file (0600) durably, whole or not at all; one that another process made first stays."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
     try:
@@ -57,6 +58,7 @@ def create_once(path: Path, raw: bytes) -> None:
             os.link(temporary, path)
     finally:
         temporary.unlink()
+    sync_folder(path.parent)
 
 
 class Door:

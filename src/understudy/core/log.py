@@ -55,6 +55,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder and what is missing above it, so that a power cut takes neither away."""
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    # Also where it was there already: whoever made it may not have come this far.
+    sync_folder(folder.parent)
+
+
 def write_file(path: Path, raw: bytes, *, mode: int = 0o600) -> None:
     """Replace a small file atomically and durably."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -22,7 +22,7 @@ from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFai
 from understudy.core.frame import HEADER_BYTES, MAX_FRAME_BYTES, Frame
 from understudy.core.group import GroupCommit
 from understudy.core.lock import FileLock, is_locked
-from understudy.core.log import Entry, LogFile, LogReader, Sync, remove, sync_data, sync_folder
+from understudy.core.log import Entry, LogFile, LogReader, Sync, make_folder, remove, sync_data, sync_folder
 from understudy.core.ports import Outcome, Partition, Position, Read, Record
 
 _TIME = struct.Struct("<d")
@@ -138,7 +138,7 @@ class _PartitionWriter:
         self._roll_bytes = roll_bytes
         self._number = 0
         self._log: LogFile | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         name = f"{time.time_ns():016x}-{uuid.uuid4().hex[:8]}"
         # Born under a hidden name, so that nobody sees it before its lock is held.
         hidden = folder / f".{name}"

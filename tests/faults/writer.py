@@ -1,0 +1,80 @@
+"""A whole platform in one process, on a disk that may lose its power: players, stream, ingest, store, and forgetting.
+
+Run as `python -m tests.faults.writer SETTINGS`. What it was promised goes to a folder on another disk: the ledger, the
+players that were forgotten, and the deployment's key.
+"""
+
+import json
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tests.faults.recording import GAME, Table, cart
+from understudy.app.data import DataFolder
+from understudy.app.ledger import LedgerLink
+from understudy.client.connect import ClientConfig, connect
+from understudy.client.local import LocalLink
+from understudy.core.clock import SystemClock
+from understudy.core.door import Door, deployment_key, pseudonym
+from understudy.core.log import no_sync, sync_data
+from understudy.ingest.service import IngestService
+from understudy.ingest.specs import SpecFolder
+from understudy.stores.local import LocalStore
+from understudy.streams.file import FileStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterSettings:
+    """What one process does."""
+
+    data: str
+    outside: str
+    """A folder on a disk that keeps its power."""
+    seed: int
+    syncs: bool = True
+    """False is the control: nothing of ours is synced."""
+    seal_rows: int = 150
+    roll_bytes: int = 8 * 1024
+
+
+def main(settings: WriterSettings) -> None:
+    data, outside = DataFolder(Path(settings.data)), Path(settings.outside)
+    rng, sync = np.random.default_rng(settings.seed), sync_data if settings.syncs else no_sync
+    key = deployment_key(data.root)
+    specs, stream = SpecFolder(data.games), FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)
+    door = Door(key, cart().game, SystemClock())
+    link = LedgerLink(LocalLink(stream, door=door, specs_folder=data.games), outside / "ledger")
+    config = ClientConfig(background=False, spool=data.spool)
+    with LocalStore(data.store, specs=specs, sync=sync, seal_rows=settings.seal_rows) as store:
+        service = IngestService(stream, store, specs, owner="writer")
+        threading.Thread(target=_follow, args=(service,), daemon=True).start()
+        with connect(spec=cart(), link=link, consent="granted", config=config) as game:
+            (outside / "key").write_bytes(key)
+            table = Table(game, [f"player-{settings.seed}-{n}" for n in range(3)], rng)
+            for turn in range(1_000_000):
+                table.play(steps=int(rng.integers(1, 20)))
+                if turn % 8 == 7:
+                    stream.trim(store.positions(), before_s=float(rng.choice([0.0, 1e12])))
+                if rng.random() < 0.03:
+                    _forget(store, key, f"player-{settings.seed}-{rng.integers(3)}", outside)
+                if turn % 10 == 0:
+                    print(json.dumps({"turn": turn, "stored": service.stats.steps}), flush=True)
+
+
+def _follow(service: IngestService) -> None:
+    while True:
+        service.step()
+
+
+def _forget(store: LocalStore, key: bytes, player: str, outside: Path) -> None:
+    last = store.next_arrival
+    store.forget(pseudonym(key, GAME, player))
+    with (outside / "forgotten").open("a") as file:
+        file.write(json.dumps({"player": pseudonym(key, GAME, player).hex(), "before": last}) + "\n")
+
+
+if __name__ == "__main__":
+    main(WriterSettings(**json.loads(sys.argv[1])))
