@@ -32,8 +32,8 @@ def stats(data_text: str | None, as_json: bool) -> int:
     if not as_json:
         out = console()
         out.print(
-            f"{count(fields['steps'])} steps in {count(fields['chunks'])} chunks of {count(fields['sessions'])} sessions;"
-            f" {fields['segments']} segments, {count(fields['unsealed_chunks'])} chunks unsealed"
+            f"{count(fields['steps'])} steps in {count(fields['chunks'])} chunks of {count(fields['sessions'])} sessions"
+            f"; {fields['segments']} segments, {count(fields['unsealed_chunks'])} chunks unsealed"
         )
         for game, steps in fields["games"].items():
             out.print(f"  {game}: {count(steps)} steps")
