@@ -13,6 +13,7 @@ from understudy.core.log import HEAD_BYTES, LogFile, LogReader, no_sync
 from understudy.core.ports import Audit, Position, WriteBatch
 from understudy.stores.audit import audit, summary
 from understudy.stores.commits import commit_parts, read_commit
+from understudy.stores.erasure import REMEMBER_S
 from understudy.stores.sealing import segment_path
 from understudy.stores.segments import Segment
 from understudy.stores.view import StoreView
@@ -246,4 +247,20 @@ def test_positions_alone_are_no_gap(tmp_path: Path):
     desk.store.write(WriteBatch("p", desk.epoch, Position("5")))
     found = desk.store.audit()
     assert (found.chunks, found.gap_chunks, list(found.corrupt)) == (0, 0, [])
+    desk.store.close()
+
+
+def test_what_expired_long_ago_is_neither_a_gap_nor_damage(tmp_path: Path):
+    desk = local_desk(tmp_path)
+    chunks = sessions(1, 6)[0]
+    desk.put(*chunks[:3])
+    desk.clock.advance(REMEMBER_S + 10.0)
+    desk.put(*chunks[3:])
+    assert desk.store.expire(desk.clock.now() - 5.0) == 3
+    for _ in range(2):
+        found = audit_of(desk)
+        assert (list(found.corrupt), found.chunks, found.gap_chunks, found.gap_steps) == ([], 3, 0, 0)
+        assert [item.arrival_no for item in desk.everything()] == [1, 4, 5, 6]
+        assert desk.chunks() == chunks[3:]
+        desk.reopen()
     desk.store.close()

@@ -9,6 +9,7 @@ from understudy.core.chunk import chunk_of
 from understudy.core.errors import Corrupt, Refused
 from understudy.core.frame import Frame, FrameKind, decode_frame, read_close, read_drop
 from understudy.core.log import LogReader
+from understudy.core.names import session_time_s
 from understudy.core.ports import Audit
 from understudy.core.session import unpack_state
 from understudy.stores.catalogue import DAMAGED, EXPIRED, FORGOTTEN, QUARANTINED, STORED, ArrivalRow
@@ -155,7 +156,9 @@ def _audit_catalogue(view: StoreView, findings: Findings) -> None:
     catalogue = view.catalogue
     if lost := catalogue.fact("damaged_commits"):
         findings.corrupt.append(f"commits of quarantined frames or positions could not be read {lost} times")
-    (known,), sealed = catalogue.one("SELECT count(*) FROM arrivals"), catalogue.fact("sealed_below", 1) - 1
+    findings.pruned_before_s = catalogue.fact("pruned_before_s")
+    known = catalogue.one("SELECT count(*) FROM arrivals")[0]
+    sealed = catalogue.fact("sealed_below", 1) - catalogue.fact("pruned_below", 1)
     if known != sealed:
         findings.corrupt.append(f"the catalogue lists {known} of {sealed} arrivals")
     for row in view.catalogue.arrivals("segment IS NULL ORDER BY no"):
@@ -262,15 +265,16 @@ def _gaps(findings: Findings) -> tuple[int, int]:
     chunks = steps = 0
     for session, seen in sessions.items():
         if session not in findings.forgotten_sessions and any(session):
-            missing, lost = _session_gaps(seen)
+            is_pruned = session_time_s(uuid.UUID(bytes=session)) < findings.pruned_before_s
+            missing, lost = _session_gaps(seen, start=min(one[0] for one in seen) if is_pruned else 0)
             chunks, steps = chunks + missing, steps + lost
     return chunks, steps
 
 
-def _session_gaps(seen: list[tuple[int, int, Held | None]]) -> tuple[int, int]:
-    """Numbers in no range, and the steps between the data frames around them."""
-    missing = lost = end_step = at = 0
-    is_exact = True
+def _session_gaps(seen: list[tuple[int, int, Held | None]], *, start: int) -> tuple[int, int]:
+    """Numbers from `start` on that are in no range, and the steps between the data frames around them."""
+    missing = lost = end_step = 0
+    at, is_exact = start, True
     # A number's frame comes before whatever else is known of the number.
     for first, last, held in sorted(seen, key=lambda one: (one[0], one[2] is None)):
         gap = max(0, first - at)

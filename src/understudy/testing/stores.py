@@ -4,7 +4,7 @@ Give `make` and `reopen`; a store that moves data behind the scenes gives `settl
 kept before and after.
 """
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -122,11 +122,8 @@ class StoreContract(StoreFactory):
                 candidates = [desk.candidate(chunk)]
                 desk.store.write(WriteBatch(f"t{number}", epochs[number], Position(str(at)), candidates))
 
-        threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30.0)
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(write, range(6)))
         assert len(desk.tail()) == 60
         assert {(chunk.meta.session, chunk.meta.chunk_no) for chunk in desk.chunks()} == {
             (chunk.meta.session, chunk.meta.chunk_no) for chunks in lots for chunk in chunks

@@ -9,6 +9,7 @@ import threading
 import unittest
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +18,6 @@ from understudy.core.errors import Closed, PositionGone
 from understudy.core.frame import MAX_BODY_BYTES, Frame, FrameKind
 from understudy.core.ports import Position, Record, Stream
 from understudy.testing.samples import cart_spec, random_session, stamped
-
-_FAR_S = 20.0
-"""Long enough for anything that is going to happen."""
 
 
 def sample_frames(count: int, *, seed: int = 0) -> list[Frame]:
@@ -55,6 +53,9 @@ def _gone(stream: Stream, partition: str, position: Position) -> PositionGone | 
 
 class StreamContract:
     """Subclass, give `make`, and run with pytest."""
+
+    patience_s = 20.0
+    """Long enough for anything that is going to happen."""
 
     def make(self) -> Stream:
         """A new, empty stream."""
@@ -118,18 +119,13 @@ class StreamContract:
 
     def test_many_threads_append_at_once(self) -> None:
         stream, lots = self.make(), [sample_frames(12, seed=seed) for seed in range(8)]
-        durable: list[bool] = []
 
-        def append(frames: Sequence[Frame]) -> None:
-            for start in range(0, len(frames), 3):
-                durable.extend(outcome.durable for outcome in stream.append(frames[start : start + 3]))
+        def append(frames: Sequence[Frame]) -> list[bool]:
+            starts = range(0, len(frames), 3)
+            return [one.durable for start in starts for one in stream.append(frames[start : start + 3])]
 
-        threads = [threading.Thread(target=append, args=(frames,)) for frames in lots]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_FAR_S)
-        assert durable == [True] * 96
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(append, lots)) == [[True] * 12] * 8
         assert _raws(read_all(stream)) == Counter(frame.encode() for frames in lots for frame in frames)
         stream.close()
 
@@ -181,12 +177,12 @@ class StreamContract:
         came: list[Record] = []
 
         def wait() -> None:
-            came.extend(stream.read(partition, records[-1].position, max_bytes=1 << 20, wait_s=_FAR_S).records)
+            came.extend(stream.read(partition, records[-1].position, max_bytes=1 << 20, wait_s=self.patience_s).records)
 
         reader = threading.Thread(target=wait)
         reader.start()
         stream.append([second])
-        reader.join(_FAR_S)
+        reader.join(self.patience_s)
         assert [record.raw for record in came] == [second.encode()]
         stream.close()
 
