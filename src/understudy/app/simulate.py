@@ -10,6 +10,7 @@ import numpy as np
 from understudy.app.children import Child, python_module
 from understudy.app.data import DataFolder
 from understudy.app.player import PlayerSettings, command
+from understudy.app.stats import stats
 from understudy.core.errors import ConfigError, UnderstudyError
 
 MAX_PROCESSES = 4
@@ -95,6 +96,7 @@ class Simulation:
         check_env(config)
         data.root.mkdir(parents=True, exist_ok=True)
         self._data, self._config = data, config
+        self._steps_before = stats(data)["steps"]
         self.uses_running_ingest = config.ingest and data.has_writer()
         self._ingest = self._start_ingest() if config.ingest and not self.uses_running_ingest else None
         self._ingest_restarts, self._stored_before = 0, 0
@@ -169,7 +171,7 @@ class Simulation:
         return SimulateResult(
             recorded_steps=progress.recorded_steps,
             acked_steps=progress.acked_steps,
-            stored_steps=progress.stored_steps,
+            stored_steps=stats(self._data)["steps"] - self._steps_before,
             dropped_steps=dropped,
             unsent_steps=max(0, progress.recorded_steps - progress.acked_steps - dropped),
             steps_per_s=round(progress.acked_steps / min(progress.elapsed_s, self._config.seconds), 1),
