@@ -1,6 +1,7 @@
 """Local stores on a desk, and what lies in their folders."""
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -8,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from understudy.core.chunk import Chunk
+from understudy.stores.catalogue import Catalogue
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
@@ -41,9 +43,16 @@ def last_log(folder: Path) -> Path:
     return max((folder / "log").glob("*.log"))
 
 
+def fork() -> int:
+    """os.fork, whose warning about other threads does not matter for a child that only touches files."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def dies_in_a_child(work: Callable[[], None], *, at: int) -> bool:
     """Run `work` in a forked process that is gone at its `at`th step towards the disk; whether it got that far."""
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             _die_at(at)
@@ -72,8 +81,7 @@ def _die_at(at: int) -> None:
         return call
 
     for name in ("fsync", "fdatasync", "rename", "unlink", "pwrite"):
-        setattr(os, name, counted(getattr(os, name)))
-    from understudy.stores.catalogue import Catalogue
-
+        if hasattr(os, name):
+            setattr(os, name, counted(getattr(os, name)))
     for name in ("run", "many", "set_fact", "truncate_wal"):
         setattr(Catalogue, name, counted(getattr(Catalogue, name)))

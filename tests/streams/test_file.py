@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stores.desks import fork
 from understudy.core.errors import Closed, ConfigError
 from understudy.core.log import LogReader
 from understudy.core.ports import Position
@@ -191,7 +192,7 @@ def test_the_partition_of_a_killed_process_ends(tmp_path: Path):
 def test_a_forked_child_appends_to_a_partition_of_its_own(tmp_path: Path):
     stream, frames = FileStream(tmp_path), sample_frames(3)
     stream.append(frames[:1])
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             os._exit(0 if stream.append(frames[1:2])[0].durable else 1)

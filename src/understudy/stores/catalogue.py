@@ -87,7 +87,9 @@ class Catalogue:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._lock = threading.RLock()
         uri = f"{path.absolute().as_uri()}{'?mode=ro' if read_only else ''}"
-        self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
+        self._db = sqlite3.connect(
+            uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000
+        )
         if not read_only:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
