@@ -8,7 +8,6 @@ import numpy as np
 from understudy.app.data import DataFolder
 from understudy.app.ledger import LedgerLink
 from understudy.client.connect import ClientConfig, Game, connect, local_link
-from understudy.client.recorder import Recorder
 from understudy.core.clock import SystemClock
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.ports import Link
@@ -33,28 +32,33 @@ def playing(
 
 
 class Table:
-    """Players at their recorders."""
+    """Players at their recorders; each observation counts one more than the one before it."""
 
     def __init__(self, game: Game, players: Sequence[str], rng: np.random.Generator) -> None:
         self.game, self._rng = game, rng
-        self._recorders = {player: game.recorder(player) for player in players}
-        for recorder in self._recorders.values():
-            recorder.reset(self._obs())
+        self._recorders = [game.recorder(player) for player in players]
+        self._counts = [0] * len(players)
+        for at, recorder in enumerate(self._recorders):
+            recorder.reset(self._obs(at))
 
     def play(self, *, steps: int = 8) -> None:
         """Everybody makes some steps, which leave as one chunk each."""
-        for recorder in self._recorders.values():
-            self._play(recorder, steps)
+        for at in range(len(self._recorders)):
+            self._play(at, steps)
         self.game.flush(timeout_s=0.0)
         while self.game.pump() == 0:
             pass
 
-    def _play(self, recorder: Recorder, steps: int) -> None:
+    def _play(self, at: int, steps: int) -> None:
+        recorder = self._recorders[at]
         for _ in range(steps):
             ends = bool(self._rng.random() < 0.1)
-            recorder.step(int(self._rng.integers(2)), float(self._rng.normal()), self._obs(), ends, False, by="script")
+            action, reward = int(self._rng.integers(2)), float(self._rng.normal())
+            recorder.step(action, reward, self._obs(at), ends, False, by="script")
             if ends:
-                recorder.reset(self._obs())
+                recorder.reset(self._obs(at))
 
-    def _obs(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        return self._rng.normal(size=4).astype(np.float32)
+    def _obs(self, at: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        obs = self._rng.normal(size=4).astype(np.float32)
+        obs[0], self._counts[at] = self._counts[at], self._counts[at] + 1
+        return obs

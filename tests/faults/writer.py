@@ -42,6 +42,7 @@ class WriterSettings:
 
 def main(settings: WriterSettings) -> None:
     data, outside = DataFolder(Path(settings.data)), Path(settings.outside)
+    outside.mkdir(exist_ok=True)
     rng, sync = np.random.default_rng(settings.seed), sync_data if settings.syncs else no_sync
     key = deployment_key(data.root)
     specs, stream = SpecFolder(data.games), FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)

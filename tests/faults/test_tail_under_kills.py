@@ -1,0 +1,85 @@
+"""A reader in another process tails and samples while the writer seals, forgets and is killed."""
+
+import json
+import random
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.faults.conftest import Card
+from tests.faults.processes import start, wait_until
+from tests.faults.profiles import heavy, sizes
+from tests.faults.writer import WriterSettings
+from understudy.app.children import Child
+from understudy.app.data import DataFolder
+from understudy.app.ingest import IngestRole
+from understudy.core.ports import Stored
+from understudy.stores.view import StoreView
+
+pytestmark = heavy
+
+
+@sizes("kills", short=8, full=50)
+def test_a_reader_sees_every_arrival_once_in_order_while_the_writer_is_killed(
+    tmp_path: Path, kills: int, seed: int, card: Card
+) -> None:
+    data, seen, rng = DataFolder(tmp_path / "data"), tmp_path / "seen", random.Random(seed)
+    tailer: Child | None = None
+    for _ in range(kills):
+        writer = start_writer(data, tmp_path, rng)
+        try:
+            wait_until(lambda w=writer: bool(w.latest) or w.exit_code is not None, timeout_s=60, what="the first turn")  # type: ignore[misc]
+            tailer = tailer or start("tests.faults.tailer", f"{data.store}:{seen}")
+            time.sleep(rng.uniform(0.0, 0.8))
+            assert writer.exit_code is None, writer.errors
+            assert tailer.exit_code is None, tailer.errors
+        finally:
+            writer.kill()
+            writer.wait(10.0)
+    assert tailer is not None
+    try:
+        with IngestRole(data) as role:
+            role.service.drain()
+            last = role.store.next_arrival - 1
+        tail = tailer
+        wait_until(
+            lambda: tail.latest.get("last") == last or tail.exit_code is not None, timeout_s=60, what="catching up"
+        )
+    finally:
+        tailer.stop()
+        assert tailer.wait(10.0) == 0, tailer.errors
+    sampled = tailer.latest["sampled"]
+    held = check(data, [json.loads(line) for line in seen.read_text().splitlines()], last)
+    segments = len(list((data.store / "segments").iterdir()))
+    assert sampled > 0
+    card.line("writer killed under a reader", tried=kills, held=kills, note=f"{segments} segments, {sampled} sampled")
+    card.line("arrivals seen once, in order", tried=last, held=held)
+
+
+def start_writer(data: DataFolder, outside: Path, rng: random.Random) -> Child:
+    settings = WriterSettings(
+        data=str(data.root), outside=str(outside), seed=rng.randrange(1 << 30), seal_rows=rng.choice([60, 150, 400])
+    )
+    return start("tests.faults.writer", asdict(settings))
+
+
+def check(data: DataFolder, seen: list[list[object]], last: int) -> int:
+    """How many arrivals the reader saw, each once, in order, and equal to what the store holds now."""
+    expected = 1
+    found: dict[int, str] = {}
+    for first, until, what in seen:
+        assert first == expected, f"arrival {first} after {expected - 1}"
+        assert isinstance(until, int)
+        found[expected] = str(what)
+        expected = until + 1
+    assert expected == last + 1
+    n_gone = 0
+    with StoreView(data.store) as view:
+        for item in view.tail(None, max_items=last, wait_s=0.0).items:
+            if isinstance(item, Stored):
+                frame = item.frame
+                assert found[item.arrival_no] == f"{frame.session} {frame.chunk_no} {frame.body_crc}"
+            else:
+                n_gone += 1
+    assert n_gone > 0, "somebody was to be forgotten"
+    return last
