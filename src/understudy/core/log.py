@@ -94,7 +94,12 @@ class LogFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
         if sync is not no_sync:
-            sync_folder(path.parent)
+            try:
+                sync_folder(path.parent)
+            except OSError:
+                self.close()
+                remove(path)
+                raise
 
     def append(self, parts: Sequence[bytes | memoryview]) -> "Entry":
         """Write one entry made of these parts and sync it.

@@ -6,19 +6,18 @@ from pathlib import Path
 from zlib import crc32
 
 from understudy.core.frame import Frame, FrameKind
-from understudy.core.log import remove
 from understudy.core.session import unpack_state, withdraw
 from understudy.stores.catalogue import EXPIRED, FORGOTTEN, QUARANTINED, STORED, Catalogue
-from understudy.stores.sealing import next_segment, segment_path, segment_row
-from understudy.stores.segments import Sealable, Segment, write_segment
+from understudy.stores.rewriting import rewrite
+from understudy.stores.segments import Sealable
 
-Taken = tuple[int, int, int]
-"""Arrival number, segment, and the chunk's index in it."""
+Taken = tuple[int, int]
+"""Arrival number and segment."""
 
 REMEMBER_S = 16 * 86_400.0
 """How long what is gone is remembered: a day longer than ingest takes frames of old sessions."""
 
-_PLACE = f"SELECT no, segment, chunk FROM arrivals WHERE fate = {STORED} AND segment IS NOT NULL AND "
+_PLACE = f"SELECT no, segment FROM arrivals WHERE fate = {STORED} AND segment IS NOT NULL AND "
 
 
 def erase_pending(folder: Path, catalogue: Catalogue) -> None:
@@ -128,37 +127,8 @@ def _take_out(
 ) -> int:
     """Rewrite each segment that holds some of these chunks without them, in one transaction a segment."""
     by_segment: dict[int, dict[int, int]] = {}
-    for no, segment, index in taken:
-        by_segment.setdefault(segment, {})[index] = no
+    for no, segment in taken:
+        by_segment.setdefault(segment, {})[no] = fate
     for number, out in by_segment.items():
-        _rewrite(folder, catalogue, number, out, fate, save)
+        rewrite(folder, catalogue, [number], out=out, save=save)
     return sum(len(out) for out in by_segment.values())
-
-
-def _rewrite(
-    folder: Path,
-    catalogue: Catalogue,
-    number: int,
-    out: dict[int, int],
-    fate: int,
-    save: Callable[[Sealable], None] | None,
-) -> None:
-    segment = Segment(segment_path(folder, number))
-    kept = [segment.sealable(index) for index in range(segment.n_chunks) if index not in out]
-    new = next_segment(catalogue)
-    written = write_segment(segment_path(folder, new), kept) if kept else None
-    with catalogue.changing():
-        for index, no in out.items():
-            if save is not None:
-                save(segment.sealable(index))
-            catalogue.run("UPDATE arrivals SET fate = ?, segment = NULL, chunk = NULL WHERE no = ?", fate, no)
-        if written is not None:
-            row = segment_row(new, segment.schema, written, kept)
-            catalogue.run("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
-            catalogue.many(
-                "UPDATE arrivals SET segment = ?, chunk = ? WHERE no = ?",
-                ((new, index, one.arrival_no) for index, one in enumerate(kept)),
-            )
-        catalogue.run("DELETE FROM segments WHERE id = ?", number)
-    segment.close()
-    remove(segment_path(folder, number))

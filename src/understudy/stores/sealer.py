@@ -1,12 +1,14 @@
 """Seals one frozen generation at a time beside the writer, and tries again where there was no room."""
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
-from understudy.core.errors import StorageFailed, StorageFull
+from understudy.core.errors import Corrupt, StorageFailed, StorageFull
 from understudy.core.ports import Specs
 from understudy.stores.catalogue import Catalogue
 from understudy.stores.generation import Generation
+from understudy.stores.rewriting import merge_small
 from understudy.stores.sealing import Sealed, register, write_segments
 
 
@@ -59,3 +61,7 @@ class Sealer:
             register(self._folder, self._catalogue, self.frozen, self._written, specs=self._specs)
         except BaseException as error:
             self._error = error
+            return
+        # Only tidier and faster to sample: what stands in its way now is met again at the next sealing, or by an audit.
+        with suppress(StorageFull, Corrupt, FileNotFoundError):
+            merge_small(self._folder, self._catalogue)
