@@ -22,20 +22,28 @@ def cart() -> GameSpec:
 
 @contextmanager
 def playing(
-    data: DataFolder, players: Sequence[str], rng: np.random.Generator, *, wrap: Callable[[Link], Link] | None = None
+    data: DataFolder,
+    players: Sequence[str],
+    rng: np.random.Generator,
+    *,
+    wrap: Callable[[Link], Link] | None = None,
+    canary: bytes = b"",
 ) -> Iterator["Table"]:
-    """A game with one recorder per player, a ledger, and no thread: `Table.play` decides when chunks are cut."""
+    """A game with one recorder per player, a ledger, and no thread: `Table.play` decides when chunks are cut.
+
+    The first player sees the `canary`, as bytes of an observation, now and then.
+    """
     link: Link = LedgerLink(local_link(data.root, cart(), SystemClock()), data.ledger)
     config = ClientConfig(background=False, spool=data.spool)
     with connect(spec=cart(), link=wrap(link) if wrap else link, consent="granted", config=config) as game:
-        yield Table(game, players, rng)
+        yield Table(game, players, rng, canary)
 
 
 class Table:
     """Players at their recorders; each observation counts one more than the one before it."""
 
-    def __init__(self, game: Game, players: Sequence[str], rng: np.random.Generator) -> None:
-        self.game, self._rng = game, rng
+    def __init__(self, game: Game, players: Sequence[str], rng: np.random.Generator, canary: bytes = b"") -> None:
+        self.game, self._rng, self._canary = game, rng, canary
         self._recorders = [game.recorder(player) for player in players]
         self._counts = [0] * len(players)
         for at, recorder in enumerate(self._recorders):
@@ -59,6 +67,9 @@ class Table:
                 recorder.reset(self._obs(at))
 
     def _obs(self, at: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        if at == 0 and self._canary and self._counts[at] % 5 == 0:
+            self._counts[at] += 1
+            return np.frombuffer(self._canary, np.float32)
         obs = self._rng.normal(size=4).astype(np.float32)
         obs[0], self._counts[at] = self._counts[at], self._counts[at] + 1
         return obs

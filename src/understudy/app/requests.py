@@ -66,6 +66,6 @@ def forget_stale(folder: Path, *, older_than_s: float) -> None:
 
 
 def _write(path: Path, fields: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}")
+    temporary = path.with_name(f"{path.name}.tmp")  # matched by nobody who looks for *.request
     temporary.write_text(json.dumps(fields))
     temporary.rename(path)

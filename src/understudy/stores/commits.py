@@ -79,6 +79,8 @@ class Trailer(msgspec.Struct, frozen=True):
     stored: list[StoredFrame] = []
     quarantined: list[QuarantinedFrame] = []
     event: Event | None = None
+    forgotten: list[tuple[bytes, bytes]] = []
+    """(session, player) of sessions that first came after their player was forgotten; no frame of them is kept."""
 
     @property
     def n_arrivals(self) -> int:

@@ -43,6 +43,7 @@ class Draft:
         self._quarantined_raws: list[bytes] = []
         self._crcs_here: dict[tuple[bytes, int], list[int]] = {}
         self._positions: list[tuple[str, str | None]] = []
+        self._forgotten: dict[uuid.UUID, bytes] = {}
         self.chunks: list[Chunk | None] = []
 
     @property
@@ -58,6 +59,7 @@ class Draft:
         return Trailer(
             number=number, first_arrival=self._first_arrival, positions=self._positions, stored=self._stored,
             quarantined=self._quarantined,
+            forgotten=[(session.bytes, player) for session, player in self._forgotten.items()],
         )  # fmt: skip
 
     def take(self, batch: WriteBatch) -> Receipt:
@@ -96,7 +98,7 @@ class Draft:
 
     def _decide(self, candidate: Candidate) -> tuple[Fate, str]:
         frame = candidate.frame
-        if self._known.is_forgotten(frame.player, frame.session, frame.received_s):
+        if self._is_forgotten(frame.player, frame.session, frame.received_s):
             return "refused", "forgotten"
         facts = _facts(candidate)
         state, verdict = admit(self._state(frame.session), arrival_of(frame, facts))
@@ -109,6 +111,14 @@ class Draft:
         if verdict != "forgotten":
             self._quarantine(_refusal(frame, verdict, "does not fit what is known of its session", facts.game))
         return "refused", verdict
+
+    def _is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
+        """Whether a frame is refused for that; a session that was never heard of is noted, so that it is not missed."""
+        if not self._known.is_forgotten(player, session, received_s):
+            return False
+        if self._known.state_of(session) is None:
+            self._forgotten[session] = player
+        return True
 
     def _seen(self, frame: Frame, game: str) -> tuple[Fate, str]:
         if self._key(frame.session, frame.chunk_no) == (frame.body_crc, len(frame.body)):
@@ -136,7 +146,7 @@ class Draft:
 
     def _quarantine(self, refused: RefusedFrame, *, parked: bool = False) -> None:
         session, chunk_no, player = identity_of(refused.raw)
-        if any(session) and self._known.is_forgotten(player, uuid.UUID(bytes=session), refused.received_s):
+        if any(session) and self._is_forgotten(player, uuid.UUID(bytes=session), refused.received_s):
             return
         crc = crc32(refused.raw[64:]) if any(session) else crc32(refused.raw)
         if any(session) and crc in self._crcs(session, chunk_no):

@@ -74,6 +74,10 @@ class Generation:
             self._store(trailer.first_arrival + index, facts, Place(file, offset, len(raw)), raw, chunk, before)
         for one, offset, raw in commit.quarantined():
             self._refuse(one, Place(file, offset, len(raw)), before)
+        for raw_session, player in trailer.forgotten:
+            session = uuid.UUID(bytes=raw_session)
+            if self._known(session, before) is None:
+                self.sessions[session] = ("", SessionState(player=player, forgotten=True))
         if trailer.event is not None:
             self._happen(trailer.first_arrival + len(trailer.stored), trailer.event)
 
