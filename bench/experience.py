@@ -99,7 +99,8 @@ def _pass(name: str, wanted: list[str], scale: str, folder: Path) -> dict[str, A
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     if name == "slow_sync":
         environment |= slow_sync.environment(folder)
-    found: dict[str, Any] = {"syncs_ms": {}, "measurements": {}}
+    delayed = slow_sync.reaches(environment) if name == "slow_sync" else ""
+    found: dict[str, Any] = {"delayed": delayed, "syncs_ms": {}, "measurements": {}}
     for measurement in wanted:
         began_s = time.monotonic()
         print(f"{name:<10} {measurement:<10}", end="", flush=True)

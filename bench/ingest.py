@@ -53,7 +53,7 @@ def measure(folder: Path, scale: Scale) -> Findings:
         found.notes.append(
             f"ingest: 84x84 {name} frames travel {total * _FRAME_BYTES / sent:.1f}x smaller than decoded"
         )
-        bound = "inflate, checksums per column and file, one copy into the segment"
+        bound = "six checksums over each byte (stream, frame, log, frame again, column, segment), inflate, and copies"
         megabytes = total * _FRAME_BYTES / 1e6
         found.figures += _rates(what, "MB/s", rounds, megabytes, gate, goal=150.0, bound_by=bound)
     return found

@@ -93,6 +93,8 @@ def _all(found: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 
 
 def _remarks(found: dict[str, Any]) -> Iterator[str]:
+    if found["delayed"]:
+        yield f"delayed: {found['delayed']}"
     if syncs := found["syncs_ms"]:
         yield "a sync takes here, at best: " + ", ".join(f"{name} {value:.2f} ms" for name, value in syncs.items())
     for name, measurement in found["measurements"].items():

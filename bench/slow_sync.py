@@ -39,6 +39,16 @@ def environment(folder: Path) -> dict[str, str]:
     return {_PYTHON_ONLY: "1"}
 
 
+def reaches(environment: dict[str, str]) -> str:
+    """What is delayed in a process that was started so, in words."""
+    if _PYTHON_ONLY in environment:
+        return "10 ms before each os.fsync and os.fdatasync of Python; SQLite, LMDB and Redis sync as they are"
+    return (
+        "10 ms before each fsync and fdatasync of every process: our logs, segments and folders, SQLite in our store "
+        "and as a peer, LMDB's data pages (its meta page goes through an O_DSYNC descriptor and is not delayed), Redis"
+    )
+
+
 def _library(folder: Path) -> Path | None:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or not sys.platform.startswith("linux"):
