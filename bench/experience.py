@@ -42,6 +42,8 @@ _CHILD_S = 400.0
 def main() -> int:
     """Run what was asked for; 0 when every gate passed."""
     options = _options()
+    # Asked to end, a measurement leaves through its context managers, which stop servers and remove folders.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.child:
         return _child(options)
     from bench import report  # draws with rich, which a measurement's own process need not load
@@ -124,7 +126,7 @@ def _run(measurement: str, where: Path, scale: str, environment: dict[str, str])
     finally:
         # Asked first, so that it ends its own servers and children; killed when it does not listen.
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20.0)
             process.kill()
