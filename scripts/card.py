@@ -1,0 +1,131 @@
+"""The reliability card: every fault test in full, as lines of tried / held.
+
+Run as `python scripts/card.py` (or `make card`); `--profile short` takes minutes, `full` well under an hour. Prints a
+table, writes bench/results/card-<date>.json, and exits 1 if anything failed. Skipped lines show why.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+
+
+@dataclass(slots=True)
+class Line:
+    """One claim of the card."""
+
+    what: str
+    tried: int = 0
+    held: int = 0
+    seconds: float = 0.0
+    outcome: str = "held"
+    """`held`, `failed` or `skipped`."""
+    note: str = ""
+
+
+class Collector:
+    """A pytest plug-in that turns test reports into lines; equal claims of several tests are added up."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, Line] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.split("::", 1)[-1]
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._line(name, seconds=report.duration, outcome="skipped", note=reason.removeprefix("Skipped: "))
+        elif report.failed:
+            # Whatever it counted before it failed is not worth showing as held.
+            self._line(name, tried=1, seconds=report.duration, outcome="failed", note=_last_line(report.longreprtext))
+        elif report.when == "call":
+            self._passed(name, report)
+
+    def _passed(self, name: str, report: pytest.TestReport) -> None:
+        counted: list[dict[str, Any]] = [value for key, value in report.user_properties if key == "card"]  # type: ignore[misc]
+        for at, one in enumerate(counted):
+            # Its seconds are shown once, at its first claim.
+            self._line(**one, seconds=0.0 if at else report.duration)
+        if not counted:
+            place = report.nodeid.split("::")[0].removeprefix("tests/faults/test_").removesuffix(".py")
+            self._line(f"{place.replace('_', ' ')}: other tests", tried=1, held=1, seconds=report.duration)
+
+    def _line(
+        self, what: str, *, tried: int = 0, held: int = 0, seconds: float = 0.0, outcome: str = "held", note: str = ""
+    ) -> None:
+        line = self.lines.setdefault(what, Line(what, note=note))
+        line.note = line.note if line.note == note else ""
+        line.tried, line.held, line.seconds = line.tried + tried, line.held + held, line.seconds + seconds
+        if outcome != "held" or line.held < line.tried:
+            line.outcome = "failed" if outcome == "held" else outcome
+
+
+def _last_line(text: str) -> str:
+    errors = [line for line in text.splitlines() if line.startswith("E ")]
+    return (errors or text.splitlines() or [""])[0].removeprefix("E").strip()[:200]
+
+
+def run(profile: str, seed: int) -> tuple[int, Collector]:
+    """Run the tests of a profile; pytest's exit code and what was collected."""
+    os.environ["UNDERSTUDY_FAULT_SEED"] = str(seed)
+    collector = Collector()
+    # Full: the full size where a test has two, and every test that has one.
+    choice = ["-m", "slow or not slow", "-k", "not short"] if profile == "full" else ["-m", "not slow"]
+    code = pytest.main([str(ROOT / "tests" / "faults"), "-q", "-p", "no:cacheprovider", *choice], plugins=[collector])
+    return int(code), collector
+
+
+def show(lines: Sequence[Line], *, title: str) -> None:
+    """The card as a table."""
+    table = Table(title=title)
+    for heading, justify in (("claim", "left"), ("tried", "right"), ("held", "right"), ("s", "right"), ("", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    colours = {"held": "green", "failed": "red", "skipped": "yellow"}
+    for line in lines:
+        counts = [f"{line.tried:,}", f"{line.held:,}"] if line.outcome != "skipped" else ["-", "-"]
+        outcome = f"[{colours[line.outcome]}]{line.outcome}[/]"
+        table.add_row(line.what, *counts, f"{line.seconds:.0f}", f"{outcome} {line.note}".strip())
+    Console().print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--profile", choices=["short", "full"], default="full")
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    began_s, now = time.monotonic(), datetime.now(UTC)
+    code, collector = run(asked.profile, asked.seed)
+    lines, seconds = list(collector.lines.values()), time.monotonic() - began_s
+    is_fine = code == 0 and all(line.outcome != "failed" for line in lines) and bool(lines)
+    show(lines, title=f"reliability card, {asked.profile} profile, seed {asked.seed}, {now:%Y-%m-%d}")
+    fields = {
+        "date": now.isoformat(timespec="seconds"), "profile": asked.profile, "seed": asked.seed,
+        "seconds": round(seconds, 1), "ok": is_fine, "python": platform.python_version(),
+        "machine": f"{platform.platform()}, {os.cpu_count()} cores", "lines": [asdict(line) for line in lines],
+    }  # fmt: skip
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"card-{now:%Y-%m-%d}.json"
+    path.write_text(json.dumps(fields, indent=1) + "\n")
+    held = sum(line.outcome == "held" for line in lines)
+    skipped = sum(line.outcome == "skipped" for line in lines)
+    print(
+        f"{held} claims held, {len(lines) - held - skipped} failed, {skipped} skipped in {seconds / 60:.1f} min; {path}"
+    )
+    return 0 if is_fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
