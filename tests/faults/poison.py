@@ -129,7 +129,7 @@ def _set(value: Any) -> Callable[[Any], Any]:
 
 def _p_truncated(p: Poisoner) -> bytes:
     raw = p.raw(p.chunk())
-    return raw[: p.rng.randrange(len(raw))]
+    return raw[: p.rng.randrange(1, len(raw))]
 
 
 def _p_noise(p: Poisoner) -> bytes:

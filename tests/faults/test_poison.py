@@ -154,7 +154,7 @@ def test_memory_stays_flat_over_many_sessions(
 ) -> None:
     stream = EndlessSessions(sessions, random.Random(seed))
     memory: list[int] = []
-    with LocalStore(tmp_path / "store", specs=specs, seal_rows=4000, sync=no_sync) as store:
+    with LocalStore(tmp_path / "store", specs=specs, seal_rows=max(4000, sessions // 50), sync=no_sync) as store:
         service = IngestService(stream, store, specs, owner="test")
         for turn in itertools.count():
             if not service.step():
