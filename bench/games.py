@@ -76,12 +76,12 @@ def noise(n: int, *, seed: int = 0) -> Array:
 
 def record(builder: ChunkBuilder, observations: Array) -> Iterator[None]:
     """Play through the observations, 190 steps an episode; yields whenever a block is full and must be taken."""
-    builder.begin(EpisodeNote(row=0))
+    builder.begin(EpisodeNote(row=0), consent="granted")
     for at, obs in enumerate(observations):
         if at and at % EPISODE_STEPS == 0:
             if builder.finish(obs, terminated=True, t_ms=at * 16):
                 yield
-            builder.begin(EpisodeNote(row=0))
+            builder.begin(EpisodeNote(row=0), consent="granted")
             continue
         is_full = builder.decide(obs, at & 1, by=3, t_ms=at * 16)
         builder.add_reward(float(at & 7))
