@@ -47,6 +47,16 @@ def test_a_failing_handler_tells_the_asker_and_goes_on(tmp_path: Path) -> None:
         thread.join()
 
 
+def test_a_handler_that_fails_in_its_own_way_is_answered_and_gone(tmp_path: Path) -> None:
+    def fail(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise RuntimeError("something odd")
+
+    (tmp_path / "1.request").write_text('{"command": "odd"}')
+    assert answer_all(tmp_path, {"odd": fail}) == 1
+    assert json.loads((tmp_path / "1.answer").read_text()) == {"error": "something odd"}
+    assert not (tmp_path / "1.request").exists()
+
+
 def test_nobody_answering_is_an_error_that_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(Locked, match="did not answer"):
         ask(tmp_path, "barrier", timeout_s=0.05)

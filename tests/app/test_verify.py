@@ -1,20 +1,24 @@
 """verify on folders that a real client recorded into."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from understudy.app.data import DataFolder, data_folder
+from understudy.app.demo import sabotage
 from understudy.app.erase import forget_player, replay_quarantine
 from understudy.app.ingest import IngestRole
 from understudy.app.ledger import LedgerLink, read_ledger
 from understudy.app.stats import stats
 from understudy.app.verify import verify
 from understudy.client.connect import connect, local_link
+from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt
 from understudy.core.game import GameSpec, game_spec
+from understudy.core.ports import Ack
 
 SPEC = game_spec("tag", obs=3, actions=["left", "right"])
 
@@ -153,3 +157,44 @@ def test_a_data_folder_must_be_named_and_be_a_folder(tmp_path: Path, monkeypatch
         data_folder(str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="holds no recorded data"):
         DataFolder(tmp_path / "nowhere").must_exist()
+
+
+def test_leftovers_of_a_game_without_a_ledger_prove_nothing(data: DataFolder) -> None:
+    record(data, player="ada", steps=150, ledger=False)
+
+    class Away:
+        def __init__(self, link: LocalLink) -> None:
+            self._link = link
+
+        def register(self, spec: GameSpec) -> None:
+            self._link.register(spec)
+
+        def send(self, frames: object, players: object) -> Sequence[Ack]:
+            raise TimeoutError("away")
+
+        def close(self) -> None:
+            self._link.close()
+
+    game = connect(spec=SPEC, link=Away(local_link(data.root, SPEC, SystemClock())), spool=data.spool)
+    episode = game.episode(player="bob")
+    for _ in range(50):
+        episode.acted([0.0, 0.0, 0.0], 1)
+    game.close(timeout_s=0.2)
+    verdict = verify(data)
+    assert verdict.recovered_frames > 0
+    assert (verdict.exit_code, verdict.ledger_chunks) == (2, 0)
+
+
+def test_a_ledger_line_cut_by_a_full_disk_does_not_spoil_the_rest(data: DataFolder) -> None:
+    record(data, player="ada", steps=10)
+    path = next(data.ledger.glob("*.jsonl"))
+    whole = path.read_text()
+    path.write_text(whole + '{"session": "00\n' + whole)
+    assert len(list(read_ledger(data.ledger))) == 2 * len(whole.splitlines())
+
+
+def test_the_control_of_the_demo_works_on_little_data(data: DataFolder, tmp_path: Path) -> None:
+    record(data, player="ada", steps=30)
+    assert verify(data).exit_code == 0
+    red, _ = sabotage(data, tmp_path)
+    assert red.exit_code == 1

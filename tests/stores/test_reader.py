@@ -10,7 +10,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.game import game_spec
 from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.names import new_session
-from understudy.core.ports import Candidate, Forgotten, WriteBatch
+from understudy.core.ports import Candidate, Forgotten, Stored, WriteBatch
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES, Array
 from understudy.stores.local import LocalStore
@@ -43,6 +43,21 @@ class Writer:
             "is_first": np.arange(rows) == 0, "row": (np.arange(rows) == steps).astype(np.uint8),
         }  # fmt: skip
         columns |= {name: np.full(rows, value, dtype) for name, (value, dtype) in optional.items()}
+        return self._write(columns, steps, player=player, spec=spec, kind=kind, consent=consent)
+
+    def open_episode(self, steps: int) -> float:
+        """An episode that may still go on: its last row is a bootstrap row."""
+        self._serial += 1
+        rows = steps + 1
+        columns: dict[str, Array] = {
+            "obs": np.stack([np.full(rows, self._serial), np.arange(rows)], axis=1).astype(np.float32),
+            "action": np.zeros(rows, np.int32), "reward": np.ones(rows, np.float32),
+            "terminated": np.zeros(rows, np.bool_), "truncated": np.zeros(rows, np.bool_),
+            "is_first": np.arange(rows) == 0, "row": 2 * (np.arange(rows) == steps).astype(np.uint8),
+        }  # fmt: skip
+        return self._write(columns, steps, player=ADA, spec=SPEC, kind="player", consent="granted")
+
+    def _write(self, columns, steps, *, player, spec, kind, consent) -> float:
         session = new_session(self.clock.now())
         meta = ChunkMeta(
             game=spec.game, schema=spec.schema, session=session, chunk_no=0, first_step=0, n_steps=steps, kind=kind,
@@ -127,12 +142,13 @@ def test_filters_by_player_kind_consent_time_decider_and_version(writer: Writer)
         with SegmentReader(writer.store.folder, rows=RowFilter(**wanted), clock=writer.clock) as reader:
             return serials(reader)
 
-    assert found() == every
+    assert found() == every - {denied}, "nobody samples what a player did not consent to, unless told"
+    assert found(consent=("granted", "denied", "unknown")) == every
     assert found(player=BOB) == {bob, late}
     assert found(kind="actor") == {actor}
-    assert found(consent=("granted",)) == every - {denied}
+    assert found(consent=("denied",)) == {denied, actor}, "actors need no consent"
     assert found(since_s=writer.clock.now() - 50) == {late}
-    assert found(until_s=writer.clock.now() - 50) == every - {late}
+    assert found(until_s=writer.clock.now() - 50) == every - {late, denied}
     assert found(by=(1,)) == {ada}
     assert found(by=(2,), min_version=8) == {actor}
     assert found(min_version=7, max_version=7) == {bob}
@@ -205,7 +221,7 @@ def test_data_may_be_larger_than_memory(tmp_path: Path) -> None:
         }  # fmt: skip
         meta = ChunkMeta(
             game=spec.game, schema=spec.schema, session=new_session(writer.clock.now()), chunk_no=0, first_step=0,
-            n_steps=rows - 1, episodes=(EpisodeNote(row=0),),
+            n_steps=rows - 1, consent="granted", episodes=(EpisodeNote(row=0),),
         )  # fmt: skip
         chunk = Chunk(meta, columns).validate()
         frame = chunk.frame().stamped(ADA, int(writer.clock.now()))
@@ -250,3 +266,44 @@ def test_what_expired_is_remembered_until_its_sessions_are_too_old_to_come_back(
     assert last.arrival_no == 6
     with SegmentReader(writer.store.folder, clock=writer.clock) as reader:
         assert serials(reader) == {late}
+
+
+def test_a_quarantined_chunk_hides_only_itself(writer: Writer) -> None:
+    first, second = writer.episode(player=ADA), writer.episode(player=ADA)
+    reader = SegmentReader(writer.store.folder, clock=writer.clock)
+    assert serials(reader) == {first, second}
+    (one, *_) = [item for item in writer.store.tail(None, max_items=10, wait_s=0).items if isinstance(item, Stored)]
+    assert writer.store.quarantine([(one.frame.session, 0)], reason="poison") == 1
+    reader.refresh()
+    assert serials(reader) == {second}
+    items = writer.store.tail(None, max_items=10, wait_s=0).items
+    gone = [item for item in items if isinstance(item, Forgotten)]
+    assert [item.reason for item in gone] == ["quarantined", "quarantined"]
+    assert all(item.chunks == ((one.frame.session, 0),) for item in gone), "a learner is told what to evict"
+
+
+def test_a_session_that_falls_silent_is_not_waited_for_longer_than_a_minute(writer: Writer) -> None:
+    writer.open_episode(4)
+    reader = SegmentReader(writer.store.folder, clock=writer.clock)
+    window = Window(n_step=3)
+    rng = np.random.default_rng(0)
+    assert set(reader.sample(100, rng=rng, window=window).obs["obs"][:, 1].tolist()) == {0.0, 1.0}
+    writer.clock.advance(61)
+    reader.refresh()
+    assert set(reader.sample(100, rng=rng, window=window).obs["obs"][:, 1].tolist()) == {0.0, 1.0, 2.0, 3.0}
+
+
+def test_an_idle_refresh_lays_nothing_out_again(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.episode()
+    reader = SegmentReader(writer.store.folder, clock=writer.clock)
+    laid_out: list[None] = []
+    monkeypatch.setattr(reader, "_lay_out", lambda: laid_out.append(None))
+    for _ in range(5):
+        reader.refresh()
+    assert laid_out == []
+
+
+@pytest.mark.parametrize("wrong", [{"n_step": 0}, {"stack": 0}, {"discount": 1.5}])
+def test_windows_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="from 1"):
+        Window(**wrong)  # type: ignore[arg-type]

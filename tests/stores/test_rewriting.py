@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from understudy.core.ports import Candidate, Stored, WriteBatch
 from understudy.core.tensors import parse_header
@@ -43,7 +44,8 @@ def test_many_small_segments_become_few_and_nothing_changes(tmp_path: Path) -> N
         assert (audit.chunks, audit.corrupt, audit.duplicate_chunks) == (90, (), 0)
 
 
-def test_damage_is_not_laundered_by_a_rewrite(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["obs", "metadata", "received", "presence"])
+def test_damage_is_not_laundered_by_a_rewrite(where: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     with LocalStore(tmp_path) as store:
         epoch = store.claim("p", owner="test", ttl_s=60).epoch
@@ -53,7 +55,7 @@ def test_damage_is_not_laundered_by_a_rewrite(tmp_path: Path) -> None:
             store.write(WriteBatch("p", epoch, None, [Candidate(*pair) for pair in pairs]))
         store.freeze(wait=True)
         (path,) = segment_files(store)
-        flip_an_observation(path, player=OTHER_PLAYER)
+        flip(path, where, player=OTHER_PLAYER)
         assert len(store.audit().corrupt) >= 1
         assert store.forget(PLAYER) == 2
         after = store.audit()
@@ -63,12 +65,18 @@ def test_damage_is_not_laundered_by_a_rewrite(tmp_path: Path) -> None:
         assert [item.arrival_no for item in items] == [1, 2, 3, 4, 5]
 
 
-def flip_an_observation(path: Path, *, player: bytes) -> None:
+def flip(path: Path, where: str, *, player: bytes) -> None:
+    """Change one byte of a player's first chunk: of an observation, its metadata, or its row in the table."""
     segment = Segment(path)
     index = [bytes(one) for one in segment.table["player"]].index(player)
-    row = int(segment.table["first_row"][index])
+    ends = [0, *segment.table["metadata_end"].tolist()]
+    at = {
+        "obs": 16 * int(segment.table["first_row"][index]), "metadata": int(ends[index]) + 40,
+        "received": 4 * index, "presence": 8 * index,
+    }[where]  # fmt: skip
     segment.close()
     raw = bytearray(path.read_bytes())
     layout = parse_header(bytes(raw), total_bytes=len(raw), max_header_bytes=len(raw))
-    raw[layout.data_start + layout.entries["obs"].start + 16 * row] ^= 0x01
+    name = where if where == "obs" else f"chunk.{where}"
+    raw[layout.data_start + layout.entries[name].start + at] ^= 0x01
     path.write_bytes(raw)

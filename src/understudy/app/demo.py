@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.app.data import DataFolder
+from understudy.app.ingest import IngestRole
 from understudy.app.simulate import Progress, SimulateConfig, SimulateResult, Simulation
 from understudy.app.verify import Verdict, verify
 from understudy.core.errors import UnderstudyError
@@ -32,8 +33,9 @@ def record_and_kill(data: DataFolder, config: SimulateConfig, show: Show, *, aft
         while True:
             progress = simulation.progress()
             show(progress)
-            if any(child.exit_code not in (None, 0) for child in simulation.children):
-                raise UnderstudyError("a process of the demo failed:\n" + simulation.children[0].errors)
+            failed = [child for child in simulation.children if child.exit_code not in (None, 0)]
+            if failed:
+                raise UnderstudyError(f"{failed[0].name} of the demo failed:\n{failed[0].errors}")
             if began_s is None and progress.stored_steps:
                 began_s = time.monotonic()
             if began_s is not None and time.monotonic() - began_s >= after_s:
@@ -54,6 +56,8 @@ def sabotage(data: DataFolder, scratch: Path) -> tuple[Verdict, str]:
     """Flip one bit of one stored observation in a copy, and verify that."""
     copy = DataFolder(scratch / "sabotaged")
     shutil.copytree(data.root, copy.root)
+    with IngestRole(copy) as role:
+        role.store.freeze(wait=True)
     segment = max((copy.store / "segments").glob("*.safetensors"), key=lambda path: path.stat().st_size)
     raw = bytearray(segment.read_bytes())
     at = len(raw) * 3 // 4

@@ -52,6 +52,8 @@ class IngestRole:
             self._next_trim_s = now_s + TRIM_EVERY_S
             self.trim(self._retention_s)
             forget_stale(self._data.requests, older_than_s=600.0)
+            if self.store.is_erasing:
+                self.store.erase()
         if self._keep_s is not None and now_s >= self._next_expiry_s:
             self._next_expiry_s = now_s + EXPIRE_EVERY_S
             gone = self.store.expire(time.time() - self._keep_s)
@@ -73,7 +75,12 @@ class IngestRole:
 
     def trim(self, retention_s: float) -> int:
         """Delete stored parts of the stream that are older than this."""
-        return self._stream.trim(self.store.positions(), before_s=time.time() - retention_s)
+        freed = self._stream.trim(self.store.positions(), before_s=time.time() - retention_s)
+        left = {partition.id for partition in self._stream.partitions()}
+        gone = [name for name in self.store.positions() if name not in left]
+        if gone:
+            self.store.release(gone)
+        return freed
 
     def _handlers(self) -> Mapping[str, Any]:
         return {"barrier": self._barrier, "forget": self._forget, "replay": self._replay}
@@ -85,11 +92,11 @@ class IngestRole:
     def _forget(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.forget([bytes.fromhex(text) for text in asked["players"]])
 
-    def forget(self, players: list[bytes]) -> dict[str, int]:
+    def forget(self, players: list[bytes]) -> dict[str, int | bool]:
         """Erase players by pseudonym, and what the stream still holds of stored data."""
         self.service.drain()
         chunks = sum(self.store.forget(player) for player in players)
-        return {"chunks": chunks, "stream_bytes": self.trim(0.0)}
+        return {"chunks": chunks, "stream_bytes": self.trim(0.0), "is_finished": not self.store.is_erasing}
 
     def _replay(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.replay(asked.get("ids"))

@@ -9,6 +9,7 @@ import os
 import struct
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from understudy.core.frame import Frame
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
 from understudy.core.ports import Ack, Link
+
+_MOST_LATENCIES = 20_000
 
 
 class LedgerLink:
@@ -29,7 +32,8 @@ class LedgerLink:
         path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self.address = "data"
-        self.latencies_s: list[float] = []
+        self._is_cut = False
+        self.latencies_s: deque[float] = deque(maxlen=_MOST_LATENCIES)
         self.acked_steps = 0
 
     def register(self, spec: GameSpec) -> None:
@@ -42,8 +46,16 @@ class LedgerLink:
         promises = [_promise(frame) for frame, ack in zip(frames, acks, strict=True) if ack.accepted]
         self.acked_steps += sum(promise.n_steps for promise in promises)
         if promises:
-            os.write(self._descriptor, "".join(_line(promise) for promise in promises).encode())
+            self._note("".join(_line(promise) for promise in promises).encode())
         return acks
+
+    def _note(self, raw: bytes) -> None:
+        """Write whole lines; after a full disk cut one short, the next starts on a line of its own."""
+        view = memoryview((b"\n" if self._is_cut else b"") + raw)
+        self._is_cut = True
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        self._is_cut = False
 
     def close(self) -> None:
         self._link.close()
@@ -81,6 +93,8 @@ def read_ledger(folder: Path) -> Iterator[Promise]:
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         lines = path.read_text().split("\n")
         for at, line in enumerate(lines[:-1]):
+            if line.startswith("{") and not line.endswith("}"):
+                continue  # cut short by a full disk, before the client was told
             try:
                 fields = json.loads(line)
                 yield Promise(bytes.fromhex(fields["session"]), fields["chunk_no"], fields["n_steps"], fields["crc"])

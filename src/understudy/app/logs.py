@@ -6,7 +6,7 @@ import structlog
 
 
 def log_to_stderr(*, as_json: bool = True) -> None:
-    """Events as JSON lines (or for people), from warning level up unless asked otherwise."""
+    """Events as JSON lines, or for people."""
     renderer = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     structlog.configure(
         processors=[

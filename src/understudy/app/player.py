@@ -24,7 +24,6 @@ from understudy.core.clock import SystemClock
 from understudy.core.game import spec_from_gymnasium
 
 _REPORT_EVERY_S = 0.25
-_MOST_LATENCIES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +100,9 @@ def _play(seats: list[_Seat], settings: PlayerSettings, stop: threading.Event, l
 
 
 def _report(recorded: int, link: LedgerLink, **more: Any) -> None:
-    latencies = link.latencies_s[-_MOST_LATENCIES:]
     fields = {"recorded": recorded, "acked": link.acked_steps, **more}
     if more:
-        fields["latencies_ms"] = np.round(np.asarray(latencies) * 1000, 3).tolist()
+        fields["latencies_ms"] = np.round(np.asarray(link.latencies_s) * 1000, 3).tolist()
     report(fields)
 
 

@@ -1,5 +1,6 @@
 """How a command reaches a store that another process has open: a request file, answered by a file beside it."""
 
+import contextlib
 import json
 import time
 import uuid
@@ -50,10 +51,12 @@ def answer_all(folder: Path, handlers: Mapping[str, Handler]) -> int:
             result = handler(asked) if handler else {"error": "this build does not know that request"}
         except FileNotFoundError:
             continue
-        except (UnderstudyError, ValueError, KeyError, TypeError) as error:
-            result = {"error": str(error)}
+        except Exception as error:
+            # Whatever one request does wrong must not stop the process that answers all of them.
+            result = {"error": str(error) or repr(error)}
         remove(request)
-        _write(request.with_suffix(".answer"), result)
+        with contextlib.suppress(OSError):
+            _write(request.with_suffix(".answer"), result)
     return len(waiting)
 
 
@@ -61,8 +64,9 @@ def forget_stale(folder: Path, *, older_than_s: float) -> None:
     """Remove answers that nobody fetched."""
     if folder.is_dir():
         for path in folder.iterdir():
-            if time.time() - path.stat().st_mtime > older_than_s:
-                remove(path)
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > older_than_s:
+                    remove(path)
 
 
 def _write(path: Path, fields: Mapping[str, Any]) -> None:

@@ -14,8 +14,10 @@ from understudy.app.requests import ask
 from understudy.client.connect import local_link
 from understudy.client.leftovers import send_leftovers
 from understudy.core.clock import SystemClock
-from understudy.core.errors import Corrupt, Locked, Refused
+from understudy.core.errors import Corrupt, Locked, Refused, StorageFailed
+from understudy.core.game import GameSpec
 from understudy.core.names import session_time_s
+from understudy.core.ports import Link
 from understudy.stores.audit import Findings, audit, summary
 from understudy.stores.catalogue import STORED
 from understudy.stores.view import StoreView
@@ -60,29 +62,30 @@ class Verdict:
 def verify(data: DataFolder, *, finish: bool = True) -> Verdict:
     """Everything recorded before this call is brought into the store and checked."""
     promises = list(read_ledger(data.ledger))
-    recovered = finish_leftovers(data) if finish else 0
-    # What the leftovers were promised just now is checked as well.
+    # Without a ledger there is nothing to prove, and what is finished here must not make it look otherwise.
+    recovered = finish_leftovers(data, with_ledger=bool(promises)) if finish else 0
     promises = list(read_ledger(data.ledger)) if recovered else promises
     try:
         live = _settle(data) if finish else data.has_writer()
         with StoreView(data.store) as view:
             findings = audit(view)
-    except sqlite3.OperationalError:
-        raise  # the disk or a lock, not the bytes
+    except sqlite3.OperationalError as error:
+        # The disk or a lock, not the bytes.
+        raise StorageFailed(f"the catalogue in {data.store} cannot be read now: {error}; try again") from error
     except (Corrupt, Refused, sqlite3.DatabaseError) as error:
         live, findings = False, Findings(corrupt=[f"the store cannot be opened: {error}"])
     return _judge(findings, promises, recovered, live)
 
 
-def finish_leftovers(data: DataFolder) -> int:
+def finish_leftovers(data: DataFolder, *, with_ledger: bool) -> int:
     """Send what killed games left in the spool; how many frames were acknowledged."""
-    sent = 0
-    for folder in sorted(data.spool.iterdir()) if data.spool.is_dir() else ():
-        if folder.is_dir():
-            sent += send_leftovers(
-                folder, lambda spec: LedgerLink(local_link(data.root, spec, SystemClock()), data.ledger)
-            )
-    return sent
+
+    def link_to(spec: GameSpec) -> Link:
+        link = local_link(data.root, spec, SystemClock())
+        return LedgerLink(link, data.ledger) if with_ledger else link
+
+    folders = sorted(data.spool.iterdir()) if data.spool.is_dir() else []
+    return sum(send_leftovers(folder, link_to) for folder in folders if folder.is_dir())
 
 
 def _settle(data: DataFolder) -> bool:

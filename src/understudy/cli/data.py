@@ -32,8 +32,8 @@ def stats(data_text: str | None, as_json: bool) -> int:
     if not as_json:
         out = console()
         out.print(
-            f"{count(fields['steps'])} steps in {count(fields['chunks'])} chunks of {count(fields['sessions'])} sessions"
-            f"; {fields['segments']} segments, {count(fields['unsealed_chunks'])} chunks unsealed"
+            f"{count(fields['steps'])} steps in {count(fields['chunks'])} chunks of {count(fields['sessions'])} "
+            f"sessions; {fields['segments']} segments, {count(fields['unsealed_chunks'])} chunks unsealed"
         )
         for game, steps in fields["games"].items():
             out.print(f"  {game}: {count(steps)} steps")
@@ -131,6 +131,8 @@ def forget(data_text: str | None, as_json: bool, player: str, game: str | None, 
             f"freed {size(fields['stream_bytes'])} of stored stream"
         )
         console().print("older frames of theirs are refused from now on; no model was trained on them")
+        if not fields["is_finished"]:
+            console().print("[yellow]a reader has the store open: the last bytes go when it closes; run this again[/]")
     return finish(fields, as_json=as_json)
 
 

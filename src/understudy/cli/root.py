@@ -2,12 +2,13 @@
 
 import difflib
 import importlib
+import sqlite3
 import sys
 from collections.abc import Sequence
 
 import click
 
-from understudy.core.errors import UnderstudyError
+from understudy.core.errors import ConfigError, UnderstudyError
 
 _COMMANDS = {
     "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
@@ -62,7 +63,7 @@ def root(ctx: click.Context, debug: bool) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line: 0 fine, 1 a found fault, 2 wrong use, 130 interrupted."""
+    """Run a command line: 0 fine, 1 a found fault, 2 wrong use, 3 could not be carried out, 130 interrupted."""
     try:
         code = root.main(args=list(arguments), prog_name="understudy", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -75,8 +76,8 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         error.show()
         return 2
-    except UnderstudyError as error:
+    except (UnderstudyError, OSError, sqlite3.Error) as error:
         if "--debug" in arguments:
             raise
         print(f"understudy: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 3

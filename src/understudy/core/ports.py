@@ -146,14 +146,21 @@ class Stored:
     chunk: Chunk | None
 
 
+Gone = Literal["forgotten", "expired", "quarantined", "damaged"]
+"""Why stored bytes can no longer be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Arrival numbers `arrival_no..last_no` whose bytes are gone; a learner evicts the player's rows."""
+    """Arrival numbers `arrival_no..last_no` that hold no bytes (any more), and what a learner evicts for it."""
 
     arrival_no: int
     last_no: int
-    reason: Literal["forgotten", "expired", "quarantined"]
+    reason: Gone
     player: bytes | None = None
+    """With no `chunks`: everything of this player that came before."""
+    chunks: tuple[tuple[uuid.UUID, int], ...] = ()
+    """(session, chunk_no) that came before, or that stood under this number."""
 
 
 @dataclass(frozen=True, slots=True)

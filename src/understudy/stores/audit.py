@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from understudy.core.chunk import chunk_of
 from understudy.core.errors import Corrupt, Refused
-from understudy.core.frame import Frame, FrameKind, decode_frame, read_close, read_drop
+from understudy.core.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.core.log import LogReader
 from understudy.core.names import session_time_s
 from understudy.core.ports import Audit
@@ -172,11 +172,7 @@ def _audit_catalogue(view: StoreView, findings: Findings) -> None:
             findings.corrupt.append(f"{_name(row.session, row.chunk_no)} is in no segment")
         else:
             findings.hold((row.session, row.chunk_no), Held(row.crc, row.kind, -1, 0))
-            frame = Frame(
-                kind=FrameKind(row.kind), session=uuid.UUID(bytes=row.session), chunk_no=row.chunk_no,
-                body=row.body or b"", body_crc=row.crc, player=row.player, received_s=row.received,
-            )  # fmt: skip
-            _control(findings, row.session, row.chunk_no, frame.kind, frame.encode())
+            _control(findings, row.session, row.chunk_no, FrameKind(row.kind), row.frame().encode())
     for session, number, crc, parked, replayed in view.catalogue.rows(
         "SELECT session, chunk_no, crc, parked, replayed FROM quarantine"
     ):

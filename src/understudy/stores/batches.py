@@ -17,15 +17,20 @@ class RowFilter:
 
     kind: str | None = None
     """`player` or `actor`."""
-    consent: tuple[str, ...] = CONSENTS
+    consent: tuple[str, ...] = ("granted",)
+    """Players' steps under another consent are left out; actors' steps need none."""
     player: bytes | None = None
     """A pseudonym."""
     since_s: float = 0.0
+    """Received at this time or later, in seconds since 1970."""
     until_s: float = float("inf")
+    """Received at this time or before."""
     by: tuple[int, ...] = ()
     """Who decided: 1 person, 2 bot, 3 script, 0 unknown."""
     min_version: int = 0
+    """Weights that acted, from this version on."""
     max_version: int = 2**32 - 1
+    """... up to this one."""
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *KINDS) or not set(self.consent) <= set(CONSENTS):
@@ -41,9 +46,15 @@ class Window:
     """How far a transition reaches."""
 
     n_step: int = 1
+    """How many rewards one return holds at most."""
     discount: float = 0.99
+    """What a reward is worth one step later."""
     stack: int = 1
     """How many observations one input holds; 1 means no extra axis."""
+
+    def __post_init__(self) -> None:
+        if self.n_step < 1 or self.stack < 1 or not 0.0 <= self.discount <= 1.0:
+            raise ConfigError(f"{self}: give n_step and stack from 1, and a discount from 0 to 1, such as 0.99")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from understudy.core.frame import Frame, FrameKind
 from understudy.core.ports import Quarantined
 from understudy.stores.disk import disk
 
@@ -74,6 +75,13 @@ class ArrivalRow:
     chunk: int | None
     fate: int
     body: bytes | None
+
+    def frame(self) -> Frame:
+        """The frame of a drop report or a close, whose body the catalogue keeps."""
+        return Frame(
+            kind=FrameKind(self.kind), session=uuid.UUID(bytes=self.session), chunk_no=self.chunk_no,
+            body=self.body or b"", body_crc=self.crc, player=self.player, received_s=self.received,
+        )  # fmt: skip
 
 
 _COLUMNS = (

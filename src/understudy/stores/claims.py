@@ -45,3 +45,8 @@ class Claims:
             return False
         held.expires_s = now_s + held.ttl_s
         return True
+
+    def drop(self, partition: str) -> None:
+        """Nobody will ask for this partition again."""
+        self._held.pop(partition, None)
+        self._catalogue.run("DELETE FROM claims WHERE partition = ?", partition)

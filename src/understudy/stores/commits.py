@@ -8,7 +8,7 @@ Also the watermark: a small file beside the log that says how far readers may lo
 import contextlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -222,3 +222,14 @@ def identity_of(raw: bytes) -> tuple[bytes, int, bytes]:
         if number < MAX_COUNT:
             return raw[16:32], number, raw[40:56]
     return bytes(16), 0, bytes(16)
+
+
+def pack_keys(chunks: Iterable[tuple[bytes, int]]) -> bytes:
+    """(session, chunk_no) pairs as bytes for a database column."""
+    return b"".join(session + number.to_bytes(8, "little") for session, number in chunks)
+
+
+def unpack_keys(raw: bytes) -> list[tuple[bytes, int]]:
+    """The pairs that `pack_keys` wrote."""
+    keys = (raw[at : at + 24] for at in range(0, len(raw), 24))
+    return [(key[:16], int.from_bytes(key[16:], "little")) for key in keys]

@@ -8,6 +8,7 @@ from zlib import crc32
 from understudy.core.frame import Frame, FrameKind
 from understudy.core.session import unpack_state, withdraw
 from understudy.stores.catalogue import EXPIRED, FORGOTTEN, QUARANTINED, STORED, Catalogue
+from understudy.stores.commits import unpack_keys
 from understudy.stores.rewriting import rewrite
 from understudy.stores.segments import Sealable
 
@@ -20,8 +21,8 @@ REMEMBER_S = 16 * 86_400.0
 _PLACE = f"SELECT no, segment FROM arrivals WHERE fate = {STORED} AND segment IS NOT NULL AND "
 
 
-def erase_pending(folder: Path, catalogue: Catalogue) -> None:
-    """Carry out every erasure that was promised. Safe to repeat after a crash."""
+def erase_pending(folder: Path, catalogue: Catalogue) -> bool:
+    """Carry out every erasure that was promised; whether nothing is left of it. Safe to repeat, also after a crash."""
     pending = catalogue.rows("SELECT * FROM erasures ORDER BY arrival")
     for arrival, kind, player, chunks, reason in pending:
         if kind == "forget":
@@ -29,9 +30,13 @@ def erase_pending(folder: Path, catalogue: Catalogue) -> None:
         else:
             _quarantine(folder, catalogue, chunks, arrival, reason)
     # An erasure is done when no old page is left in the write-ahead log either; a reader may be in the way of that.
-    if pending and catalogue.truncate_wal():
-        with catalogue.changing():
-            catalogue.many("DELETE FROM erasures WHERE arrival = ?", [row[:1] for row in pending])
+    if not pending:
+        return True
+    if not catalogue.truncate_wal():
+        return False
+    with catalogue.changing():
+        catalogue.many("DELETE FROM erasures WHERE arrival = ?", [row[:1] for row in pending])
+    return True
 
 
 def has_pending(catalogue: Catalogue) -> bool:
@@ -59,6 +64,8 @@ def _prune(catalogue: Catalogue, before_s: float) -> None:
         "SELECT min(no) FROM arrivals WHERE fate NOT IN (?, ?) OR received >= ?", FORGOTTEN, EXPIRED, int(before_s)
     )[0]
     pruned_below = catalogue.fact("sealed_below", 1) if kept is None else kept
+    if kept is not None:
+        before_s = min(before_s, catalogue.one("SELECT received FROM arrivals WHERE no = ?", kept)[0])
     if pruned_below <= catalogue.fact("pruned_below", 1):
         return
     with catalogue.changing():
@@ -88,8 +95,7 @@ def _forget(folder: Path, catalogue: Catalogue, player: bytes, arrival: int) -> 
 
 def _quarantine(folder: Path, catalogue: Catalogue, chunks: bytes, arrival: int, reason: str) -> None:
     taken: list[Taken] = []
-    for at in range(0, len(chunks), 24):
-        session, number = chunks[at : at + 16], int.from_bytes(chunks[at + 16 : at + 24], "little")
+    for session, number in unpack_keys(chunks):
         taken += catalogue.rows(
             f"{_PLACE} session = ? AND chunk_no = ? AND kind < 9 AND no < ?", session, number, arrival
         )

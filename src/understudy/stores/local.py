@@ -11,7 +11,7 @@ import sys
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -79,6 +79,8 @@ class LocalStore:
         self._state = threading.RLock()
         self._failed: str | None = None
         self._closed = False
+        self.is_erasing = False
+        """Whether erased bytes are still in SQLite's log because a reader was in the way; `erase` tries again."""
         self._cache: OrderedDict[uuid.UUID, tuple[str, SessionState]] = OrderedDict()
         self._group = GroupCommit[WriteBatch, Receipt | UnderstudyError](
             self._commit, size=_batch_bytes, most=_MOST_BYTES
@@ -152,7 +154,7 @@ class LocalStore:
         return session_infos(self._lookup, unsealed, wanted)
 
     def forget(self, player: bytes) -> int:
-        """Erase a player: refused and hidden from the next moment on, off the disk when this returns."""
+        """Erase a player: refused and hidden from the next moment on, off the disk unless `is_erasing` says not yet."""
         with self._state:
             self._check_open()
             before = self._count_forgotten(player)
@@ -168,7 +170,7 @@ class LocalStore:
         """Seal what is in the log and carry out promised erasures."""
         with self._state:
             self.freeze(wait=True)
-            erase_pending(self.folder, self._catalogue)
+            self.is_erasing = not erase_pending(self.folder, self._catalogue)
             self._cache.clear()
             self._next_quarantine = self._catalogue.fact("next_quarantine", 1)
 
@@ -220,6 +222,14 @@ class LocalStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def release(self, partitions: Iterable[str]) -> None:
+        """Forget the positions and claims of partitions that are gone from the stream."""
+        with self._state, self._catalogue.changing():
+            for name in partitions:
+                self._positions.pop(name, None)
+                self._claims.drop(name)
+                self._catalogue.run("DELETE FROM positions WHERE partition = ?", name)
 
     def positions(self) -> dict[str, Position | None]:
         """Every partition's durable position."""

@@ -4,6 +4,7 @@ Sealed rows are read from memory-mapped segments, unsealed ones from memory, so 
 the data may be larger than the machine's memory.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,14 +53,20 @@ class SegmentReader:
         self._memory = MemorySource()
         self._cursor: Cursor | None = None
         self._gone: dict[bytes, int] = {}
+        self._hidden: dict[tuple[bytes, int], int] = {}
         self._closed: set[bytes] = set()
         self._sources: list[Source] = []
         self._bases: Ids = np.zeros(0, np.int64)
         self._chunks: dict[str, Array] = {}
         self._table: ChunkTable | None = None
+        self._is_laid_out, self._waits_until_s = False, math.inf
         self._allowed: Ids = np.zeros(0, np.int64)
         self._ends: Ids = np.zeros(0, np.int64)
-        self.refresh()
+        try:
+            self.refresh()
+        except BaseException:
+            self._view.close()
+            raise
 
     @property
     def spec(self) -> GameSpec | None:
@@ -87,13 +94,17 @@ class SegmentReader:
         else:
             raise Moved("segments are being rewritten faster than they can be opened")
         fresh = self._follow()
-        if changed or fresh or self._table is None:
+        if changed or fresh or not self._is_laid_out:
             self._lay_out()
+        elif self._clock.now() >= self._waits_until_s:
+            self._table = None  # somebody who was waited for has been silent for too long
 
     def _load_segments(self) -> bool:
         catalogue = self._view.catalogue
         with catalogue.looking():
             sealed_below = catalogue.fact("sealed_below", 1)
+            for item in self._view.pending_erasures():
+                self._evict(item)
             if self._schema is None:
                 self._choose_schema()
             numbers = [
@@ -138,8 +149,14 @@ class SegmentReader:
             for item in tail.items:
                 if isinstance(item, Stored) and item.frame.kind is FrameKind.CLOSE:
                     self._closed.add(item.frame.session.bytes)
-                if isinstance(item, Forgotten) and item.player:
-                    self._gone[item.player] = max(item.last_no, self._gone.get(item.player, 0))
+                if isinstance(item, Forgotten):
+                    self._evict(item)
+
+    def _evict(self, item: Forgotten) -> None:
+        for session, number in item.chunks:
+            self._hidden[session.bytes, number] = item.arrival_no
+        if item.reason == "forgotten" and item.player and not item.chunks:
+            self._gone[item.player] = item.arrival_no
 
     def _is_mine(self, item: Stored) -> bool:
         if item.chunk is None:
@@ -164,13 +181,14 @@ class SegmentReader:
         }
         n_chunks = [len(source.chunks["no"]) for source in self._sources]
         self._chunks["start"] = self._chunks["first_row"] + np.repeat(self._bases, n_chunks)
-        self._table = None
+        self._table, self._is_laid_out, self._waits_until_s = None, True, math.inf
         self._allowed = np.flatnonzero(self._chunk_mask()).astype(np.int64)
         self._ends = np.cumsum(self._chunks["n_rows"][self._allowed])
 
     def _chunk_mask(self) -> Flags:
         wanted, chunks = self._filter, self._chunks
         mask = np.isin(chunks["consent"], [CONSENTS.index(one) for one in wanted.consent])
+        mask |= chunks["kind"] == KINDS.index("actor")
         mask &= (chunks["received"] >= wanted.since_s) & (chunks["received"] <= wanted.until_s)
         if wanted.kind is not None:
             mask &= chunks["kind"] == KINDS.index(wanted.kind)
@@ -178,6 +196,9 @@ class SegmentReader:
             mask &= chunks["player"] == np.void(wanted.player)
         for player, number in self._gone.items():
             mask &= ~((chunks["player"] == np.void(player)) & (chunks["arrival"] <= number))
+        for (session, chunk_no), number in self._hidden.items():
+            is_hidden = (chunks["session"] == np.void(session)) & (chunks["no"] == chunk_no)
+            mask &= ~(is_hidden & (chunks["arrival"] <= number))
         return mask
 
     def table(self) -> ChunkTable:
@@ -205,6 +226,7 @@ class SegmentReader:
         flags: Flags = (chunks["no"] == newest[session]) & recent & chunks["ends_open"]
         for at in np.flatnonzero(flags):
             flags[at] = not self._has_closed(chunks["session"][at].tobytes())
+        self._waits_until_s = float(chunks["received"][flags].min()) + IDLE_S if flags.any() else math.inf
         return flags
 
     def _has_closed(self, session: bytes) -> bool:

@@ -60,20 +60,22 @@ def _write(folder: Path, number: int, group: Sequence[Sealable]) -> SegmentRow:
 def _sort(
     segments: Mapping[int, Segment], catalogue: Catalogue, out: Mapping[int, int]
 ) -> tuple[list[Sealable], list[Sealable], list[int]]:
+    """Chunks that stay, chunks that go, and arrivals that the catalogue expects and no sound chunk stands for."""
     kept: list[Sealable] = []
     gone: list[Sealable] = []
     damaged: list[int] = []
     for number, segment in segments.items():
         (crc,) = catalogue.one("SELECT crc FROM segments WHERE id = ?", number)
         bad = set(segment.damaged()) if segment.crc() != crc else set()
-        for index in range(segment.n_chunks):
-            no = int(segment.table["arrival"][index])
-            if no in out:
-                gone.append(segment.sealable(index))
-            elif index in bad:
-                damaged.append(no)
+        for row in catalogue.arrivals("segment = ?", number):
+            is_sound = row.chunk is not None and row.chunk < segment.n_chunks and row.chunk not in bad
+            one = segment.sealable(row.chunk) if is_sound and row.chunk is not None else None
+            if one is None or (one.arrival_no, one.crc, *one.order) != (row.no, row.crc, row.session, row.chunk_no):
+                damaged += [row.no] if row.no not in out else []
+            elif row.no in out:
+                gone.append(one)
             else:
-                kept.append(segment.sealable(index))
+                kept.append(one)
     return kept, gone, damaged
 
 

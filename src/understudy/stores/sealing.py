@@ -9,8 +9,8 @@ from understudy.core.frame import FrameKind
 from understudy.core.log import LogReader, remove
 from understudy.core.ports import Specs
 from understudy.core.session import unpack_state
-from understudy.stores.catalogue import DAMAGED, EVENT_KIND, FORGOTTEN, STORED, ArrivalRow, Catalogue
-from understudy.stores.commits import Event, log_path
+from understudy.stores.catalogue import DAMAGED, EVENT_KIND, FORGOTTEN, QUARANTINED, STORED, ArrivalRow, Catalogue
+from understudy.stores.commits import Event, log_path, pack_keys
 from understudy.stores.generation import Generation, Item, Place, chunk_at
 from understudy.stores.segments import Sealable, Written, plan_segments, write_segment
 
@@ -18,6 +18,7 @@ QUARANTINE_BYTES = 256 * 1024 * 1024
 """How much of refused frames is kept; what bad clients send must not fill the disk."""
 
 _NO_ID = bytes(16)
+_EVENT_FATES = {"forget": FORGOTTEN, "quarantine": QUARANTINED, "damaged": DAMAGED}
 
 SegmentRow = tuple[int, str, int, int, int, int, int]
 """Number, schema, rows, bytes, checksum, first and last time received."""
@@ -138,7 +139,7 @@ def _control_rows(
 
 def _event_rows(generation: Generation) -> Iterable[ArrivalRow]:
     for first, event in generation.events:
-        fate = DAMAGED if event.kind == "damaged" else FORGOTTEN
+        fate = _EVENT_FATES[event.kind]
         for number in range(first, first + event.count):
             yield event_row(number, event, fate)
 
@@ -148,7 +149,7 @@ def event_row(number: int, event: Event, fate: int) -> ArrivalRow:
     return ArrivalRow(
         no=number, kind=EVENT_KIND, session=_NO_ID, chunk_no=0, crc=0, length=0, player=event.player,
         received=int(event.at_s), game="", first_step=0, n_steps=0, segment=None, chunk=None, fate=fate,
-        body=event.kind.encode(),
+        body=pack_keys(event.chunks),
     )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def _write_events(catalogue: Catalogue, generation: Generation) -> None:
         if event.kind == "forget":
             catalogue.run("INSERT INTO tombstones VALUES (?, ?, ?)", event.player, event.at_s, number)
         if event.kind != "damaged":
-            chunks = b"".join(session + chunk_no.to_bytes(8, "little") for session, chunk_no in event.chunks)
+            chunks = pack_keys(event.chunks)
             catalogue.run(
                 "INSERT INTO erasures VALUES (?, ?, ?, ?, ?)", number, event.kind, event.player, chunks, event.reason
             )

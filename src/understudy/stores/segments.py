@@ -8,7 +8,7 @@ that every column is 64-byte aligned. A segment is written once and never edited
 import mmap
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from understudy.core.chunk import OPTIONAL, Chunk
 from understudy.core.errors import Corrupt, Refused
 from understudy.core.frame import Frame, FrameKind
 from understudy.core.log import remove, sync_folder
-from understudy.core.meta import read_meta
+from understudy.core.meta import CONSENTS, read_meta
 from understudy.core.tensors import Array
 from understudy.stores.disk import disk
 
@@ -129,7 +129,10 @@ def _columns(items: Sequence[Sealable]) -> tuple[dict[str, Array], dict[str, str
         columns[name] = _gather(items, name, shapes[name], _padded(n_rows), sums[:, index])
     metas = [canonical_json(item.chunk.meta.to_metadata()) for item in items]
     blob = b"".join(metas)
-    columns |= _table(items, optional, [len(meta) for meta in metas])
+    table = _table(items, optional, [len(meta) for meta in metas])
+    fact_sums = [_fact_sum(table, index, meta) for index, meta in enumerate(metas)]
+    columns |= {f"chunk.{name}": column for name, column in table.items()}
+    columns["chunk.fact_sum"] = _numbers(fact_sums, np.uint32)
     columns["chunk.sums"] = sums
     columns["chunk.metadata"] = np.frombuffer(blob + b" " * (-len(blob) % _PAD), np.uint8)
     first = items[0].chunk.meta
@@ -159,36 +162,47 @@ def _sum(rows: Array) -> int:
     return crc32(np.ascontiguousarray(rows).view(np.uint8).data if rows.size else b"")
 
 
+def _numbers(values: list[int], dtype: type[np.generic]) -> Array:
+    return np.array(values + [0] * (_padded(len(values)) - len(values)), dtype)
+
+
+def _ids(values: list[bytes]) -> Array:
+    raw = b"".join(values) + bytes(16 * (_padded(len(values)) - len(values)))
+    return np.frombuffer(raw, np.uint8).reshape(-1, 16)
+
+
+_FACTS = (
+    "arrival", "consent", "crc", "first_row", "kind", "length", "metadata_end", "n_rows", "no", "player", "presence",
+    "received", "session",
+)  # fmt: skip
+"""What the chunk table says of each chunk, besides its checksums and metadata."""
+
+
+def _fact_sum(table: Mapping[str, Array], index: int, metadata: bytes) -> int:
+    """Checksum of a chunk's row in the table, and of its metadata."""
+    return crc32(b"".join([*(table[name][index].tobytes() for name in _FACTS), metadata]))
+
+
 def _table(items: Sequence[Sealable], optional: list[str], meta_lengths: list[int]) -> dict[str, Array]:
-    def numbers(values: list[int], dtype: type[np.generic]) -> Array:
-        return np.array(values + [0] * (_padded(len(values)) - len(values)), dtype)
-
-    def ids(values: list[bytes]) -> Array:
-        raw = b"".join(values) + bytes(16 * (_padded(len(values)) - len(values)))
-        return np.frombuffer(raw, np.uint8).reshape(-1, 16)
-
     bits = {name: 1 << index for index, name in enumerate(optional)}
     rows = [item.chunk.n_rows for item in items]
     return {
-        "chunk.session": ids([item.chunk.meta.session.bytes for item in items]),
-        "chunk.player": ids([item.player for item in items]),
-        "chunk.no": numbers([item.chunk.meta.chunk_no for item in items], np.uint64),
-        "chunk.arrival": numbers([item.arrival_no for item in items], np.uint64),
-        "chunk.first_row": numbers([0, *np.cumsum(rows)[:-1].tolist()], np.uint32),
-        "chunk.n_rows": numbers(rows, np.uint32),
-        "chunk.crc": numbers([item.crc for item in items], np.uint32),
-        "chunk.length": numbers([item.length for item in items], np.uint32),
-        "chunk.received": numbers([item.received_s for item in items], np.uint32),
-        "chunk.kind": numbers([int(item.chunk.meta.kind == "actor") for item in items], np.uint8),
-        "chunk.consent": numbers([_CONSENTS.index(item.chunk.meta.consent) for item in items], np.uint8),
-        "chunk.presence": numbers(
+        "session": _ids([item.chunk.meta.session.bytes for item in items]),
+        "player": _ids([item.player for item in items]),
+        "no": _numbers([item.chunk.meta.chunk_no for item in items], np.uint64),
+        "arrival": _numbers([item.arrival_no for item in items], np.uint64),
+        "first_row": _numbers([0, *np.cumsum(rows)[:-1].tolist()], np.uint32),
+        "n_rows": _numbers(rows, np.uint32),
+        "crc": _numbers([item.crc for item in items], np.uint32),
+        "length": _numbers([item.length for item in items], np.uint32),
+        "received": _numbers([item.received_s for item in items], np.uint32),
+        "kind": _numbers([int(item.chunk.meta.kind == "actor") for item in items], np.uint8),
+        "consent": _numbers([CONSENTS.index(item.chunk.meta.consent) for item in items], np.uint8),
+        "presence": _numbers(
             [sum(bits.get(name, 0) for name in item.chunk.columns) for item in items], np.uint64
         ),
-        "chunk.metadata_end": numbers(np.cumsum(meta_lengths).tolist(), np.uint64),
+        "metadata_end": _numbers(np.cumsum(meta_lengths).tolist(), np.uint64),
     }  # fmt: skip
-
-
-_CONSENTS = ("granted", "denied", "unknown")
 
 
 def _padded(count: int) -> int:
@@ -232,11 +246,14 @@ class Segment:
 
     def metadata(self, index: int) -> dict[str, str]:
         """A chunk's metadata strings."""
-        start, end = self._metadata_ends[index : index + 2]
-        fields = strict_json(self.table["metadata"][start:end].tobytes())
+        fields = strict_json(self._metadata_bytes(index))
         if not isinstance(fields, dict):
             raise Corrupt(f"segment {self.path.name} holds no metadata for chunk {index}")
         return fields
+
+    def _metadata_bytes(self, index: int) -> bytes:
+        start, end = self._metadata_ends[index : index + 2]
+        return self.table["metadata"][start:end].tobytes()
 
     def rows(self, index: int) -> slice:
         first = int(self.table["first_row"][index])
@@ -265,11 +282,13 @@ class Segment:
         )  # fmt: skip
 
     def damaged(self) -> list[int]:
-        """Indices of chunks whose columns do not match their checksums."""
-        sums, bad = self.table["sums"], []
+        """Indices of chunks whose columns, metadata or row in the table do not match their checksums."""
+        sums, facts, bad = self.table["sums"], self.table["fact_sum"], []
         for index in range(self.n_chunks):
             rows = self.rows(index)
-            if any(_sum(self.columns[name][rows]) != sums[index, at] for at, name in enumerate(self.names)):
+            if _fact_sum(self.table, index, self._metadata_bytes(index)) != facts[index] or any(
+                _sum(self.columns[name][rows]) != sums[index, at] for at, name in enumerate(self.names)
+            ):
                 bad.append(index)
         return bad
 

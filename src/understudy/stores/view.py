@@ -3,20 +3,28 @@
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from understudy.core.chunk import chunk_of
-from understudy.core.errors import ConfigError
-from understudy.core.frame import Frame, FrameKind, decode_frame
+from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.frame import FrameKind, decode_frame
 from understudy.core.log import LogReader
-from understudy.core.ports import Cursor, Forgotten, SessionFilter, SessionInfo, Stored, Tail
+from understudy.core.ports import Cursor, Forgotten, Gone, SessionFilter, SessionInfo, Stored, Tail
 from understudy.core.session import SessionState, unpack_state
-from understudy.stores.catalogue import DAMAGED, EXPIRED, FORGOTTEN, QUARANTINED, ArrivalRow, Catalogue
-from understudy.stores.commits import Event, Watermark, WatermarkFile, commits_in, damage, log_numbers, log_path
+from understudy.stores.catalogue import DAMAGED, EVENT_KIND, EXPIRED, FORGOTTEN, QUARANTINED, ArrivalRow, Catalogue
+from understudy.stores.commits import (
+    Event,
+    Watermark,
+    WatermarkFile,
+    commits_in,
+    damage,
+    log_numbers,
+    log_path,
+    unpack_keys,
+)
 from understudy.stores.generation import Generation
 from understudy.stores.sealing import segment_path
 from understudy.stores.segments import Segment
@@ -24,12 +32,15 @@ from understudy.stores.segments import Segment
 _POLL_S = 0.003
 _TRIES = 1000
 
-Gone = Literal["forgotten", "expired", "quarantined"]
-_FATES: dict[int, Gone] = {FORGOTTEN: "forgotten", EXPIRED: "expired", QUARANTINED: "quarantined", DAMAGED: "forgotten"}
+_FATES: dict[int, Gone] = {FORGOTTEN: "forgotten", EXPIRED: "expired", QUARANTINED: "quarantined", DAMAGED: "damaged"}
+_EVENTS: dict[str, Gone] = {"forget": "forgotten", "quarantine": "quarantined", "damaged": "damaged"}
 
 
-class Moved(Exception):
+class Moved(UnderstudyError):
     """A file went away under the reader's hands because it was sealed or rewritten: look again."""
+
+    retry_helps = True
+    blame = "nobody"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +172,12 @@ class StoreView:
         for player, arrival in self.catalogue.rows("SELECT player, arrival FROM tombstones"):
             self._note(arrival, "forget", player, [])
         for arrival, raw in self.catalogue.rows("SELECT arrival, chunks FROM erasures WHERE kind = 'quarantine'"):
-            keys = [raw[at : at + 24] for at in range(0, len(raw), 24)]
-            chunks = [(key[:16], int.from_bytes(key[16:], "little")) for key in keys]
-            self._note(arrival, "quarantine", b"", chunks)
+            self._note(arrival, "quarantine", b"", unpack_keys(raw))
+
+    def pending_erasures(self) -> list[Forgotten]:
+        """What was promised to be erased and may still be in segments."""
+        rows = self.catalogue.rows("SELECT arrival, kind, player, chunks FROM erasures")
+        return [_forgotten(arrival, _EVENTS[kind], player, unpack_keys(raw)) for arrival, kind, player, raw in rows]
 
     def _note(self, arrival: int, kind: str, player: bytes, chunks: list[tuple[bytes, int]]) -> None:
         if kind == "forget":
@@ -184,22 +198,19 @@ class StoreView:
     def _sealed(self, row: ArrivalRow) -> Stored | Forgotten:
         gone = _FATES.get(row.fate) or self._gone(row.no, row.player, row.session, row.chunk_no)
         if gone is not None:
-            return Forgotten(row.no, row.no, gone, row.player or None)
+            keys = unpack_keys(row.body or b"") if row.kind == EVENT_KIND else [(row.session, row.chunk_no)]
+            return _forgotten(row.no, gone, row.player, keys)
         if row.segment is not None and row.chunk is not None:
             segment = self.segment(row.segment)
             return Stored(row.no, segment.frame(row.chunk), segment.chunk(row.chunk))
-        frame = Frame(
-            kind=FrameKind(row.kind), session=uuid.UUID(bytes=row.session), chunk_no=row.chunk_no, body=row.body or b"",
-            body_crc=row.crc, player=row.player, received_s=row.received,
-        )  # fmt: skip
-        return Stored(row.no, frame, None)
+        return Stored(row.no, row.frame(), None)
 
     def _from_log(self, number: int, where: _Where) -> Stored | Forgotten:
         if where.event is not None:
-            return Forgotten(number, number, "forgotten", where.event.player or None)
+            return _forgotten(number, _EVENTS[where.event.kind], where.event.player, where.event.chunks)
         frame = decode_frame(self._reader(where.file).bytes_at(where.offset, where.length))
         if gone := self._gone(number, frame.player, frame.session.bytes, frame.chunk_no):
-            return Forgotten(number, number, gone, frame.player)
+            return _forgotten(number, gone, frame.player, [(frame.session.bytes, frame.chunk_no)])
         return Stored(number, frame, chunk_of(frame) if frame.kind is FrameKind.DATA else None)
 
     def _gone(self, number: int, player: bytes, session: bytes, chunk_no: int) -> Gone | None:
@@ -289,6 +300,11 @@ class StoreView:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _forgotten(number: int, reason: Gone, player: bytes, keys: Iterable[tuple[bytes, int]]) -> Forgotten:
+    chunks = tuple((uuid.UUID(bytes=session), chunk_no) for session, chunk_no in keys)
+    return Forgotten(number, number, reason, player or None, chunks)
 
 
 def session_infos(
