@@ -2,6 +2,7 @@
 
 import struct
 import uuid
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -18,14 +19,15 @@ from understudy.core.frame import (
     DropReport,
     Frame,
     FrameKind,
+    announced_size,
     close_frame,
     data_frame,
     decode_frame,
     drop_frame,
     frame_size,
+    identity_of,
     read_close,
     read_drop,
-    split_frames,
 )
 
 SESSION = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
@@ -66,9 +68,8 @@ frames = st.builds(
 
 
 @given(st.lists(frames, max_size=4))
-def test_frames_come_back_one_by_one_and_in_a_row(some: list[Frame]) -> None:
+def test_frames_come_back_and_say_their_size_before_their_body(some: list[Frame]) -> None:
     assert [decode_frame(frame.encode()) for frame in some] == some
-    assert list(split_frames(b"".join(frame.encode() for frame in some))) == some
     assert [frame_size(frame.header()) for frame in some] == [frame.size_bytes for frame in some]
 
 
@@ -136,6 +137,28 @@ def test_a_header_is_judged_before_its_body_came() -> None:
     for raw in (raw_frame()[:63], raw_frame(body_len=MAX_BODY_BYTES + 1), raw_frame(magic=b"HTTP")):
         with pytest.raises(Refused):
             frame_size(raw)
+
+
+@given(frames)
+def test_a_sound_header_says_whose_frame_it_is_whatever_the_body(frame: Frame) -> None:
+    identity = (frame.session.bytes, frame.chunk_no, frame.player)
+    assert identity_of(frame.encode()) == identity_of(frame.header() + b"other") == identity
+
+
+@given(frames, st.integers(0, 8 * HEADER_BYTES - 1))
+def test_a_header_that_is_not_sound_says_nothing(frame: Frame, bit: int) -> None:
+    raw = bytearray(frame.encode())
+    raw[bit // 8] ^= 1 << bit % 8
+    nobody = (bytes(16), 0, bytes(16))
+    assert identity_of(bytes(raw)) == identity_of(bytes(raw[: HEADER_BYTES - 1])) == nobody
+    assert identity_of(replace(frame, chunk_no=MAX_COUNT).encode()) == nobody
+
+
+@given(frames)
+def test_a_frame_that_no_check_passes_still_announces_its_size(frame: Frame) -> None:
+    odd = replace(frame, kind=FrameKind.LATE_REWARD, chunk_no=(1 << 64) - 1)
+    assert announced_size(odd.header()) == announced_size(memoryview(odd.encode())) == odd.size_bytes
+    assert announced_size(frame.header()[:11]) == HEADER_BYTES
 
 
 def test_a_body_over_the_limit_gets_no_frame() -> None:

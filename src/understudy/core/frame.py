@@ -15,7 +15,6 @@ offset  0  magic      4s   b"UNDY"
 
 import struct
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -127,19 +126,22 @@ def _frame(kind: FrameKind, session: uuid.UUID, chunk_no: int, body: bytes) -> F
 
 def decode_frame(raw: bytes | memoryview) -> Frame:
     """The one frame that these bytes are, fully checked; Refused says what is wrong."""
-    frame, size = _decode_at(memoryview(raw), 0)
-    if size != len(raw):
-        raise Refused("trailing_bytes", f"{len(raw) - size} bytes after the frame's end")
-    return frame
-
-
-def split_frames(raw: bytes | memoryview) -> Iterator[Frame]:
-    """The frames that stand one after another in these bytes."""
-    view, at = memoryview(raw), 0
-    while at < len(view):
-        frame, size = _decode_at(view, at)
-        yield frame
-        at += size
+    view = memoryview(raw)
+    if len(view) < HEADER_BYTES:
+        raise Refused("truncated", f"{len(view)} bytes; a frame has a header of {HEADER_BYTES}")
+    fields = _unpack(view[:HEADER_BYTES])
+    _magic, _version, kind, flags, body_len, body_crc, session, chunk_no, player, received_s, _crc = fields
+    body = bytes(view[HEADER_BYTES : HEADER_BYTES + body_len])
+    if len(body) != body_len:
+        raise Refused("truncated", f"a body of {len(body)} bytes; the header announces {body_len}")
+    if crc32(body) != body_crc:
+        raise Refused("bad_body_checksum", "the body does not match its checksum")
+    if len(view) > HEADER_BYTES + body_len:
+        raise Refused("trailing_bytes", f"{len(view) - HEADER_BYTES - body_len} bytes after the frame's end")
+    return Frame(
+        kind=FrameKind(kind), session=uuid.UUID(bytes=session), chunk_no=chunk_no, body=body, body_crc=body_crc,
+        player=player, received_s=received_s, flags=flags,
+    )  # fmt: skip
 
 
 def frame_size(header: bytes | memoryview) -> int:
@@ -148,6 +150,22 @@ def frame_size(header: bytes | memoryview) -> int:
         raise Refused("truncated", f"{len(header)} bytes; a frame has a header of {HEADER_BYTES}")
     body_len = _unpack(memoryview(header)[:HEADER_BYTES])[4]
     return HEADER_BYTES + int(body_len)
+
+
+def announced_size(raw: bytes | memoryview) -> int:
+    """Like `frame_size`, for bytes that need not pass any check; less than a header counts as a header."""
+    if len(raw) < HEADER_BYTES:
+        return HEADER_BYTES
+    return HEADER_BYTES + int(_HEADER.unpack_from(raw)[4])
+
+
+def identity_of(raw: bytes) -> tuple[bytes, int, bytes]:
+    """Session, number and player of raw bytes whose header is sound; zeros otherwise."""
+    if len(raw) >= HEADER_BYTES:
+        magic, *_rest, session, chunk_no, player, _received_s, header_crc = _HEADER.unpack_from(raw)
+        if magic == MAGIC and header_crc == crc32(raw[:_SUMMED]) and chunk_no < MAX_COUNT:
+            return session, chunk_no, player
+    return bytes(16), 0, bytes(16)
 
 
 def _unpack(head: memoryview) -> tuple[Any, ...]:
@@ -168,23 +186,6 @@ def _unpack(head: memoryview) -> tuple[Any, ...]:
     if chunk_no >= MAX_COUNT:
         raise Refused("bad_number", f"chunk_no is {chunk_no}; numbers stay below 2^48")
     return fields
-
-
-def _decode_at(view: memoryview, at: int) -> tuple[Frame, int]:
-    if len(view) - at < HEADER_BYTES:
-        raise Refused("truncated", f"{len(view) - at} bytes; a frame has a header of {HEADER_BYTES}")
-    fields = _unpack(view[at : at + HEADER_BYTES])
-    _magic, _version, kind, flags, body_len, body_crc, session, chunk_no, player, received_s, _crc = fields
-    body = bytes(view[at + HEADER_BYTES : at + HEADER_BYTES + body_len])
-    if len(body) != body_len:
-        raise Refused("truncated", f"a body of {len(body)} bytes; the header announces {body_len}")
-    if crc32(body) != body_crc:
-        raise Refused("bad_body_checksum", "the body does not match its checksum")
-    frame = Frame(
-        kind=FrameKind(kind), session=uuid.UUID(bytes=session), chunk_no=chunk_no, body=body, body_crc=body_crc,
-        player=player, received_s=received_s, flags=flags,
-    )  # fmt: skip
-    return frame, HEADER_BYTES + body_len
 
 
 def read_drop(frame: Frame) -> DropReport:
