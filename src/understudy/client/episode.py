@@ -10,13 +10,13 @@ from understudy.core.chunk import By
 from understudy.core.errors import Refused
 from understudy.core.meta import EpisodeNote
 
-Actor = Literal["unknown", "person", "bot", "script"]
+Decider = Literal["unknown", "person", "bot", "script"]
 """Who decided a step."""
 
 BY: Mapping[str, int] = {by.name.lower(): int(by) for by in By}
 
 
-def actor_code(by: str) -> int:
+def by_code(by: str) -> int:
     """The number a row keeps for whoever decided."""
     code = BY.get(by)
     if code is None:
@@ -38,7 +38,7 @@ class Episode:
                 session.handoff.put(session, block)
 
     def acted(
-        self, obs: Any, action: Any, *, legal: Any = None, by: Actor = "person", frames: int = 1,
+        self, obs: Any, action: Any, *, legal: Any = None, by: Decider = "person", frames: int = 1,
         extras: Extras | None = None,
     ) -> None:  # fmt: skip
         """A person (or `by`) saw `obs` and chose `action`; ends the transition of the decision before."""
@@ -48,7 +48,7 @@ class Episode:
                 return self._late("acted")
             try:
                 is_full = session.builder.decide(
-                    obs, action, legal=legal, by=BY.get(by) or actor_code(by), frames=frames, t_ms=session.t_ms(),
+                    obs, action, legal=legal, by=BY.get(by) or by_code(by), frames=frames, t_ms=session.t_ms(),
                     extras=extras,
                 )  # fmt: skip
             except Exception as error:

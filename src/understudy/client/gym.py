@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
 from understudy.client.connect import Game, connect
-from understudy.client.episode import Actor
+from understudy.client.episode import Decider
 from understudy.core.errors import ConfigError
 from understudy.core.game import spec_from_gymnasium
 
@@ -22,7 +22,7 @@ MASK = "action_mask"
 
 
 def record(
-    env: gymnasium.Env[Any, Any], game: Game | str | None = None, *, player: str | None = None, by: Actor = "unknown",
+    env: gymnasium.Env[Any, Any], game: Game | str | None = None, *, player: str | None = None, by: Decider = "unknown",
     **settings: Any,
 ) -> "RecordedEnv":  # fmt: skip
     """The same env, recorded; `game` is a connected Game, or the name to `connect` under with these settings."""
@@ -32,7 +32,7 @@ def record(
 
 def record_vector(
     env: VectorEnv[Any, Any, Any], game: Game | str | None = None, *, player: str | None = None,
-    by: Actor = "unknown", **settings: Any,
+    by: Decider = "unknown", **settings: Any,
 ) -> "RecordedVectorEnv":  # fmt: skip
     """The same vector env, each of its envs recorded as a session of its own."""
     connected, is_own = _game(env, game, settings)
@@ -52,7 +52,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Passes everything through and records it; closing closes a game it connected itself."""
 
     def __init__(
-        self, env: gymnasium.Env[Any, Any], game: Game, *, player: str | None, by: Actor, is_own: bool
+        self, env: gymnasium.Env[Any, Any], game: Game, *, player: str | None, by: Decider, is_own: bool
     ) -> None:
         super().__init__(env)
         self.game, self._by, self._is_own = game, by, is_own
@@ -81,7 +81,7 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
     """Passes everything through; the steps that only reset an env are not recorded."""
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], game: Game, *, player: str | None, by: Actor, is_own: bool
+        self, env: VectorEnv[Any, Any, Any], game: Game, *, player: str | None, by: Decider, is_own: bool
     ) -> None:
         super().__init__(env)
         self.game, self._by, self._is_own = game, by, is_own

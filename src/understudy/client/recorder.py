@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Any
 
-from understudy.client.episode import BY, Actor, actor_code
+from understudy.client.episode import BY, Decider, by_code
 from understudy.client.session import Session, Sessions, Tolerance
 from understudy.core.builder import Extras
 from understudy.core.meta import EpisodeNote
@@ -41,7 +41,7 @@ class Recorder:
 
     def step(
         self, action: Any, reward: float, next_obs: Any, terminated: bool, truncated: bool, *, legal: Any = None,
-        by: Actor = "unknown", frames: int = 1, extras: Extras | None = None,
+        by: Decider = "unknown", frames: int = 1, extras: Extras | None = None,
     ) -> None:  # fmt: skip
         """One env step: the action taken at the last observation and what came of it; `legal` is `next_obs`'s."""
         session = self._session
@@ -53,7 +53,7 @@ class Recorder:
                 return
             t_ms = session.t_ms()
             try:
-                builder.act(action, by=BY.get(by) or actor_code(by), frames=frames, t_ms=t_ms, extras=extras)
+                builder.act(action, by=BY.get(by) or by_code(by), frames=frames, t_ms=t_ms, extras=extras)
                 builder.add_reward(reward)
                 if terminated or truncated:
                     is_full = builder.finish(
