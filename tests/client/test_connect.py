@@ -6,12 +6,13 @@ import sys
 import textwrap
 import threading
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
-from understudy.client import ClientConfig, connect
+from understudy.client import ClientConfig, Extras, connect
 from understudy.client.connect import own_player, spool_tag, user_folder
 from understudy.core.errors import Closed, ConfigError, InvalidName, Refused, SpecError
 from understudy.core.frame import FrameKind
@@ -185,6 +186,7 @@ def test_without_a_name_the_player_is_a_random_one_that_stays(tmp_path):
 
 # --- Doing it wrong ---------------------------------------------------------------------------------------------------
 
+HALF: Any = 1.5
 BAD = [
     (lambda ep: ep.acted(np.zeros(3, np.float32), 0), "bad_shape"),
     (lambda ep: ep.acted(np.array([np.nan, 0], np.float32), 0), "not_finite"),
@@ -196,6 +198,8 @@ BAD = [
     (lambda ep: ep.acted("text", 0), "bad_dtype"),
     (lambda ep: ep.acted(obs(1), 0, frames="many"), "bad_input"),
     (lambda ep: ep.acted(obs(1), 0, frames=1.5), "bad_input"),
+    (lambda ep: ep.acted(obs(1), 0, frames=-1), "bad_frames"),
+    (lambda ep: ep.acted(obs(1), 0, extras=Extras(version=HALF)), "bad_dtype"),
 ]
 
 

@@ -21,6 +21,7 @@ from understudy.core.tensors import DTYPES
 SPEC = game_spec("my-game", obs=2, actions=3)
 NOTE = EpisodeNote(row=0)
 LONG = "x" * 99
+HALF: Any = 1.5
 
 
 def obs(i: float) -> np.ndarray:
@@ -240,6 +241,8 @@ def test_a_block_is_full_at_its_steps_rows_or_notes():
         (lambda one: (one.begin(NOTE), one.decide(obs(0), 0), one.add_reward(1e39)), "not_finite"),
         (lambda one: (one.begin(NOTE), one.decide(obs(0), 0, extras=Extras(logp=float("nan")))), "not_finite"),
         (lambda one: (one.begin(NOTE), one.decide(obs(0), 0, extras=Extras(version=-1))), "not_finite"),
+        (lambda one: (one.begin(NOTE), one.decide(obs(0), 0, extras=Extras(version=HALF))), "bad_dtype"),
+        (lambda one: (one.begin(NOTE), one.decide(obs(0), 0, frames=-1)), "bad_frames"),
         (lambda one: one.begin(NOTE, consent="perhaps"), "bad_metadata"),
         (lambda x: (x.begin(NOTE), x.decide(obs(0), 0), x.finish(terminated=True, result=LONG)), "bad_metadata"),
     ],
@@ -248,6 +251,14 @@ def test_calls_out_of_order_and_impossible_numbers_are_refused(calls, reason):
     with pytest.raises(Refused) as raised:
         calls(builder())
     assert raised.value.reason == reason
+
+
+def test_frames_beyond_the_column_are_capped():
+    one = builder()
+    one.begin(NOTE)
+    one.decide(obs(0), 0, frames=70_000)
+    one.finish(obs(1), terminated=True)
+    assert taken(one).columns["frames"].tolist() == [65535, 0]
 
 
 def test_images_are_split_until_every_body_is_small_enough():

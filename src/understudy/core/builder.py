@@ -7,6 +7,7 @@ The row at `_at` is empty, staged (an observation waits for a decision) or open 
 all rows before it are closed. Not thread-safe: its session's lock guards it.
 """
 
+import operator
 import uuid
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ MAX_NOTE_BYTES = 32 * 1024
 
 _EMPTY, _STAGED, _OPEN = 0, 1, 2
 _MAX_REWARD = float(np.finfo(np.float32).max)
+_MAX_FRAMES = (1 << 16) - 1
 _MAX_T_MS = (1 << 32) - 1
 
 
@@ -142,7 +144,7 @@ class ChunkBuilder:
         if self._legal is not None and not self._legal[at, self._action[0][at] - self._first_action]:
             raise Refused("illegal_action", f"action {action!r} is not legal in its own mask")
         self._by[at] = by
-        self._frames[at] = frames if 0 <= frames < 1 << 16 else (1 << 16) - 1
+        self._frames[at] = frames if 0 <= frames <= _MAX_FRAMES else _capped(frames)
         self._t_ms[at] = t_ms if t_ms <= _MAX_T_MS else _MAX_T_MS
         self._open_used = () if extras is None else self._write_extras(at, extras)
         if self._is_first:
@@ -282,12 +284,28 @@ class ChunkBuilder:
         return tuple(used)
 
 
+def _capped(frames: int) -> int:
+    if not frames > 0:
+        raise Refused("bad_frames", f"frames is {frames!r}; give how many frames the decision lasts, from 0")
+    return _MAX_FRAMES
+
+
 def _write_number(column: Array, at: int, name: str, given: Any) -> None:
-    is_whole = column.dtype.kind == "u"
-    if not (0 <= given < 1 << 32 if is_whole else -_MAX_REWARD <= given <= _MAX_REWARD):
-        wanted = "a whole number from 0" if is_whole else "a finite number"
-        raise Refused("not_finite", f"{name} is {given!r}; give {wanted}")
+    if column.dtype.kind == "u":
+        given = _whole(name, given)
+    elif not -_MAX_REWARD <= given <= _MAX_REWARD:
+        raise Refused("not_finite", f"{name} is {given!r}; give a finite number")
     column[at] = given
+
+
+def _whole(name: str, given: Any) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise Refused("bad_dtype", f"{name} is {str(given)[:40]!r}; give a whole number from 0") from None
+    if not 0 <= number < 1 << 32:
+        raise Refused("not_finite", f"{name} is {number}; give a whole number from 0 to {(1 << 32) - 1}")
+    return number
 
 
 def _check_note(meta: ChunkMeta) -> None:
