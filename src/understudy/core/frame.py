@@ -126,22 +126,10 @@ def _frame(kind: FrameKind, session: uuid.UUID, chunk_no: int, body: bytes) -> F
 
 def decode_frame(raw: bytes | memoryview) -> Frame:
     """The one frame that these bytes are, fully checked; Refused says what is wrong."""
-    view = memoryview(raw)
-    if len(view) < HEADER_BYTES:
-        raise Refused("truncated", f"{len(view)} bytes; a frame has a header of {HEADER_BYTES}")
-    fields = _unpack(view[:HEADER_BYTES])
-    _magic, _version, kind, flags, body_len, body_crc, session, chunk_no, player, received_s, _crc = fields
-    body = bytes(view[HEADER_BYTES : HEADER_BYTES + body_len])
-    if len(body) != body_len:
-        raise Refused("truncated", f"a body of {len(body)} bytes; the header announces {body_len}")
-    if crc32(body) != body_crc:
-        raise Refused("bad_body_checksum", "the body does not match its checksum")
-    if len(view) > HEADER_BYTES + body_len:
-        raise Refused("trailing_bytes", f"{len(view) - HEADER_BYTES - body_len} bytes after the frame's end")
-    return Frame(
-        kind=FrameKind(kind), session=uuid.UUID(bytes=session), chunk_no=chunk_no, body=body, body_crc=body_crc,
-        player=player, received_s=received_s, flags=flags,
-    )  # fmt: skip
+    frame, size = _decode_at(memoryview(raw), 0)
+    if size != len(raw):
+        raise Refused("trailing_bytes", f"{len(raw) - size} bytes after the frame's end")
+    return frame
 
 
 def frame_size(header: bytes | memoryview) -> int:
@@ -186,6 +174,23 @@ def _unpack(head: memoryview) -> tuple[Any, ...]:
     if chunk_no >= MAX_COUNT:
         raise Refused("bad_number", f"chunk_no is {chunk_no}; numbers stay below 2^48")
     return fields
+
+
+def _decode_at(view: memoryview, at: int) -> tuple[Frame, int]:
+    if len(view) - at < HEADER_BYTES:
+        raise Refused("truncated", f"{len(view) - at} bytes; a frame has a header of {HEADER_BYTES}")
+    fields = _unpack(view[at : at + HEADER_BYTES])
+    _magic, _version, kind, flags, body_len, body_crc, session, chunk_no, player, received_s, _crc = fields
+    body = bytes(view[at + HEADER_BYTES : at + HEADER_BYTES + body_len])
+    if len(body) != body_len:
+        raise Refused("truncated", f"a body of {len(body)} bytes; the header announces {body_len}")
+    if crc32(body) != body_crc:
+        raise Refused("bad_body_checksum", "the body does not match its checksum")
+    frame = Frame(
+        kind=FrameKind(kind), session=uuid.UUID(bytes=session), chunk_no=chunk_no, body=body, body_crc=body_crc,
+        player=player, received_s=received_s, flags=flags,
+    )  # fmt: skip
+    return frame, HEADER_BYTES + body_len
 
 
 def read_drop(frame: Frame) -> DropReport:
