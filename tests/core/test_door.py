@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from understudy.core.door import DAY_S, Door, create_once, deployment_key, pseudonym, refused_session
+from understudy.core.ages import AHEAD_S, DAY_S, DOOR_S, INGEST_S, REMEMBER_S, SPOOL_S, refused_session
+from understudy.core.door import Door, create_once, deployment_key, pseudonym
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import CloseReport, Frame, FrameKind, close_frame, data_frame
 from understudy.core.names import game_name, new_session, player_name
@@ -96,7 +97,24 @@ def test_a_session_without_a_name_is_refused_and_its_neighbour_is_not():
 
 @pytest.mark.parametrize("days", [-0.9, 0.0, 7.9])
 def test_a_session_from_the_right_time_may_enter(days):
-    assert refused_session(new_session(NOW_S - days * DAY_S), NOW_S) is None
+    sent = frame(new_session(NOW_S - days * DAY_S))
+    assert isinstance(only([sent], {sent.session: ANNA}), Frame)
+
+
+def test_each_place_takes_sessions_longer_than_the_one_before_sends_them():
+    assert SPOOL_S < DOOR_S < INGEST_S < REMEMBER_S
+    assert (SPOOL_S, REMEMBER_S) == (7 * DAY_S, 16 * DAY_S), "what client/spool and stores/erasure keep to"
+    assert REMEMBER_S >= INGEST_S + AHEAD_S
+
+
+def test_age_is_counted_to_the_moment_a_frame_entered():
+    session = new_session(NOW_S)
+    for entered_s in (NOW_S - 0.9 * DAY_S, NOW_S, NOW_S + 7.9 * DAY_S):
+        assert refused_session(session, entered_s=entered_s, oldest_s=DOOR_S) is None
+    for entered_s in (NOW_S - 1.1 * DAY_S, NOW_S + 8.1 * DAY_S):
+        refused = refused_session(session, entered_s=entered_s, oldest_s=DOOR_S)
+        assert refused is not None
+        assert "wanted -1 to 8" in refused.detail
 
 
 def test_many_players_do_not_make_the_door_grow():

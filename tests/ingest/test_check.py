@@ -11,6 +11,7 @@ import pytest
 
 from tests.ingest.specs import KnownSpecs
 from understudy.core import tensors
+from understudy.core.ages import DAY_S
 from understudy.core.canonical import canonical_json
 from understudy.core.chunk import Chunk
 from understudy.core.frame import MAX_BODY_BYTES, CloseReport, DropReport, Frame, FrameKind, close_frame, drop_frame
@@ -42,8 +43,8 @@ def sample(spec=SPEC, *, chunk_no: int = 1) -> Chunk:
     )  # fmt: skip
 
 
-def judge(raw: bytes, *, now_s: float = START_S, specs: KnownSpecs = SPECS) -> Checked:
-    return check(raw, specs=specs, now_s=now_s, received_s=START_S)
+def judge(raw: bytes, *, received_s: float = START_S, specs: KnownSpecs = SPECS) -> Checked:
+    return check(raw, specs=specs, received_s=received_s)
 
 
 def framed(body: bytes, **more: Any) -> bytes:
@@ -123,10 +124,10 @@ TABLE = {
     "an oversized body": Bad("too_large", lambda: framed(bytes(MAX_BODY_BYTES + 1))),
     "a number of 2^48": Bad("bad_number", lambda: patched(GOOD, 32, (1 << 48).to_bytes(8, "little"))),
     "a session of no time": Bad(
-        "session_time", lambda: framed(b"", session=SESSION.__class__(int=SESSION.int ^ 3 << 76))
+        "bad_session", lambda: framed(b"", session=SESSION.__class__(int=SESSION.int ^ 3 << 76))
     ),
-    "a session of last year": Bad("session_time", lambda: framed(b"", session=new_session(START_S - 3e7))),
-    "a session of next year": Bad("session_time", lambda: framed(b"", session=new_session(START_S + 3e7))),
+    "a session of last year": Bad("bad_session_time", lambda: framed(b"", session=new_session(START_S - 3e7))),
+    "a session of next year": Bad("bad_session_time", lambda: framed(b"", session=new_session(START_S + 3e7))),
     "an empty body": Bad("bad_tensors", lambda: framed(b"")),
     "a body that is text": Bad("bad_tensors", lambda: framed(b"not tensors at all")),
     "a header longer than the body": Bad("bad_tensors", lambda: framed((1 << 40).to_bytes(8, "little") + b"{}")),
@@ -236,6 +237,13 @@ def test_what_is_right_passes():
         report = judge(frame.encode())
         assert report.candidate is not None
         assert report.candidate.chunk is None
+
+
+@pytest.mark.parametrize(
+    ("days", "outcome"), [(-0.9, "candidate"), (14.9, "candidate"), (-1.1, "refused"), (15.1, "refused")]
+)
+def test_a_session_is_judged_by_its_age_when_the_frame_entered(days: float, outcome: str):
+    assert judge(GOOD, received_s=START_S + days * DAY_S).outcome == outcome
 
 
 def test_every_sample_of_every_game_passes():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ingest.specs import KnownSpecs
+from understudy.core.ages import DAY_S
 from understudy.core.chunk import Chunk
 from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.frame import MAX_COUNT, Frame
@@ -166,13 +167,31 @@ def test_a_parked_schema_is_stored_after_it_is_registered(bench: Bench):
     waiting = bench.store.quarantined()
     assert [one.parked for one in waiting] == [True] * 3
     bench.specs.register(later)
-    checked = [check(one.raw, specs=bench.specs, now_s=bench.clock.now(), received_s=one.received_s) for one in waiting]
+    checked = [check(one.raw, specs=bench.specs, received_s=one.received_s) for one in waiting]
     candidates = [one.candidate for one in checked if one.candidate is not None]
     assert set(bench.store.replay([one.id for one in waiting], candidates).fates) == {"new"}
     assert bench.stored() == chunks
     bench.send(chunks)
     bench.service.drain()
     assert bench.service.stats.fates["duplicate"] == 3
+
+
+def test_what_was_acknowledged_is_stored_however_long_ingest_was_down(bench: Bench):
+    chunks = bench.session(3)
+    bench.send(chunks)
+    bench.clock.advance(40 * DAY_S)
+    bench.service.drain()
+    assert bench.stored() == chunks
+
+
+def test_a_parked_frame_can_be_replayed_however_late_its_schema_comes(bench: Bench):
+    later = game_spec("cart", obs=7, actions=3)
+    bench.send(random_session(later, bench.rng, n_chunks=1))
+    bench.service.drain()
+    bench.clock.advance(40 * DAY_S)
+    bench.specs.register(later)
+    (waiting,) = bench.store.quarantined()
+    assert check(waiting.raw, specs=bench.specs, received_s=waiting.received_s).outcome == "candidate"
 
 
 def test_a_game_nobody_knows_is_refused_and_one_schema_of_it_parks_the_others(bench: Bench):

@@ -9,18 +9,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from understudy.core.ages import DOOR_S, refused_session
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
 from understudy.core.log import make_folder, sync_folder
-from understudy.core.names import GameName, PlayerName, session_time_s
+from understudy.core.names import GameName, PlayerName
 
 KEY_BYTES = 32
-DAY_S = 86_400.0
-OLDEST_SESSION_S = 8 * DAY_S
-"""A day more than a spool keeps what could not be sent."""
-NEWEST_SESSION_S = 1 * DAY_S
-"""How far a player's clock may run ahead."""
 
 
 def pseudonym(key: bytes, game: str, name: str) -> bytes:
@@ -82,7 +78,7 @@ class Door:
             return Refused("stamped", "player and received_s are set at the door; a client sends zeros")
         if player is None:
             return Refused("no_player", f"nobody was named for session {frame.session}")
-        if refused := refused_session(frame.session, now_s):
+        if refused := refused_session(frame.session, entered_s=now_s, oldest_s=DOOR_S):
             return refused
         return frame.stamped(self._pseudonym(player), int(now_s))
 
@@ -93,13 +89,3 @@ class Door:
                 self._known.clear()
             known = self._known[player] = pseudonym(self._key, self._game, player)
         return known
-
-
-def refused_session(session: uuid.UUID, now_s: float) -> Refused | None:
-    """Why a session id may not enter now, or None; ids carry their own time, which bounds what must be remembered."""
-    if session.version != 7:
-        return Refused("bad_session", f"session {session} is no UUIDv7")
-    age_s = now_s - session_time_s(session)
-    if not -NEWEST_SESSION_S <= age_s <= OLDEST_SESSION_S:
-        return Refused("bad_session_time", f"session {session} began {age_s / DAY_S:.1f} days ago; wanted -1 to 8")
-    return None

@@ -6,20 +6,15 @@ from typing import Literal
 
 import numpy as np
 
+from understudy.core.ages import INGEST_S, refused_session
 from understudy.core.chunk import Chunk, RowKind, chunk_of
 from understudy.core.errors import Refused
 from understudy.core.frame import Frame, FrameKind, decode_frame, read_close, read_drop
 from understudy.core.game import GameSpec
-from understudy.core.names import session_time_s
 from understudy.core.ports import Candidate, RefusedFrame, Specs
 from understudy.core.spaces import Space
 from understudy.core.tensors import Array
 from understudy.core.writer import raw_space
-
-MAX_SESSION_AGE_S = 15 * 86_400.0
-"""Spool age cap, stream retention and a week on top: older session ids are refused, so dedup state can be dropped."""
-
-MAX_CLOCK_AHEAD_S = 86_400.0
 
 UNREADABLE = "unreadable"
 """The reason of frames on which a check itself failed; tests and operators should never see it."""
@@ -34,12 +29,16 @@ class Checked:
     refusal: RefusedFrame | None = None
 
 
-def check(raw: bytes, *, specs: Specs, now_s: float, received_s: float) -> Checked:
-    """Judge one frame as it came out of a stream."""
+def check(raw: bytes, *, specs: Specs, received_s: float, now_s: float | None = None) -> Checked:
+    """Judge one frame as it came out of a stream at `received_s`, or out of quarantine much later.
+
+    `now_s` counts for nothing: what was taken in time stays good.
+    """
     game = ""
     try:
         frame = decode_frame(raw)
-        check_session_time(frame, now_s=now_s)
+        if too_old := refused_session(frame.session, entered_s=received_s, oldest_s=INGEST_S):
+            raise too_old
         if frame.kind is not FrameKind.DATA:
             _check_report(frame)
             return Checked("candidate", Candidate(frame, None))
@@ -55,13 +54,6 @@ def check(raw: bytes, *, specs: Specs, now_s: float, received_s: float) -> Check
         # A mistake of ours in one of the checks; raised, it would stop this frame's partition for good.
         return Checked("refused", refusal=RefusedFrame(raw, UNREADABLE, repr(error)[:200], received_s, game))
     return Checked("candidate", Candidate(frame, chunk))
-
-
-def check_session_time(frame: Frame, *, now_s: float) -> None:
-    """Refuse session ids that are no UUIDv7 or come from far outside the time in which they can be told apart."""
-    began_s = session_time_s(frame.session)
-    if frame.session.version != 7 or not now_s - MAX_SESSION_AGE_S <= began_s <= now_s + MAX_CLOCK_AHEAD_S:
-        raise Refused("session_time", f"session {frame.session} is no UUIDv7 of the last {MAX_SESSION_AGE_S:.0f} s")
 
 
 def _check_report(frame: Frame) -> None:

@@ -146,9 +146,8 @@ class IngestService:
         candidates: list[Candidate] = []
         refused: list[RefusedFrame] = []
         parked: list[RefusedFrame] = []
-        now_s = self._clock.now()
         for record in read.records:
-            checked = check(record.raw, specs=self._specs, now_s=now_s, received_s=record.time_s)
+            checked = check(record.raw, specs=self._specs, received_s=record.time_s)
             if checked.candidate is not None:
                 candidates.append(checked.candidate)
             elif checked.refusal is not None:
