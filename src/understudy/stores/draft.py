@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Protocol
 from zlib import crc32
 
-from understudy.core.chunk import Chunk
 from understudy.core.frame import Frame
 from understudy.core.ports import Candidate, Fate, Receipt, RefusedFrame, WriteBatch
 from understudy.core.session import SessionState, admit
@@ -29,7 +28,7 @@ _NEVER_REPLAYED = ("conflict", "step_mismatch")
 
 
 class Draft:
-    """Collects batches; `trailer`, `raws` and `chunks` are what is to be written."""
+    """Collects batches; `trailer`, `raws` and `candidates` are what is to be written."""
 
     def __init__(self, known: Known, first_arrival: int, first_quarantine: int) -> None:
         self._known = known
@@ -44,7 +43,7 @@ class Draft:
         self._crcs_here: dict[tuple[bytes, int], list[int]] = {}
         self._positions: list[tuple[str, str | None]] = []
         self._forgotten: dict[uuid.UUID, bytes] = {}
-        self.chunks: list[Chunk | None] = []
+        self.candidates: list[Candidate] = []
 
     @property
     def raws(self) -> list[bytes]:
@@ -132,7 +131,7 @@ class Draft:
         frame = candidate.frame
         self._stored.append(_facts(candidate, replays))
         self._stored_raws.append(frame.encode())
-        self.chunks.append(candidate.chunk)
+        self.candidates.append(candidate)
         self._keys[frame.session, frame.chunk_no] = (frame.body_crc, len(frame.body))
 
     def _state(self, session: uuid.UUID) -> SessionState | None:

@@ -5,12 +5,13 @@ same `apply`, so all three agree.
 """
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from understudy.core.chunk import Chunk, chunk_of
 from understudy.core.frame import Frame, FrameKind, decode_frame, read_close, read_drop
 from understudy.core.log import LogReader
+from understudy.core.ports import Candidate
 from understudy.core.session import Arrival, SessionState, admit, readmit
 from understudy.stores.commits import Commit, Event, QuarantinedFrame, StoredFrame
 
@@ -63,15 +64,18 @@ class Generation:
     log_bytes: int = 0
     next_commit: int = 0
 
-    def apply(self, commit: Commit, file: int, *, before: StateOf, chunks: list[Chunk | None] | None = None) -> None:
-        """Take in one durable commit; `chunks` are its decoded data frames, where the caller has them."""
+    def apply(
+        self, commit: Commit, file: int, *, before: StateOf, candidates: Sequence[Candidate] | None = None
+    ) -> None:
+        """Take in one durable commit; `candidates` are its frames, where the caller still has them decoded."""
         trailer = commit.trailer
         self.next_commit = trailer.number + 1
         self.log_bytes += commit.entry.end - commit.entry.start
         self.positions.update(dict(trailer.positions))
         for index, (facts, offset, raw) in enumerate(commit.frames()):
-            chunk = chunks[index] if chunks is not None else None
-            self._store(trailer.first_arrival + index, facts, Place(file, offset, len(raw)), raw, chunk, before)
+            candidate = Candidate(decode_frame(raw), None) if candidates is None else candidates[index]
+            place = Place(file, offset, len(raw))
+            self._store(trailer.first_arrival + index, candidate, facts=facts, place=place, before=before)
         for one, offset, raw in commit.quarantined():
             self._refuse(one, Place(file, offset, len(raw)), before)
         for raw_session, player in trailer.forgotten:
@@ -82,13 +86,13 @@ class Generation:
             self._happen(trailer.first_arrival + len(trailer.stored), trailer.event)
 
     def _store(
-        self, arrival_no: int, facts: StoredFrame, place: Place, raw: bytes, chunk: Chunk | None, before: StateOf
+        self, arrival_no: int, candidate: Candidate, *, facts: StoredFrame, place: Place, before: StateOf
     ) -> None:
-        frame = decode_frame(raw)
+        frame = candidate.frame
         self.items.append(
             Item(
                 arrival_no, frame.kind, frame.session, frame.chunk_no, frame.body_crc, len(frame.body), frame.player,
-                frame.received_s, facts, place, chunk,
+                frame.received_s, facts, place, candidate.chunk,
             )
         )  # fmt: skip
         self.keys[frame.session, frame.chunk_no] = (frame.body_crc, len(frame.body))

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFailed, StorageFull, UnderstudyError
 from understudy.core.group import GroupCommit
@@ -200,7 +199,7 @@ class LocalStore:
             draft = Draft(self, self._next_arrival, self._next_quarantine)
             decided = [draft.replay(candidate, number) for number, candidate in zip(ids, candidates, strict=True)]
             if draft.is_worth_writing:
-                self._append(draft.trailer(self._next_commit), draft.raws, draft.chunks)
+                self._append(draft.trailer(self._next_commit), draft.raws, draft.candidates)
             return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
 
     def expire(self, before_s: float) -> int:
@@ -266,7 +265,7 @@ class LocalStore:
                 else:
                     results.append(ClaimLost(f"epoch {batch.epoch} of partition {batch.partition} is stale"))
             if draft.is_worth_writing:
-                self._append(draft.trailer(self._next_commit), draft.raws, draft.chunks)
+                self._append(draft.trailer(self._next_commit), draft.raws, draft.candidates)
             return results
 
     def commit_event(self, event: Event) -> int:
@@ -277,19 +276,19 @@ class LocalStore:
             self._append(Trailer(number=self._next_commit, first_arrival=number, event=event), [], [])
             return number
 
-    def _append(self, trailer: Trailer, raws: list[bytes], chunks: list[Chunk | None]) -> None:
+    def _append(self, trailer: Trailer, raws: list[bytes], candidates: Sequence[Candidate]) -> None:
         try:
-            self._write_entry(commit_parts(trailer, raws), chunks)
+            self._write_entry(commit_parts(trailer, raws), candidates)
         except StorageFailed as error:
             # Nobody knows whether the entry is on the disk: only a new start can tell.
             self._failed = f"{error} (the store must be reopened)"
             raise
         self._write_mark()
 
-    def _write_entry(self, parts: Sequence[bytes], chunks: list[Chunk | None] | None) -> None:
+    def _write_entry(self, parts: Sequence[bytes], candidates: Sequence[Candidate] | None) -> None:
         entry = self._log.append(parts)
         commit = read_commit(entry)
-        self._current.apply(commit, self._file_no, before=self._state_before, chunks=chunks)
+        self._current.apply(commit, self._file_no, before=self._state_before, candidates=candidates)
         trailer = commit.trailer
         self._next_commit = trailer.number + 1
         self._next_arrival = trailer.first_arrival + trailer.n_arrivals
