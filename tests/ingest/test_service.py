@@ -10,7 +10,7 @@ import pytest
 from tests.ingest.specs import KnownSpecs
 from understudy.core.ages import DAY_S
 from understudy.core.chunk import Chunk
-from understudy.core.errors import StorageFailed, StorageFull
+from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.core.frame import MAX_COUNT, Frame
 from understudy.core.game import game_spec
 from understudy.core.names import new_session
@@ -24,6 +24,7 @@ from understudy.streams.memory import MemoryStream
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.faults import Crash, CrashingStore, Faults, FaultyStream
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, cart_spec, random_chunk, random_session, stamped
+from understudy.testing.streams import read_all
 
 SPEC = cart_spec()
 
@@ -230,6 +231,66 @@ def test_a_lost_claim_is_taken_again_when_it_is_free(bench: Bench):
     assert bench.service.step() == 1
     assert bench.store.audit().duplicate_chunks == 0
     assert len(bench.stored()) == 5
+
+
+class BusyStore:
+    """A store during whose writes more is appended, always more than one read takes."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.claim = bench.store.claim
+        self.writes = 0
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        self.writes += 1
+        assert self.writes < 100, "draining has no end"
+        self._bench.clock.advance(0.1)
+        for _ in range(4):
+            self._bench.send(self._bench.session(1))
+        return self._bench.store.write(batch)
+
+
+def test_draining_ends_although_players_are_faster_than_ingest(bench: Bench):
+    before = [chunk for _ in range(8) for chunk in bench.session(3)]
+    bench.send(before)
+    service = bench.start(store=BusyStore(bench), max_read_bytes=1)
+    service.drain()
+    assert set(keys_of(before)) <= set(bench.keys()), "what was there before the call"
+    assert len(bench.stored()) <= len(before) + 2, "one record behind it for each partition"
+
+
+def test_draining_reads_what_came_before_the_call_on_every_partition_and_child(bench: Bench):
+    """Also where a child's records were appended at the very moment of the call."""
+    chunks = [chunk for _ in range(12) for chunk in bench.session(2)]
+    bench.send(chunks[:12])
+    bench.stream.split("p0")
+    bench.stream.split("p1")
+    bench.send(chunks[12:])
+    bench.start(max_read_bytes=1).drain()
+    assert bench.keys() == keys_of(chunks)
+
+
+def test_draining_goes_on_with_other_partitions_when_a_claim_is_lost(bench: Bench):
+    chunks = [chunk for _ in range(12) for chunk in bench.session(2)]
+    bench.send(chunks)
+    service = bench.start(max_read_bytes=1)
+    service.step()
+    bench.clock.advance(31.0)
+    bench.store.claim("p0", owner="rival", ttl_s=30.0)
+    service.drain()
+    left = len(read_all(bench.stream)["p0"]) - 1
+    assert left > 0
+    assert len(bench.stored()) == len(chunks) - left, "all but what the rival holds"
+    bench.clock.advance(31.0)
+    service.drain()
+    assert bench.keys() == keys_of(chunks)
+
+
+@pytest.mark.parametrize("name", ["max_read_bytes", "claim_ttl_s", "full_pause_s"])
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
+def test_settings_that_cannot_work_are_refused(name: str, value: float):
+    with pytest.raises(ConfigError, match=f"{name} is {value}; give a number above 0"):
+        IngestConfig(**{name: value})  # type: ignore[arg-type]
 
 
 def test_a_trimmed_position_is_read_on_from_the_earliest(bench: Bench):

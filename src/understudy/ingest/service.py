@@ -1,13 +1,15 @@
 """The ingest service: reads every partition of a stream, checks, and writes what is new with its position."""
 
+import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field, fields
 from threading import Event
 
 import structlog
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ClaimLost, PositionGone, StorageFull
+from understudy.core.errors import ClaimLost, ConfigError, PositionGone, StorageFull
 from understudy.core.frame import FrameKind
 from understudy.core.ports import (
     Candidate,
@@ -36,6 +38,12 @@ class IngestConfig:
     """How long a partition stays ours after we fall silent."""
     full_pause_s: float = 1.0
     """How long to wait when the disk is full."""
+
+    def __post_init__(self) -> None:
+        for field_ in fields(self):
+            value = getattr(self, field_.name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{field_.name} is {value}; give a number above 0, such as {field_.default}")
 
 
 @dataclass(slots=True)
@@ -80,14 +88,7 @@ class IngestService:
 
     def step(self) -> int:
         """Read each partition once and store what came; how many records that were."""
-        partitions = self._stream.partitions()
-        names = {partition.id for partition in partitions}
-        self._lanes = {name: lane for name, lane in self._lanes.items() if name in names}
-        moved = 0
-        for partition in partitions:
-            if all(parent not in names or self._has_ended(parent) for parent in partition.parents):
-                moved += self._advance(partition.id)
-        return moved
+        return sum(len(read.records) for _, read in self._round(without=()))
 
     def run(self, stop: Event) -> None:
         """Repeat `step` until told to stop, waiting a little when nothing comes and longer when the disk is full."""
@@ -102,18 +103,40 @@ class IngestService:
                 self._clock.wait(stop, _IDLE_S)
 
     def drain(self) -> None:
-        """Store everything that is in the stream now."""
-        while self.step():
-            pass
+        """Store everything that was in the stream when this was called; it ends however fast more comes.
+
+        Partitions that another owner holds are left to them.
+        """
+        called_s = self._clock.now()
+        caught_up: set[str] = set()
+        moved = True
+        while moved:
+            moved = False
+            for partition, read in self._round(without=caught_up):
+                # Also an empty read is news: it may have ended a parent, whose children come next.
+                moved = True
+                if not read.records or read.records[-1].time_s > called_s:
+                    caught_up.add(partition)
+
+    def _round(self, *, without: Container[str]) -> Iterator[tuple[str, Read]]:
+        """Each readable partition that is ours, read once and stored."""
+        partitions = self._stream.partitions()
+        names = {partition.id for partition in partitions}
+        self._lanes = {name: lane for name, lane in self._lanes.items() if name in names}
+        for partition in partitions:
+            is_readable = all(parent not in names or self._has_ended(parent) for parent in partition.parents)
+            if is_readable and partition.id not in without and (read := self._advance(partition.id)) is not None:
+                yield partition.id, read
 
     def _has_ended(self, partition: str) -> bool:
         lane = self._lanes.get(partition)
         return lane is not None and lane.ended
 
-    def _advance(self, partition: str) -> int:
+    def _advance(self, partition: str) -> Read | None:
+        """Store what one read gives; None when there is nothing more to read, or the partition is not ours."""
         lane = self._lanes.get(partition) or self._claim(partition)
         if lane is None or lane.ended:
-            return 0
+            return None
         read = self._read(partition, lane)
         if read.records:
             try:
@@ -121,9 +144,9 @@ class IngestService:
             except ClaimLost as error:
                 _log.warning("claim_lost", partition=partition, error=str(error))
                 del self._lanes[partition]
-                return 0
+                return None
         lane.position, lane.ended = read.next, read.ended
-        return len(read.records)
+        return read
 
     def _claim(self, partition: str) -> _Lane | None:
         try:
