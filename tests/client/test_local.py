@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, chunks, client
+from understudy.client import RecordingWarning
 from understudy.client.local import RETRY_AFTER_S, LocalLink
 from understudy.core.door import Door, pseudonym
 from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.frame import data_frame, decode_frame
 from understudy.core.game import game_spec, spec_from_json
 from understudy.core.names import game_name, new_session, player_name
-from understudy.core.ports import Outcome
+from understudy.core.ports import Ack, Outcome
 from understudy.streams.memory import MemoryStream
 
 KEY = bytes(32)
@@ -63,19 +64,40 @@ def test_what_enters_is_stamped_and_acknowledged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("answer", "retry_after_s"),
+    ("answer", "retry_after_s", "error"),
     [
-        (StorageFull("no room"), RETRY_AFTER_S),
-        (StorageFailed("gone"), RETRY_AFTER_S),
-        (OSError(5, "io"), RETRY_AFTER_S),
-        (Outcome(False, "busy", 3.0), 3.0),
-        (Outcome(False, "busy"), RETRY_AFTER_S),
+        (StorageFull("no room"), RETRY_AFTER_S, "no room"),
+        (StorageFailed("gone"), RETRY_AFTER_S, "gone"),
+        (OSError(5, "io"), RETRY_AFTER_S, "[Errno 5] io"),
+        (Outcome(False, "busy", 3.0), 3.0, "busy"),
+        (Outcome(False, None, 3.0), 3.0, ""),
     ],
 )
-def test_a_stream_that_cannot_store_now_means_later(tmp_path, answer, retry_after_s):
+def test_a_stream_that_cannot_store_now_means_later_and_says_why(tmp_path, answer, retry_after_s, error):
     good = frame()
     (ack,) = link_over(Broken(answer), tmp_path).send([good], {good.session: ANNA})
-    assert (ack.accepted, ack.refused, ack.retry_after_s) == (False, None, retry_after_s)
+    assert ack == Ack(False, refused=None, retry_after_s=retry_after_s, error=error)
+
+
+@pytest.mark.parametrize(("error", "refused"), [("too_large: no", "too_large: no"), (None, "not_taken")])
+def test_an_outcome_without_a_time_to_come_back_is_refused_for_good(tmp_path, error, refused):
+    good = frame()
+    (ack,) = link_over(Broken(Outcome(False, error)), tmp_path).send([good], {good.session: ANNA})
+    assert not ack.accepted
+    assert ack.refused is not None
+    assert refused in ack.refused
+
+
+def test_a_frame_no_stream_will_ever_take_is_not_tried_for_ever(tmp_path):
+    game = client(
+        link_over(Broken(Outcome(False, "too_large: no")), tmp_path, clock := FakeClock()), tmp_path, clock=clock
+    )
+    ep = game.episode(player="anna")
+    ep.acted([0, 0], 0)
+    ep.end([1, 1])
+    with pytest.warns(RecordingWarning, match="too_large"):
+        assert game.close()
+    assert (game.stats().refused_steps, game.stats().failed_sends) == (1, 0)
 
 
 def test_a_full_disk_stops_nothing_and_loses_nothing(tmp_path):
@@ -84,7 +106,7 @@ def test_a_full_disk_stops_nothing_and_loses_nothing(tmp_path):
 
         def append(self, frames):
             if self.is_full:
-                raise StorageFull("no room")
+                raise StorageFull("no room: free some space")
             return super().append(frames)
 
     clock = FakeClock()
@@ -98,6 +120,7 @@ def test_a_full_disk_stops_nothing_and_loses_nothing(tmp_path):
         clock.advance(40)
         game.pump()
     assert game.stats().acked_steps == 0
+    assert game.stats().last_error == "no room: free some space"
     stream.is_full = False
     clock.advance(40)
     game.pump()

@@ -11,7 +11,7 @@ from understudy.core.frame import Frame
 from understudy.core.game import GameSpec
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Stream
+from understudy.core.ports import Ack, Outcome, Stream
 
 RETRY_AFTER_S = 1.0
 _REGISTERING = Lock()
@@ -41,13 +41,19 @@ class LocalLink:
     def _append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         try:
             outcomes = self._stream.append(frames)
-        except (StorageFull, StorageFailed, OSError):
+        except (StorageFull, StorageFailed, OSError) as error:
             # Nothing was promised; the spool keeps the frames until the disk takes them again.
-            return [Ack(False, retry_after_s=RETRY_AFTER_S)] * len(frames)
-        return [
-            Ack(True) if outcome.durable else Ack(False, retry_after_s=outcome.retry_after_s or RETRY_AFTER_S)
-            for outcome in outcomes
-        ]
+            return [Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))] * len(frames)
+        return [_ack(outcome) for outcome in outcomes]
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _ack(outcome: Outcome) -> Ack:
+    if outcome.durable:
+        return Ack(True)
+    if outcome.retry_after_s > 0:
+        return Ack(False, retry_after_s=outcome.retry_after_s, error=outcome.error or "")
+    # Without a time to come back, trying again would fail for ever.
+    return Ack(False, refused=outcome.error or "not_taken: the stream did not say why")

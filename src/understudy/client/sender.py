@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from understudy.client.backoff import Backoff
 from understudy.client.losses import Losses
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import Entry, SessionSpool, Spool
@@ -70,7 +71,10 @@ class Sender:
     ) -> None:  # fmt: skip
         self._link, self._sessions, self._spool, self._spec, self._clock = link, sessions, spool, spec, clock
         self._config = SenderConfig() if config is None else config
-        self._rng = random.Random() if rng is None else rng
+        self._backoff = Backoff(
+            clock, random.Random() if rng is None else rng,
+            first_s=self._config.retry_first_s, cap_s=self._config.retry_cap_s,
+        )  # fmt: skip
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
         self.wake = sessions.handoff.filled
@@ -81,8 +85,7 @@ class Sender:
         self._losses = Losses()
         self._registered: set[str] = set()
         self._warned: set[str] = set()
-        self._failures = 0
-        self._not_before_s = self._adopt_at_s = clock.monotonic()
+        self._adopt_at_s = clock.monotonic()
         self._hurry = False
 
     # --- One round --------------------------------------------------------------------------------------------------
@@ -116,7 +119,7 @@ class Sender:
         now_s = self._clock.monotonic()
         due_s = [self._adopt_at_s - now_s]
         if self._queue:
-            due_s.append(self._not_before_s - now_s)
+            due_s.append(self._backoff.left_s)
         for session in self._sessions.live():
             oldest_ms = session.builder.oldest_ms
             waited_s = 0.0 if oldest_ms is None else (session.t_ms() - oldest_ms) / 1000
@@ -262,7 +265,7 @@ class Sender:
     # --- From the spool through the link ----------------------------------------------------------------------------
 
     def _batch(self) -> list[tuple[Entry, Frame]]:
-        if self._clock.monotonic() < self._not_before_s:
+        if self._backoff.left_s > 0:
             return []
         while self._queue and self._queue[0].is_done:
             self._queue.popleft()
@@ -311,12 +314,18 @@ class Sender:
                 self._refuse(entry, ack.refused)
             else:
                 again, retry_after_s = again + 1, max(retry_after_s, ack.retry_after_s)
+                error = ack.error or error
         self._report_lost()
         for spool in {entry.spool for entry, _ in batch}:
             if not (spool.is_closing and spool.is_idle):
                 spool.tidy()
         self._close_finished()
-        self._pace(again, len(batch), retry_after_s, error)
+        if again:
+            self.counts.failed_sends += 1
+            self.counts.last_error = error or self.counts.last_error
+            self._backoff.failed(wholly=again == len(batch), retry_after_s=retry_after_s)
+        else:
+            self._backoff.succeeded()
         self._settled.notify_all()
 
     def _finish(self, entry: Entry, *, arrived: bool) -> None:
@@ -334,17 +343,6 @@ class Sender:
             self._losses.add(entry.spool.session, [entry.chunk_no], entry.n_steps)
         else:
             entry.spool.is_muted = True
-
-    def _pace(self, again: int, n_sent: int, retry_after_s: float, error: str) -> None:
-        if not again:
-            self._failures = 0
-            return
-        self.counts.failed_sends += 1
-        self.counts.last_error = error or self.counts.last_error
-        self._failures = self._failures + 1 if again == n_sent else 1
-        bound_s = min(self._config.retry_cap_s, self._config.retry_first_s * 2.0 ** min(self._failures - 1, 16))
-        delay_s = max(self._rng.uniform(0.0, bound_s), min(retry_after_s, self._config.retry_cap_s))
-        self._not_before_s = self._clock.monotonic() + delay_s
 
     # --- Ends -------------------------------------------------------------------------------------------------------
 

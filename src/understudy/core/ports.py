@@ -286,6 +286,8 @@ class Ack:
     accepted: bool
     refused: str | None = None
     retry_after_s: float = 0.0
+    error: str = ""
+    """Why it must be tried again, for people."""
 
 
 class Link(Protocol):
