@@ -22,6 +22,7 @@ from understudy.core.log import (
     no_sync,
     readable_end,
     remove,
+    storage_error,
     sync_data,
     write_file,
 )
@@ -248,6 +249,44 @@ def test_a_file_that_cannot_be_cut_back_takes_nothing_more(tmp_path: Path, monke
             file.append([b"x"])
     with pytest.raises(StorageFailed):
         file.append([b"x"])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_only_a_full_disk_asks_for_space(code: int) -> None:
+    found = storage_error(OSError(code, os.strerror(code)), "a commit")
+    assert isinstance(found, StorageFull)
+    assert f"no room for a commit: {os.strerror(code)}; free some space" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EACCES, "the right to write there, then reopen"),
+        (errno.EPERM, "the right to write there, then reopen"),
+        (errno.EROFS, "mount that disk for writing, then reopen"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENFILE, "the machine's limit of open files"),
+        (errno.EIO, "; reopen"),
+        (errno.ENOENT, "; reopen"),
+    ],
+)
+def test_a_disk_that_refuses_for_another_reason_says_what_to_mend(code: int, remedy: str) -> None:
+    found = storage_error(OSError(code, os.strerror(code)), "a commit", then="reopen")
+    assert isinstance(found, StorageFailed)
+    assert not found.retry_helps
+    assert f"a commit failed: {os.strerror(code)}" in str(found)
+    assert remedy in str(found)
+    assert "space" not in str(found)
+
+
+def test_an_error_without_a_number_is_a_failure() -> None:
+    assert "odd" in str(storage_error(OSError("odd"), "a commit"))
+
+
+def test_the_file_that_refused_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file") as caught:
+        LogReader(tmp_path / "gone.log")
+    assert f"({tmp_path / 'gone.log'})" in str(storage_error(caught.value, "a commit"))
 
 
 def test_a_log_may_begin_to_sync_later(tmp_path: Path) -> None:

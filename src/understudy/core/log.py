@@ -83,6 +83,27 @@ def write_file(path: Path, raw: bytes, *, mode: int = 0o600) -> None:
     sync_folder(path.parent)
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REMEDIES = {
+    errno.EACCES: "give this user the right to write there",
+    errno.EPERM: "give this user the right to write there",
+    errno.EROFS: "mount that disk for writing",
+    errno.EMFILE: "raise this process's limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files",
+}
+
+
+def storage_error(error: OSError, doing: str, *, then: str = "try again") -> StorageFull | StorageFailed:
+    """What a refusing disk means: no room (a retry helps), or a failure that says what to mend before `then`."""
+    why = error.strerror or str(error)
+    if error.filename is not None:
+        why += f" ({error.filename})"
+    if error.errno in _FULL:
+        return StorageFull(f"no room for {doing}: {why}; free some space and try again")
+    remedy = _REMEDIES.get(error.errno or 0)
+    return StorageFailed(f"{doing} failed: {why}; {f'{remedy}, then {then}' if remedy else then}")
+
+
 class LogFile:
     """The appending side of one log file; create it once, never reopen it."""
 
@@ -135,15 +156,16 @@ class LogFile:
 
     def _gave_up(self, error: OSError, start: int) -> StorageFull | StorageFailed:
         assert self._descriptor is not None
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        failure = storage_error(error, f"writing {self.path.name}", then="open a new file to go on")
+        if isinstance(failure, StorageFull):
             try:
                 os.ftruncate(self._descriptor, start)
             except OSError:
                 self._failed = f"log {self.path.name} could not be cut back after a full disk; open a new one"
-            return StorageFull(f"no room to write {self.path.name}: {error.strerror}; free some space and try again")
-        # A failed sync may have dropped the pages it could not write: never sync the same bytes again.
-        self._failed = f"the disk refused {self.path.name}: {error.strerror}; open a new file to go on"
-        return StorageFailed(self._failed)
+        else:
+            # A failed sync may have dropped the pages it could not write: never sync the same bytes again.
+            self._failed = str(failure)
+        return failure
 
     def sync_with(self, sync: Sync) -> None:
         """Sync everything so far, and each entry from now on, this way."""
