@@ -85,6 +85,25 @@ def test_a_failed_commit_fails_everybody_in_it_and_nobody_else():
     assert group_of(log).submit(7) == 70
 
 
+def test_who_is_alone_waits_for_the_commit_that_runs_and_holds_up_the_next():
+    log = Log()
+    group = group_of(log)
+    log.may_go.clear()
+    first = threading.Thread(target=group.submit, args=(1,))
+    first.start()
+    assert log.is_inside.wait(20.0)
+    threading.Timer(0.05, log.may_go.set).start()
+    with group.alone():
+        assert log.groups == [[1]], "it ran to its end before this began"
+        second = threading.Thread(target=group.submit, args=(2,))
+        second.start()
+        second.join(0.05)
+        assert log.groups == [[1]]
+    second.join(20.0)
+    first.join(20.0)
+    assert log.groups == [[1], [2]]
+
+
 def test_an_interrupt_reaches_the_caller_and_leaves_the_group_usable():
     calls: list[int] = []
 

@@ -2,7 +2,8 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -43,6 +44,12 @@ class GroupCommit(Generic[Item, Result]):
             raise mine.error
         assert mine.result is not None
         return mine.result
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While inside, no commit runs; callers of `submit` wait."""
+        with self._leader:
+            yield
 
     def _commit_waiting(self) -> None:
         group = [self._waiting.popleft()]
