@@ -5,7 +5,6 @@ import random
 import threading
 import uuid
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,10 +12,11 @@ from understudy.client.backoff import Backoff
 from understudy.client.losses import Losses
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import Entry, SessionSpool, Spool
-from understudy.core.block import encode_block
+from understudy.client.waiting import Waiting
+from understudy.core.block import Block, encode_block
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError
-from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, Frame, FrameKind, close_frame, drop_frame
+from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, Frame, close_frame, drop_frame
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
 from understudy.core.ports import Ack, Link
@@ -80,8 +80,8 @@ class Sender:
         self.wake = sessions.handoff.filled
         self.counts = Counts()
         self._open: dict[uuid.UUID, SessionSpool] = {}
-        self._queue: deque[Entry] = deque()
-        self._kept_bytes = self._unchecked_bytes = 0
+        self._waiting = Waiting(memory_bytes=_MEMORY_BYTES)
+        self._unchecked_bytes = 0
         self._losses = Losses()
         self._registered: set[str] = set()
         self._warned: set[str] = set()
@@ -118,7 +118,7 @@ class Sender:
     def _wait_s(self) -> float:
         now_s = self._clock.monotonic()
         due_s = [self._adopt_at_s - now_s]
-        if self._queue:
+        if self._waiting:
             due_s.append(self._backoff.left_s)
         for session in self._sessions.live():
             oldest_ms = session.builder.oldest_ms
@@ -137,7 +137,7 @@ class Sender:
         for spool, entries in self._spool.adopt(self._clock.now()):
             self.counts.adopted_sessions += 1
             self._open[spool.session] = spool
-            self._queue.extend(entries)
+            self._waiting.adopt(entries)
             if spool.lost_numbers:
                 self._lose(spool, spool.lost_numbers, spool.lost_steps)
         self._report_lost()
@@ -169,14 +169,27 @@ class Sender:
             if item.lost_blocks:
                 self._lose(spool, [spool.skip(item.lost_steps)], item.lost_steps)
             if item.block is not None:
-                for encoded in encode_block(item.block, chunk_no=spool.next_no, first_step=spool.n_steps):
-                    if encoded.frame is None:
-                        self._lose(spool, [spool.skip(encoded.n_steps)], encoded.n_steps)
-                    else:
-                        self._add(spool, encoded.frame, encoded.n_steps)
-                self._sessions.pool.give(item.block.columns)
+                self._add_block(spool, item.block)
             self._report_lost()
             self._keep_cap()
+
+    def _add_block(self, spool: SessionSpool, block: Block) -> None:
+        left_steps = block.n_steps
+        try:
+            for encoded in encode_block(block, chunk_no=spool.next_no, first_step=spool.n_steps):
+                if encoded.frame is None:
+                    self._lose(spool, [spool.skip(encoded.n_steps)], encoded.n_steps)
+                else:
+                    self._add(spool, encoded.frame, encoded.n_steps)
+                left_steps -= encoded.n_steps
+        except Exception as error:
+            self.counts.last_error = repr(error)[:300]
+            self._warn("sender", f"recorded steps could not be spooled and are dropped: {error!r}")
+        finally:
+            # Nobody holds the block any more: what is not spooled by now is lost, and must be known to be.
+            if left_steps:
+                self._lose(spool, [spool.skip(left_steps)], left_steps)
+            self._sessions.pool.give(block.columns)
 
     def _spool_of(self, session: Session) -> SessionSpool:
         spool = self._open.get(session.id)
@@ -190,15 +203,7 @@ class Sender:
         self._unchecked_bytes += entry.size_bytes
         if entry.is_data:
             self.counts.spooled_steps += n_steps
-        if entry.file is not None and self._kept_bytes + entry.size_bytes > _MEMORY_BYTES:
-            entry.frame = None
-        if entry.frame is not None:
-            self._kept_bytes += entry.size_bytes
-        if entry.kind is FrameKind.DROP:
-            # Ahead of the data: without it the numbers behind a long gap would be too far ahead to be taken.
-            self._queue.appendleft(entry)
-        else:
-            self._queue.append(entry)
+        self._waiting.add(entry)
 
     def _end(self, session: Session) -> None:
         self._drain()
@@ -229,27 +234,12 @@ class Sender:
         for spool in self._open.values():
             spool.tidy(and_current=True)
         size = self._spool.foreign_bytes + sum(spool.size_bytes for spool in self._open.values())
-        touched = self._drop_oldest(size - cap * 7 // 8 if size > cap else 0, memory - _MEMORY_BYTES)
-        self._report_lost()
-        for spool in touched:
-            spool.tidy(and_current=True)
-
-    def _drop_oldest(self, disk_bytes: int, memory_bytes: int) -> set[SessionSpool]:
-        touched: set[SessionSpool] = set()
-        for entry in self._queue:
-            if disk_bytes <= 0 and memory_bytes <= 0:
-                break
-            # What was handed to the link may have arrived, so calling it dropped could be wrong.
-            if entry.is_done or entry.tried or not entry.is_data:
-                continue
-            if entry.file is None:
-                memory_bytes -= entry.size_bytes
-            self._finish(entry, arrived=False)
-            if entry.file is not None and entry.file.n_live == 0:
-                disk_bytes -= entry.file.size_bytes
+        dropped = self._waiting.drop_oldest(size - cap * 7 // 8 if size > cap else 0, memory - _MEMORY_BYTES)
+        for entry in dropped:
             self._lose(entry.spool, [entry.chunk_no], entry.n_steps)
-            touched.add(entry.spool)
-        return touched
+        self._report_lost()
+        for spool in {entry.spool for entry in dropped}:
+            spool.tidy(and_current=True)
 
     def _lose(self, spool: SessionSpool, numbers: Sequence[int], n_steps: int) -> None:
         self._losses.add(spool.session, numbers, n_steps)
@@ -267,19 +257,15 @@ class Sender:
     def _batch(self) -> list[tuple[Entry, Frame]]:
         if self._backoff.left_s > 0:
             return []
-        while self._queue and self._queue[0].is_done:
-            self._queue.popleft()
         batch: list[tuple[Entry, Frame]] = []
         room = min(_MAX_BATCH_BYTES, self._spool.cap_bytes // 4)
-        for entry in self._queue:
-            if entry.is_done:
-                continue
+        for entry in self._waiting:
             room -= entry.size_bytes
             if batch and (room < 0 or len(batch) == MAX_FRAMES_PER_SEND):
                 break
             frame = entry.spool.read(entry)
             if frame is None:
-                self._finish(entry, arrived=False)
+                self._waiting.finish(entry, arrived=False)
                 self._lose(entry.spool, [entry.chunk_no], entry.n_steps)
                 continue
             entry.tried = True
@@ -309,7 +295,7 @@ class Sender:
             if ack.accepted:
                 self.counts.acked_frames += 1
                 self.counts.acked_steps += entry.n_steps
-                self._finish(entry, arrived=True)
+                self._waiting.finish(entry, arrived=True)
             elif ack.refused is not None:
                 self._refuse(entry, ack.refused)
             else:
@@ -328,17 +314,12 @@ class Sender:
             self._backoff.succeeded()
         self._settled.notify_all()
 
-    def _finish(self, entry: Entry, *, arrived: bool) -> None:
-        if entry.frame is not None:
-            self._kept_bytes -= entry.size_bytes
-        entry.spool.done(entry, arrived=arrived)
-
     def _refuse(self, entry: Entry, reason: str) -> None:
         self.counts.refused_frames += 1
         self.counts.refused_steps += entry.n_steps
         self.counts.last_error = reason
         self._warn("refused", f"the platform refused recorded steps for good: {reason}")
-        self._finish(entry, arrived=False)
+        self._waiting.finish(entry, arrived=False)
         if entry.is_data:
             self._losses.add(entry.spool.session, [entry.chunk_no], entry.n_steps)
         else:
@@ -352,7 +333,7 @@ class Sender:
             self._hurry = True
             self._collect()
             self._hurry = False
-            waiting = [entry for entry in self._queue if not entry.is_done]
+            waiting = list(self._waiting)
         return self._wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s)
 
     def finish(self, ended: Iterable[Session], timeout_s: float) -> bool:
@@ -381,7 +362,7 @@ class Sender:
             for spool in self._open.values():
                 spool.close()
             self._open.clear()
-            self._queue.clear()
+            self._waiting.clear()
 
     def _wait_for(self, done: Callable[[], bool], timeout_s: float) -> bool:
         deadline_s = self._clock.monotonic() + timeout_s

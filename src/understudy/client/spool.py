@@ -111,26 +111,27 @@ class SessionSpool:
     def add(self, frame: Frame, n_steps: int) -> Entry:
         """Spool the frame that takes the next number; when the disk refuses, it is kept in memory alone."""
         entry = Entry(self, frame, n_steps)
-        self.next_no = frame.chunk_no + 1
         entry.steps_before = self.n_steps
-        if frame.kind is FrameKind.DATA:
-            self.n_steps += n_steps
+        total = self.n_steps + n_steps if entry.is_data else self.n_steps
+        with contextlib.suppress(StorageFull, StorageFailed, OSError):
+            self._write(entry, frame, total)
+        # Only now: an error that nobody foresaw has taken no number.
+        self.next_no, self.n_steps = frame.chunk_no + 1, total
         self._open[frame.chunk_no] = entry
-        try:
-            file = self._file(is_data=entry.is_data)
-            assert file.log is not None
-            head = _ENTRY.pack(n_steps, self.n_steps)
-            entry.start = file.log.append([head, frame.header(), frame.body]).start
-        except (StorageFull, StorageFailed, OSError):
+        if entry.file is None:
             # The number must survive a kill even so, or the next start would give it to another frame.
             self.memory_bytes += entry.size_bytes
             self._roll()
             self.save()
-        else:
-            entry.file = file
-            file.n_live += 1
-            file.size_bytes = file.log.size_bytes
         return entry
+
+    def _write(self, entry: Entry, frame: Frame, total: int) -> None:
+        file = self._file(is_data=entry.is_data)
+        assert file.log is not None
+        entry.start = file.log.append([_ENTRY.pack(entry.n_steps, total), frame.header(), frame.body]).start
+        entry.file = file
+        file.n_live += 1
+        file.size_bytes = file.log.size_bytes
 
     def skip(self, n_steps: int) -> int:
         """Take the next number for steps that were dropped before they became a frame."""
@@ -304,7 +305,8 @@ class Spool:
         """A locked folder for a new session."""
         folder = self.folder / str(session)
         lock = None
-        with contextlib.suppress(OSError):
+        # A locked folder under a fresh id is being looked at; without our session.json nobody takes it over.
+        with contextlib.suppress(OSError, Locked):
             folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(folder / ".lock", what=f"the spool of session {session}")
             about = {"player": player, "game": spec.game, "schema": spec.schema, "spec": spec.to_json().decode()}
