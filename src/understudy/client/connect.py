@@ -1,12 +1,14 @@
 """connect: from a game's name and shape to a Game that records."""
 
 import atexit
+import contextlib
 import hashlib
 import os
 import random
 import secrets
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +20,7 @@ from understudy.client.episode import Episode
 from understudy.client.local import LocalLink
 from understudy.client.recorder import Recorder
 from understudy.client.sender import Sender, SenderConfig
-from understudy.client.session import Sessions, Tolerance
+from understudy.client.session import RecordingWarning, Sessions, Tolerance
 from understudy.client.spool import Spool
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import Door, create_once, deployment_key
@@ -29,6 +31,9 @@ from understudy.core.names import PlayerName, player_name
 from understudy.core.ports import Link
 
 Held = TypeVar("Held", Episode, Recorder)
+
+_JOIN_S = 1.0
+"""How long closing waits for a sender that was told to stop."""
 
 _GAMES: "set[Game]" = set()
 """Every game that is not closed; leaving the program closes them, even those nobody refers to any more."""
@@ -75,6 +80,8 @@ class Stats:
     refused_frames: int
     failed_sends: int
     adopted_sessions: int
+    expired_sessions: int
+    """What killed games left and nobody could send within a week; it was deleted."""
     bad_inputs: int
     ignored_calls: int
     open_episodes: int
@@ -103,6 +110,8 @@ class Game:
         self._stop = threading.Event()
         self._player: PlayerName | None = None
         self._closed: str | None = None
+        self._all_sent = False
+        """What the first `close` answered."""
         _GAMES.add(self)
         if folder.has_leftovers():
             self._start()
@@ -145,7 +154,7 @@ class Game:
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until everything recorded so far is acknowledged (or refused or dropped); False when time ran out."""
-        return True if self._closed else self._sender.flush(timeout_s)
+        return self._all_sent if self._closed else self._sender.flush(timeout_s, pumps=self._thread is None)
 
     def pump(self) -> float:
         """One round of the sender, for games without a thread; seconds until the next one is due."""
@@ -159,30 +168,39 @@ class Game:
             spooled_steps=counts.spooled_steps, acked_steps=counts.acked_steps, refused_steps=counts.refused_steps,
             dropped_steps=counts.dropped_steps, sent_frames=counts.sent_frames, acked_frames=counts.acked_frames,
             refused_frames=counts.refused_frames, failed_sends=counts.failed_sends,
-            adopted_sessions=counts.adopted_sessions, bad_inputs=tolerance.bad_inputs,
-            ignored_calls=tolerance.ignored_calls, open_episodes=self._sessions.n_open, last_error=counts.last_error,
+            adopted_sessions=counts.adopted_sessions, expired_sessions=counts.expired_sessions,
+            bad_inputs=tolerance.bad_inputs, ignored_calls=tolerance.ignored_calls,
+            open_episodes=self._sessions.n_open, last_error=counts.last_error,
         )  # fmt: skip
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Cut open episodes, send what can be sent in time, leave the rest spooled; True when all was acknowledged."""
         with self._lock:
             if self._closed:
-                return True
+                return self._all_sent
             self._closed = f"the game {self.spec.game} was closed; connect again to record"
         _GAMES.discard(self)
         ended = self._sessions.close(self._closed)
         if self._thread is None:
-            all_sent = self._sender.finish(ended, 0.0) or self._pump_rest()
+            self._all_sent = self._sender.finish(ended, 0.0) or self._pump_rest()
         else:
-            all_sent = self._sender.finish(ended, self._config.close_timeout_s if timeout_s is None else timeout_s)
+            timeout_s = self._config.close_timeout_s if timeout_s is None else timeout_s
+            self._all_sent = self._sender.finish(ended, timeout_s)
         self._stop.set()
         self._sender.wake.set()
         if self._thread is not None:
-            self._thread.join(1.0)
+            self._thread.join(_JOIN_S)
         if self._thread is None or not self._thread.is_alive():
             self._sender.release()
             self._link.close()
-        return all_sent
+        else:
+            warnings.warn(
+                f"the sender of {self.spec.game} did not end within {_JOIN_S} s, so its link is still busy; what was "
+                "not acknowledged stays spooled and is sent by the next start",
+                RecordingWarning,
+                stacklevel=2,
+            )
+        return self._all_sent
 
     def _pump_rest(self) -> bool:
         while not self._sender.is_clear:
@@ -313,7 +331,9 @@ def _client_build() -> str:
 
 def _close_all() -> None:
     for game in list(_GAMES):
-        game.close()
+        # A raised warning (-W error) must not keep the other games from closing.
+        with contextlib.suppress(RecordingWarning):
+            game.close()
 
 
 def _after_fork() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from understudy.client.backoff import Backoff
+from understudy.client.counts import Counts
 from understudy.client.losses import Losses
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import Entry, SessionSpool, Spool
@@ -46,22 +47,6 @@ class SenderConfig:
             raise ConfigError(f"{self} holds a time that is not above 0; give seconds such as linger_s=1.0")
 
 
-@dataclass(slots=True)
-class Counts:
-    """What happened so far."""
-
-    spooled_steps: int = 0
-    acked_steps: int = 0
-    refused_steps: int = 0
-    dropped_steps: int = 0
-    sent_frames: int = 0
-    acked_frames: int = 0
-    refused_frames: int = 0
-    failed_sends: int = 0
-    adopted_sessions: int = 0
-    last_error: str = ""
-
-
 class Sender:
     """Moves blocks from a client's sessions into its spool and on through its link; `step()` does one round."""
 
@@ -77,6 +62,7 @@ class Sender:
         )  # fmt: skip
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
+        self._never = threading.Event()
         self.wake = sessions.handoff.filled
         self.counts = Counts()
         self._open: dict[uuid.UUID, SessionSpool] = {}
@@ -140,6 +126,7 @@ class Sender:
             self._waiting.adopt(entries)
             if spool.lost_numbers:
                 self._lose(spool, spool.lost_numbers, spool.lost_steps)
+        self.counts.expired_sessions = self._spool.expired_sessions
         self._report_lost()
 
     def _collect(self) -> None:
@@ -292,6 +279,8 @@ class Sender:
         self.counts.sent_frames += len(batch)
         again, retry_after_s = len(batch) - len(acks), 0.0
         for (entry, _), ack in zip(batch, acks, strict=False):
+            if entry.is_done:
+                continue  # two threads pumped at once, and the other heard of it first
             if ack.accepted:
                 self.counts.acked_frames += 1
                 self.counts.acked_steps += entry.n_steps
@@ -327,14 +316,18 @@ class Sender:
 
     # --- Ends -------------------------------------------------------------------------------------------------------
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until everything recorded so far is acknowledged, refused or dropped; False when time ran out."""
+    def flush(self, timeout_s: float, *, pumps: bool = False) -> bool:
+        """Wait until everything recorded so far is acknowledged, refused or dropped; False when time ran out.
+
+        `pumps`: no thread runs, so the rounds are made here.
+        """
         with self._work:
             self._hurry = True
             self._collect()
             self._hurry = False
             waiting = list(self._waiting)
-        return self._wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s)
+        wait_for = self._pump_until if pumps else self._wait_for
+        return wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s)
 
     def finish(self, ended: Iterable[Session], timeout_s: float) -> bool:
         """Spool and send the rest of ended sessions and close them; what is not acknowledged in time stays spooled."""
@@ -373,6 +366,20 @@ class Sender:
                     return False
                 self.wake.set()
                 self._settled.wait(min(left_s, 0.05))
+        return True
+
+    def _pump_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        began_s, waited_s = self._clock.monotonic(), 0.0
+        while not done():
+            # The waits count as well, so that a clock that stands still ends this too.
+            left_s = timeout_s - max(waited_s, self._clock.monotonic() - began_s)
+            if left_s <= 0:
+                return False
+            due_s = self.step()
+            if due_s > 0 and not done():
+                pause_s = min(max(due_s, 0.01), left_s)
+                self._clock.wait(self._never, pause_s)
+                waited_s += pause_s
         return True
 
     def _warn(self, topic: str, text: str) -> None:
