@@ -18,6 +18,8 @@ from understudy.core.errors import Closed, ConfigError, InvalidName, Refused, Sp
 from understudy.core.frame import FrameKind
 from understudy.core.game import game_spec
 
+SPEC = game_spec("my-game", obs=2, actions=3)
+
 
 def obs(i: float) -> np.ndarray:
     return np.array([i, -i], np.float32)
@@ -304,6 +306,11 @@ def test_an_episode_without_a_decision_leaves_nothing(tmp_path):
         ({"game": "x", "obs": 2, "actions": 2, "kind": "ghost"}, ConfigError, "player"),
         ({"game": "x", "obs": 2, "actions": 2, "linger_s": -1.0}, ConfigError, "above 0"),
         ({"game": "x", "obs": 2, "actions": 2, "spool_cap_bytes": 5}, ConfigError, "65536"),
+        ({"game": "x", "obs": 2, "actions": 2, "data": "d"}, ConfigError, "link"),
+        ({"game": "my-game", "obs": 2, "spec": SPEC}, ConfigError, "spec and obs"),
+        ({"spec": SPEC, "actions": 3, "max_episode_steps": 5}, ConfigError, "actions, max_episode_steps"),
+        ({"spec": SPEC, "has_legal": False}, ConfigError, "has_legal"),
+        ({"game": "x", "spec": SPEC}, ConfigError, "'my-game'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(tmp_path, arguments, error, match):
@@ -341,6 +348,19 @@ def test_the_config_alone_can_say_everything(tmp_path):
         ep = game.episode(player="anna")
         ep.acted([0.0], 0)
     assert (tmp_path / "here").exists()
+
+
+def test_keywords_go_before_the_config_and_shape_the_spec(tmp_path):
+    config = ClientConfig(background=False, clock=FakeClock(), kind="player", strict=False)
+    with connect(
+        "my-game", obs=2, actions=3, has_legal=True, max_episode_steps=9, kind="actor", strict=True, linger_s=0.25,
+        link=MemoryLink(), spool=tmp_path, config=config,
+    ) as game:  # fmt: skip
+        assert (game.spec.has_legal, game.spec.max_episode_steps) == (True, 9)
+        used = game._config
+        assert (used.kind, used.strict, used.sender.linger_s, used.clock) == ("actor", True, 0.25, config.clock)
+    with connect("my-game", spec=SPEC, link=MemoryLink(), spool=tmp_path, config=config) as game:
+        assert game.spec is SPEC
 
 
 # --- Processes --------------------------------------------------------------------------------------------------------

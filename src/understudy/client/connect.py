@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from understudy.client.episode import Episode
 from understudy.client.local import LocalLink
@@ -240,23 +240,41 @@ class Game:
         self._sender.abandon()
 
 
+class Settings(TypedDict, total=False):
+    """Fields of ClientConfig that `connect` takes by name as well."""
+
+    spool: str | os.PathLike[str]
+    spool_cap_bytes: int
+    close_timeout_s: float
+    background: bool
+    sender: SenderConfig
+    clock: Clock
+    rng: random.Random
+
+
 def connect(
-    game: str | None = None, *, obs: Any = None, actions: Any = None, consent: str = "unknown",
-    spec: GameSpec | None = None, data: str | os.PathLike[str] | None = None, link: Link | None = None,
-    spool: str | os.PathLike[str] | None = None, config: ClientConfig | None = None, **settings: Any,
+    game: str | None = None, *, obs: Any = None, actions: Any = None, has_legal: bool | None = None,
+    max_episode_steps: int | None = None, spec: GameSpec | None = None, consent: str = "unknown",
+    kind: str | None = None, data: str | os.PathLike[str] | None = None, link: Link | None = None,
+    linger_s: float | None = None, strict: bool | None = None, config: ClientConfig | None = None,
+    **settings: Unpack[Settings],
 ) -> Game:  # fmt: skip
     """A Game that records into `data` (or UNDERSTUDY_DATA), or through `link`.
 
-    `obs` and `actions` describe the game as in `core.game.game_spec`, with `has_legal` and `max_episode_steps`; or give
-    a whole `spec`. `linger_s`, `strict`, `kind` and `clock` stand for the same settings of `config`.
+    `obs`, `actions`, `has_legal` and `max_episode_steps` describe the game as in `core.game.game_spec`; or give a whole
+    `spec`. `kind`, `linger_s`, `strict` and `settings` go before what `config` says.
     """
-    shape = {name: settings.pop(name) for name in ("has_legal", "max_episode_steps") if name in settings}
-    config = _config(config, settings, spool)
-    if spec is None:
-        if game is None or obs is None or actions is None:
-            raise ConfigError("connect needs a name, obs= and actions=, such as connect('my-game', obs=6, actions=3)")
-        spec = game_spec(game, obs=obs, actions=actions, **shape)
+    if spec is not None:
+        shape = {"obs": obs, "actions": actions, "has_legal": has_legal, "max_episode_steps": max_episode_steps}
+        _refuse_both(spec, game, [name for name, given in shape.items() if given is not None])
+    elif game is None or obs is None or actions is None:
+        raise ConfigError("connect needs a name, obs= and actions=, such as connect('my-game', obs=6, actions=3)")
+    else:
+        spec = game_spec(game, obs=obs, actions=actions, has_legal=bool(has_legal), max_episode_steps=max_episode_steps)
+    config = _config(config, {**settings, "kind": kind, "linger_s": linger_s, "strict": strict})
     if link is not None:
+        if data is not None:
+            raise ConfigError(f"connect was given both data={str(data)!r} and a link; give the one to record through")
         address = str(getattr(link, "address", type(link).__qualname__))
         folder = config.spool or user_folder() / "spool"
     else:
@@ -267,18 +285,24 @@ def connect(
     return Game(spec, link, spool=folder, tag=spool_tag(address, spec.game), consent=consent, config=config)
 
 
-def _config(
-    config: ClientConfig | None, settings: dict[str, Any], spool: str | os.PathLike[str] | None
-) -> ClientConfig:
+def _refuse_both(spec: GameSpec, game: str | None, shape: Sequence[str]) -> None:
+    if shape:
+        raise ConfigError(f"connect was given a spec and {', '.join(shape)} as well; the spec says it all, so drop one")
+    if game not in (None, spec.game):
+        raise ConfigError(f"connect was given the name {game!r} and a spec of {spec.game!r}; give one of them")
+
+
+def _config(config: ClientConfig | None, given: dict[str, Any]) -> ClientConfig:
     config = ClientConfig() if config is None else config
-    if spool is not None:
-        settings["spool"] = Path(spool)
-    if "linger_s" in settings:
-        settings["sender"] = replace(config.sender, linger_s=settings.pop("linger_s"))
+    changes = {name: value for name, value in given.items() if value is not None}
+    if "spool" in changes:
+        changes["spool"] = Path(changes["spool"])
+    if "linger_s" in changes:
+        changes["sender"] = replace(changes.get("sender", config.sender), linger_s=changes.pop("linger_s"))
     known = {one.name for one in fields(ClientConfig)}
-    if unknown := settings.keys() - known:
+    if unknown := changes.keys() - known:
         raise ConfigError(f"connect does not know {sorted(unknown)}; known settings are {sorted(known)}")
-    return replace(config, **settings)
+    return replace(config, **changes)
 
 
 def _data_folder(data: str | os.PathLike[str] | None) -> Path:
