@@ -1,15 +1,18 @@
 """The file stream: one locked log per process, readable while it grows, whatever the disk does."""
 
+import errno
 import multiprocessing
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.stores.desks import fork
 from understudy.core.errors import Closed, ConfigError
+from understudy.core.frame import Frame
 from understudy.core.log import LogReader
 from understudy.core.ports import Position
 from understudy.streams import file as module
@@ -236,6 +239,176 @@ def test_trim_keeps_the_file_a_position_stands_in_while_more_follow(tmp_path: Pa
     stream.trim({name: first}, before_s=1e12)
     read = stream.read(name, first, max_bytes=1 << 20, wait_s=0.0)
     assert [record.raw for record in read.records] == [frame.encode() for frame in frames[1:]]
+
+
+def test_trim_keeps_an_entry_of_which_some_frames_are_not_stored(tmp_path: Path):
+    stream, frames = FileStream(tmp_path), sample_frames(3)
+    stream.append(frames)
+    stream.close()
+    name = only(stream)
+    positions = [record.position for record in read_all(stream)[name]]
+    assert stream.trim({name: positions[1]}, before_s=1e12) == 0
+    assert stream.trim({name: positions[2]}, before_s=1e12) > 0
+    assert list(stream.partitions()) == []
+
+
+def test_trim_takes_what_a_process_left_that_died_while_it_began_a_file(tmp_path: Path):
+    stream = FileStream(tmp_path)
+    stream.append(sample_frames(1))
+    stream.close()
+    name = only(stream)
+    (tmp_path / name / "00000002.log").write_bytes(b"ulog torn")
+    last = read_all(stream)[name][-1].position
+    assert stream.trim({name: last}, before_s=1e12) > 0
+    assert list(stream.partitions()) == []
+
+
+def test_waiting_at_the_end_reads_no_entry_again(tmp_path: Path, monkeypatch):
+    stream, frames = FileStream(tmp_path), sample_frames(50)
+    stream.append(frames)
+    name = only(stream)
+    last = read_all(stream)[name][-1].position
+    read_bytes: list[int] = []
+
+    def counted(descriptor: int, length: int, at: int) -> bytes:
+        raw = os.pread(descriptor, length, at)
+        read_bytes.append(len(raw))
+        return raw
+
+    monkeypatch.setattr("understudy.core.log._pread", counted)
+    idle = stream.read(name, last, max_bytes=1 << 20, wait_s=0.0)
+    assert (list(idle.records), idle.next, idle.ended) == ([], last, False)
+    assert sum(read_bytes) == 0
+    stream.append(frames[:1])
+    read = stream.read(name, last, max_bytes=1 << 20, wait_s=0.0)
+    assert [record.raw for record in read.records] == [frames[0].encode()]
+    stream.close()
+
+
+def test_positions_of_earlier_releases_are_read_on(tmp_path: Path):
+    """Those named the last frame of an entry by its index, and stand in stores."""
+    stream, frames = FileStream(tmp_path), sample_frames(5)
+    stream.append(frames[:3])
+    end = next(tmp_path.glob("*/*.log")).stat().st_size
+    stream.append(frames[3:])
+    name = only(stream)
+    expected = {"1:0:-1": 0, "1:0:0": 1, "1:0:1": 2, "1:0:2": 3, f"1:{end}:0": 4, f"1:{end}:1": 5}
+    for text, start in expected.items():
+        read = stream.read(name, Position(text), max_bytes=1 << 20, wait_s=0.0)
+        assert [record.raw for record in read.records] == [frame.encode() for frame in frames[start:]]
+    stream.close()
+    assert stream.trim({name: Position("1:0:2")}, before_s=1e12) == 0
+    assert stream.trim({name: Position(f"1:{end}:1")}, before_s=1e12) > 0
+
+
+def test_an_old_file_takes_nothing_more_so_that_it_can_be_trimmed(tmp_path: Path):
+    clock, frames = ManualClock(), sample_frames(4)
+    stream = FileStream(tmp_path, clock=clock, roll_s=60.0)
+    for frame, wait_s in zip(frames, [59.0, 1.0, 59.0, 0.0], strict=True):
+        stream.append([frame])
+        clock.advance(wait_s)
+    name = only(stream)
+    assert len(list(tmp_path.glob("*/*.log"))) == 2
+    records = read_all(stream)[name]
+    assert [record.raw for record in records] == [frame.encode() for frame in frames]
+    assert stream.trim({name: records[2].position}, before_s=1e12) > 0
+    assert raws(stream) == [frame.encode() for frame in frames[2:]]
+    stream.close()
+
+
+def test_waiting_goes_by_the_clock_of_the_stream(tmp_path: Path):
+    clock = ManualClock()
+    stream = FileStream(tmp_path, clock=clock)
+    stream.append(sample_frames(1))
+    last = read_all(stream)[only(stream)][-1].position
+    assert not stream.read(only(stream), last, max_bytes=1, wait_s=30.0).records
+    assert clock.now() == pytest.approx(START_S + 30.0, abs=0.1)
+    stream.close()
+
+
+def test_closing_ends_the_wait_of_a_reader(tmp_path: Path):
+    stream, other = FileStream(tmp_path), FileStream(tmp_path)
+    other.append(sample_frames(1))
+    last = read_all(stream)[only(stream)][-1].position
+    reader = threading.Thread(target=stream.read, args=(only(stream), last), kwargs={"max_bytes": 1, "wait_s": 60.0})
+    reader.start()
+    stream.close()
+    reader.join(20.0)
+    assert not reader.is_alive()
+    other.close()
+
+
+def test_closing_lets_a_running_append_finish_and_takes_no_later_one(tmp_path: Path):
+    is_inside, may_go = threading.Event(), threading.Event()
+
+    def slow(descriptor: int) -> None:
+        is_inside.set()
+        assert may_go.wait(20.0)
+        os.fsync(descriptor)
+
+    stream, frames = FileStream(tmp_path, sync=slow), sample_frames(2)
+    found: list[object] = []
+
+    def append(frame: Frame) -> None:
+        try:
+            found.append(stream.append([frame])[0].durable)
+        except Closed:
+            found.append("closed")
+
+    threads = [threading.Thread(target=append, args=(frames[0],)), threading.Thread(target=stream.close)]
+    threads[0].start()
+    assert is_inside.wait(20.0)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert threads[1].is_alive(), "closing waits for the append"
+    may_go.set()
+    for thread in threads:
+        thread.join(20.0)
+    append(frames[1])
+    assert found == [True, "closed"]
+    assert raws(stream) == [frames[0].encode()]
+    assert len(stream.partitions()) == 1
+
+
+def test_an_append_that_waited_while_the_stream_was_closed_opens_no_partition(tmp_path: Path):
+    stream = FileStream(tmp_path / "stream")
+    with ThreadPoolExecutor(1) as pool:
+        with stream._group.alone():
+            waiting = pool.submit(stream.append, sample_frames(1))
+            while not stream._group._waiting:
+                threading.Event().wait(0.001)
+            stream._closed.set()
+        with pytest.raises(Closed):
+            waiting.result(20.0)
+    assert list(stream.partitions()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"), [(errno.EACCES, "right to write"), (errno.EROFS, "mount"), (errno.EMFILE, "ulimit")]
+)
+def test_a_disk_that_is_not_full_asks_for_no_space_and_each_try_leaves_nothing(
+    tmp_path: Path, monkeypatch, code: int, wanted: str
+):
+    stream, frames = FileStream(tmp_path / "stream", roll_bytes=1), sample_frames(2)
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    for name in ("sync_folder", "FileLock"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda *_, **__: refuse())
+            error = stream.append(frames[:1])[0].error
+        assert error
+        assert wanted in error
+        assert "space" not in error
+        assert list((tmp_path / "stream").iterdir()) == []
+    assert stream.append(frames[:1])[0].durable
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "LogFile", lambda *_, **__: refuse())
+        error = stream.append(frames[1:])[0].error
+    assert error
+    assert wanted in error
+    stream.close()
 
 
 def test_positions_that_are_none_and_closed_streams_are_refused(tmp_path: Path):

@@ -3,7 +3,9 @@
     STREAM/<partition>/.lock            held while its process lives
     STREAM/<partition>/00000001.log     entries of core/log: append time (f64) and whole frames
 
-A partition whose lock is free has ended: its process closed it or died. Positions name file, entry and frame.
+A partition whose lock is free has ended: its process closed it or died. A position FILE:ENTRY:INDEX stands behind a
+frame of the entry that starts at byte ENTRY; with INDEX -1 before the first, so that whoever waits at the end of a file
+reads no old entry again.
 """
 
 import contextlib
@@ -12,23 +14,35 @@ import shutil
 import struct
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, StorageFull
-from understudy.core.frame import HEADER_BYTES, MAX_FRAME_BYTES, Frame
+from understudy.core.frame import MAX_FRAME_BYTES, Frame, announced_size
 from understudy.core.group import GroupCommit
 from understudy.core.lock import FileLock, is_locked
-from understudy.core.log import Entry, LogFile, LogReader, Sync, make_folder, remove, sync_data, sync_folder
+from understudy.core.log import (
+    Entry,
+    LogFile,
+    LogReader,
+    Sync,
+    make_folder,
+    remove,
+    storage_error,
+    sync_data,
+    sync_folder,
+)
 from understudy.core.ports import Outcome, Partition, Position, Read, Record
 
 _TIME = struct.Struct("<d")
 _POLL_S = 0.004
 _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
+ROLL_S = 60.0
+"""A file older than this takes nothing more: what a forgotten player sent must become trimmable while others play."""
 _TOO_LARGE = Outcome(durable=False, error=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
 
 
@@ -40,23 +54,28 @@ class FileStream:
     """A durable stream on local disk; any number of processes append, one reads."""
 
     def __init__(
-        self, folder: Path, *, sync: Sync = sync_data, roll_bytes: int = ROLL_BYTES, clock: Clock | None = None
+        self,
+        folder: Path,
+        *,
+        sync: Sync = sync_data,
+        roll_bytes: int = ROLL_BYTES,
+        roll_s: float = ROLL_S,
+        clock: Clock | None = None,
     ) -> None:
         if sys.platform == "win32":
             raise ConfigError("the file stream runs on Linux and macOS only; on Windows connect to a gateway instead")
         self._folder = folder
         self._sync = sync
-        self._roll_bytes = roll_bytes
+        self._rolls = _Rolls(roll_bytes, roll_s)
         self._clock = clock or SystemClock()
         self._writer: _PartitionWriter | None = None
-        self._opening = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._group = GroupCommit[Sequence[bytes], Outcome](
             self._commit, size=lambda parts: sum(map(len, parts)), most=_MOST_BYTES
         )
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
-        if self._closed:
+        if self._closed.is_set():
             raise Closed("the stream was closed")
         # Encoded here, so that a frame that cannot be encoded fails its own caller only.
         parts = [part for frame in frames if not _is_too_large(frame) for part in (frame.header(), frame.body)]
@@ -66,7 +85,8 @@ class FileStream:
     def _commit(self, groups: Sequence[Sequence[bytes]]) -> Sequence[Outcome]:
         parts = [_TIME.pack(self._clock.now()), *(part for group in groups for part in group)]
         try:
-            if self._closed:
+            # Asked again here, where `close` cannot come between the answer and the write.
+            if self._closed.is_set():
                 raise Closed("the stream was closed")
             self._own_partition().append(parts)
             outcome = Outcome(durable=True)
@@ -75,13 +95,12 @@ class FileStream:
         return [outcome] * len(groups)
 
     def _own_partition(self) -> "_PartitionWriter":
-        with self._opening:
-            if self._writer is None or self._writer.pid != os.getpid():
-                try:
-                    self._writer = _PartitionWriter(self._folder, sync=self._sync, roll_bytes=self._roll_bytes)
-                except OSError as error:
-                    raise StorageFull(f"no room for a stream partition: {error.strerror}; free some space") from error
-            return self._writer
+        if self._writer is None or self._writer.pid != os.getpid():
+            try:
+                self._writer = _PartitionWriter(self._folder, sync=self._sync, rolls=self._rolls, clock=self._clock)
+            except OSError as error:
+                raise storage_error(error, "opening a stream partition") from error
+        return self._writer
 
     def partitions(self) -> Sequence[Partition]:
         if not self._folder.exists():
@@ -90,14 +109,14 @@ class FileStream:
 
     def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
         folder = self._folder / partition
-        deadline = time.monotonic() + wait_s
+        deadline = self._clock.monotonic() + wait_s
         while True:
             # Asked before reading: a lock seen free now means that whatever was appended is already there.
             ended = not is_locked(folder / ".lock")
             records, following = _read_from(folder, after, max_bytes=max_bytes)
-            if records or ended or time.monotonic() >= deadline:
+            if records or ended or self._closed.is_set() or self._clock.monotonic() >= deadline:
                 return Read(records, following, ended and not records)
-            time.sleep(_POLL_S)
+            self._clock.wait(self._closed, _POLL_S)
 
     def trim(self, stored: Mapping[str, Position | None], *, before_s: float) -> int:
         """Delete files that are wholly stored and last written before a time; how many bytes went."""
@@ -110,46 +129,65 @@ class FileStream:
                 continue
             ended = not is_locked(folder / ".lock")
             at = _Place.parse(position)
+            is_read_out = ended and _is_read_out(folder, position)
             for number in numbers:
                 path = _file(folder, number)
-                if path.stat().st_mtime >= before_s or number > at.file:
+                if path.stat().st_mtime >= before_s or not (number < at.file or is_read_out):
                     break
-                if number < at.file or (ended and number == numbers[-1] and _is_read_out(path, at)):
-                    freed += path.stat().st_size
-                    remove(path)
+                freed += path.stat().st_size
+                remove(path)
             if ended and not _file_numbers(folder):
                 shutil.rmtree(folder, ignore_errors=True)
         return freed
 
     def close(self) -> None:
-        self._closed = True
-        with self._opening:
+        """Let a running append finish, then end this process's partition; reads that wait return."""
+        with self._group.alone():
+            self._closed.set()
             if self._writer is not None and self._writer.pid == os.getpid():
                 self._writer.close()
             self._writer = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Rolls:
+    """When a file takes no further entry."""
+
+    size_bytes: int
+    age_s: float
+
+
 class _PartitionWriter:
     """This process's own partition."""
 
-    def __init__(self, folder: Path, *, sync: Sync, roll_bytes: int) -> None:
+    def __init__(self, folder: Path, *, sync: Sync, rolls: _Rolls, clock: Clock) -> None:
         self.pid = os.getpid()
-        self._sync = sync
-        self._roll_bytes = roll_bytes
+        self._sync, self._rolls, self._clock = sync, rolls, clock
         self._number = 0
         self._log: LogFile | None = None
+        self._log_since_s = 0.0
         make_folder(folder)
-        name = f"{time.time_ns():016x}-{uuid.uuid4().hex[:8]}"
+        name = f"{int(clock.now() * 1e9):016x}-{uuid.uuid4().hex[:8]}"
+        self._folder = folder / name
         # Born under a hidden name, so that nobody sees it before its lock is held.
         hidden = folder / f".{name}"
         hidden.mkdir()
-        self._lock = FileLock(hidden / ".lock", what="a stream partition")
-        self._folder = folder / name
-        hidden.rename(self._folder)
-        sync_folder(folder)
+        try:
+            self._lock = FileLock(hidden / ".lock", what="a stream partition")
+            try:
+                hidden.rename(self._folder)
+                sync_folder(folder)
+            except OSError:
+                self._lock.close()
+                raise
+        except OSError:
+            # Appending is tried again and again: each try would leave a folder and a descriptor.
+            shutil.rmtree(hidden, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
 
     def append(self, parts: Sequence[bytes]) -> None:
-        if self._log is None or self._log.size_bytes >= self._roll_bytes:
+        if self._log is None or self._is_done(self._log):
             self._roll()
         assert self._log is not None
         try:
@@ -162,6 +200,10 @@ class _PartitionWriter:
             self._log = None
             raise
 
+    def _is_done(self, log: LogFile) -> bool:
+        is_old = self._clock.monotonic() - self._log_since_s >= self._rolls.age_s
+        return log.size_bytes >= self._rolls.size_bytes or (is_old and log.size_bytes > 0)
+
     def _roll(self) -> None:
         if self._log is not None:
             self._log.close()
@@ -170,7 +212,8 @@ class _PartitionWriter:
         try:
             self._log = LogFile(_file(self._folder, self._number), sync=self._sync)
         except OSError as error:
-            raise StorageFull(f"no room for a new stream file: {error.strerror}; free some space") from error
+            raise storage_error(error, "opening a stream file") from error
+        self._log_since_s = self._clock.monotonic()
 
     def close(self) -> None:
         if self._log is not None:
@@ -208,10 +251,11 @@ def _file_numbers(folder: Path) -> list[int]:
     return []
 
 
-def _is_read_out(path: Path, at: _Place) -> bool:
-    with LogReader(path) as reader:
-        entry = reader.at(at.entry)
-        return entry is not None and reader.at(entry.end) is None and reader.next_readable(entry.end) is None
+def _is_read_out(folder: Path, position: Position) -> bool:
+    """Whether nothing readable lies behind a position."""
+    with contextlib.suppress(PositionGone):
+        return not _read_from(folder, position, max_bytes=1)[0]
+    return False
 
 
 def _read_from(folder: Path, after: Position | None, *, max_bytes: int) -> tuple[list[Record], Position | None]:
@@ -262,17 +306,18 @@ class _Entries:
 def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:
     """The frames of an entry that lie behind `start`; a damaged entry becomes one record that no check will pass."""
     skip = start.index if start is not None and entry.start == start.entry else -1
+    behind = _Place(number, entry.end, -1).text()
     if not entry.payload:
-        damage = Record(_Place(number, entry.start, 0).text(), 0.0, b"damaged stream entry")
-        return [damage] if skip < 0 else []
+        return [Record(behind, 0.0, b"damaged stream entry")] if skip < 0 else []
     (time_s,) = _TIME.unpack_from(entry.payload)
     view, at, index, records = memoryview(entry.payload), _TIME.size, 0, []
     while at < len(view):
         # Only the length is read here: a frame that no check will pass must come through, or it would stop all others.
-        size = HEADER_BYTES + int.from_bytes(view[at + 8 : at + 12], "little")
+        end = at + announced_size(view[at:])
         if index > skip:
-            records.append(Record(_Place(number, entry.start, index).text(), time_s, bytes(view[at : at + size])))
-        at, index = at + size, index + 1
+            position = behind if end >= len(view) else _Place(number, entry.start, index).text()
+            records.append(Record(position, time_s, bytes(view[at:end])))
+        at, index = end, index + 1
     return records
 
 
