@@ -13,8 +13,10 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import connect
-from understudy.client.spool import MAX_AGE_S, Entry, SessionSpool, Spool
-from understudy.core.errors import Locked
+from understudy.client.leftovers import send_leftovers
+from understudy.client.spool import Entry, SessionSpool, Spool, forget_spooled, read_about
+from understudy.core.ages import SPOOL_S
+from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.frame import (
     CloseReport,
     DropReport,
@@ -167,9 +169,59 @@ def test_sessions_older_than_a_week_are_dropped_and_counted(tmp_path):
     fill(one, 1)
     one.close()
     spool = Spool(tmp_path)
-    assert list(spool.adopt(clock.now() + MAX_AGE_S + 1)) == []
+    assert list(spool.adopt(clock.now() + SPOOL_S + 1)) == []
     assert spool.expired_sessions == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_says_whose_session_it_holds(tmp_path):
+    _, one = spool_of(tmp_path)
+    about = read_about(tmp_path / str(one.session))
+    assert (about.player, about.game, about.spec()) == ("anna", "my-game", SPEC)
+    one.close()
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"[]", b'{"player":""}', b'{"player":"anna"}', b"\xff"])
+def test_a_folder_that_does_not_say_so_is_corrupt_and_skipped(tmp_path, raw):
+    folder = tmp_path / "tag" / str(new_session(FakeClock().now()))
+    folder.mkdir(parents=True)
+    if raw is not None:
+        (folder / "session.json").write_bytes(raw)
+    with pytest.raises(Corrupt, match="whose session"):
+        read_about(folder)
+    assert forget_spooled(tmp_path, "anna", ["my-game"]) == 0
+    assert send_leftovers(tmp_path / "tag", lambda spec: MemoryLink()) == 0
+    assert folder.exists()
+
+
+def test_forgetting_deletes_a_players_unlocked_sessions_and_no_others(tmp_path):
+    left = [left_by(tmp_path / tag, name) for tag, name in (("a", "anna"), ("b", "anna"), ("a", "ben"))]
+    unreadable = tmp_path / "a" / left[0].name / "session.json"
+    unreadable.write_bytes(unreadable.read_bytes().replace(b"obs_names", b"of a later build"))
+    with pytest.raises(SpecError):
+        read_about(left[0]).spec()
+    _, played = spool_of(tmp_path / "a")
+    assert forget_spooled(tmp_path, "anna", ["other-game"]) == 0
+    assert forget_spooled(tmp_path, "anna", ["my-game", "other-game"]) == 2
+    assert [folder.exists() for folder in left] == [False, False, True]
+    assert (tmp_path / "a" / str(played.session) / "session.json").exists()
+    played.close()
+
+
+def left_by(folder: Path, name: str) -> Path:
+    """The folder of a session that a killed game left."""
+    one = Spool(folder).create(new_session(FakeClock().now()), player=player_name(name), spec=SPEC)
+    fill(one, 1)
+    one.close()
+    return folder / str(one.session)
+
+
+def test_what_killed_games_left_is_sent_without_a_game(tmp_path):
+    clock, link = FakeClock(), MemoryLink()
+    left_by(tmp_path, "anna")
+    assert send_leftovers(tmp_path, lambda spec: link, clock=clock) == 2
+    assert [frame.kind for frame in link.frames] == [FrameKind.DATA, FrameKind.CLOSE]
+    assert link.specs == [SPEC]
 
 
 def test_a_folder_that_is_being_made_is_not_touched(tmp_path):

@@ -1,16 +1,16 @@
 """Sending what killed games left in a spool, without a game of one's own."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from understudy.client.sender import Sender
 from understudy.client.session import Sessions
-from understudy.client.spool import Spool
-from understudy.core.canonical import strict_json
+from understudy.client.spool import Spool, read_about
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import UnderstudyError
-from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.errors import Corrupt, SpecError
+from understudy.core.game import GameSpec
 from understudy.core.ports import Link
 
 
@@ -44,8 +44,6 @@ def send_leftovers(
 
 def _spec_in(folder: Path) -> GameSpec | None:
     for path in sorted(folder.glob("*/session.json")):
-        try:
-            return spec_from_json(strict_json(path.read_bytes())["spec"])
-        except (OSError, UnderstudyError, KeyError, TypeError):
-            continue
+        with contextlib.suppress(Corrupt, SpecError):
+            return read_about(path.parent).spec()
     return None

@@ -13,23 +13,23 @@ import contextlib
 import shutil
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
+from understudy.core.ages import SPOOL_S
 from understudy.core.canonical import canonical_json, strict_json
-from understudy.core.errors import Locked, Refused, StorageFailed, StorageFull, UnderstudyError
+from understudy.core.errors import Corrupt, Locked, Refused, SpecError, StorageFailed, StorageFull, UnderstudyError
 from understudy.core.frame import Frame, FrameKind, decode_frame, read_drop
 from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.lock import FileLock
 from understudy.core.log import LogFile, LogReader, no_sync, remove
 from understudy.core.names import PlayerName, player_name, session_time_s
 
-MAX_AGE_S = 7 * 86_400.0
 ROLL_BYTES = 1024 * 1024
 
 _SETTLED_S = 3600.0
-
 _ENTRY = struct.Struct("<IQ")
 _POSITION = struct.Struct("<QQQQ")
 _CRC = struct.Struct("<I")
@@ -326,7 +326,7 @@ class Spool:
             session = _session_of(folder)
             if session is None or (lock := self._lock(folder, session, now_s)) is None:
                 continue
-            spool = self._read(folder, lock, session) if now_s - session_time_s(session) <= MAX_AGE_S else None
+            spool = self._read(folder, lock, session) if now_s - session_time_s(session) <= SPOOL_S else None
             if spool is not None:
                 yield spool, spool.load()
                 continue
@@ -341,19 +341,56 @@ class Spool:
         try:
             return FileLock(folder / ".lock", what=f"the spool of session {session}")
         except Locked:
-            self.foreign_bytes += sum(path.stat().st_size for path in _logs(folder))
+            with contextlib.suppress(OSError):
+                self.foreign_bytes += sum(path.stat().st_size for path in folder.glob("*.log"))
         except OSError:
             pass
         return None
 
     def _read(self, folder: Path, lock: FileLock, session: uuid.UUID) -> SessionSpool | None:
-        try:
-            about = strict_json((folder / "session.json").read_bytes())
-            player, spec = player_name(about["player"]), spec_from_json(about["spec"])
-        except (OSError, UnderstudyError, KeyError, TypeError):
-            # Killed before its session.json was whole; nothing can have been spooled behind it.
-            return None
-        return SessionSpool(folder, lock, session=session, player=player, spec=spec, roll_bytes=self._roll_bytes)
+        # Killed before its session.json was whole: nothing can have been spooled behind it.
+        with contextlib.suppress(Corrupt, SpecError):
+            about = read_about(folder)
+            return SessionSpool(
+                folder, lock, session=session, player=about.player, spec=about.spec(), roll_bytes=self._roll_bytes
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledSession:
+    """What a session's folder says about it."""
+
+    player: PlayerName
+    game: str
+    spec_json: str
+
+    def spec(self) -> GameSpec:
+        """The game's spec; SpecError when this build cannot read it."""
+        return spec_from_json(self.spec_json)
+
+
+def read_about(folder: Path) -> SpooledSession:
+    """Whose session a spool folder holds; Corrupt when its session.json is missing or damaged."""
+    try:
+        about = strict_json((folder / "session.json").read_bytes())
+        return SpooledSession(player_name(about["player"]), str(about["game"]), str(about.get("spec")))
+    except (OSError, UnderstudyError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupt(f"{folder} does not say whose session it holds: {error!r}") from None
+
+
+def forget_spooled(folder: Path, player: str, games: Collection[str]) -> int:
+    """Delete what killed games left unsent of a player, in a spool with every tag; how many sessions went."""
+    gone = 0
+    for path in sorted(folder.glob("*/*/session.json")):
+        # Being played or sent right now: what it sends is refused, since its session began before.
+        with contextlib.suppress(Corrupt, OSError, Locked):
+            about = read_about(path.parent)
+            if about.player == player and about.game in games:
+                with FileLock(path.parent / ".lock", what="a spooled session"):
+                    shutil.rmtree(path.parent)
+                    gone += 1
+    return gone
 
 
 def _session_of(folder: Path) -> uuid.UUID | None:
@@ -361,9 +398,3 @@ def _session_of(folder: Path) -> uuid.UUID | None:
         return uuid.UUID(folder.name)
     except ValueError:
         return None
-
-
-def _logs(folder: Path) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return list(folder.glob("*.log"))
-    return []
