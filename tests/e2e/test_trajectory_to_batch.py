@@ -170,7 +170,7 @@ def deliver(
 ) -> None:
     """Some chunks never arrive, the rest comes in any order; note which steps were stored."""
     of_session = {one.session: one for one in played}
-    stream, kept = MemoryStream(), []
+    stream, kept = MemoryStream(clock=clock), []
     for frame in link.frames:
         one = of_session[frame.session]
         lost = rng.random() < 0.15

@@ -8,12 +8,12 @@ import pytest
 
 from tests.stores.desks import last_log, local, local_desk, sessions
 from understudy.core import tensors
+from understudy.core.ages import REMEMBER_S
 from understudy.core.chunk import Chunk
 from understudy.core.log import HEAD_BYTES, LogFile, LogReader, no_sync
 from understudy.core.ports import Audit, Position, WriteBatch
 from understudy.stores.audit import audit, summary
 from understudy.stores.commits import commit_parts, read_commit
-from understudy.stores.erasure import REMEMBER_S
 from understudy.stores.sealing import segment_path
 from understudy.stores.segments import Segment
 from understudy.stores.view import StoreView

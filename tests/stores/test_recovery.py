@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.stores.desks import dies_in_a_child, files_with, last_log, local, local_desk, sessions
-from understudy.core.errors import Locked
+from understudy.core.errors import Locked, StorageFailed
 from understudy.core.ports import Forgotten, Stored
 from understudy.stores.commits import Watermark, WatermarkFile
 from understudy.stores.local import LocalStore
@@ -253,7 +253,7 @@ def test_opening_that_fails_lets_go_of_the_folder(tmp_path: Path):
     def refuse(_: int) -> None:
         raise OSError(5, os.strerror(5))
 
-    with pytest.raises(Exception, match="refused"):
+    with pytest.raises(StorageFailed, match="Input/output error"):
         LocalStore(tmp_path, sync=refuse)
     again = local_desk(tmp_path)
     assert_sound(again, chunks=2)

@@ -104,7 +104,6 @@ class IngestRole:
     def replay(self, ids: list[int] | None) -> dict[str, int]:
         """Check quarantined frames again and store those that pass; None means all."""
         counts, after = {"tried": 0, "stored": 0, "still_refused": 0, "duplicates": 0}, 0
-        now_s = time.time()
         while page := self.store.quarantined(after_id=after, limit=256):
             after = page[-1].id
             passed: list[tuple[int, Candidate]] = []
@@ -112,7 +111,7 @@ class IngestRole:
                 if ids is not None and one.id not in ids:
                     continue
                 counts["tried"] += 1
-                checked = check(one.raw, specs=self._specs, now_s=now_s, received_s=one.received_s)
+                checked = check(one.raw, specs=self._specs, received_s=one.received_s)
                 if checked.candidate is None:
                     counts["still_refused"] += 1
                 else:

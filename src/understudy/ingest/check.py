@@ -29,11 +29,8 @@ class Checked:
     refusal: RefusedFrame | None = None
 
 
-def check(raw: bytes, *, specs: Specs, received_s: float, now_s: float | None = None) -> Checked:
-    """Judge one frame as it came out of a stream at `received_s`, or out of quarantine much later.
-
-    `now_s` counts for nothing: what was taken in time stays good.
-    """
+def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
+    """Judge one frame as it came into the stream at `received_s`, however much later that is done."""
     game = ""
     try:
         frame = decode_frame(raw)

@@ -16,7 +16,6 @@ from zlib import crc32
 import msgspec
 
 from understudy.core.errors import Corrupt
-from understudy.core.frame import HEADER_BYTES, MAGIC, MAX_COUNT
 from understudy.core.log import HEAD_BYTES, Entry, LogReader
 from understudy.stores.disk import disk
 
@@ -213,15 +212,6 @@ def log_path(folder: Path, number: int) -> Path:
 
 def log_numbers(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in (folder / "log").glob("*.log"))
-
-
-def identity_of(raw: bytes) -> tuple[bytes, int, bytes]:
-    """Session, number and player of raw bytes whose header is sound; zeros otherwise."""
-    if len(raw) >= HEADER_BYTES and raw[:4] == MAGIC and crc32(raw[:60]) == int.from_bytes(raw[60:64], "little"):
-        number = int.from_bytes(raw[32:40], "little")
-        if number < MAX_COUNT:
-            return raw[16:32], number, raw[40:56]
-    return bytes(16), 0, bytes(16)
 
 
 def pack_keys(chunks: Iterable[tuple[bytes, int]]) -> bytes:

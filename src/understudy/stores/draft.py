@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Protocol
 from zlib import crc32
 
-from understudy.core.frame import Frame
+from understudy.core.frame import HEADER_BYTES, Frame, identity_of
 from understudy.core.ports import Candidate, Fate, Receipt, RefusedFrame, WriteBatch
 from understudy.core.session import SessionState, admit
-from understudy.stores.commits import QuarantinedFrame, StoredFrame, Trailer, identity_of
+from understudy.stores.commits import QuarantinedFrame, StoredFrame, Trailer
 from understudy.stores.generation import arrival_of
 
 
@@ -147,7 +147,7 @@ class Draft:
         session, chunk_no, player = identity_of(refused.raw)
         if any(session) and self._is_forgotten(player, uuid.UUID(bytes=session), refused.received_s):
             return
-        crc = crc32(refused.raw[64:]) if any(session) else crc32(refused.raw)
+        crc = crc32(refused.raw[HEADER_BYTES:]) if any(session) else crc32(refused.raw)
         if any(session) and crc in self._crcs(session, chunk_no):
             return
         self._quarantined.append(

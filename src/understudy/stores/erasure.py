@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from zlib import crc32
 
+from understudy.core.ages import REMEMBER_S
 from understudy.core.frame import Frame, FrameKind
 from understudy.core.session import unpack_state, withdraw
 from understudy.stores.catalogue import EXPIRED, FORGOTTEN, QUARANTINED, STORED, Catalogue
@@ -14,9 +15,6 @@ from understudy.stores.segments import Sealable
 
 Taken = tuple[int, int]
 """Arrival number and segment."""
-
-REMEMBER_S = 16 * 86_400.0
-"""How long what is gone is remembered: a day longer than ingest takes frames of old sessions."""
 
 _PLACE = f"SELECT no, segment FROM arrivals WHERE fate = {STORED} AND segment IS NOT NULL AND "
 

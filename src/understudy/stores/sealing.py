@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from understudy.core.frame import FrameKind
+from understudy.core.frame import HEADER_BYTES, FrameKind
 from understudy.core.log import LogReader, remove
 from understudy.core.ports import Specs
 from understudy.core.session import unpack_state
@@ -134,7 +134,7 @@ def _control_rows(
         if _is_forgotten(item, forgets):
             yield _row(item, fate=FORGOTTEN)
         elif item.kind is not FrameKind.DATA:
-            yield _row(item, body=_bytes(item.place, readers)[64:])
+            yield _row(item, body=_bytes(item.place, readers)[HEADER_BYTES:])
 
 
 def _event_rows(generation: Generation) -> Iterable[ArrivalRow]:
