@@ -1,16 +1,18 @@
 """Recorder: the Gymnasium-shaped layer, which is told the next observation with every step."""
 
+import contextlib
 from types import TracebackType
 from typing import Any
 
 from understudy.client.episode import BY, Decider, by_code
 from understudy.client.session import Session, Sessions, Tolerance
 from understudy.core.builder import Extras
+from understudy.core.errors import Closed
 from understudy.core.meta import EpisodeNote
 
 
 class Recorder:
-    """Records one env's steps, episode after episode, in one session; observations are copied when given."""
+    """Records one env's steps, episode after episode, in one session a day; observations are copied when given."""
 
     def __init__(
         self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance
@@ -21,7 +23,7 @@ class Recorder:
 
     def reset(self, obs: Any, *, legal: Any = None, seed: int | None = None) -> None:
         """An episode begins with this observation; one that is still running is cut at its last observation."""
-        session = self._session
+        session = self._renewed()
         with session.lock:
             if self._is_closed or session.ended:
                 self._tolerance.ignored_calls += 1
@@ -83,6 +85,16 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _renewed(self) -> Session:
+        session = self._session
+        if session.is_old and not self._is_closed:
+            with session.lock:
+                session.cut()
+            # A game that was closed meanwhile has no new session; the old one says so.
+            with contextlib.suppress(Closed):
+                self._session = self._sessions.renew(session)
+        return self._session
 
     def _spoil(self, error: Exception) -> None:
         # The env has moved on, so there is nothing to try again: what follows is another episode.

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from threading import Lock
 
 from understudy.client.handoff import Handoff
+from understudy.core.ages import DAY_S
 from understudy.core.block import BlockPool
 from understudy.core.builder import ChunkBuilder
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, Refused
 from understudy.core.game import GameSpec
-from understudy.core.names import PlayerName, new_session
+from understudy.core.names import PlayerName, new_session, session_time_s
 
 IDLE_S = 60.0
 """A session without an episode for this long is closed."""
-MAX_AGE_S = 86_400.0
-"""An episode joins a session no older than this, since a door refuses ids from far back."""
+MAX_AGE_S = DAY_S
+"""An episode joins a session no older than this: what it records must still be fresh when it can be sent at last."""
 
 
 class RecordingWarning(UserWarning):
@@ -90,8 +91,10 @@ class Session:
         return int((self._monotonic() - self._started_s) * 1000)
 
     @property
-    def age_s(self) -> float:
-        return self.clock.monotonic() - self._started_s
+    def is_old(self) -> bool:
+        """Whether the next episode needs another session, since a door refuses ids from far back or ahead."""
+        # As the door counts: by the wall clock, which goes on while a machine sleeps and may be set.
+        return abs(self.clock.now() - session_time_s(self.id)) > MAX_AGE_S
 
     @property
     def is_abandoned(self) -> bool:
@@ -143,7 +146,7 @@ class Sessions:
                 raise Closed(self._closed)
             free = self._free[player, seat]
             session = free.pop() if free else None
-            if session is None or session.age_s > MAX_AGE_S:
+            if session is None or session.is_old:
                 session = self._new(player, seat)
             session.holder = _being_held
             return session
@@ -164,6 +167,15 @@ class Sessions:
             session.holder = None
             session.idle_since_s = self._clock.monotonic()
             self._free[session.player, session.seat].append(session)
+
+    def renew(self, session: Session) -> Session:
+        """The session for the next episode of whoever holds this one: the same, or a new one when it is old."""
+        if not session.is_old:
+            return session
+        fresh = self.acquire(session.player, session.seat)
+        fresh.holder = session.holder
+        self.release(session)
+        return fresh
 
     def live(self) -> list[Session]:
         with self._lock:

@@ -1,0 +1,92 @@
+"""A client that runs for weeks goes on in new sessions, since a door refuses ids from far back."""
+
+import pytest
+
+from tests.client.fakes import FakeClock, MemoryLink, client, episodes
+from understudy.core.ages import DAY_S
+from understudy.core.door import Door
+from understudy.core.frame import Frame
+from understudy.core.names import game_name, player_name, session_time_s
+
+
+class DoorLink(MemoryLink):
+    """Refuses what a door would refuse."""
+
+    def __init__(self, clock):
+        super().__init__()
+        door, anna = Door(bytes(32), game_name("my-game"), clock), player_name("anna")
+        self.refuses = lambda frame: not isinstance(door.admit([frame], {frame.session: anna})[0], Frame)
+
+
+def by_episode(game):
+    ep = game.episode(player="anna")
+    for at in range(3):
+        ep.acted([at, 0], 0)
+    ep.end([3, 0])
+
+
+def by_recorder(game, recorder):
+    recorder.reset([0, 0])
+    for at in range(3):
+        recorder.step(0, 0.0, [at + 1, 0], at == 2, False)
+
+
+@pytest.mark.parametrize("how", ["episode", "recorder"])
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_whoever_plays_for_weeks_is_never_refused(tmp_path, how, sleeps):
+    clock = FakeClock()
+    link = DoorLink(clock)
+    game = client(link, tmp_path, clock=clock)
+    recorder = game.recorder(player="anna") if how == "recorder" else None
+    for _ in range(40):
+        by_episode(game) if recorder is None else by_recorder(game, recorder)
+        clock.advance(2)
+        game.pump()
+        clock.now_s += DAY_S / 2
+        clock.up_s += 0.0 if sleeps else DAY_S / 2
+        game.pump()
+    assert game.stats().open_episodes == (recorder is not None)
+    game.close()
+    assert (game.stats().acked_steps, game.stats().refused_steps, game.stats().ignored_calls) == (120, 0, 0)
+    found = link.by_session()
+    assert len(found) > 6
+    assert {len(steps) for frames in found.values() for steps in episodes(frames)} == {3}
+
+
+def test_a_recorder_in_the_middle_of_an_old_session_is_cut_at_its_reset_and_goes_on(tmp_path):
+    link, clock = MemoryLink(), FakeClock()
+    game = client(link, tmp_path, clock=clock)
+    recorder = game.recorder(player="anna")
+    recorder.reset([0, 0])
+    recorder.step(0, 1.0, [1, 0], False, False)
+    clock.advance(3 * DAY_S)
+    recorder.step(0, 1.0, [2, 0], False, False)
+    by_recorder(game, recorder)
+    game.close()
+    sizes = [
+        [len(steps) for steps in episodes(link.by_session()[one])]
+        for one in sorted(link.by_session(), key=session_time_s)
+    ]
+    assert sizes == [[2], [3]]
+
+
+def test_a_clock_that_is_set_back_starts_a_new_session(tmp_path):
+    link, clock = MemoryLink(), FakeClock()
+    game = client(link, tmp_path, clock=clock)
+    by_episode(game)
+    clock.now_s -= 400 * DAY_S
+    by_episode(game)
+    game.close()
+    assert len(link.by_session()) == 2
+
+
+@pytest.mark.parametrize("first", ["game", "recorder"])
+def test_an_old_recorder_that_was_closed_stays_quiet(tmp_path, first):
+    clock = FakeClock()
+    game = client(MemoryLink(), tmp_path, clock=clock)
+    recorder = game.recorder(player="anna")
+    (game if first == "game" else recorder).close()
+    clock.advance(3 * DAY_S)
+    recorder.reset([0, 0])
+    assert (game.stats().ignored_calls, game.stats().open_episodes) == (1, 0)
+    game.close()
