@@ -53,3 +53,14 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_first_screen_of_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.split("\n## ")[0].strip().splitlines()) <= 30
+
+
+def test_the_figures_of_the_readme_are_those_of_the_result_files() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "numbers.py"), "--check"], timeout=60)
+    assert done.returncode == 0, "run scripts/numbers.py: README and bench/results differ"
+
+
+def test_paths_that_proofs_name_exist() -> None:
+    for page in ("README.md", "SECURITY.md"):
+        for path in re.findall(r"(tests/[\w/.]+)", (ROOT / page).read_text()):
+            assert (ROOT / path.rstrip(".")).exists(), f"{page} names {path}"

@@ -1,0 +1,107 @@
+"""Puts the figures of bench/results into the README, so that no number there is typed by hand.
+
+Run as `python scripts/numbers.py`; with `--check` it only says whether the README is up to date.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- made by scripts/numbers.py -->", "<!-- end of figures -->"
+PEERS = ("codec, encode", "codec, decode", "uniform batch", "stream, 16", "store, commits of 16 chunks, per core")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="exit 1 when the README differs from the results")
+    arguments = parser.parse_args()
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    wanted = with_figures(text)
+    if arguments.check:
+        return 0 if text == wanted else 1
+    readme.write_text(wanted)
+    return 0
+
+
+def with_figures(readme: str) -> str:
+    """The README with the block between its marks made anew."""
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{block()}\n{END}{after}"
+
+
+def block() -> str:
+    """Goals, peers and faults, from the newest result files."""
+    results = ROOT / "bench" / "results"
+    bench = json.loads((results / "experience.json").read_text())
+    cards = [json.loads(path.read_text()) for path in sorted(results.glob("card-*.json"))]
+    return "\n\n".join([_about(bench), _goals(bench), _peers(bench), *(_card(card) for card in cards[-1:])])
+
+
+def _about(bench: dict[str, Any]) -> str:
+    machine = bench["machine"]
+    return (
+        f"`make bench` ({bench['date'][:10]}, {machine['cores']} cores of a shared {machine['cpu']}, load "
+        f"{bench['load_average_before'][0]:.1f}; medians with the lowest and highest round, per core in processor "
+        "time; all of it, with what bounds each miss: [bench/results/experience.md](bench/results/experience.md)):"
+    )
+
+
+def _goals(bench: dict[str, Any]) -> str:
+    native, slow = (_figures(bench, name) for name in ("native", "slow_sync"))
+    rows = ["| figure | goal | measured | with 10 ms added to each sync |", "| --- | --- | --- | --- |"]
+    for name, figure in native.items():
+        if figure["goal"] is not None:
+            sign = "≥" if figure["more_is_better"] else "≤"
+            goal = f"{sign} {_short(figure['goal'])} {figure['unit']}"
+            rows.append(f"| {name} | {goal} | {_measured(figure)} | {_measured(slow.get(name))} |")
+    return "\n".join(rows)
+
+
+def _figures(bench: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    measurements = bench["passes"][name]["measurements"].values()
+    return {figure["name"]: figure for one in measurements for figure in one["figures"]}
+
+
+def _measured(figure: dict[str, Any] | None) -> str:
+    if figure is None:
+        return ""
+    missed = " **missed**" if figure["verdict"] == "missed" else ""
+    return f"{_short(figure['median'])} ({_short(figure['low'])} to {_short(figure['high'])}){missed}"
+
+
+def _peers(bench: dict[str, Any]) -> str:
+    rows = ["| beside a peer, in the same run | peer | times better |", "| --- | --- | --- |"]
+    for one in bench["passes"]["native"]["measurements"].values():
+        for ratio in one["ratios"]:
+            if ratio["name"].startswith(PEERS):
+                spread = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
+                rows.append(f"| {ratio['name']} | {ratio['peer']} | {_short(ratio['median'])}x ({spread}) |")
+    return "\n".join(rows)
+
+
+def _card(card: dict[str, Any]) -> str:
+    rows = [
+        f"`make card` ({card['date'][:10]}, {card['profile']} profile, seed {card['seed']}, {card['seconds']:.0f} s):",
+        "",
+        "| fault or control | tried | held |",
+        "| --- | --- | --- |",
+    ]
+    for line in card["lines"]:
+        held = f"skipped: {line['note']}" if line["outcome"] == "skipped" else f"{line['held']:,}"
+        rows.append(f"| {line['what']} | {line['tried']:,} | {held} |")
+    return "\n".join(rows)
+
+
+def _short(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    return f"{value / 1e3:.3g} k" if value >= 1e4 else f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
