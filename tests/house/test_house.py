@@ -182,9 +182,9 @@ def test_the_direct_dependencies_of_the_base_are_exactly_four():
 IMPORT_CLOCK = """
 import json, sys, time
 import numpy
-started_s = time.perf_counter()
+started_s = time.process_time()  # importing waits for nothing, and a busy machine must not fail it
 import understudy.client
-took_ms = (time.perf_counter() - started_s) * 1000
+took_ms = (time.process_time() - started_s) * 1000
 print(json.dumps({"took_ms": took_ms, "loaded": sorted({name.partition(".")[0] for name in sys.modules})}))
 """
 
