@@ -1,5 +1,6 @@
 """verify on folders that a real client recorded into."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -198,3 +199,31 @@ def test_the_control_of_the_demo_works_on_little_data(data: DataFolder, tmp_path
     assert verify(data).exit_code == 0
     red, _ = sabotage(data, tmp_path)
     assert red.exit_code == 1
+
+
+def test_steps_that_are_set_aside_are_not_called_stored(data: DataFolder) -> None:
+    record(data, player="ada", steps=100)
+    shutil.rmtree(data.games)
+    verdict = verify(data)
+    assert (verdict.exit_code, verdict.steps, verdict.set_aside_steps) == (0, 0, 100)
+
+
+def test_a_store_without_its_key_refuses_to_go_on_under_another(data: DataFolder) -> None:
+    record(data, player="ada", steps=10)
+    verify(data)
+    (data.root / "key").unlink()
+    with pytest.raises(ConfigError, match="restore the key"):
+        forget_player(data, "ada", game=None, timeout_s=5)
+    with pytest.raises(ConfigError, match="restore the key"):
+        record(data, player="ada", steps=10)
+    assert not (data.root / "key").exists()
+
+
+def test_a_damaged_ledger_is_damage_not_a_traceback(data: DataFolder) -> None:
+    record(data, player="ada", steps=10)
+    path = next(data.ledger.glob("*.jsonl"))
+    raw = bytearray(path.read_bytes())
+    raw[12] ^= 0x80
+    path.write_bytes(raw)
+    with pytest.raises(Corrupt, match="not readable"):
+        verify(data)

@@ -14,7 +14,8 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import connect
 from understudy.client.leftovers import send_leftovers
-from understudy.client.spool import Entry, SessionSpool, Spool, forget_spooled, read_about
+from understudy.client.spool import Entry, SessionSpool, Spool
+from understudy.client.spooled import forget_spooled, read_about
 from understudy.core.ages import SPOOL_S
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.frame import (
@@ -29,6 +30,7 @@ from understudy.core.frame import (
 )
 from understudy.core.game import game_spec
 from understudy.core.lock import FileLock
+from understudy.core.log import LogFile
 from understudy.core.names import new_session, player_name
 
 SPEC = game_spec("my-game", obs=2, actions=3)
@@ -332,3 +334,23 @@ def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
         assert step.reward == at
     assert read_close(frames[max(frames)]).n_steps == len(steps)
     assert not list((tmp_path / "spool").glob("*/*/*.log"))
+
+
+def test_a_loss_whose_report_found_no_room_is_found_again_by_the_next_start(tmp_path, monkeypatch):
+    _, one = spool_of(tmp_path)
+    fill(one, 1)
+    monkeypatch.setattr(LogFile, "append", no_room)
+    fill(one, 1)  # number 1 is in memory alone
+    monkeypatch.undo()
+    fill(one, 2)
+    one.close()
+    other, found = adopted(tmp_path)
+    assert other.lost_numbers == [1]
+    other.done(found[0], arrived=True)
+    monkeypatch.setattr(LogFile, "append", no_room)
+    other.add(drop_frame(other.session, other.next_no, DropReport(((1, 1),), 10)), 0)
+    other.tidy()
+    other.close()
+    monkeypatch.undo()
+    again, _ = adopted(tmp_path)
+    assert 1 in again.lost_numbers

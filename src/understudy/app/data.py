@@ -61,7 +61,11 @@ def data_folder(given: str | None) -> DataFolder:
     text = given or os.environ.get("UNDERSTUDY_DATA")
     if not text:
         raise ConfigError("no data folder was named; give --data DIR, or set UNDERSTUDY_DATA")
-    path = Path(text).expanduser().resolve()
-    if path.exists() and not path.is_dir():
+    try:
+        path = Path(text).expanduser().resolve()
+        is_taken = path.exists() and not path.is_dir()
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ConfigError(f"--data {text[:80]!r} is no folder: {error}; give a path such as D") from None
+    if is_taken:
         raise ConfigError(f"{path} is a file; give a folder to --data")
     return DataFolder(path)

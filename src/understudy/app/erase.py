@@ -5,7 +5,7 @@ from typing import Any
 from understudy.app.data import DataFolder
 from understudy.app.ingest import IngestRole
 from understudy.app.requests import ask
-from understudy.client.spool import forget_spooled
+from understudy.client.spooled import forget_spooled
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name, player_name

@@ -32,7 +32,7 @@ class IngestRole:
 
     def __init__(self, data: DataFolder, *, retention_s: float = RETENTION_S, keep_s: float | None = None) -> None:
         """`retention_s`: how long the stream keeps what is stored; `keep_s`: how long the store does, or for ever."""
-        if retention_s < 0 or (keep_s is not None and keep_s <= 0):
+        if not 0 <= retention_s < 1e10 or (keep_s is not None and not 0 < keep_s < 1e10):
             raise ConfigError(f"retention {retention_s} s, keep {keep_s} s: give times from 0 and above 0")
         self._data, self._retention_s, self._keep_s = data, retention_s, keep_s
         self._specs = SpecFolder(data.games)

@@ -91,9 +91,9 @@ def _line(promise: Promise) -> str:
 def read_ledger(folder: Path) -> Iterator[Promise]:
     """Every promise on record; a half-written last line was cut off by a kill and promised nothing yet."""
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-        lines = path.read_text().split("\n")
+        lines = path.read_bytes().split(b"\n")
         for at, line in enumerate(lines[:-1]):
-            if line.startswith("{") and not line.endswith("}"):
+            if line.startswith(b"{") and not line.endswith(b"}"):
                 continue  # cut short by a full disk, before the client was told
             try:
                 fields = json.loads(line)

@@ -36,7 +36,9 @@ class SimulateConfig:
             raise ConfigError(f"--players is {self.players}; give a number from 1 to 10000")
         if not 0 < self.seconds <= 7 * 86_400:
             raise ConfigError(f"--seconds is {self.seconds}; give a number above 0, such as 10")
-        if self.rate < 0 or self.linger_s <= 0:
+        if self.seed < 0:
+            raise ConfigError(f"--seed is {self.seed}; give a number from 0")
+        if not 0 <= self.rate < 1e9 or not 0 < self.linger_s < 1e9:
             raise ConfigError(f"--rate {self.rate}, --linger {self.linger_s}: give a rate from 0 and a linger above 0")
 
 
@@ -124,9 +126,12 @@ class Simulation:
     def progress(self) -> Progress:
         """Numbers as the processes last reported them."""
         stored = self._ingest.latest if self._ingest else {}
+        recorded = sum(child.latest.get("recorded", 0) for child in self.players)
+        if not recorded:
+            self._began_s = time.monotonic()  # still starting
         return Progress(
             elapsed_s=time.monotonic() - self._began_s,
-            recorded_steps=sum(child.latest.get("recorded", 0) for child in self.players),
+            recorded_steps=recorded,
             acked_steps=sum(child.latest.get("acked", 0) for child in self.players),
             stored_steps=self._stored_before + stored.get("stored", 0),
             lag_s=stored.get("lag_s", 0.0),
@@ -174,7 +179,7 @@ class Simulation:
             stored_steps=stats(self._data)["steps"] - self._steps_before,
             dropped_steps=dropped,
             unsent_steps=max(0, progress.recorded_steps - progress.acked_steps - dropped),
-            steps_per_s=round(progress.acked_steps / min(progress.elapsed_s, self._config.seconds), 1),
+            steps_per_s=round(progress.acked_steps / max(min(progress.elapsed_s, self._config.seconds), 0.001), 1),
             ack_p50_ms=round(float(np.percentile(latencies, 50)), 3),
             ack_p99_ms=round(float(np.percentile(latencies, 99)), 3),
             refused_frames=sum(refusals.values()),

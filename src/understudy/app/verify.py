@@ -36,6 +36,8 @@ class Verdict:
     ledger_steps: int
     lost_chunks: int
     lost_steps: int
+    set_aside_steps: int
+    """Acknowledged and not in learners' reach: quarantined, parked, forgotten or expired, by the store's own record."""
     duplicate_steps: int
     gap_steps: int
     gap_chunks: int
@@ -110,7 +112,7 @@ def _settle(data: DataFolder) -> bool:
 
 def _judge(findings: Findings, promises: Iterable[Promise], recovered: int, live: bool) -> Verdict:
     found, seen = summary(findings), set()
-    lost_chunks = lost_steps = ledger_steps = 0
+    lost_chunks = lost_steps = set_aside_steps = ledger_steps = 0
     for promise in promises:
         key = (promise.session, promise.chunk_no)
         if key in seen:
@@ -119,14 +121,21 @@ def _judge(findings: Findings, promises: Iterable[Promise], recovered: int, live
         ledger_steps += promise.n_steps
         if not _is_kept(findings, promise):
             lost_chunks, lost_steps = lost_chunks + 1, lost_steps + promise.n_steps
+        elif not _is_stored(findings, promise):
+            set_aside_steps += promise.n_steps
     return Verdict(
         steps=found.steps, sessions=found.sessions, chunks=found.chunks, ledger_chunks=len(seen),
-        ledger_steps=ledger_steps, lost_chunks=lost_chunks, lost_steps=lost_steps,
+        ledger_steps=ledger_steps, lost_chunks=lost_chunks, lost_steps=lost_steps, set_aside_steps=set_aside_steps,
         duplicate_steps=found.duplicate_steps, gap_steps=found.gap_steps, gap_chunks=found.gap_chunks,
         dropped_steps=found.dropped_steps, quarantined_chunks=found.quarantined, parked_chunks=found.parked,
         forgotten_chunks=found.forgotten_chunks, expired_chunks=found.expired_chunks, corrupt=tuple(found.corrupt),
         recovered_frames=recovered, live_writer=live,
     )  # fmt: skip
+
+
+def _is_stored(findings: Findings, promise: Promise) -> bool:
+    held = findings.held.get((promise.session, promise.chunk_no))
+    return held is not None and held.crc == promise.crc and held.fate == STORED
 
 
 def _is_kept(findings: Findings, promise: Promise) -> bool:

@@ -46,7 +46,7 @@ def stats(data_text: str | None, as_json: bool) -> int:
     epilog=examples("understudy data sessions --data D", "understudy data sessions --data D --game CartPole-v1 --json")
 )
 @click.option("--game", help="Only sessions of this game.")
-@click.option("--limit", default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most.")
 @data_option
 @json_option
 def sessions(data_text: str | None, as_json: bool, game: str | None, limit: int) -> int:
@@ -106,10 +106,15 @@ def _print_verdict(verdict: Verdict, took_s: float) -> None:
     )
     if verdict.exit_code == 2:
         out.print("no ledger here, so nothing was promised that could be proved; checksums, gaps and copies are fine")
-    else:
+    elif verdict.exit_code == 1:
+        out.print("[red]NOT fine[/red]: restore what is damaged from a backup; nothing here mends itself")
+    elif verdict.set_aside_steps:
         out.print(
-            "[green]every acknowledged step is there, once[/green]" if verdict.exit_code == 0 else "[red]NOT fine[/red]"
+            f"[yellow]every acknowledged step is accounted for, but {count(verdict.set_aside_steps)} of them are "
+            "quarantined, parked, forgotten or expired[/]; next: understudy data quarantine list"
         )
+    else:
+        out.print("[green]every acknowledged step is there, once[/green]")
 
 
 @data.command(
@@ -126,6 +131,8 @@ def forget(data_text: str | None, as_json: bool, player: str, game: str | None, 
     """Erase everything PLAYER (the name the game gave) ever did here, for good."""
     fields = forget_player(folder(data_text).must_exist(), player, game=game, timeout_s=timeout_s)
     if not as_json:
+        if not fields["chunks"] and not fields["spooled_sessions"]:
+            console().print(f"nothing of {player} was found in {', '.join(fields['games'])}; is the name right?")
         console().print(
             f"erased {count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled sessions of {player}; "
             f"freed {size(fields['stream_bytes'])} of stored stream"
@@ -147,7 +154,7 @@ def quarantine() -> None:
         "understudy data quarantine list --data D", "understudy data quarantine list --data D --limit 5 --json"
     ),
 )
-@click.option("--limit", default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most.")
 @data_option
 @json_option
 def list_(data_text: str | None, as_json: bool, limit: int) -> int:

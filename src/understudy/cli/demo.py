@@ -15,6 +15,7 @@ from understudy.app.simulate import SimulateConfig, SimulateResult
 from understudy.app.verify import Verdict, verify
 from understudy.cli.live import watching
 from understudy.cli.options import count, examples, finish, folder, json_option
+from understudy.core.errors import ConfigError
 
 
 @click.command(epilog=examples("understudy demo", "understudy demo --data D --seconds 10 --json"))
@@ -26,6 +27,8 @@ from understudy.cli.options import count, examples, finish, folder, json_option
 @json_option
 def demo(game: str, players: int, seconds: float, data_text: str | None, svg: Path | None, as_json: bool) -> int:
     """Record real play, kill everything with kill -9, start again, and prove that nothing is lost or doubled."""
+    if svg is not None and not svg.absolute().parent.is_dir():
+        raise ConfigError(f"--svg {svg}: there is no folder {svg.absolute().parent}; make it first")
     out = Console(stderr=as_json, highlight=False, record=svg is not None, width=96 if svg else None)
     scratch = Path(tempfile.mkdtemp(prefix="understudy-demo-"))
     try:

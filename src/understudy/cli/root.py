@@ -2,13 +2,14 @@
 
 import difflib
 import importlib
+import signal
 import sqlite3
 import sys
 from collections.abc import Sequence
 
 import click
 
-from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
 
 _COMMANDS = {
     "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
@@ -62,8 +63,22 @@ def root(ctx: click.Context, debug: bool) -> None:
     ctx.obj = {"debug": debug}
 
 
+def _explained(error: Exception) -> str:
+    if isinstance(error, sqlite3.Error):
+        return f"the store's catalogue cannot be read: {error}; 'understudy doctor --data DIR' looks closer"
+    if isinstance(error, OSError):
+        return f"{error}; check that the path is right and may be read and written"
+    return str(error)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run a command line: 0 fine, 1 a found fault, 2 wrong use, 3 could not be carried out, 130 interrupted."""
+    # Being asked to stop is the same as Ctrl-C: every command cleans up behind itself.
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = root.main(args=list(arguments), prog_name="understudy", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -79,5 +94,5 @@ def run(arguments: Sequence[str]) -> int:
     except (UnderstudyError, OSError, sqlite3.Error) as error:
         if "--debug" in arguments:
             raise
-        print(f"understudy: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 3
+        print(f"understudy: {_explained(error)}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1 if isinstance(error, Corrupt) else 3

@@ -311,7 +311,14 @@ def _data_folder(data: str | os.PathLike[str] | None) -> Path:
         raise ConfigError(
             "connect was told no place to record to; give data='DIR' (or set UNDERSTUDY_DATA), or link=... of your own"
         )
-    return Path(given).resolve()
+    try:
+        folder = Path(given).resolve()
+        is_taken = folder.exists() and not folder.is_dir()
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"data={str(given)[:80]!r} is no folder: {error}; give a path such as 'D'") from None
+    if is_taken:
+        raise ConfigError(f"data={str(given)!r} is a file; give a folder")
+    return folder
 
 
 def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:

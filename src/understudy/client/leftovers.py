@@ -7,7 +7,8 @@ from pathlib import Path
 
 from understudy.client.sender import Sender
 from understudy.client.session import Sessions
-from understudy.client.spool import Spool, read_about
+from understudy.client.spool import Spool
+from understudy.client.spooled import read_about
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Corrupt, SpecError
 from understudy.core.game import GameSpec

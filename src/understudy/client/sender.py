@@ -43,7 +43,8 @@ class SenderConfig:
     """Waits before a retry are random between 0 and a bound that doubles up to this."""
 
     def __post_init__(self) -> None:
-        if min(self.linger_s, self.idle_s, self.adopt_every_s, self.retry_first_s, self.retry_cap_s) <= 0:
+        times = (self.linger_s, self.idle_s, self.adopt_every_s, self.retry_first_s, self.retry_cap_s)
+        if not all(time_s > 0 for time_s in times):
             raise ConfigError(f"{self} holds a time that is not above 0; give seconds such as linger_s=1.0")
 
 

@@ -13,19 +13,19 @@ import contextlib
 import shutil
 import struct
 import uuid
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
+from understudy.client.spooled import read_about
 from understudy.core.ages import SPOOL_S
-from understudy.core.canonical import canonical_json, strict_json
-from understudy.core.errors import Corrupt, Locked, Refused, SpecError, StorageFailed, StorageFull, UnderstudyError
+from understudy.core.canonical import canonical_json
+from understudy.core.errors import Corrupt, Locked, Refused, SpecError, StorageFailed, StorageFull
 from understudy.core.frame import Frame, FrameKind, decode_frame, read_drop
-from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
 from understudy.core.log import LogFile, LogReader, no_sync, remove
-from understudy.core.names import PlayerName, player_name, session_time_s
+from understudy.core.names import PlayerName, session_time_s
 
 ROLL_BYTES = 1024 * 1024
 
@@ -82,6 +82,8 @@ class SessionSpool:
         self._writing: dict[bool, SpoolFile] = {}
         """The file for data and the one for reports: a report is never dropped, so it must not keep dropped data."""
         self._next_file = 1
+        self._held: tuple[int, int] | None = None
+        """The first number that is lost and in no report on the disk, and the steps before it."""
         self._open: dict[int, Entry] = {}
         self.next_no = 0
         self.n_steps = 0
@@ -115,6 +117,8 @@ class SessionSpool:
         total = self.n_steps + n_steps if entry.is_data else self.n_steps
         with contextlib.suppress(StorageFull, StorageFailed, OSError):
             self._write(entry, frame, total)
+        if entry.kind is FrameKind.DROP and entry.file is not None:
+            self._let_go()
         # Only now: an error that nobody foresaw has taken no number.
         self.next_no, self.n_steps = frame.chunk_no + 1, total
         self._open[frame.chunk_no] = entry
@@ -136,8 +140,17 @@ class SessionSpool:
     def skip(self, n_steps: int) -> int:
         """Take the next number for steps that were dropped before they became a frame."""
         number, self.next_no = self.next_no, self.next_no + 1
+        self._hold(number, self.n_steps)
         self.n_steps += n_steps
         return number
+
+    def _hold(self, number: int, steps_before: int) -> None:
+        """This number is lost, and no report on the disk says so yet: whoever comes next must find it missing."""
+        self._held = min(self._held or (number, steps_before), (number, steps_before))
+
+    def _let_go(self) -> None:
+        if not any(entry.kind is FrameKind.DROP and entry.file is None for entry in self._open.values()):
+            self._held = None
 
     def read(self, entry: Entry) -> Frame | None:
         """The entry's frame, from memory or disk; None when its bytes are damaged."""
@@ -159,6 +172,10 @@ class SessionSpool:
         else:
             entry.file.n_live -= 1
             entry.file.n_arrived += arrived
+        if entry.kind is FrameKind.DROP:
+            self._let_go()
+        elif entry.is_data and not arrived:
+            self._hold(entry.chunk_no, entry.steps_before)
 
     def tidy(self, *, and_current: bool = False) -> None:
         """Note how far everything is done and delete files nobody needs (`and_current`: the one in use too)."""
@@ -213,6 +230,8 @@ class SessionSpool:
         """Note on disk how far everything is done."""
         oldest = self._open[min(self._open)] if self._open else None
         done_below, done_steps = (oldest.chunk_no, oldest.steps_before) if oldest else (self.next_no, self.n_steps)
+        if self._held is not None:
+            done_below, done_steps = min((done_below, done_steps), self._held)
         raw = _POSITION.pack(done_below, done_steps, self.next_no, self.n_steps)
         with contextlib.suppress(OSError):
             path = self._folder / "acked"
@@ -255,6 +274,8 @@ class SessionSpool:
         numbers = range(done_below, self.next_no)
         self.lost_numbers = [number for number in numbers if number not in self._open and number not in dropped]
         if self.lost_numbers:
+            before = sum(one.n_steps for one in self._open.values() if one.chunk_no < self.lost_numbers[0])
+            self._hold(self.lost_numbers[0], done_steps + before)
             spooled = sum(entry.n_steps for entry in self._open.values() if entry.is_data)
             self.lost_steps = max(0, self.n_steps - done_steps - spooled)
 
@@ -355,42 +376,6 @@ class Spool:
                 folder, lock, session=session, player=about.player, spec=about.spec(), roll_bytes=self._roll_bytes
             )
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledSession:
-    """What a session's folder says about it."""
-
-    player: PlayerName
-    game: str
-    spec_json: str
-
-    def spec(self) -> GameSpec:
-        """The game's spec; SpecError when this build cannot read it."""
-        return spec_from_json(self.spec_json)
-
-
-def read_about(folder: Path) -> SpooledSession:
-    """Whose session a spool folder holds; Corrupt when its session.json is missing or damaged."""
-    try:
-        about = strict_json((folder / "session.json").read_bytes())
-        return SpooledSession(player_name(about["player"]), str(about["game"]), str(about.get("spec")))
-    except (OSError, UnderstudyError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{folder} does not say whose session it holds: {error!r}") from None
-
-
-def forget_spooled(folder: Path, player: str, games: Collection[str]) -> int:
-    """Delete what killed games left unsent of a player, in a spool with every tag; how many sessions went."""
-    gone = 0
-    for path in sorted(folder.glob("*/*/session.json")):
-        # Being played or sent right now: what it sends is refused, since its session began before.
-        with contextlib.suppress(Corrupt, OSError, Locked):
-            about = read_about(path.parent)
-            if about.player == player and about.game in games:
-                with FileLock(path.parent / ".lock", what="a spooled session"):
-                    shutil.rmtree(path.parent)
-                    gone += 1
-    return gone
 
 
 def _session_of(folder: Path) -> uuid.UUID | None:

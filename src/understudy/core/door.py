@@ -28,6 +28,11 @@ def deployment_key(data_folder: Path) -> bytes:
     """The data folder's own secret, made on first use; processes that start at once agree on one."""
     path = data_folder / "key"
     if not path.exists():
+        if (data_folder / "store" / "catalogue.sqlite").exists():
+            raise ConfigError(
+                f"{path} is missing, and {data_folder / 'store'} was written with it: under a new key nobody in there "
+                "could be found or forgotten; restore the key from a backup"
+            )
         make_folder(data_folder)
         create_once(path, secrets.token_bytes(KEY_BYTES))
     key = path.read_bytes()

@@ -77,4 +77,6 @@ def is_locked(path: Path) -> bool:
         FileLock(path, what="probe").close()
     except Locked:
         return True
+    except OSError:
+        return False  # a folder nobody may write to has no writer
     return False

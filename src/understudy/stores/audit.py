@@ -149,6 +149,9 @@ def _audit_chunk(segment: Segment, index: int, rows: list[ArrivalRow], is_bad: b
     except Refused as error:
         findings.corrupt.append(f"{_name(session, number)} has unreadable metadata: {error}")
         return
+    facts = (STORED, meta.first_step, meta.n_steps, meta.game)
+    if any((row.fate, row.first_step, row.n_steps, row.game) != facts for row in rows):
+        findings.corrupt.append(f"the catalogue tells of {_name(session, number)} what its metadata does not")
     findings.hold((session, number), Held(said[2], FrameKind.DATA, meta.first_step, meta.n_steps))
 
 

@@ -79,6 +79,10 @@ class SegmentReader:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
+    def _n_all_rows(self) -> int:
+        return sum(source.n_rows for source in self._sources)
+
+    @property
     def last_arrival(self) -> int:
         """The newest arrival number this reader knows."""
         return int(self._cursor) if self._cursor is not None else 0
@@ -252,7 +256,8 @@ class SegmentReader:
         while len(rows) < batch:
             if total == 0 or tries == _TRIES:
                 raise ConfigError(
-                    "nothing can be sampled: no step passes the filter yet; widen the filter, or record more first"
+                    f"nothing can be sampled: none of {self._n_all_rows} rows passes {self._filter}; widen the filter "
+                    "(players' steps need consent='granted' unless it says otherwise), or record more first"
                 )
             missing = batch - len(rows)
             drawn = np.sort(rng.integers(0, total, size=missing + missing // 8 + 8))
@@ -283,6 +288,8 @@ class SegmentReader:
         if self._filter.looks_at_rows:
             keep &= self._row_mask(ids)
         ids = ids[keep]
+        if not len(ids):
+            return ids
         if window.n_step > 1:
             ids = ids[~self._n_step(ids, window).waiting]
         if window.stack > 1:
