@@ -10,7 +10,6 @@ STORE/catalogue.sqlite
 import sys
 import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -35,7 +34,7 @@ from understudy.core.ports import (
     Tail,
     WriteBatch,
 )
-from understudy.core.session import SessionState, unpack_state
+from understudy.core.session import SessionState
 from understudy.stores.audit import audit, summary
 from understudy.stores.catalogue import FORGOTTEN, Catalogue, quarantined
 from understudy.stores.claims import Claims
@@ -44,12 +43,12 @@ from understudy.stores.disk import disk
 from understudy.stores.draft import Draft
 from understudy.stores.erasure import erase_pending, expire, has_pending
 from understudy.stores.generation import Generation
+from understudy.stores.known import KnownSessions
 from understudy.stores.recovery import Recovered, recover
 from understudy.stores.sealer import Sealer
 from understudy.stores.segments import MAX_BYTES
 from understudy.stores.view import StoreView, session_infos
 
-_CACHE_SESSIONS = 4096
 _MOST_BYTES = 32 * 1024 * 1024
 SEAL_ROWS = 56_000
 """A little below a segment, so that what the last commit brought still fits into the same one."""
@@ -80,7 +79,6 @@ class LocalStore:
         self._closed = False
         self.is_erasing = False
         """Whether erased bytes are still in SQLite's log because a reader was in the way; `erase` tries again."""
-        self._cache: OrderedDict[uuid.UUID, tuple[str, SessionState]] = OrderedDict()
         self._group = GroupCommit[WriteBatch, Receipt | UnderstudyError](
             self._commit, size=_batch_bytes, most=_MOST_BYTES
         )
@@ -89,6 +87,7 @@ class LocalStore:
             opened.enter_context(FileLock(folder / ".lock", what="the store", patience_s=0.3))
             self._catalogue = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite")))
             self._lookup = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite", read_only=True)))
+            self._known = KnownSessions(self._lookup)
             self._mark = opened.enter_context(closing(WatermarkFile(folder / "watermark", create=True)))
             self._claims = Claims(self._catalogue)
             self._sealer = Sealer(folder, self._catalogue, specs)
@@ -170,7 +169,7 @@ class LocalStore:
         with self._state:
             self.freeze(wait=True)
             self.is_erasing = not erase_pending(self.folder, self._catalogue)
-            self._cache.clear()
+            self._known.clear()
             self._next_quarantine = self._catalogue.fact("next_quarantine", 1)
 
     # --- the StoreAdmin port ----------------------------------------------------------------------------------------
@@ -298,7 +297,7 @@ class LocalStore:
         if trailer.event is not None and trailer.event.kind == "forget":
             player = trailer.event.player
             self._tombstones[player] = max(trailer.event.at_s, self._tombstones.get(player, 0.0))
-            self._cache.clear()
+            self._known.clear()
 
     def _write_mark(self) -> None:
         self._mark.write(Watermark(self._sealed_below, self._next_arrival, self._file_no, self._log.size_bytes))
@@ -312,20 +311,7 @@ class LocalStore:
         frozen = self._sealer.frozen
         if frozen is not None and (known := frozen.sessions.get(session)):
             return known
-        if session in self._cache:
-            self._cache.move_to_end(session)
-            return self._cache[session]
-        row = self._lookup.one("SELECT game, state FROM sessions WHERE session = ?", session.bytes)
-        if row is None:
-            return None
-        self._remember(session, (row[0], unpack_state(row[1])))
-        return self._cache[session]
-
-    def _remember(self, session: uuid.UUID, known: tuple[str, SessionState]) -> None:
-        self._cache[session] = known
-        self._cache.move_to_end(session)
-        while len(self._cache) > _CACHE_SESSIONS:
-            self._cache.popitem(last=False)
+        return self._known.get(session)
 
     def _unsealed(self) -> list[Generation]:
         return [one for one in (self._current, self._sealer.frozen) if one is not None]
@@ -392,8 +378,7 @@ class LocalStore:
             raise
         if sealed is None:
             return
-        for session, known in list(sealed.sessions.items())[-_CACHE_SESSIONS:]:
-            self._remember(session, known)
+        self._known.remember(sealed.sessions.items())
         self._sealed_below = self._catalogue.fact("sealed_below")
         self._write_mark()
         for number in sealed.files:

@@ -79,10 +79,6 @@ class SegmentReader:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
-    def _n_all_rows(self) -> int:
-        return sum(source.n_rows for source in self._sources)
-
-    @property
     def last_arrival(self) -> int:
         """The newest arrival number this reader knows."""
         return int(self._cursor) if self._cursor is not None else 0
@@ -256,8 +252,8 @@ class SegmentReader:
         while len(rows) < batch:
             if total == 0 or tries == _TRIES:
                 raise ConfigError(
-                    f"nothing can be sampled: none of {self._n_all_rows} rows passes {self._filter}; widen the filter "
-                    "(players' steps need consent='granted' unless it says otherwise), or record more first"
+                    f"nothing can be sampled: none of {sum(self._chunks['n_rows'])} rows passes {self._filter}; widen the "
+                    "filter (players' steps need consent='granted' unless it says otherwise), or record more first"
                 )
             missing = batch - len(rows)
             drawn = np.sort(rng.integers(0, total, size=missing + missing // 8 + 8))
