@@ -252,8 +252,8 @@ class SegmentReader:
         while len(rows) < batch:
             if total == 0 or tries == _TRIES:
                 raise ConfigError(
-                    f"nothing can be sampled: none of {sum(self._chunks['n_rows'])} rows passes {self._filter}; widen the "
-                    "filter (players' steps need consent='granted' unless it says otherwise), or record more first"
+                    f"nothing can be sampled: none of {sum(self._chunks['n_rows'])} rows passes {self._filter}; widen "
+                    "the filter (players' steps need consent='granted' unless it says otherwise), or record more first"
                 )
             missing = batch - len(rows)
             drawn = np.sort(rng.integers(0, total, size=missing + missing // 8 + 8))
