@@ -22,6 +22,7 @@ from understudy.core import frame as frame_module
 from understudy.core import log as log_module
 from understudy.core import session as session_module
 from understudy.core.chunk import chunk_of
+from understudy.core.door import deployment_key
 from understudy.core.frame import HEADER_BYTES, Frame, FrameKind, decode_frame
 from understudy.core.ports import ExperienceStore, Link, Receipt, Stored, WriteBatch
 from understudy.core.session import Arrival, SessionState
@@ -117,6 +118,7 @@ class DataFirst(PositionFirst):
 def crash_while_storing(
     data: DataFolder, rng: np.random.Generator, wrap: Callable[[LocalStore], PositionFirst]
 ) -> Verdict:
+    deployment_key(data.root)
     stream, specs = FileStream(data.stream), SpecFolder(data.games)
     with LocalStore(data.store, specs=specs) as store:
         wrapped: ExperienceStore = wrap(store)  # type: ignore[assignment]

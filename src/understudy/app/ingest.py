@@ -11,6 +11,7 @@ import structlog
 
 from understudy.app.data import DataFolder
 from understudy.app.requests import answer_all, forget_stale
+from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, StorageFull
 from understudy.core.ports import Candidate
 from understudy.ingest.check import check
@@ -36,6 +37,8 @@ class IngestRole:
             raise ConfigError(f"retention {retention_s} s, keep {keep_s} s: give times from 0 and above 0")
         self._data, self._retention_s, self._keep_s = data, retention_s, keep_s
         self._specs = SpecFolder(data.games)
+        if not (data.store / "catalogue.sqlite").exists():
+            deployment_key(data.root)  # before the store: a store without a key is refused by every game
         self.store = LocalStore(data.store, specs=self._specs)
         self._stream = FileStream(data.stream)
         # The owner is the folder, not the process: the store's lock already says that nobody else is here.
