@@ -56,8 +56,8 @@ def test_first_screen_of_the_readme_is_short() -> None:
 
 
 def test_the_figures_of_the_readme_are_those_of_the_result_files() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "numbers.py"), "--check"], timeout=60)
-    assert done.returncode == 0, "run scripts/numbers.py: README and bench/results differ"
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "figures.py"), "--check"], timeout=60)
+    assert done.returncode == 0, "run scripts/figures.py: README and bench/results differ"
 
 
 def test_paths_that_proofs_name_exist() -> None:

@@ -1,6 +1,6 @@
 """Puts the figures of bench/results into the README, so that no number there is typed by hand.
 
-Run as `python scripts/numbers.py`; with `--check` it only says whether the README is up to date.
+Run as `python scripts/figures.py`; with `--check` it only says whether the README is up to date.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- made by scripts/numbers.py -->", "<!-- end of figures -->"
+BEGIN, END = "<!-- made by scripts/figures.py -->", "<!-- end of figures -->"
 PEERS = ("codec, encode", "codec, decode", "uniform batch", "stream, 16", "store, commits of 16 chunks, per core")
 
 
