@@ -80,15 +80,12 @@ class Child:
 
 @contextlib.contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Children inherit this: Ctrl-C reaches the parent alone, which then asks them to finish."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Children inherit this: Ctrl-C reaches the parent alone, at once or right after, which asks them to finish."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def report(fields: Mapping[str, Any]) -> None:

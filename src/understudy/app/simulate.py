@@ -15,6 +15,7 @@ from understudy.core.errors import ConfigError, UnderstudyError
 
 MAX_PROCESSES = 4
 _STOP_S = 30.0
+_CLOSE_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,11 +196,12 @@ class Simulation:
             child.wait(5.0)
 
     def close(self) -> None:
-        """Ask everybody to stop, and kill who does not."""
+        """Ask everybody to stop, and kill who has not within a few seconds."""
         for child in self.children:
             child.stop()
+        deadline = time.monotonic() + _CLOSE_S
         for child in self.children:
-            if child.wait(5.0) is None:
+            if child.wait(max(0.0, deadline - time.monotonic())) is None:
                 child.kill()
                 child.wait(5.0)
 
