@@ -9,7 +9,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from bench import slow_sync
 from bench.figures import Figure, Findings, Gate, all_of
 from bench.scale import Scale
+from understudy.app.children import report, stop_with_parent
 from understudy.app.data import DataFolder
 from understudy.app.ingest import IngestRole
 from understudy.client.connect import connect
@@ -123,11 +123,11 @@ def _close(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _ingest(folder: Path) -> None:
-    stop = _until_stdin_closes()
+    stop = stop_with_parent()
     with IngestRole(DataFolder(folder)) as role:
-        _say(ready=True)
+        report({"ready": True})
         role.run(stop)
-        _say(stored=role.service.stats.steps)
+        report({"stored": role.service.stats.steps})
 
 
 def _play_steps(folder: Path, seconds: float) -> None:
@@ -143,17 +143,17 @@ def _play_steps(folder: Path, seconds: float) -> None:
         due_s += 1 / _RATE_HZ
         time.sleep(max(0.0, due_s - time.monotonic()))
     is_sent = game.close(timeout_s=20.0)
-    _say(steps=game.stats().acked_steps if is_sent else -1)
+    report({"steps": game.stats().acked_steps if is_sent else -1})
 
 
 def _watch(folder: Path) -> None:
     """Refresh a reader again and again; note when each step is there for the first time."""
-    stop = _until_stdin_closes()
+    stop = stop_with_parent()
     reader: SegmentReader | None = None
     first_seen: dict[tuple[int, int], float] = {}
     began_s = time.monotonic()
     known = -1
-    _say(ready=True)
+    report({"ready": True})
     while True:
         is_last = stop.is_set()
         reader = reader or _reader(folder)
@@ -166,7 +166,7 @@ def _watch(folder: Path) -> None:
             break
         time.sleep(_POLL_S)
     lag_ms = [round(lag * 1000, 3) for lag in first_seen.values() if lag >= 0]
-    _say(steps=len(first_seen), lag_ms=lag_ms)
+    report({"steps": len(first_seen), "lag_ms": lag_ms})
 
 
 def _note_new(reader: SegmentReader, first_seen: dict[tuple[int, int], float], count_from_s: float) -> None:
@@ -185,21 +185,6 @@ def _reader(folder: Path) -> SegmentReader | None:
         return SegmentReader(folder / "store", game=_SPEC.game)
     except (ConfigError, OSError):
         return None
-
-
-def _until_stdin_closes() -> threading.Event:
-    stop = threading.Event()
-
-    def watch() -> None:
-        sys.stdin.read()
-        stop.set()
-
-    threading.Thread(target=watch, daemon=True).start()
-    return stop
-
-
-def _say(**fields: Any) -> None:
-    print(json.dumps(fields), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,12 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, retention_s:
     log_to_stderr(as_json=not out.is_terminal)
     data.root.mkdir(parents=True, exist_ok=True)
     keep_s = None if keep_days is None else keep_days * 86_400
+    if not until_empty:
+        _stop_on_signals(stop)  # before the store opens: a stop asked for meanwhile drains too
     with IngestRole(data, retention_s=retention_s, keep_s=keep_s) as role:
         if until_empty:
             role.service.drain()
         else:
-            _stop_on_signals(stop)
             out.print(f"following {data.stream}; Ctrl-C drains and ends")
             role.run(stop)
         stats = role.service.stats
