@@ -1,0 +1,1 @@
+"""A game and weights turned into experience: actors, their envs, and how they explore."""

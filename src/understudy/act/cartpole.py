@@ -1,0 +1,65 @@
+"""CartPoleVector: many CartPole-v1 side by side in NumPy, the same bits as Gymnasium's one by one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from understudy.core.errors import ConfigError
+from understudy.games import cartpole
+
+GAME_ID = "CartPole-v1"
+
+
+class CartPoleVector(VectorEnv[Any, Any, Any]):
+    """A vector env whose caller resets what has ended: `reset(seed=[...], options={"reset_mask": mask})`."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.spec = gymnasium.spec(GAME_ID)
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
+        self.render_mode = None
+        high = np.array([2 * cartpole.MAX_POSITION, np.inf, 2 * cartpole.MAX_ANGLE, np.inf], np.float32)
+        self.single_observation_space = gymnasium.spaces.Box(-high, high, dtype=np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._state = np.zeros((4, num_envs))
+        self._elapsed = np.zeros(num_envs, np.int64)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """All observations, after a reset of those that the mask names, or of all."""
+        mask = (options or {}).get("reset_mask")
+        seeds = _seeds(seed, self.num_envs)
+        for i in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
+            self._state[:, i] = cartpole.reset(seeds[i])
+            self._elapsed[i] = 0
+        return self._obs(), {}
+
+    def step(
+        self, actions: NDArray[np.integer[Any]]
+    ) -> tuple[
+        NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
+    ]:  # fmt: skip
+        """One step of every env; an env that has ended goes on falling until it is reset."""
+        self._state, reward, terminated = cartpole.step(np, self._state, actions)
+        self._elapsed += 1
+        return self._obs(), reward, terminated, self._elapsed >= cartpole.MAX_EPISODE_STEPS, {}
+
+    def _obs(self) -> NDArray[np.float32]:
+        return self._state.T.astype(np.float32, order="C")
+
+
+def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
+    if seed is None:
+        return [None] * num_envs
+    seeds = [seed + i for i in range(num_envs)] if isinstance(seed, int) else seed
+    if len(seeds) != num_envs:
+        raise ConfigError(f"{len(seeds)} seeds for {num_envs} envs; give one number, or one for each env")
+    return seeds

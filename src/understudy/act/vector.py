@@ -1,0 +1,161 @@
+"""make_envs: any game as a vector env that leaves resets to its caller, so that no last observation is lost."""
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import DependencyNotInstalled
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from understudy.act.cartpole import GAME_ID as CARTPOLE
+from understudy.act.cartpole import CartPoleVector
+from understudy.core.errors import ConfigError, MissingExtra
+from understudy.core.game import GameSpec, spec_from_gymnasium
+
+Env = gymnasium.Env[Any, Any]
+Envs = VectorEnv[Any, Any, Any]
+Wrap = Callable[[Env], Env]
+Game = str | Callable[[], Env] | Env | Envs
+
+MASK = "action_mask"
+"""Where an env's info says which actions are legal."""
+
+
+def make_envs(
+    game: Game, num_envs: int, *, env_kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[str | Wrap] = (),
+    frame_skip: int = 1, builtin: bool = True,
+) -> Envs:  # fmt: skip
+    """`num_envs` envs of a game, stepped together: a Gymnasium id, a function that makes an env, or an env itself.
+
+    Wrappers (`"module:Class"` or functions) go on in order, above the frame skip; `builtin=False` leaves CartPole-v1
+    to Gymnasium as well.
+    """
+    if num_envs < 1 or frame_skip < 1:
+        raise ConfigError(f"num_envs is {num_envs} and frame_skip {frame_skip}; give whole numbers from 1")
+    if isinstance(game, VectorEnv):
+        return _checked_vector(game, num_envs, is_plain=not (env_kwargs or wrappers or frame_skip > 1))
+    if game == CARTPOLE and builtin and not env_kwargs and not wrappers and frame_skip == 1:
+        return CartPoleVector(num_envs)
+    make = _maker(game, num_envs, dict(env_kwargs or {}))
+    layers = [_wrapper(one) for one in wrappers]
+
+    def make_one() -> Env:
+        env = make()
+        if frame_skip > 1:
+            env = FrameSkip(env, frame_skip)
+        for layer in layers:
+            env = layer(env)
+        return env
+
+    envs: Envs = SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+    envs.spec = envs.envs[0].spec  # type: ignore[attr-defined]
+    return envs
+
+
+def game_of(envs: Envs, *, name: str | None = None) -> GameSpec:
+    """The spec of the game these envs play; resets them, to see whether they say which actions are legal."""
+    spec_id = getattr(envs.spec, "id", None)
+    if name is None and spec_id is None:
+        first = envs.envs[0].unwrapped if isinstance(envs, SyncVectorEnv) else envs
+        name = type(first).__name__
+    _, infos = envs.reset(seed=0)
+    return spec_from_gymnasium(envs, game=name, has_legal=MASK in infos)
+
+
+class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Repeats each action for some frames, or until the episode ends, and adds up their rewards."""
+
+    def __init__(self, env: Env, frames: int) -> None:
+        super().__init__(env)
+        self._frames = frames
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for _ in range(self._frames):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return obs, total, terminated, truncated, info
+
+
+def _checked_vector(envs: Envs, num_envs: int, *, is_plain: bool) -> Envs:
+    mode = envs.metadata.get("autoreset_mode")
+    if mode is not AutoresetMode.DISABLED:
+        raise ConfigError(f"a vector env resets by itself ({mode}); make it with autoreset_mode=AutoresetMode.DISABLED")
+    if envs.num_envs != num_envs or not is_plain:
+        raise ConfigError(
+            f"a vector env of {envs.num_envs} envs was given for {num_envs}; give that number, and put wrappers, "
+            "settings and frame skip into its own envs"
+        )
+    return envs
+
+
+def _maker(game: Any, num_envs: int, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
+    if isinstance(game, str):
+        return lambda: _make(game, env_kwargs)
+    if not isinstance(game, gymnasium.Env):
+        if not callable(game):
+            raise ConfigError(f"game is {str(game)[:60]!r}; give a Gymnasium id, an env, or a function that makes one")
+        return lambda: game(**env_kwargs)
+    if env_kwargs:
+        raise ConfigError(f"settings {sorted(env_kwargs)} came with an env that exists; make it with them instead")
+    if num_envs == 1:
+        return lambda: game
+    spec = game.spec
+    if spec is None:
+        raise ConfigError(f"one env was given for {num_envs}, and it is not registered; give a function that makes one")
+    return lambda: gymnasium.make(spec, disable_env_checker=True)
+
+
+def _make(game_id: str, env_kwargs: Mapping[str, Any]) -> Env:
+    try:
+        return gymnasium.make(game_id, disable_env_checker=True, **env_kwargs)
+    except DependencyNotInstalled as error:
+        raise MissingExtra(f"game {game_id!r} needs another package: {error}") from error
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        raise ConfigError(f"no game {game_id!r} is known; {_nearest(game_id)}") from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"game {game_id!r} cannot be made: {error}; install the package it is in") from error
+    except TypeError as error:
+        raise ConfigError(f"game {game_id!r} does not take {dict(env_kwargs)}: {error}") from error
+
+
+def _nearest(game_id: str) -> str:
+    by_lower = {known.lower(): known for known in gymnasium.registry}
+    close = difflib.get_close_matches(game_id.lower(), by_lower, n=3, cutoff=0.4)
+    known = [by_lower[one] for one in close] or ["CartPole-v1"]
+    return f"did you mean {' or '.join(known)}? An id of a package of your own is written 'module:Name-v0'"
+
+
+def _wrapper(path: str | Wrap) -> Wrap:
+    if not isinstance(path, str):
+        return path
+    module_name, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"wrapper {path!r} cannot be imported: {error}; write 'module:Class'") from error
+    wrap: Wrap = found
+    return wrap
+
+
+def columns_of(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, Any]]]:
+    """A function that takes batched observations apart into columns, by the paths of the game's spec."""
+    if set(game.obs) == {""}:
+        return lambda obs: {"obs": obs}
+    paths = {name: name.split(".")[1:] for name in game.obs_columns}
+
+    def take_apart(obs: Any) -> dict[str, np.ndarray[Any, Any]]:
+        return {name: _at(obs, keys) for name, keys in paths.items()}
+
+    return take_apart
+
+
+def _at(obs: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        obs = obs[key] if isinstance(obs, Mapping) and key in obs else obs[int(key)]
+    return obs

@@ -1,0 +1,46 @@
+"""CartPole: a pole on a cart that is pushed left or right; the same bits as Gymnasium's CartPole-v1.
+
+A state is `float[4, ...]`: position, velocity, angle, angular velocity, each for any number of envs side by side.
+The functions are pure and take their array module, so that they run with NumPy (float64, bit-equal to Gymnasium) and
+inside jax.jit. The limit of 500 steps belongs to the env, not to the physics.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+GRAVITY = 9.8
+PUSH = 10.0
+CART_MASS = 1.0
+POLE_MASS = 0.1
+TOTAL_MASS = POLE_MASS + CART_MASS
+HALF_POLE = 0.5
+POLE_MOMENT = POLE_MASS * HALF_POLE
+STEP_S = 0.02
+
+MAX_POSITION = 2.4
+MAX_ANGLE = 12 * 2 * math.pi / 360
+MAX_EPISODE_STEPS = 500
+RESET_BOUND = 0.05
+
+
+def reset(seed: int | None = None) -> NDArray[np.float64]:
+    """The first state of the episode that Gymnasium plays from this seed, or of any; float64[4]."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return rng.uniform(-RESET_BOUND, RESET_BOUND, 4)
+
+
+def step(xp: Any, state: Any, action: Any) -> tuple[Any, Any, Any]:
+    """The next state, its reward and whether the pole fell or the cart left; `action` 1 pushes right, 0 left."""
+    _, velocity, angle, spin = state
+    push = xp.where(action == 1, PUSH, -PUSH)
+    cosine, sine = xp.cos(angle), xp.sin(angle)
+    # The order of operations is Gymnasium's: floating-point sums depend on it.
+    pull = (push + POLE_MOMENT * (spin * spin) * sine) / TOTAL_MASS
+    turn = (GRAVITY * sine - cosine * pull) / (HALF_POLE * (4.0 / 3.0 - POLE_MASS * (cosine * cosine) / TOTAL_MASS))
+    shove = pull - POLE_MOMENT * turn * cosine / TOTAL_MASS
+    state = state + STEP_S * xp.asarray([velocity, shove, spin, turn])
+    has_left, has_fallen = xp.abs(state[0]) > MAX_POSITION, xp.abs(state[2]) > MAX_ANGLE
+    return state, xp.ones_like(state[0]), has_left | has_fallen

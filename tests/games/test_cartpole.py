@@ -1,0 +1,69 @@
+"""CartPole's physics: Gymnasium's bits in NumPy, close to them in jax.numpy."""
+
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from understudy.games import cartpole
+
+
+def test_ten_thousand_random_steps_have_gymnasiums_bits():
+    env: Any = gymnasium.make("CartPole-v1").unwrapped
+    rng = np.random.default_rng(1)
+    seed = 0
+    env.reset(seed=seed)
+    state = cartpole.reset(seed)
+    for action in rng.integers(2, size=10_000):
+        obs, reward, terminated, _, _ = env.step(action)
+        state, our_reward, our_terminated = cartpole.step(np, state, action)
+        assert state.tobytes() == env.state.tobytes()
+        assert state.astype(np.float32).tobytes() == obs.tobytes()
+        assert (our_reward, our_terminated) == (reward, terminated)
+        if terminated:
+            seed += 1
+            first, _ = env.reset(seed=seed)
+            state = cartpole.reset(seed)
+            assert state.astype(np.float32).tobytes() == first.tobytes()
+    assert seed > 300
+
+
+def test_envs_side_by_side_have_the_bits_of_each_alone():
+    rng = np.random.default_rng(2)
+    for num_envs in (1, 2, 3, 7, 8, 9, 64):
+        together = rng.uniform(-1, 1, (4, num_envs)) * np.array([2.5, 3, 0.25, 3])[:, None]
+        action = rng.integers(2, size=num_envs)
+        state, reward, terminated = cartpole.step(np, together, action)
+        for i in range(num_envs):
+            alone = cartpole.step(np, together[:, i].copy(), action[i])
+            assert state[:, i].tobytes() == alone[0].tobytes()
+            assert (reward[i], terminated[i]) == alone[1:]
+
+
+def test_jax_form_is_close_and_runs_compiled():
+    rng = np.random.default_rng(3)
+    states = rng.uniform(-1, 1, (4, 500)) * np.array([2.5, 3, 0.25, 3])[:, None]
+    action = rng.integers(2, size=500)
+    state, reward, terminated = jax.jit(lambda s, a: cartpole.step(jnp, s, a))(states.astype(np.float32), action)
+    wanted, _, ended = cartpole.step(np, states, action)
+    np.testing.assert_allclose(state, wanted, rtol=1e-4, atol=1e-5)
+    assert (np.asarray(terminated) == ended).mean() > 0.99
+    assert state.dtype == jnp.float32
+    assert (np.asarray(reward) == 1).all()
+
+
+def test_the_ends_of_the_track_and_the_angle_end_the_episode():
+    centre = np.zeros(4)
+    assert not cartpole.step(np, centre, 1)[2]
+    for place in (0, 2):
+        for side in (-3.0, 3.0):
+            state = centre.copy()
+            state[place] = side
+            assert cartpole.step(np, state, 1)[2]
+
+
+def test_without_a_seed_each_episode_differs():
+    assert cartpole.reset().tobytes() != cartpole.reset().tobytes()
+    assert np.abs(cartpole.reset()).max() <= cartpole.RESET_BOUND
