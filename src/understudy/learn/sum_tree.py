@@ -1,0 +1,151 @@
+"""A 16-ary tree of sums: finds rows in proportion to their mass.
+
+A node is always recomputed from its children, in one fixed order, and never corrected by a difference. So the tree is
+a pure function of its leaves: nothing drifts, and a tree rebuilt from saved leaves has the same bits.
+Importing this page imports numba; whoever may do without imports it late.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.errors import ConfigError
+
+WIDTH = 16
+"""Children of a node: two cache lines of float64."""
+
+Rows = NDArray[np.int64]
+Masses = NDArray[np.float64]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _compiled(function: _Function) -> _Function:
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit(function, cache=True, **options)  # type: ignore[no-any-return]
+    except RuntimeError:  # nowhere to write a cache: a read-only install for a user without a home
+        return numba.njit(function, **options)  # type: ignore[no-any-return]
+
+
+class SumTree:
+    """Masses of `capacity` rows, all 0 at first; `find` never returns a row whose mass is 0."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ConfigError(f"a tree of {capacity} rows; give at least 1")
+        sizes = [-(-capacity // WIDTH) * WIDTH]
+        while sizes[-1] > WIDTH:
+            sizes.append(-(-(sizes[-1] // WIDTH) // WIDTH) * WIDTH)
+        self._begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # where each level begins; last the root
+        self._nodes = _aligned(int(self._begin[-1]) + 1)
+        self._counts = np.zeros(1, np.int64)
+        self.capacity = capacity
+        self.leaves: Masses = self._nodes[:capacity]
+
+    @property
+    def total(self) -> float:
+        """The sum of all masses."""
+        return float(self._nodes[-1])
+
+    @property
+    def n_positive(self) -> int:
+        """How many rows have a mass."""
+        return int(self._counts[0])
+
+    def set(self, rows: Rows, masses: Masses) -> None:
+        """Give these rows their masses; where a row is named twice the last one holds."""
+        _set(self._nodes, self._begin, self._counts, rows, masses)
+
+    def set_range(self, start: int, masses: Masses) -> None:
+        """Give the rows from `start` on their masses."""
+        _set_range(self._nodes, self._begin, self._counts, start, masses)
+
+    def find(self, values: Masses) -> Rows:
+        """The rows at these distances into the total, in the shape of `values`; needs a total above 0."""
+        rows = np.empty(values.shape, np.int64)
+        _find(self._nodes, self._begin, values.ravel(), rows.ravel())
+        return rows
+
+
+def _aligned(size: int) -> Masses:
+    """Zeros that begin at a cache line, so that a node's children take two lines, not three."""
+    spare = np.zeros(size + 8, np.float64)
+    skip = (-spare.ctypes.data % 64) // 8
+    return spare[skip : skip + size]
+
+
+@_compiled
+def _set(nodes: Any, begin: Any, counts: Any, rows: Any, masses: Any) -> None:
+    parents = np.empty(len(rows), np.int64)
+    n = 0
+    for i in range(len(rows)):
+        row = rows[i]
+        counts[0] += int(masses[i] > 0) - int(nodes[row] > 0)
+        nodes[row] = masses[i]
+        if n == 0 or parents[n - 1] != row >> 4:
+            parents[n] = row >> 4
+            n += 1
+    for level in range(len(begin) - 1):
+        # Rows mostly come sorted, so that neighbours share parents and the list shrinks on its way up.
+        kept = 0
+        for i in range(n):
+            parent = parents[i]
+            at = begin[level] + (parent << 4)
+            a, b, c, d = nodes[at], nodes[at + 1], nodes[at + 2], nodes[at + 3]
+            for j in range(4, 16, 4):
+                a += nodes[at + j]
+                b += nodes[at + j + 1]
+                c += nodes[at + j + 2]
+                d += nodes[at + j + 3]
+            nodes[begin[level + 1] + parent] = (a + b) + (c + d)
+            if kept == 0 or parents[kept - 1] != parent >> 4:
+                parents[kept] = parent >> 4
+                kept += 1
+        n = kept
+
+
+@_compiled
+def _set_range(nodes: Any, begin: Any, counts: Any, start: Any, masses: Any) -> None:
+    if len(masses) == 0:
+        return
+    for i in range(len(masses)):
+        counts[0] += int(masses[i] > 0) - int(nodes[start + i] > 0)
+        nodes[start + i] = masses[i]
+    first, last = start >> 4, (start + len(masses) - 1) >> 4
+    for level in range(len(begin) - 1):
+        for parent in range(first, last + 1):
+            at = begin[level] + (parent << 4)
+            a, b, c, d = nodes[at], nodes[at + 1], nodes[at + 2], nodes[at + 3]
+            for j in range(4, 16, 4):
+                a += nodes[at + j]
+                b += nodes[at + j + 1]
+                c += nodes[at + j + 2]
+                d += nodes[at + j + 3]
+            nodes[begin[level + 1] + parent] = (a + b) + (c + d)
+        first, last = first >> 4, last >> 4
+
+
+@_compiled
+def _find(nodes: Any, begin: Any, values: Any, rows: Any) -> None:
+    left = values.copy()
+    rows[:] = 0
+    # Level by level over the whole batch: the loads of one level do not wait for one another.
+    for level in range(len(begin) - 2, -1, -1):
+        for i in range(len(rows)):
+            at = begin[level] + (rows[i] << 4)
+            value, summed, below, child = left[i], 0.0, 0.0, 0
+            for j in range(16):
+                summed += nodes[at + j]
+                passed = summed <= value
+                child += int(passed)
+                below = summed if passed else below
+            if child == 16:  # rounding led past the end: take the last child that has a mass
+                child = 15
+                while child > 0 and not nodes[at + child] > 0:
+                    child -= 1
+                below = value
+            rows[i] = (rows[i] << 4) + child
+            left[i] = value - below
