@@ -192,8 +192,9 @@ def _categorical(logits: Array, noise: Array | None) -> Decision:
     return Decision(action.astype(np.int32), logp)
 
 
-def head_for(game: GameSpec, kind: str) -> Head:
-    """The head of this kind for a game's action space; ConfigError when they do not fit."""
+def head_for(game: GameSpec, kind: str | None = None) -> Head:
+    """The head of this kind for a game's action space (categorical or gaussian_clipped unless said)."""
+    kind = kind or ("gaussian_clipped" if game.discrete is None else "categorical")
     _check_kind(kind)
     if kind in DISCRETE:
         if game.discrete is None:

@@ -1,0 +1,92 @@
+"""The network a game gets when nobody describes one: chosen by the kind of each observation column."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from understudy.core.game import GameSpec
+from understudy.core.layers import (
+    Activation,
+    Channels,
+    Conv,
+    Dense,
+    Flatten,
+    Layer,
+    LayerNorm,
+    ObservationNorm,
+    OneHot,
+    ScaleImage,
+    Shape,
+)
+from understudy.core.network import Input, NetworkSpec
+from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space
+
+IMAGE_SIDE = 20
+"""Bytes in two dimensions, both at least this long, are an image."""
+LARGE_SIDE = 60
+MAX_CHANNELS = 16
+"""A first or last axis up to this long counts as an image's channels."""
+MAX_CHOICES = 4096
+"""Whole numbers with more values than this are taken as numbers, not as choices."""
+
+LARGE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1))
+SMALL = (Conv(16, 4, 2), Conv(32, 3, 2))
+
+
+def network_for(
+    game: GameSpec, *, heads: Mapping[str, Sequence[Layer]], widths: Sequence[int] = (64, 64),
+    activation: str = "relu", stack: int = 1, layer_norm: bool = False, observation_norm: bool = False,
+) -> NetworkSpec:  # fmt: skip
+    """Convolutions for images, one-hot for choices, the numbers themselves for the rest; then dense layers.
+
+    `activation` and `layer_norm` follow each dense layer (convolutions have relu); `observation_norm` goes to what is
+    neither image nor choice.
+    """
+    inputs = {
+        name: Input(
+            (stack, *space.shape) if stack > 1 else space.shape,
+            space.dtype,
+            _layers(space, stack=stack, observation_norm=observation_norm),
+        )
+        for name, space in game.obs_columns.items()
+    }
+    trunk: list[Layer] = []
+    for width in widths:
+        trunk += [Dense(width), *([LayerNorm()] if layer_norm else []), Activation(activation)]
+    return NetworkSpec(inputs, tuple(trunk), {name: tuple(layers) for name, layers in heads.items()})
+
+
+def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer, ...]:
+    channels = image_channels(space)
+    if channels is not None:
+        return _image_layers(space.shape, channels, stack=stack)
+    if isinstance(space, Discrete) and space.n <= MAX_CHOICES:
+        return (OneHot(space.n, space.start), Flatten())
+    if isinstance(space, MultiDiscrete) and max(space.counts) <= MAX_CHOICES:
+        return (OneHot(max(space.counts)), Flatten())
+    # Bytes without bounds of their own, such as a console's memory, reach from 0 to 255.
+    is_bytes = isinstance(space, Box) and space.dtype == np.uint8 and space.high is None
+    return (*([ScaleImage()] if is_bytes else []), *([ObservationNorm()] if observation_norm else []), Flatten())
+
+
+def _image_layers(shape: Shape, channels: Shape, *, stack: int) -> tuple[Layer, ...]:
+    # Behind the stack axis, an image's own channels come one axis later.
+    axes = (0, *(axis + 1 for axis in channels)) if stack > 1 else channels
+    sides = [size for axis, size in enumerate(shape) if axis not in channels]
+    convs = LARGE if min(sides) >= LARGE_SIDE else SMALL
+    acts = (layer for conv in convs for layer in (conv, Activation("relu")))
+    return (ScaleImage(), Channels(axes), *acts, Flatten())
+
+
+def image_channels(space: Space) -> Shape | None:
+    """The axes of an image that are channels (none for grey ones); None when the space is no image."""
+    shape = space.shape
+    if space.dtype != np.uint8:
+        return None
+    if len(shape) == 2 and min(shape) >= IMAGE_SIDE:
+        return ()
+    if len(shape) == 3:
+        for channel, sides in ((2, shape[:2]), (0, shape[1:])):
+            if shape[channel] <= MAX_CHANNELS and min(sides) >= IMAGE_SIDE:
+                return (channel,)
+    return None

@@ -1,0 +1,254 @@
+"""A network and its head in JAX: the same spec, weights and results as `core/forward.py` and `core/heads.py`.
+
+Everything here is pure and works under jit, vmap and grad. Observations and outputs may have any number of axes before
+those of the row: none, [batch], [steps, envs].
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from understudy.core.errors import ConfigError
+from understudy.core.forward import NORM_EPSILON, OBSERVATION_EPSILON, OBSERVATION_LIMIT
+from understudy.core.heads import HALF_LOG_2PI, ILLEGAL, LOG_STD, LOWEST, TANH_END, Decision, Head
+from understudy.core.layers import (
+    SQRT2,
+    Activation,
+    Channels,
+    Constant,
+    Conv,
+    Dense,
+    Dueling,
+    Flatten,
+    Layer,
+    LayerNorm,
+    ObservationNorm,
+    OneHot,
+    ScaleImage,
+)
+from understudy.core.network import NetworkSpec
+
+Weights = Mapping[str, jax.Array]
+
+_FAR = 1e9
+"""Observations beyond this do not enter the running statistics: their squares would end them."""
+
+_ACTS: Mapping[str, Callable[[Any], jax.Array]] = {
+    "relu": jax.nn.relu, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu, "elu": jax.nn.elu,
+    "gelu": partial(jax.nn.gelu, approximate=True),
+}  # fmt: skip
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def init_weights(key: jax.Array, spec: NetworkSpec) -> dict[str, jax.Array]:
+    """Orthogonal kernels with each layer's gain, biases 0, scales 1, constants as the spec says."""
+    weights: dict[str, jax.Array] = {}
+    shapes = spec.shapes()
+    for place, layers in spec.places():
+        for index, layer in enumerate(layers):
+            prefix = f"{place}.{index}."
+            for name in (name for name in shapes if name.startswith(prefix)):
+                own = jax.random.fold_in(key, len(weights))
+                weights[name] = _first(own, layer, part=name.removeprefix(prefix), shape=shapes[name])
+    return weights
+
+
+def _first(key: jax.Array, layer: Layer, *, part: str, shape: tuple[int, ...]) -> jax.Array:
+    if part.endswith("kernel"):
+        # A dueling layer's hidden kernels feed a relu; only its last ones have the spec's gain.
+        gain = SQRT2 if "hidden" in part else getattr(layer, "gain", 1.0)
+        return gain * _orthogonal(key, shape)
+    if isinstance(layer, Constant):
+        return jnp.full(shape, layer.value, jnp.float32)
+    return jnp.ones(shape, jnp.float32) if part in ("scale", "var") else jnp.zeros(shape, jnp.float32)
+
+
+def _orthogonal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.nn.initializers.orthogonal()(key, shape, jnp.float32)
+
+
+# --- Forward ---------------------------------------------------------------------------------------------------------
+
+
+def apply(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Each head's output, float32[..., width]."""
+    parts: list[jax.Array] = []
+    leading: tuple[int, ...] = ()
+    for name, one in spec.inputs.items():
+        x = jnp.asarray(obs[name])
+        leading = x.shape[: x.ndim - len(one.shape)]
+        x = x.reshape(-1, *one.shape)
+        parts.append(_through(f"inputs.{name}", one.layers, weights=weights, x=x).astype(jnp.float32))
+    trunk = _through("trunk", spec.trunk, weights=weights, x=jnp.concatenate(parts, 1) if len(parts) > 1 else parts[0])
+    ends = {name: _through(f"heads.{name}", layers, weights=weights, x=trunk) for name, layers in spec.heads.items()}
+    return {name: x.reshape(*leading, *x.shape[1:]) for name, x in ends.items()}
+
+
+def _through(place: str, layers: Sequence[Layer], *, weights: Weights, x: jax.Array) -> jax.Array:
+    for index, layer in enumerate(layers):
+        prefix = f"{place}.{index}."
+        x = _layer(layer, {name[len(prefix) :]: w for name, w in weights.items() if name.startswith(prefix)}, x)
+    return x
+
+
+def _layer(layer: Layer, own: Weights, x: jax.Array) -> jax.Array:
+    if not isinstance(layer, ScaleImage | OneHot | Channels | Flatten):
+        x = x.astype(jnp.float32)
+    match layer:
+        case Dense():
+            return x @ own["kernel"] + own["bias"]
+        case Conv():
+            steps, axes = (layer.stride, layer.stride), ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(x, own["kernel"], steps, "VALID", dimension_numbers=axes) + own["bias"]
+        case LayerNorm():
+            h = x - x.mean(-1, keepdims=True)
+            return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + NORM_EPSILON) * own["scale"] + own["bias"]
+        case ObservationNorm():
+            mean, var = jax.lax.stop_gradient((own["mean"], own["var"]))
+            return jnp.clip((x - mean) / jnp.sqrt(var + OBSERVATION_EPSILON), -OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+        case Activation():
+            return _ACTS[layer.name](x)
+        case Flatten():
+            return x.reshape(len(x), -1)
+        case Dueling():
+            return _dueling(layer, own, x)
+        case ScaleImage():
+            return x.astype(jnp.float32) * (1 / 255)
+        case Channels():
+            order = (0, *(axis + 1 for axis in layer.order(x.ndim - 1)))
+            moved = x.transpose(order)
+            return moved.reshape(*moved.shape[: x.ndim - len(layer.axes)], -1)
+        case OneHot():
+            return (x[..., None] == jnp.arange(layer.start, layer.start + layer.n)).astype(jnp.float32)
+        case Constant():
+            return jnp.broadcast_to(own["constant"], (len(x), layer.width))
+
+
+def _dueling(layer: Dueling, own: Weights, x: jax.Array) -> jax.Array:
+    def stream(name: str) -> jax.Array:
+        h = jax.nn.relu(x @ own[f"{name}_hidden.kernel"] + own[f"{name}_hidden.bias"]) if layer.hidden else x
+        return h @ own[f"{name}.kernel"] + own[f"{name}.bias"]
+
+    advantage = stream("advantage")
+    return stream("value") + advantage - advantage.mean(-1, keepdims=True)
+
+
+def observe(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Weights whose ObservationNorms, if any, have counted these observations too."""
+    seen = dict(weights)
+    for name, one in spec.inputs.items():
+        for index, layer in enumerate(one.layers):
+            if isinstance(layer, ObservationNorm):
+                rows = jnp.asarray(obs[name]).reshape(-1, *one.shape)
+                x = _through(f"inputs.{name}", one.layers[:index], weights=weights, x=rows).astype(jnp.float32)
+                prefix = f"inputs.{name}.{index}."
+                seen |= _statistics(x, prefix, weights)
+    return seen
+
+
+def _statistics(x: jax.Array, prefix: str, weights: Weights) -> dict[str, jax.Array]:
+    mean, var, count = (weights[prefix + part] for part in ("mean", "var", "count"))
+    x = jnp.where(jnp.abs(x) <= _FAR, x, mean)  # NaN is not below it either
+    more, own_mean, own_var = len(x), x.mean(0), x.var(0)
+    total, delta = count + more, own_mean - mean
+    spread = (var * count + own_var * more + delta * delta * (count * more / total)) / total
+    return {prefix + "mean": mean + delta * (more / total), prefix + "var": spread, prefix + "count": total}
+
+
+# --- Heads -----------------------------------------------------------------------------------------------------------
+
+
+def noise(key: jax.Array, head: Head, batch: int) -> jax.Array | None:
+    """What `sample` wants for a batch; None for argmax."""
+    match head.kind:
+        case "argmax":
+            return None
+        case "epsilon_greedy":
+            return jax.random.uniform(key, (batch, 1 + head.size))
+        case "categorical":
+            return jax.random.gumbel(key, (batch, head.size))
+        case _:
+            return jax.random.normal(key, (batch, head.size))
+
+
+def sample(
+    head: Head, outputs: Mapping[str, Any], noise: Any, *, explore: Any = None, legal: Any = None,
+    deterministic: bool = False,
+) -> Decision:  # fmt: skip
+    """Actions and logp as `Head.sample` gives them for the same outputs and noise."""
+    if not head.is_discrete:
+        return _gaussian(head, outputs["mean"], outputs["log_std"], None if deterministic else noise)
+    values = _masked(outputs[head.outputs[0]], legal)
+    greedy = values.argmax(-1)
+    is_random = head.kind == "categorical" or (head.kind == "epsilon_greedy" and explore is not None)
+    if deterministic or noise is None or not is_random:
+        return Decision(greedy.astype(jnp.int32), jnp.zeros(greedy.shape, jnp.float32))
+    if head.kind == "categorical":
+        action = (values + noise).argmax(-1)
+        return Decision(action.astype(jnp.int32), _picked(jax.nn.log_softmax(values), action))
+    lots = noise[..., 1:] if legal is None else jnp.where(legal, noise[..., 1:], -1.0)
+    n_legal = head.size if legal is None else legal.sum(-1)
+    action = jnp.where(noise[..., 0] < explore, lots.argmax(-1), greedy)
+    logp = jnp.log(explore / n_legal + (1 - explore) * (action == greedy))
+    return Decision(action.astype(jnp.int32), logp)
+
+
+def _gaussian(head: Head, mean: Any, log_std: Any, noise: Any) -> Decision:
+    if noise is None:
+        return Decision(action_of(head, mean), jnp.zeros(mean.shape[:-1], jnp.float32), mean)
+    raw = mean + jnp.exp(jnp.clip(log_std, *LOG_STD)) * noise
+    return Decision(action_of(head, raw), _density(noise, log_std), raw)
+
+
+def _density(unit: Any, log_std: Any) -> jax.Array:
+    return jnp.sum(-0.5 * unit * unit - jnp.clip(log_std, *LOG_STD) - HALF_LOG_2PI, -1)
+
+
+def action_of(head: Head, raw: Any) -> jax.Array:
+    """Raw numbers as the game takes them: clipped or through tanh, scaled to low..high."""
+    factor, middle = head.scale
+    scaled = (jnp.tanh(raw) if head.kind == "gaussian_tanh" else raw) * factor + middle
+    return jnp.clip(scaled, *head.ends)
+
+
+def raw_of(head: Head, action: Any) -> jax.Array:
+    """The raw numbers that give these actions: what `logp` wants for actions that were not drawn here."""
+    factor, middle = head.scale
+    unit = (action - middle) / factor
+    return jnp.arctanh(jnp.clip(unit, -TANH_END, TANH_END)) if head.kind == "gaussian_tanh" else unit
+
+
+def logp(head: Head, outputs: Mapping[str, Any], action: Any, legal: Any = None) -> jax.Array:
+    """Log probability of action indices, or log density of *raw* actions; float32[...]."""
+    if head.kind == "categorical":
+        return _picked(jax.nn.log_softmax(_masked(outputs["logits"], legal)), action)
+    _check_random(head)
+    std = jnp.exp(jnp.clip(outputs["log_std"], *LOG_STD))
+    return _density((action - outputs["mean"]) / std, outputs["log_std"])
+
+
+def entropy(head: Head, outputs: Mapping[str, Any], legal: Any = None) -> jax.Array:
+    """Entropy over legal actions, or of the Gaussian before clip or tanh; float32[...]."""
+    if head.kind == "categorical":
+        logs = jax.nn.log_softmax(_masked(outputs["logits"], legal))
+        return -(jnp.exp(logs) * logs).sum(-1)
+    _check_random(head)
+    return (jnp.clip(outputs["log_std"], *LOG_STD) + (0.5 + HALF_LOG_2PI)).sum(-1)
+
+
+def _check_random(head: Head) -> None:
+    if head.is_discrete:
+        raise ConfigError(f"{head.kind} has no probabilities of its own; use a categorical or gaussian head")
+
+
+def _masked(values: Any, legal: Any) -> Any:
+    return values if legal is None else jnp.where(legal, jnp.maximum(values, LOWEST), ILLEGAL)
+
+
+def _picked(values: Any, action: Any) -> jax.Array:
+    return jnp.take_along_axis(values, action[..., None].astype(jnp.int32), -1)[..., 0]
