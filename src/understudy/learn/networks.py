@@ -4,12 +4,14 @@ Everything here is pure and works under jit, vmap and grad. Observations and out
 those of the row: none, [batch], [steps, envs].
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from understudy.core.errors import ConfigError
 from understudy.core.forward import NORM_EPSILON, OBSERVATION_EPSILON, OBSERVATION_LIMIT
@@ -30,6 +32,7 @@ from understudy.core.layers import (
     ScaleImage,
 )
 from understudy.core.network import NetworkSpec
+from understudy.core.tensors import Array
 
 Weights = Mapping[str, jax.Array]
 
@@ -46,30 +49,52 @@ _ACTS: Mapping[str, Callable[[Any], jax.Array]] = {
 
 
 def init_weights(key: jax.Array, spec: NetworkSpec) -> dict[str, jax.Array]:
-    """Orthogonal kernels with each layer's gain, biases 0, scales 1, constants as the spec says."""
-    weights: dict[str, jax.Array] = {}
+    """Orthogonal kernels with each layer's gain, biases 0, scales 1, constants as the spec says.
+
+    Drawn by NumPy from the key's bits: compiling QR for each shape would take seconds of every start. Traced keys go
+    through a callback, so that a lane starts with the same bits as the run alone.
+    """
+    bits = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    if not isinstance(bits, jax.core.Tracer):
+        return {name: jnp.asarray(array) for name, array in _drawn(bits, spec).items()}
+    shape_of: Any = jax.ShapeDtypeStruct
+    results = {name: shape_of(shape, jnp.float32) for name, shape in spec.shapes().items()}
+    drawn: dict[str, jax.Array] = jax.pure_callback(
+        lambda bits: _drawn(bits, spec), results, bits, vmap_method="sequential"
+    )
+    return drawn
+
+
+def _drawn(bits: Any, spec: NetworkSpec) -> dict[str, Array]:
+    weights: dict[str, Array] = {}
+    seed = [int(word) for word in np.asarray(bits).ravel()]
     shapes = spec.shapes()
     for place, layers in spec.places():
         for index, layer in enumerate(layers):
             prefix = f"{place}.{index}."
             for name in (name for name in shapes if name.startswith(prefix)):
-                own = jax.random.fold_in(key, len(weights))
-                weights[name] = _first(own, layer, part=name.removeprefix(prefix), shape=shapes[name])
+                rng = np.random.default_rng([*seed, len(weights)])
+                weights[name] = _first(layer, name.removeprefix(prefix), shape=shapes[name], rng=rng)
     return weights
 
 
-def _first(key: jax.Array, layer: Layer, *, part: str, shape: tuple[int, ...]) -> jax.Array:
+def _first(layer: Layer, part: str, *, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     if part.endswith("kernel"):
         # A dueling layer's hidden kernels feed a relu; only its last ones have the spec's gain.
         gain = SQRT2 if "hidden" in part else getattr(layer, "gain", 1.0)
-        return gain * _orthogonal(key, shape)
+        return _orthogonal(shape, gain, rng=rng)
     if isinstance(layer, Constant):
-        return jnp.full(shape, layer.value, jnp.float32)
-    return jnp.ones(shape, jnp.float32) if part in ("scale", "var") else jnp.zeros(shape, jnp.float32)
+        return np.full(shape, layer.value, np.float32)
+    return np.ones(shape, np.float32) if part in ("scale", "var") else np.zeros(shape, np.float32)
 
 
-def _orthogonal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jax.nn.initializers.orthogonal()(key, shape, jnp.float32)
+def _orthogonal(shape: tuple[int, ...], gain: float, *, rng: np.random.Generator) -> Array:
+    """Columns, or rows where there are fewer, that are orthogonal and of length `gain`."""
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    drawn = rng.standard_normal((max(rows, columns), min(rows, columns)), np.float32)
+    q, r = np.linalg.qr(drawn)
+    q *= gain * np.sign(np.diag(r))  # without it, signs depend on how QR works, not on chance
+    return np.ascontiguousarray(q if rows >= columns else q.T).reshape(shape)
 
 
 # --- Forward ---------------------------------------------------------------------------------------------------------
