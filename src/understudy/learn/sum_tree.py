@@ -6,7 +6,7 @@ Importing this page imports numba; whoever may do without imports it late.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -23,11 +23,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _compiled(function: _Function) -> _Function:
-    options = {"nogil": True, "error_model": "numpy"}
+    compiled: Any
     try:
-        return numba.njit(function, cache=True, **options)  # type: ignore[no-any-return]
+        compiled = numba.njit(function, cache=True, nogil=True, error_model="numpy")
     except RuntimeError:  # nowhere to write a cache: a read-only install for a user without a home
-        return numba.njit(function, **options)  # type: ignore[no-any-return]
+        compiled = numba.njit(function, nogil=True, error_model="numpy")
+    return cast(_Function, compiled)
 
 
 class SumTree:
@@ -50,8 +51,7 @@ class SumTree:
         """The sum of all masses."""
         return float(self._nodes[-1])
 
-    @property
-    def n_positive(self) -> int:
+    def __len__(self) -> int:
         """How many rows have a mass."""
         return int(self._counts[0])
 

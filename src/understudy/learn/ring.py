@@ -1,0 +1,262 @@
+"""Ring: where each stretch lies in a replay, which rows may be sampled, and what leaves when room is needed.
+
+It holds no rows. It answers with places and edits, which the host form and the device form carry out alike:
+
+    chunk ─► place ─► Placed(parts to write, windows, edits of mass)
+
+A stretch never wraps: where it does not fit before the end, the head skips to 0. What it overlaps leaves whole, oldest
+first. A start whose window is cut off by the end of its chunk waits there without a mass; it is sampled in the next
+chunk's stretch, whose lead-in repeats it, or here, shortened, once it is known that nothing follows.
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.algorithm import Transitions
+from understudy.core.chunk import Chunk, RowKind
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.tensors import Array
+from understudy.learn.stretch import Windows, windows_of
+
+ALIGNMENT = 16
+"""Stretches begin at multiples of this, so that a node of the sum tree belongs to one of them."""
+
+ChunkId = tuple[uuid.UUID, int]
+Floats = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Where one chunk lies."""
+
+    session: uuid.UUID
+    chunk_no: int
+    start: int
+    n_rows: int
+    lead: int
+    lead_from: int
+    """The chunk its lead-in begins in; its own number where there is none, or none that may be read again."""
+    n_waiting: int
+    stamp: int
+
+
+@dataclass(slots=True)
+class Tail:
+    """The newest stretch of a session that may go on, and the last rows of its open episode, for the next lead-in."""
+
+    stretch: Stretch
+    ends_open: bool
+    lead: dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Rows from `start` on get the mass weight * priority^alpha; a NaN priority means the largest seen so far."""
+
+    start: int
+    weight: Floats
+    priority: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What to write for one chunk: its parts one after the other from `stretch.start`, then the edits in order."""
+
+    stretch: Stretch
+    parts: tuple[Mapping[str, Array], ...]
+    windows: Windows
+    weight: Floats
+    edits: tuple[Edit, ...]
+
+
+class Ring:
+    """The stretches of a replay of `capacity` rows."""
+
+    def __init__(self, capacity: int, needs: Transitions) -> None:
+        self.capacity = capacity
+        self.head = 0
+        self.used = 0
+        """No row from here on was ever written."""
+        self.n_steps_inserted = 0
+        self.stamp = 0
+        self.stretches: dict[ChunkId, Stretch] = {}  # oldest first
+        self.tails: dict[uuid.UUID, Tail] = {}
+        self._needs = needs
+        self.max_lead = needs.n_step - 1 + needs.stack - 1
+
+    def place(self, chunk: Chunk, rows: Mapping[str, Array], *, weight: float) -> Placed:
+        """A place for the chunk, whose kept columns are `rows`; nothing has changed when it raises."""
+        meta, columns = chunk.meta, chunk.columns
+        if (meta.session, meta.chunk_no) in self.stretches:
+            raise Refused("duplicate", f"chunk {meta.chunk_no} of session {meta.session} is in the replay already")
+        tail = self.tails.get(meta.session)
+        lead = tail.lead if tail is not None and _follows(tail, chunk) else {}
+        n_lead = len(lead["chunk_no"]) if lead else 0
+        n_rows = n_lead + chunk.n_rows
+        if _rounded(n_rows) > self.capacity:
+            raise ConfigError(
+                f"a stretch of {n_rows} rows does not fit into a replay of {self.capacity}; "
+                f"give it a capacity of at least {_rounded(n_rows)}, better many times that"
+            )
+        own = _rows_of(columns, rows, chunk_no=meta.chunk_no, weight=weight)
+        joined = {name: _join(lead, own, name) for name in _SMALL}
+        windows = windows_of(joined, n_lead, needs=self._needs)
+        is_late = tail is not None and meta.chunk_no < tail.stretch.chunk_no  # nothing will continue it here
+        n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
+        start, edits = self._claim(n_rows)
+        if tail is not None and not is_late and not lead:
+            edits += self._release(tail)
+        stretch = Stretch(
+            meta.session, meta.chunk_no, start, n_rows, n_lead, int(lead["chunk_no"][0]) if lead else meta.chunk_no,
+            n_waiting, self._next_stamp(),
+        )  # fmt: skip
+        self.stretches[meta.session, meta.chunk_no] = stretch
+        self.n_steps_inserted += meta.n_steps
+        joined["weight"] *= windows.may_sample
+        if not is_late:
+            kept = self._lead_after(lead, {**own, "weight": joined["weight"][n_lead:]}, n_open=windows.n_open)
+            self.tails[meta.session] = Tail(stretch, bool(columns["row"][-1] == RowKind.BOOTSTRAP), kept)
+        massive = joined["weight"].copy()
+        massive[n_rows - 1 - n_waiting :] = 0.0
+        edits.append(Edit(start, massive, joined["priority"]))
+        parts = (lead, rows) if lead else (rows,)
+        return Placed(stretch, parts, windows, joined["weight"], tuple(edits))
+
+    def close(self, session: uuid.UUID) -> list[Edit]:
+        """Nothing more comes of this session: its waiting starts are released, shortened."""
+        tail = self.tails.pop(session, None)
+        return self._release(tail) if tail is not None else []
+
+    def evict(self, session: uuid.UUID, chunk_no: int) -> list[Edit]:
+        """Take a chunk's rows out, those that later stretches repeat included."""
+        edits = []
+        stretch = self.stretches.pop((session, chunk_no), None)
+        if stretch is not None:
+            self._forget_tail(stretch)
+            edits.append(_nothing(stretch.start, stretch.n_rows))
+        following = chunk_no + 1
+        while (later := self.stretches.get((session, following))) is not None and later.lead_from <= chunk_no:
+            edits.append(self._evict_lead(later))
+            following += 1
+        return edits
+
+    def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
+        """The chunks that the windows and stacks of these rows touch, each once."""
+        placed = sorted(self.stretches.values(), key=lambda stretch: stretch.start)
+        starts = np.array([stretch.start for stretch in placed], np.int64)
+        found: dict[ChunkId, None] = {}
+        for row in np.unique(rows).tolist():
+            at = int(np.searchsorted(starts, row, side="right")) - 1
+            if at < 0 or row >= placed[at].start + placed[at].n_rows:
+                continue  # evicted meanwhile
+            stretch = placed[at]
+            reaches_back = row - stretch.start < stretch.lead + self._needs.stack - 1
+            first = stretch.lead_from if reaches_back else stretch.chunk_no
+            found.update(((stretch.session, number), None) for number in range(first, stretch.chunk_no + 1))
+        return list(found)
+
+    def _next_stamp(self) -> int:
+        self.stamp = (self.stamp + 1) & 0x7FFFFFFF
+        return self.stamp
+
+    def _claim(self, n_rows: int) -> tuple[int, list[Edit]]:
+        """Where the next stretch begins, and the edits that empty the stretches in its way."""
+        size, edits = _rounded(n_rows), []
+        end = self.head + size
+        if end > self.capacity:
+            # What lies behind the head is the oldest, so that it leaves first.
+            edits += [self._drop(stretch) for stretch in self._oldest_within(self.head, self.capacity)]
+            self.head, end = 0, size
+        edits += [self._drop(stretch) for stretch in self._oldest_within(self.head, end)]
+        start, self.head, self.used = self.head, end, max(self.used, end)
+        return start, edits
+
+    def _oldest_within(self, begin: int, end: int) -> list[Stretch]:
+        found = []
+        for stretch in self.stretches.values():
+            if not begin <= stretch.start < end:
+                break
+            found.append(stretch)
+        return found
+
+    def _drop(self, stretch: Stretch) -> Edit:
+        del self.stretches[stretch.session, stretch.chunk_no]
+        self._forget_tail(stretch)
+        return _nothing(stretch.start, stretch.n_rows)
+
+    def _forget_tail(self, stretch: Stretch) -> None:
+        tail = self.tails.get(stretch.session)
+        if tail is not None and tail.stretch is stretch:
+            del self.tails[stretch.session]
+
+    def _release(self, tail: Tail) -> list[Edit]:
+        stretch = tail.stretch
+        n = stretch.n_waiting
+        if n == 0 or (stretch.session, stretch.chunk_no) not in self.stretches:
+            return []
+        stretch.n_waiting = 0
+        return [Edit(stretch.start + stretch.n_rows - 1 - n, tail.lead["weight"][-n:], tail.lead["priority"][-n:])]
+
+    def _lead_after(self, lead: Mapping[str, Array], own: Mapping[str, Array], *, n_open: int) -> dict[str, Array]:
+        """The rows that the next chunk's stretch has to repeat."""
+        wanted = min(self.max_lead, n_open)
+        if wanted == 0:
+            return {}
+        n_own = min(wanted, len(own["chunk_no"]) - 1)
+        n_old = wanted - n_own
+        kept = {}
+        for name, column in own.items():
+            part = column[len(column) - 1 - n_own : len(column) - 1]
+            kept[name] = np.concatenate([lead[name][len(lead[name]) - n_old :], part]) if n_old else part.copy()
+        return kept
+
+    def _evict_lead(self, stretch: Stretch) -> Edit:
+        span = min(stretch.lead + self._needs.stack - 1, stretch.n_rows)
+        stretch.lead_from = stretch.chunk_no
+        tail = self.tails.get(stretch.session)
+        if tail is not None and tail.stretch is stretch and tail.lead:
+            own = tail.lead["chunk_no"] == stretch.chunk_no
+            at = stretch.n_rows - 1 - len(own) + np.arange(len(own))  # where in the stretch each of them lies
+            tail.lead["weight"][at < span] = 0.0
+            tail.lead = {name: column[own] for name, column in tail.lead.items()} if own.any() else {}
+            stretch.n_waiting = min(stretch.n_waiting, int(own.sum()))
+        return _nothing(stretch.start, span)
+
+
+_SMALL = ("row", "reward", "is_first", "terminated", "weight", "priority")
+
+
+def _follows(tail: Tail, chunk: Chunk) -> bool:
+    goes_on = tail.ends_open and not chunk.columns["is_first"][0]
+    return bool(tail.lead) and goes_on and tail.stretch.chunk_no + 1 == chunk.meta.chunk_no
+
+
+def _rows_of(
+    columns: Mapping[str, Array], rows: Mapping[str, Array], *, chunk_no: int, weight: float
+) -> dict[str, Any]:
+    n_rows = len(columns["row"])
+    priority = columns.get("priority")
+    return {
+        **rows,
+        **{name: columns[name] for name in ("row", "reward", "is_first", "terminated")},
+        "chunk_no": np.full(n_rows, chunk_no, np.int64),
+        "weight": np.full(n_rows, weight, np.float32),
+        "priority": np.full(n_rows, np.nan, np.float32) if priority is None else priority,
+    }
+
+
+def _join(lead: Mapping[str, Array], own: Mapping[str, Array], name: str) -> Array:
+    return np.concatenate([lead[name], own[name]]) if lead else own[name]
+
+
+def _nothing(start: int, n_rows: int) -> Edit:
+    return Edit(start, np.zeros(n_rows, np.float32), np.ones(n_rows, np.float32))
+
+
+def _rounded(n_rows: int) -> int:
+    return -(-n_rows // ALIGNMENT) * ALIGNMENT
