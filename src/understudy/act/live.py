@@ -1,0 +1,108 @@
+"""LiveEnvs: a vector env together with what its players see now, as the columns a policy reads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.act.vector import MASK, Envs, columns_of
+from understudy.core.errors import ConfigError
+from understudy.core.game import GameSpec
+from understudy.core.spaces import Box, Discrete
+from understudy.core.tensors import Array
+
+Flags = NDArray[np.bool_]
+
+
+class LiveEnvs:
+    """Observation columns, legal masks and frame stacks of envs that are reset by their caller."""
+
+    def __init__(self, envs: Envs, game: GameSpec) -> None:
+        self.envs, self.num_envs, self.game = envs, envs.num_envs, game
+        self.obs: dict[str, Array] = {}
+        """Column name to [envs, ...]."""
+        self.frames: dict[str, Array] | None = None
+        """Column name to [envs, stack, ...], oldest first; None while nobody wants stacks."""
+        n_actions = game.discrete.n if game.has_legal and game.discrete else 0
+        self.legal: Flags | None = np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
+        self._columns = columns_of(game)
+        self._all = np.ones(self.num_envs, np.bool_)
+        self._space = _action_space(game)
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """What a policy decides on."""
+        return self.obs if self.frames is None else self.frames
+
+    def keep_stacks(self, stack: int) -> None:
+        """From now on keep the last observations of each env; before the first, the present one is repeated."""
+        if stack == 1:
+            self.frames = None
+        elif self.frames is None or next(iter(self.frames.values())).shape[1] != stack:
+            self.frames = {name: np.stack([column] * stack, 1) for name, column in self.obs.items()}
+
+    def actions(self, decided: Array) -> Array:
+        """A policy's actions as the env takes them: counted from the space's start, or in its shape and dtype."""
+        space = self._space
+        if isinstance(space, Discrete):
+            return decided if space.start == 0 else decided + np.int32(space.start)
+        if decided.shape[1:] == space.shape and decided.dtype == space.dtype:
+            return decided
+        return decided.reshape(len(decided), *space.shape).astype(space.dtype)
+
+    def reset(self, seeds: Sequence[int | None], mask: Flags | None = None) -> None:
+        """Begin an episode in the envs of the mask, or in all."""
+        options = None if mask is None else {"reset_mask": mask}
+        obs, infos = self.envs.reset(seed=list(seeds), options=options)  # type: ignore[arg-type]
+        mask = self._all if mask is None else mask
+        self.obs = self._columns(obs)
+        if self.legal is not None:
+            self._read_masks(infos, mask)
+        if self.frames is not None:
+            for name, column in self.obs.items():
+                self.frames[name][mask] = column[mask][:, None]
+
+    def step(self, action: Array) -> tuple[Array, Flags, Flags]:
+        """Rewards, terminated and truncated; observations are those before any reset."""
+        obs, reward, terminated, truncated, infos = self.envs.step(action)
+        self.obs = self._columns(obs)
+        if self.legal is not None:
+            self._read_masks(infos, self._all)
+        if self.frames is not None:
+            for name, column in self.obs.items():
+                frames = self.frames[name]
+                frames[:, :-1] = frames[:, 1:]
+                frames[:, -1] = column
+        return reward, terminated, truncated
+
+    def seen(self, envs: NDArray[np.int64]) -> dict[str, Array]:
+        """Copies of what these envs show: their observations and, where the game has it, `legal`."""
+        rows = {name: column[envs] for name, column in self.obs.items()}
+        return rows if self.legal is None else {**rows, "legal": self.legal[envs]}
+
+    def check_masks(self) -> None:
+        """ConfigError where an env that goes on allows no action."""
+        if self.legal is not None and not self.legal.any(1).all():
+            env = int(np.flatnonzero(~self.legal.any(1))[0])
+            raise ConfigError(
+                f"env {env} of {self.game.game} allows no action; its {MASK} must allow one until the episode ends"
+            )
+
+    def _read_masks(self, infos: dict[str, Any], mask: Flags) -> None:
+        assert self.legal is not None
+        self.legal[mask] = True  # an env that says nothing allows everything
+        if (given := infos.get(MASK)) is None:
+            return
+        mask = mask & infos.get(f"_{MASK}", self._all)
+        if mask.any():
+            self.legal[mask] = np.array(given[mask].tolist(), np.bool_)
+
+
+def _action_space(game: GameSpec) -> Discrete | Box:
+    space = game.action.get("")
+    if not isinstance(space, Discrete | Box):
+        raise ConfigError(
+            f"{game.game} has the actions {dict(game.action)}; actors play one Discrete or one Box: wrap the env"
+        )
+    return space

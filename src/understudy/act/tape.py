@@ -1,0 +1,169 @@
+"""Tape: what an actor's envs did during one collect, a row of all envs per time step; cut into chunks at its end.
+
+    time-major [steps, envs] ─► rows of env 0 | rows of env 1 | ...   each: steps, and a row behind every end or cut
+
+All columns move by the same index arithmetic, so that a chunk is a set of views and costs no loop over its steps.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.block import raw_name
+from understudy.core.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, RowKind
+from understudy.core.game import GameSpec
+from understudy.core.meta import EpisodeNote
+from understudy.core.tensors import Array
+from understudy.core.writer import raw_space
+
+Flags = NDArray[np.bool_]
+_ROOM_BYTES = CUT_BYTES - 8 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """Last observations of the envs that ended with one time step."""
+
+    step: int
+    envs: NDArray[np.int64]
+    seen: dict[str, Array]
+    """Observation columns and, where the game has it, `legal`."""
+    inputs: dict[str, Array]
+    """What a policy would decide on, where first priorities are wanted."""
+
+
+@dataclass(eq=False)
+class Tape:
+    """Columns that are written step by step and used again by the next collect."""
+
+    game: GameSpec
+    steps: int
+    num_envs: int
+    has_raw: bool
+    q_size: int
+    """How many action values are kept for first priorities; 0 for none."""
+    finals: list[Final] = field(default_factory=list)
+    begins: list[list[tuple[int, int]]] = field(default_factory=list)
+    """For each env the first step and the seed of its episodes; below 0 where it began earlier."""
+
+    def __post_init__(self) -> None:
+        size = (self.steps, self.num_envs)
+        more = (self.steps + 1, self.num_envs)
+        self.obs = {name: np.empty((*more, *one.shape), one.dtype) for name, one in self.game.obs_columns.items()}
+        space = self.game.action[""]
+        self.action: Array = np.empty((*size, *space.shape), space.dtype)
+        self.raw_action: Array | None = None
+        if self.has_raw:
+            self.raw_action = np.empty((*size, *space.shape), raw_space(space).dtype)
+        discrete = self.game.discrete
+        self.legal = np.empty((*more, discrete.n), np.bool_) if self.game.has_legal and discrete else None
+        self.q = np.empty((*more, self.q_size), np.float32) if self.q_size else None
+        self.reward = np.empty(size, np.float64)
+        self.logp = np.empty(size, np.float32)
+        self.terminated, self.truncated = np.empty(size, np.bool_), np.empty(size, np.bool_)
+
+    def fits(self, steps: int, *, has_raw: bool, q_size: int) -> bool:
+        return (self.steps, self.has_raw, self.q_size) == (steps, has_raw, q_size)
+
+    @property
+    def ended(self) -> Flags:
+        ended: Flags = self.terminated | self.truncated
+        return ended
+
+    def rows(self, *, is_first: Flags, version: int, priority: Array | None) -> list["Cut"]:
+        """Every chunk's columns and notes, env by env; `is_first` bool[steps, envs]."""
+        ended = self.ended
+        layout = _layout(ended, self._chunk_steps(ended))
+        columns = self._columns(layout, ended, is_first)
+        is_step = columns["row"] == RowKind.STEP
+        columns["version"], columns["by"] = is_step * np.uint32(version), is_step * np.uint8(By.BOT)
+        if priority is not None:
+            columns["priority"] = layout.spread(priority)
+        return [self._cut(columns, layout, env, chunk) for env in range(self.num_envs) for chunk in layout.chunks]
+
+    def _columns(self, layout: "Layout", ended: Flags, is_first: Flags) -> dict[str, Array]:
+        decided = {
+            "action": self.action, "reward": self.reward.astype(REQUIRED["reward"]), "terminated": self.terminated,
+            "truncated": self.truncated, "is_first": is_first, "logp": self.logp,
+        }  # fmt: skip
+        if self.raw_action is not None:
+            decided[raw_name("action")] = self.raw_action
+        columns = {name: layout.spread(column) for name, column in decided.items()}
+        columns["row"] = np.zeros(layout.n_rows, np.uint8)
+        columns["row"][layout.behind] = np.where(ended[layout.closes], RowKind.FINAL, RowKind.BOOTSTRAP)
+        ends = [layout.at[final.step, final.envs] + 1 for final in self.finals]
+        for name, seen in self._seen().items():
+            columns[name] = layout.spread(seen[:-1])
+            columns[name][layout.behind] = seen[1:][layout.closes]
+            if ends:
+                columns[name][np.concatenate(ends)] = np.concatenate([final.seen[name] for final in self.finals])
+        return columns
+
+    def _seen(self) -> dict[str, Array]:
+        return self.obs if self.legal is None else {**self.obs, "legal": self.legal}
+
+    def _chunk_steps(self, ended: Flags) -> int:
+        """Steps per chunk, so that a body whose columns do not shrink stays below what may travel."""
+        raw = self.raw_action[0, 0].nbytes if self.raw_action is not None else 0
+        row_bytes = self.game.row_bytes + raw + 13  # logp, priority, version, by
+        steps = MAX_STEPS
+        while steps > 1:
+            longest = np.add.reduceat(ended, np.arange(0, self.steps, steps), axis=0, dtype=np.int64).max()
+            if (min(steps, self.steps) + int(longest) + 1) * row_bytes <= _ROOM_BYTES:
+                break
+            steps //= 2
+        return steps
+
+    def _cut(self, columns: dict[str, Array], layout: "Layout", env: int, chunk: tuple[int, int]) -> "Cut":
+        first, last = chunk
+        start, stop = int(layout.at[first, env]), int(layout.at[last, env]) + 2
+        notes = [(step, seed) for step, seed in self.begins[env] if first < step <= last]
+        before = [(step, seed) for step, seed in self.begins[env] if step <= first][-1]
+        rows = [0, *(int(layout.at[step, env]) - start for step, _ in notes)]
+        seeds = [before[1], *(seed for _, seed in notes)]
+        return Cut(
+            env, first, last + 1 - first, {name: column[start:stop] for name, column in columns.items()},
+            tuple(EpisodeNote(row=row, seed=seed) for row, seed in zip(rows, seeds, strict=True)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One chunk to be: whose it is, which steps of the tape it holds, its columns and its episodes."""
+
+    env: int
+    first: int
+    n_steps: int
+    columns: dict[str, Array]
+    notes: tuple[EpisodeNote, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each step goes in columns that hold the rows of env 0, then those of env 1, and so on."""
+
+    at: NDArray[np.int64]  # [steps, envs]
+    closes: Flags  # [steps, envs], where a final or bootstrap row follows
+    behind: NDArray[np.int64]  # those rows, in the order of closes
+    n_rows: int
+    chunks: list[tuple[int, int]]
+    """First and last step of each chunk; the same for every env."""
+
+    def spread(self, column: Array) -> Array:
+        """[steps, envs, ...] as rows; zeros where no step is."""
+        rows: Array = np.zeros((self.n_rows, *column.shape[2:]), column.dtype)
+        rows[self.at] = column
+        return rows
+
+
+def _layout(ended: Flags, chunk_steps: int) -> Layout:
+    n_steps = len(ended)
+    chunks = [(first, min(first + chunk_steps, n_steps) - 1) for first in range(0, n_steps, chunk_steps)]
+    closes = ended.copy()
+    closes[[last for _, last in chunks]] = True
+    n_behind = np.cumsum(closes, 0)
+    per_env = n_steps + n_behind[-1]
+    start = np.cumsum(per_env) - per_env
+    at = start + np.arange(n_steps)[:, None] + n_behind - closes
+    return Layout(at, closes, at[closes] + 1, int(per_env.sum()), chunks)
