@@ -1,0 +1,65 @@
+"""Evaluation gives each seed's return, whoever plays beside it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
+from tests.act.policies import random_policy
+from understudy.act.evaluate import evaluate
+from understudy.act.vector import game_of, make_envs
+from understudy.core.errors import ConfigError
+from understudy.core.policy import Policy
+
+SEEDS = [11, 5, 17, 3, 8, 29, 41]
+
+
+def by_hand(policy: Policy, env: Any, seed: int) -> float:
+    """The return of one episode, played with the policy's own way of acting."""
+    (obs, info), player, total, ended = env.reset(seed=seed), policy.player(), 0.0, False
+    player.reset()
+    while not ended:
+        action = player.act(obs, legal=info.get("action_mask"))
+        obs, reward, terminated, truncated, info = env.step(action)
+        total, ended = total + float(reward), terminated or truncated
+    return total
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "stack"),
+    [(PlainEnv, "epsilon_greedy", 1), (PlainEnv, "categorical", 3), (MaskedEnv, "categorical", 1),
+     (MixedEnv, "gaussian_tanh", 1)],
+)  # fmt: skip
+@pytest.mark.parametrize("num_envs", [1, 3, 9])
+def test_returns_are_those_of_episodes_played_alone(make: Any, kind: str, stack: int, num_envs: int):
+    policy = random_policy(game_of(make_envs(make, 1)), kind, stack=stack)
+    got = evaluate(policy, make_envs(make, num_envs), seeds=SEEDS, episodes=7)
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, [by_hand(policy, make(), seed) for seed in SEEDS], rtol=1e-9)
+
+
+def test_a_factory_is_asked_for_as_many_envs_as_there_are_seeds():
+    asked = []
+
+    def factory(num_envs: int) -> Any:
+        asked.append(num_envs)
+        return make_envs("CartPole-v1", num_envs)
+
+    policy = random_policy(game_of(make_envs("CartPole-v1", 1)), "categorical")
+    assert len(evaluate(policy, factory, seeds=SEEDS)) == len(SEEDS)
+    assert asked == [len(SEEDS)]
+
+
+def test_chance_is_a_function_of_the_seeds():
+    policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
+    first, second = (evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS, deterministic=False) for _ in range(2))
+    assert first.tobytes() == second.tobytes()
+    assert first.tobytes() != evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS).tobytes()
+
+
+@pytest.mark.parametrize(("seeds", "episodes"), [([], None), ([1, 2], 3)])
+def test_seeds_and_episodes_must_agree(seeds: list[int], episodes: int | None):
+    policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
+    with pytest.raises(ConfigError, match="one seed for each"):
+        evaluate(policy, make_envs(PlainEnv, 1), seeds=seeds, episodes=episodes)
