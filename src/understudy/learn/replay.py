@@ -8,9 +8,9 @@ is a look-up. Which rows may be sampled, and what leaves when, is decided by `ri
 
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,12 @@ from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.tensors import Array
 from understudy.learn.layout import RowLayout
-from understudy.learn.ring import ALIGNMENT, ChunkId, Edit, Placed, Ring
+from understudy.learn.replay_state import ReadChunks, RingReader, check_layout, layout_facts, ring_state
+from understudy.learn.ring import ALIGNMENT, ChunkId, Edit, Placed, Ring, nothing_at
 from understudy.learn.roster import Roster
 
-ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]
-"""Reads these chunks again, in this order; those that are gone are left out."""
+if TYPE_CHECKING:
+    from understudy.learn.sum_tree import SumTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class HostReplay:
         }
         self._facts = np.zeros((self.capacity, _WIDTH), np.float32)
         self._whole = self._facts.view(np.int32)
-        self._masses = _tree(self.capacity) if needs.prioritised else Roster(self.capacity)
+        self._masses: SumTree | Roster = _tree(self.capacity) if needs.prioritised else Roster(self.capacity)
         self._largest = 1.0
 
     @property
@@ -152,6 +153,35 @@ class HostReplay:
         if len(rows):
             self._masses.set(rows, self._mass(self._facts[rows, _WEIGHT], priorities))
 
+    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """What `restore` needs besides the chunks themselves."""
+        arrays, facts = ring_state(self._ring)
+        used = self._ring.used
+        arrays["weights"] = self._facts[:used, _WEIGHT].copy()
+        masses = self._masses
+        arrays["masses"] = (masses.rows if isinstance(masses, Roster) else masses.leaves[:used]).copy()
+        facts |= self._layout_facts() | {"largest": self._largest, "n_bad_priorities": self.n_bad_priorities}
+        return arrays, facts
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
+        """Become the replay that `state` described: every later draw has the same bits."""
+        check_layout(facts, self._layout_facts())
+        self._largest, self.n_bad_priorities = float(facts["largest"]), int(facts["n_bad_priorities"])
+        reader = RingReader(self._ring, self.layout, self.needs)
+        for placed in reader.placed(arrays, facts, read, weight=arrays["weights"]):
+            self._write(placed)
+        if isinstance(self._masses, Roster):
+            self._masses.restore(arrays["masses"])
+        else:
+            masses = np.zeros(self.capacity)
+            masses[: len(arrays["masses"])] = arrays["masses"]
+            self._masses.set_range(0, masses)
+        for stretch in reader.gone:
+            self._apply(nothing_at(stretch.start, stretch.n_rows))
+
+    def _layout_facts(self) -> dict[str, Any]:
+        return layout_facts(self.needs, capacity=self.capacity, schema=self._game.schema)
+
     def _write(self, placed: Placed) -> None:
         stretch, windows, at = placed.stretch, placed.windows, placed.stretch.start
         for part in placed.parts:
@@ -206,7 +236,7 @@ class HostReplay:
         )
 
 
-def _tree(capacity: int) -> Any:
+def _tree(capacity: int) -> "SumTree":
     # Half a second of import that uniform replays do without.
     from understudy.learn.sum_tree import SumTree
 

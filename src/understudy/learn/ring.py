@@ -103,8 +103,8 @@ class Ring:
                 f"a stretch of {n_rows} rows does not fit into a replay of {self.capacity}; "
                 f"give it a capacity of at least {_rounded(n_rows)}, better many times that"
             )
-        own = _rows_of(columns, rows, chunk_no=meta.chunk_no, weight=weight)
-        joined = {name: _join(lead, own, name) for name in _SMALL}
+        own = rows_of(columns, rows, chunk_no=meta.chunk_no, weight=weight)
+        joined = join_rows(lead, own)
         windows = windows_of(joined, n_lead, needs=self._needs)
         is_late = tail is not None and meta.chunk_no < tail.stretch.chunk_no  # nothing will continue it here
         n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
@@ -119,7 +119,7 @@ class Ring:
         self.n_steps_inserted += meta.n_steps
         joined["weight"] *= windows.may_sample
         if not is_late:
-            kept = self._lead_after(lead, {**own, "weight": joined["weight"][n_lead:]}, n_open=windows.n_open)
+            kept = self.lead_after(lead, {**own, "weight": joined["weight"][n_lead:]}, n_open=windows.n_open)
             self.tails[meta.session] = Tail(stretch, bool(columns["row"][-1] == RowKind.BOOTSTRAP), kept)
         massive = joined["weight"].copy()
         massive[n_rows - 1 - n_waiting :] = 0.0
@@ -138,7 +138,7 @@ class Ring:
         stretch = self.stretches.pop((session, chunk_no), None)
         if stretch is not None:
             self._forget_tail(stretch)
-            edits.append(_nothing(stretch.start, stretch.n_rows))
+            edits.append(nothing_at(stretch.start, stretch.n_rows))
         following = chunk_no + 1
         while (later := self.stretches.get((session, following))) is not None and later.lead_from <= chunk_no:
             edits.append(self._evict_lead(later))
@@ -187,7 +187,7 @@ class Ring:
     def _drop(self, stretch: Stretch) -> Edit:
         del self.stretches[stretch.session, stretch.chunk_no]
         self._forget_tail(stretch)
-        return _nothing(stretch.start, stretch.n_rows)
+        return nothing_at(stretch.start, stretch.n_rows)
 
     def _forget_tail(self, stretch: Stretch) -> None:
         tail = self.tails.get(stretch.session)
@@ -202,7 +202,7 @@ class Ring:
         stretch.n_waiting = 0
         return [Edit(stretch.start + stretch.n_rows - 1 - n, tail.lead["weight"][-n:], tail.lead["priority"][-n:])]
 
-    def _lead_after(self, lead: Mapping[str, Array], own: Mapping[str, Array], *, n_open: int) -> dict[str, Array]:
+    def lead_after(self, lead: Mapping[str, Array], own: Mapping[str, Array], *, n_open: int) -> dict[str, Array]:
         """The rows that the next chunk's stretch has to repeat."""
         wanted = min(self.max_lead, n_open)
         if wanted == 0:
@@ -225,10 +225,7 @@ class Ring:
             tail.lead["weight"][at < span] = 0.0
             tail.lead = {name: column[own] for name, column in tail.lead.items()} if own.any() else {}
             stretch.n_waiting = min(stretch.n_waiting, int(own.sum()))
-        return _nothing(stretch.start, span)
-
-
-_SMALL = ("row", "reward", "is_first", "terminated", "weight", "priority")
+        return nothing_at(stretch.start, span)
 
 
 def _follows(tail: Tail, chunk: Chunk) -> bool:
@@ -236,9 +233,7 @@ def _follows(tail: Tail, chunk: Chunk) -> bool:
     return bool(tail.lead) and goes_on and tail.stretch.chunk_no + 1 == chunk.meta.chunk_no
 
 
-def _rows_of(
-    columns: Mapping[str, Array], rows: Mapping[str, Array], *, chunk_no: int, weight: float
-) -> dict[str, Any]:
+def rows_of(columns: Mapping[str, Array], rows: Mapping[str, Array], *, chunk_no: int, weight: float) -> dict[str, Any]:
     n_rows = len(columns["row"])
     priority = columns.get("priority")
     return {
@@ -250,11 +245,13 @@ def _rows_of(
     }
 
 
-def _join(lead: Mapping[str, Array], own: Mapping[str, Array], name: str) -> Array:
-    return np.concatenate([lead[name], own[name]]) if lead else own[name]
+def join_rows(lead: Mapping[str, Array], own: Mapping[str, Array]) -> dict[str, Array]:
+    """The small columns of a stretch, from which its windows and masses come."""
+    small = ("row", "reward", "is_first", "terminated", "weight", "priority")
+    return {name: np.concatenate([lead[name], own[name]]) if lead else own[name] for name in small}
 
 
-def _nothing(start: int, n_rows: int) -> Edit:
+def nothing_at(start: int, n_rows: int) -> Edit:
     return Edit(start, np.zeros(n_rows, np.float32), np.ones(n_rows, np.float32))
 
 

@@ -1,0 +1,130 @@
+"""A replay restored from its state and the stored chunks draws the same bits as the one that was never stopped."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.trajectories import Step
+from tests.learn.sessions import DISCOUNT, GAME, Piece, deliveries, session_id
+from understudy.core import tensors
+from understudy.core.algorithm import Transitions
+from understudy.core.chunk import Chunk
+from understudy.core.errors import ConfigError
+from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.ring import ChunkId
+
+
+class Stored:
+    """What a run's store would read again."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[ChunkId, Chunk] = {}
+
+    def keep(self, chunk: Chunk) -> Chunk:
+        self.chunks[chunk.meta.session, chunk.meta.chunk_no] = chunk
+        return chunk
+
+    def read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
+        assert len(set(ids)) == len(ids)
+        return (self.chunks[one] for one in ids if one in self.chunks)
+
+
+def through_a_file(state: tuple[dict[str, Any], dict[str, Any]]) -> tuple[Any, Any]:
+    arrays, facts = state
+    columns, _ = tensors.decode(tensors.encode(arrays, {}))
+    return columns, json.loads(json.dumps(facts))
+
+
+def restored(held: HostReplay, stored: Stored) -> HostReplay:
+    again = HostReplay(GAME, held.needs, held.config)
+    again.restore(*through_a_file(held.state()), stored.read)
+    return again
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert one.n_sampleable == other.n_sampleable
+    if one.n_sampleable == 0:
+        return
+    first, second = (held.draw(3, rng=np.random.default_rng(1), beta=0.7) for held in (one, other))
+    np.testing.assert_array_equal(first.rows, second.rows)
+    np.testing.assert_array_equal(first.stamps, second.stamps)
+    for a, b in zip(first.batches[:6], second.batches[:6], strict=True):
+        np.testing.assert_equal(a, b)
+
+
+def piece(number: int, *, session: int = 0, n: int = 5) -> Piece:
+    steps = tuple(Step(n * number + i, n * number + i + 1, 1.0, 0, number == 0 and i == 0, None) for i in range(n))
+    return Piece(session, number, steps)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    deliveries(), st.tuples(st.integers(1, 5), st.sampled_from([1, 4]), st.booleans()),
+    st.sampled_from([96, 192, 4_096]), st.data(),
+)  # fmt: skip
+def test_every_draw_after_a_restore_has_the_same_bits(order, shape, capacity, data):
+    wanted = Transitions(batch=8, discount=DISCOUNT, n_step=shape[0], stack=shape[1], prioritised=shape[2])
+    held, stored = HostReplay(GAME, wanted, ReplayConfig(capacity=capacity)), Stored()
+    stop, doomed = data.draw(st.integers(0, len(order))), data.draw(st.integers(0, len(order) - 1))
+    twins = [held]
+    for number, one in enumerate(order):
+        if number == stop:
+            twins.append(restored(held, stored))
+        try:
+            became = {twin.insert(stored.keep(one.chunk()), weight=1 + number % 2) for twin in twins}
+        except ConfigError:  # longer than the whole ring
+            return
+        assert len(became) == 1
+        if number == doomed:
+            for twin in twins:
+                twin.evict(session_id(one.session), one.chunk_no)
+        if held.n_sampleable:
+            drawn = held.draw(1, rng=np.random.default_rng(number))
+            for twin in twins:
+                twin.feedback(drawn.rows, drawn.stamps, np.arange(8.0))
+    if len(twins) == 1:
+        twins.append(restored(held, stored))
+    for number in range(3):
+        assert len({twin.close(session_id(number)) for twin in twins}) == 1
+    assert_equal(*twins)
+
+
+def test_chunks_that_are_gone_leave_with_what_was_made_of_them():
+    wanted = Transitions(batch=8, n_step=3, stack=2, prioritised=True)
+    held, stored = HostReplay(GAME, wanted, ReplayConfig(capacity=256)), Stored()
+    for number in range(3):
+        held.insert(stored.keep(piece(number).chunk()))
+        held.insert(stored.keep(piece(number, session=1).chunk()))
+    del stored.chunks[session_id(0), 1]
+    again = restored(held, stored)
+    # Chunk 0 keeps its three starts; chunk 2 repeats rows of the one that is gone.
+    assert again.n_sampleable == held.n_sampleable - 10
+    for twin in (held, again):
+        twin.evict(session_id(0), 1)
+        twin.evict(session_id(0), 2)
+    assert_equal(held, again)
+
+
+def test_a_replay_that_is_in_use_can_go_back():
+    wanted = Transitions(batch=8, n_step=3)
+    held, stored = HostReplay(GAME, wanted, ReplayConfig(capacity=64)), Stored()
+    held.insert(stored.keep(piece(0).chunk()))
+    saved, before = held.state(), held.draw(1, rng=np.random.default_rng(0))
+    for number in range(1, 9):
+        held.insert(stored.keep(piece(number).chunk()))
+    held.restore(*saved, stored.read)
+    np.testing.assert_array_equal(held.draw(1, rng=np.random.default_rng(0)).batches.reward, before.batches.reward)
+    assert held.n_steps_inserted == 5
+    assert held.insert(piece(1).chunk()) == 5
+
+
+def test_a_state_of_other_settings_is_refused_by_name():
+    held = HostReplay(GAME, Transitions(batch=8, n_step=3), ReplayConfig(capacity=64))
+    other = HostReplay(GAME, Transitions(batch=8, n_step=2), ReplayConfig(capacity=128))
+    with pytest.raises(ConfigError, match=r"n_step 3, now 2.* capacity 64, now 128"):
+        other.restore(*held.state(), Stored().read)
