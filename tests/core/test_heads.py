@@ -87,7 +87,7 @@ def test_gaussian_logp_is_the_density_of_the_raw_action(kind: str) -> None:
     density = np.exp(-0.5 * ((decision.raw_action - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
     np.testing.assert_allclose(decision.logp, np.log(density.prod(1)), rtol=1e-3, atol=1e-4)
     assert (np.abs(decision.action) <= 2).all()
-    squash = np.tanh if kind == "gaussian_tanh" else lambda raw: np.clip(raw, -1, 1)
+    squash: Any = np.tanh if kind == "gaussian_tanh" else lambda raw: np.clip(raw, -1, 1)
     np.testing.assert_allclose(decision.action, 2 * squash(decision.raw_action), atol=1e-5)
 
 
@@ -95,7 +95,7 @@ def test_open_ends_are_not_scaled() -> None:
     head = head_for(box_game(low=(0.0, -3.4e38), high=(4.0, 5.0)), "gaussian_clipped")
     assert (head.low, head.high) == ((0.0, -math.inf), (4.0, 5.0))
     raw = np.array([[0.5, -1e6], [-7.0, 6.0]], np.float32)
-    np.testing.assert_allclose(head.action_of(raw), [[3, -1e6], [0, 5]])
+    np.testing.assert_allclose(head.action_of(raw), [[3.0, -1e6], [0.0, 5.0]])
 
 
 @pytest.mark.parametrize("kind", [*DISCRETE, *GAUSSIAN])
@@ -105,7 +105,8 @@ def test_deterministic_actions_need_no_noise_and_are_certain(kind: str) -> None:
     decision = head.sample(outputs, None, deterministic=True)
     assert decision.logp.tolist() == [0.0]
     if kind in DISCRETE:
-        assert (decision.action.tolist(), decision.action.dtype) == ([1], np.int32)
+        assert decision.action.tolist() == [1]
+        assert decision.action.dtype == np.int32
     else:
         np.testing.assert_array_equal(decision.raw_action, outputs["mean"])
 

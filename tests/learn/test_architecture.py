@@ -90,7 +90,8 @@ def test_any_game_gets_a_network_that_runs(seed: int) -> None:
     game, stack = random_spec(rng), int(rng.integers(1, 4))
     game = game_spec("any", obs=dict(game.obs), actions=3)
     spec = network_for(game, heads={"logits": (Dense(3),)}, widths=(8,), stack=stack, observation_norm=seed % 2 == 0)
-    policy = Policy(game, spec, init_weights(jax.random.key(seed), spec), head_for(game), stack=stack)
+    weights: Any = init_weights(jax.random.key(seed), spec)
+    policy = Policy(game, spec, weights, head_for(game), stack=stack)
     obs = {name: random_rows(space, 2 * stack, rng) for name, space in game.obs_columns.items()}
     if stack > 1:
         obs = {name: rows.reshape(2, stack, *rows.shape[1:]) for name, rows in obs.items()}

@@ -34,7 +34,8 @@ from understudy.core.layers import (
 from understudy.core.network import NetworkSpec
 from understudy.core.tensors import Array
 
-Weights = Mapping[str, jax.Array]
+Weights = Mapping[str, Any]
+"""Flat name to float32 array, of JAX or NumPy."""
 
 _FAR = 1e9
 """Observations beyond this do not enter the running statistics: their squares would end them."""
