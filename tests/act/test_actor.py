@@ -9,7 +9,7 @@ from gymnasium import spaces
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
 from tests.act.policies import random_policy
 from understudy.act.actor import Actor, Collected
-from understudy.act.chance import episode_seed
+from understudy.act.chance import episode_seeds
 from understudy.act.vector import columns_of, game_of, make_envs
 from understudy.core.chunk import By, Chunk, RowKind, decode_chunk
 from understudy.core.errors import ConfigError
@@ -72,7 +72,7 @@ def replay_by_hand(env: Any, game: GameSpec, chunks: list[Chunk], index: int) ->
         for row in range(chunk.n_rows):
             kind = columns["row"][row]
             if columns["is_first"][row]:
-                seed = episode_seed(5, env=index, episode=len(episodes))
+                seed = int(episode_seeds(5, env=index, first=len(episodes), n=1)[0])
                 (obs, info), rewards = env.reset(seed=seed), []
             if row in notes:
                 assert notes[row].seed == seed

@@ -62,3 +62,10 @@ def test_the_wrong_number_of_seeds_is_refused():
 
 def test_it_says_that_it_does_not_reset_by_itself():
     assert CartPoleVector(1).metadata["autoreset_mode"] is AutoresetMode.DISABLED
+
+
+def test_prepared_seeds_begin_the_same_episodes():
+    plain, prepared = CartPoleVector(3), CartPoleVector(3)
+    prepared.prepare(np.array([8, 9, 4_000_000_000], np.uint32))
+    for seeds in ([8, 9, 4_000_000_000], [8, 1, 2]):
+        assert plain.reset(seed=seeds)[0].tobytes() == prepared.reset(seed=seeds)[0].tobytes()

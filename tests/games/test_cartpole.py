@@ -67,3 +67,8 @@ def test_the_ends_of_the_track_and_the_angle_end_the_episode():
 def test_without_a_seed_each_episode_differs():
     assert cartpole.reset().tobytes() != cartpole.reset().tobytes()
     assert np.abs(cartpole.reset()).max() <= cartpole.RESET_BOUND
+
+
+def test_many_first_states_have_the_bits_of_each_alone():
+    seeds = np.random.default_rng(4).integers(1 << 32, size=500)
+    assert cartpole.reset_many(seeds).T.tobytes() == np.array([cartpole.reset(int(seed)) for seed in seeds]).tobytes()

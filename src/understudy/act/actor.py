@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.act.chance import actor_session, episode_seed, noise_rng
+from understudy.act.chance import actor_session, episode_seeds, noise_rng
 from understudy.act.live import LiveEnvs
 from understudy.act.priorities import best_value, n_step_td, q_of
 from understudy.act.rebuild import rebuild
@@ -67,6 +67,7 @@ class Actor:
         self._chunk_no = self._first_step = 0
         self._n_episodes, self._seed = [0] * self.num_envs, [0] * self.num_envs
         self._return, self._length = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)
+        self._coming: list[list[int]] = [[] for _ in range(self.num_envs)]  # the next seeds, last first
         self._open_actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
         space = game.action_columns["action"]
         self._no_actions = np.empty((0, *space.shape), space.dtype)
@@ -138,11 +139,23 @@ class Actor:
     def _next_seeds(self, envs: Iterable[int]) -> list[int | None]:
         seeds: list[int | None] = [None] * self.num_envs
         for env in envs:
-            episode = self._n_episodes[env]
-            seeds[env] = self._seed[env] = episode_seed(self.root_seed, env=self.env_index0 + env, episode=episode)
+            if not self._coming[env]:
+                self._look_ahead()
+            seeds[env] = self._seed[env] = self._coming[env].pop()
             self._n_episodes[env] += 1
             self._return[env], self._length[env] = 0.0, 0
         return seeds
+
+    def _look_ahead(self) -> None:
+        """Know the seeds of the next episodes, and tell the envs, where they can make use of it."""
+        ahead = max(4, 256 // self.num_envs)
+        seeds = [
+            episode_seeds(self.root_seed, env=self.env_index0 + env, first=first, n=ahead)
+            for env, first in enumerate(self._n_episodes)
+        ]
+        self._coming = [some.tolist()[::-1] for some in seeds]
+        if (prepare := getattr(self._live.envs, "prepare", None)) is not None:
+            prepare(np.concatenate(seeds))
 
     def _noise(self, policy: Policy, steps: int, round_no: int) -> Array | None:
         rng = noise_rng(self.root_seed, env=self.env_index0, round_no=round_no)
@@ -202,6 +215,7 @@ class Actor:
         self._n_episodes, self._seed = arrays["n_episodes"].tolist(), arrays["seed"].tolist()
         self._return, self._length = arrays["return"].copy(), arrays["length"].copy()
         split = np.split(arrays["actions"], np.cumsum(self._length)[:-1])
+        self._coming = [[] for _ in range(self.num_envs)]
         self._open_actions = [[actions.copy()] if len(actions) else [] for actions in split]
         seen = {name.removeprefix("live."): rows for name, rows in arrays.items() if name.startswith("live.")}
         if seen:

@@ -4,13 +4,19 @@ import hashlib
 import uuid
 
 import numpy as np
+from numpy.typing import NDArray
 
 from understudy.core.names import new_session
 
 
-def episode_seed(root_seed: int, *, env: int, episode: int) -> int:
-    """The 32-bit seed an env is reset with for its nth episode."""
-    return int.from_bytes(_digest(f"episode/{root_seed}/{env}/{episode}", 4), "little")
+def episode_seeds(root_seed: int, *, env: int, first: int, n: int) -> NDArray[np.uint32]:
+    """uint32[n]: what an env is reset with for its episodes from the `first` on."""
+    start = np.uint64(int.from_bytes(_digest(f"episodes/{root_seed}/{env}", 8), "little"))
+    # A counter through a mixing function (Steele's splitmix64): any episode's seed without those before it.
+    z = start + np.arange(first + 1, first + n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return (z >> np.uint64(32)).astype(np.uint32)
 
 
 def noise_rng(root_seed: int, *, env: int, round_no: int) -> np.random.Generator:

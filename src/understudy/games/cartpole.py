@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from understudy.games.seeded import first_uniforms
+
 GRAVITY = 9.8
 PUSH = 10.0
 CART_MASS = 1.0
@@ -30,6 +32,11 @@ def reset(seed: int | None = None) -> NDArray[np.float64]:
     """The first state of the episode that Gymnasium plays from this seed, or of any; float64[4]."""
     rng = np.random.Generator(np.random.PCG64(seed))
     return rng.uniform(-RESET_BOUND, RESET_BOUND, 4)
+
+
+def reset_many(seeds: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """float64[4, seeds]: what `reset` gives for each of these 32-bit seeds, in a fraction of the time."""
+    return -RESET_BOUND + 2 * RESET_BOUND * first_uniforms(seeds, 4)
 
 
 def step(xp: Any, state: Any, action: Any) -> tuple[Any, Any, Any]:
