@@ -121,7 +121,7 @@ def test_raw_of_stays_finite_at_the_bounds(kind: str) -> None:
 
 def test_actions_go_to_the_env_in_its_own_terms() -> None:
     shifted = env_actions(game_spec("g", obs=1, actions=Discrete(3, 5)), np.array([0, 2], np.int32))
-    assert (shifted.tolist(), shifted.dtype) == ([5, 7], np.int32)
+    assert (shifted.tolist(), shifted.dtype) == ([5, 7], DTYPES["I32"])
     game = box_game(low=0.1, high=0.1 + 1e-9, shape=(2, 1), dtype=F64)
     boxed = env_actions(game, np.array([[0.1, 0.3]], np.float32))
     assert (boxed.shape, boxed.dtype) == ((1, 2, 1), F64)

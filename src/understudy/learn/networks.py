@@ -122,7 +122,7 @@ def _through(place: str, layers: Sequence[Layer], *, weights: Weights, x: jax.Ar
     return x
 
 
-def _layer(layer: Layer, own: Weights, x: jax.Array) -> jax.Array:
+def _layer(layer: Layer, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     if not isinstance(layer, ScaleImage | OneHot | Channels | Flatten):
         x = x.astype(jnp.float32)
     match layer:
@@ -155,7 +155,7 @@ def _layer(layer: Layer, own: Weights, x: jax.Array) -> jax.Array:
             return jnp.broadcast_to(own["constant"], (len(x), layer.width))
 
 
-def _dueling(layer: Dueling, own: Weights, x: jax.Array) -> jax.Array:
+def _dueling(layer: Dueling, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     def stream(name: str) -> jax.Array:
         h = jax.nn.relu(x @ own[f"{name}_hidden.kernel"] + own[f"{name}_hidden.bias"]) if layer.hidden else x
         return h @ own[f"{name}.kernel"] + own[f"{name}.bias"]
