@@ -12,6 +12,7 @@ UnderstudyError
 ├── StorageFull        no room; nothing was acknowledged (operator, retry helps)
 ├── StorageFailed      the disk refused; reopen to recover (operator)
 ├── Corrupt            stored bytes that fail their checksum (operator)
+├── LearningFailed     a run that cannot go on, whatever was restored (caller)
 └── Closed             used after close (caller)
 """
 
@@ -101,6 +102,10 @@ class Corrupt(UnderstudyError):
     """Stored bytes that fail their checksum."""
 
     blame: Blame = "operator"
+
+
+class LearningFailed(UnderstudyError):
+    """A run that cannot go on: its weights stay broken whatever is restored, or its actor and learner disagree."""
 
 
 class Closed(UnderstudyError):

@@ -1,7 +1,7 @@
-"""Figures as we report them: percentiles of a sample, and a rate with its spread."""
+"""Figures as we report them: percentiles of a sample, a rate with its spread, an estimate with its interval."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,43 @@ class Share:
     share: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its 95 % interval; the ends are None where there is too little to say."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def iqm(sample: Sample) -> float:
+    """The mean of the middle half: as steady as a median, and it does not throw half the sample away."""
+    values = np.sort(_checked(sample))
+    cut = len(values) / 4
+    weights = np.clip(np.minimum(np.arange(1, len(values) + 1) - cut, len(values) - cut - np.arange(len(values))), 0, 1)
+    return float((values * weights).sum() / weights.sum())
+
+
+def bootstrap(groups: Sequence[Sample], figure: Callable[[Sample], float], *, resamples: int = 2_000) -> Estimate:
+    """A figure over all groups (seeds, runs) together, and its interval from resampling within and among them.
+
+    Below 5 groups there is no interval: too few seeds say nothing about other seeds.
+    """
+    whole = [_checked(group) for group in groups]
+    value = figure(np.concatenate(whole))
+    if len(whole) < 5:
+        return Estimate(value)
+    rng = np.random.default_rng(0)
+    drawn = [
+        figure(
+            np.concatenate([rng.choice(whole[at], len(whole[at])) for at in rng.integers(0, len(whole), len(whole))])
+        )
+        for _ in range(resamples)
+    ]
+    low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
+    return Estimate(value, low, high)
 
 
 def percentiles(sample: Sample) -> Percentiles:

@@ -1,0 +1,194 @@
+"""Builds a training from a run's facts and settings: envs, algorithm, learner, actor, engine."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from understudy.act.actor import Actor
+from understudy.act.vector import game_of, make_envs
+from understudy.app.runs import RunFolder
+from understudy.app.settings import Settings, algorithm_class
+from understudy.app.training import Judge, Training
+from understudy.core.algorithm import Rollouts, Transitions
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ConfigError
+from understudy.core.events import Event, OnEvent
+from understudy.core.game import GameSpec
+from understudy.core.policy import Policy
+from understudy.engines.from_store import FromStore
+from understudy.engines.history import History
+from understudy.engines.inline import Inline, InlineConfig
+from understudy.learn.learner import Learner, LearnerConfig
+from understudy.learn.limiter import LimiterConfig
+from understudy.learn.replay import ReplayConfig
+
+_JUDGE_ENVS = 100
+"""Episodes that an evaluation plays side by side, at most."""
+_JUDGE_GYM_ENVS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameChoice:
+    """Which game, and how its envs are made."""
+
+    game: Any
+    """A Gymnasium id, a function that makes an env, or an env."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Sequence[str] = ()
+    frame_skip: int = 1
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.game, str):
+            return self.game
+        spec = getattr(self.game, "spec", None)
+        return str(getattr(spec, "id", None) or getattr(self.game, "__name__", type(self.game).__name__))
+
+    def make(self, num_envs: int) -> Any:
+        return make_envs(
+            self.game, num_envs, env_kwargs=dict(self.env_kwargs), wrappers=list(self.wrappers),
+            frame_skip=self.frame_skip,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        is_named = isinstance(self.game, str)
+        return {
+            "game": self.game if is_named else None, "name": self.name, "env_kwargs": dict(self.env_kwargs),
+            "wrappers": list(self.wrappers), "frame_skip": self.frame_skip,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look at a game's envs tells."""
+
+    spec: GameSpec
+    threshold: float | None
+    """The return at which the game's makers call it solved, where they say so."""
+    env_class: str
+    is_builtin: bool
+
+
+def look_at(choice: GameChoice) -> Seen:
+    """Make one env and see what it is."""
+    envs = choice.make(1)
+    try:
+        one = envs.envs[0].unwrapped if hasattr(envs, "envs") else envs
+        spec = game_of(envs, name=None if isinstance(choice.game, str) else choice.name)
+        found = getattr(envs.spec, "reward_threshold", None)
+        env_class = f"{type(one).__module__}:{type(one).__qualname__}"
+        return Seen(spec, found, env_class, type(one).__module__.startswith("understudy."))
+    finally:
+        envs.close()
+
+
+def learner_config(settings: Settings) -> LearnerConfig:
+    part = settings.learner
+    limiter = LimiterConfig(
+        samples_per_insert=part.samples_per_insert, min_inserts=part.min_inserts,
+        slack=max(2_048, 2 * part.updates_per_call * getattr(settings.config, "batch", 1)),
+    )  # fmt: skip
+    replay = ReplayConfig(capacity=part.capacity, alpha=part.alpha)
+    return LearnerConfig(
+        updates_per_call=part.updates_per_call, limiter=limiter, replay=replay, max_lag_versions=part.max_lag_versions
+    )
+
+
+def build(
+    folder: RunFolder, settings: Settings, facts: Mapping[str, Any], *, seen: Seen, choice: GameChoice,
+    on_event: OnEvent | None, opened: contextlib.ExitStack,
+) -> Training:  # fmt: skip
+    """A training that plays the game itself; what it opened is closed with `opened`."""
+    algorithm = algorithm_class(settings.algorithm)(seen.spec, settings.config)
+    needs, part, seed = algorithm.needs, settings.run, facts["seed"]
+    is_on_policy = isinstance(needs, Rollouts)
+    envs = opened.enter_context(contextlib.closing(choice.make(needs.envs if is_on_policy else part.envs)))
+    learner = _learner(algorithm, settings, facts, learner_config(settings))
+    history = None
+    if not is_on_policy:
+        history = opened.enter_context(contextlib.closing(History(folder.store, seen.spec)))
+    listener = Listener()
+    engine = Inline(
+        learner, Actor(envs, seen.spec, root_seed=seed, created_ms=facts["created_ms"], incarnation=facts["starts"]),
+        history=history, on_event=listener,
+        config=InlineConfig(
+            steps=part.steps, collect=needs.steps if is_on_policy else part.collect,
+            is_asynchronous=part.asynchronous, has_ladder=part.ladder,
+        ),
+    )  # fmt: skip
+    opened.callback(engine.close)
+    return _listening(Training(
+        engine, folder, part, judge=judge_of(choice, seen, part.eval_episodes, opened), until=facts["until"],
+        on_event=on_event,
+    ), listener)  # fmt: skip
+
+
+def build_from_store(
+    folder: RunFolder, settings: Settings, facts: Mapping[str, Any], *, spec: GameSpec, judge: Judge,
+    on_event: OnEvent | None, opened: contextlib.ExitStack,
+) -> Training:  # fmt: skip
+    """A training that only reads a store; the game need not be installed."""
+    algorithm = algorithm_class(settings.algorithm)(spec, settings.config)
+    if not isinstance(algorithm.needs, Transitions):
+        raise ConfigError(
+            f"{settings.algorithm} learns only from what it plays itself; use bc or dqn with --from-store"
+        )
+    learner = _learner(algorithm, settings, facts, replace(learner_config(settings), limiter=None))
+    listener = Listener()
+    engine = FromStore(
+        learner, Path(facts["from_store"]), steps=settings.run.steps, clock=SystemClock(), on_event=listener
+    )
+    opened.callback(engine.close)
+    training = Training(engine, folder, settings.run, judge=judge, until=facts["until"], on_event=on_event)
+    return _listening(training, listener)
+
+
+class Listener:
+    """Passes events on to whoever is there when they happen; an engine is made before its training."""
+
+    def __init__(self) -> None:
+        self.hear: OnEvent = lambda event: None
+
+    def __call__(self, event: Event) -> object:
+        return self.hear(event)
+
+
+def _listening(training: Training, listener: Listener) -> Training:
+    listener.hear = training.hear
+    return training
+
+
+def _learner(algorithm: Any, settings: Settings, facts: Mapping[str, Any], config: LearnerConfig) -> Learner:
+    learner = Learner(algorithm, settings.knobs, root_seed=facts["seed"], config=config)
+    if facts["init_from"] is not None:
+        learner.state = grafted(learner.state, RunFolder(Path(facts["init_from"])).policy())
+    return learner
+
+
+def judge_of(choice: GameChoice, seen: Seen, episodes: int, opened: contextlib.ExitStack) -> Judge:
+    """Envs of its own for evaluations, as many side by side as is worth it."""
+    side_by_side = min(episodes, _JUDGE_ENVS if seen.is_builtin else _JUDGE_GYM_ENVS)
+    return Judge(opened.enter_context(contextlib.closing(choice.make(side_by_side))))
+
+
+def grafted(state: Any, policy: Policy) -> Any:
+    """A state whose networks start from a policy's weights, wherever name and shape agree."""
+    taken = 0
+    parts = {}
+    for name in state._fields:
+        value = getattr(state, name)
+        if not isinstance(value, dict):
+            continue
+        fits = [key for key in value if key in policy.weights and policy.weights[key].shape == value[key].shape]
+        parts[name] = value | {key: jnp.asarray(policy.weights[key]) for key in fits}
+        taken += len(fits)
+    if not taken:
+        raise ConfigError(
+            f"no weight of the policy of {policy.game.game} fits this network; start from a run of the same game with "
+            "the same widths"
+        )
+    return state._replace(**parts)

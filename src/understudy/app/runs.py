@@ -1,0 +1,120 @@
+"""A run's folder: what was asked, where it stands, what came of it.
+
+RUN/run.json               game, seed, wrappers, when it was made and with what
+RUN/preset.toml            every setting; with the game and the seed it makes the run again
+RUN/checkpoints/           where a killed run goes on
+RUN/store/                 what its actors played, when a replay must be filled again
+RUN/curve.csv, curve.png   evaluations over time
+RUN/best.safetensors       the best policy evaluated so far; last.safetensors: the newest
+RUN/result.json            there when the run has ended
+"""
+
+import csv
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.log import make_folder, write_file
+from understudy.core.policy import Policy, decode_policy
+
+CURVE = ("env_steps", "updates", "train_s", "return_mean", "return_low", "return_high", "train_return")
+
+
+class RunFolder:
+    """Paths and files of one run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.checkpoints, self.store = root / "checkpoints", root / "store"
+        self.lock, self.curve, self.picture = root / ".lock", root / "curve.csv", root / "curve.png"
+
+    @property
+    def exists(self) -> bool:
+        return (self.root / "run.json").exists()
+
+    def create(self, facts: Mapping[str, Any], preset: str) -> None:
+        """Write down what was asked, durably, before anything else happens."""
+        make_folder(self.root.resolve())
+        write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
+        self.write_json("run.json", facts)
+
+    def facts(self) -> dict[str, Any]:
+        """What `create` wrote; ConfigError when this is no run."""
+        try:
+            facts = json.loads((self.root / "run.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.root} is not a run ({error}); give the folder that 'train' printed") from None
+        assert isinstance(facts, dict)
+        return facts
+
+    def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
+        write_file(self.root / name, (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode(), mode=0o644)
+
+    def result(self) -> dict[str, Any] | None:
+        """What came of the run, or None while it has not ended."""
+        path = self.root / "result.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    # --- policies ---------------------------------------------------------------------------------------------------
+
+    def save_policy(self, name: str, policy: Policy) -> None:
+        write_file(self.root / f"{name}.safetensors", policy.encode(), mode=0o644)
+
+    def policy(self, name: str = "best") -> Policy:
+        """The best policy, or the last one; ConfigError when there is none yet."""
+        for one in (name, "last"):
+            path = self.root / f"{one}.safetensors"
+            if path.exists():
+                try:
+                    return decode_policy(path.read_bytes())
+                except Refused as error:
+                    raise ConfigError(f"{path} cannot be read: {error}") from None
+        raise ConfigError(f"{self.root} holds no policy yet; train it first: understudy train GAME --out {self.root}")
+
+    # --- the curve --------------------------------------------------------------------------------------------------
+
+    def cut_curve(self, env_steps: int) -> list[dict[str, float]]:
+        """Drop what a killed run wrote behind its last checkpoint; what is left."""
+        rows = [row for row in self.curve_rows() if row["env_steps"] <= env_steps]
+        lines = [",".join(CURVE), *(",".join(f"{row[name]:g}" for name in CURVE) for row in rows)]
+        write_file(self.curve, ("\n".join(lines) + "\n").encode(), mode=0o644)
+        return rows
+
+    def add_to_curve(self, row: Mapping[str, float]) -> None:
+        with self.curve.open("a", newline="") as file:
+            csv.writer(file).writerow([f"{row[name]:.8g}" for name in CURVE])
+
+    def curve_rows(self) -> list[dict[str, float]]:
+        if not self.curve.exists():
+            return []
+        rows = []
+        with self.curve.open(newline="") as file:
+            for row in csv.DictReader(file):
+                # A kill may leave half a line.
+                if all(row.get(name) not in (None, "") for name in CURVE):
+                    rows.append({name: float(row[name]) for name in CURVE})
+        return rows
+
+
+def default_folder(parent: Path, game: str, algorithm: str) -> Path:
+    """`parent/GAME-ALGORITHM-N` with the first free N, counted from 1."""
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", f"{game}-{algorithm.rpartition(':')[2].lower()}")
+    taken = {path.name for path in parent.iterdir()} if parent.is_dir() else set()
+    number = 1
+    while f"{stem}-{number}" in taken:
+        number += 1
+    return parent / f"{stem}-{number}"
+
+
+def is_empty(folder: Path) -> bool:
+    return not folder.exists() or not any(name != ".lock" for name in os.listdir(folder))
+
+
+def seed_folders(root: Path) -> Sequence[Path]:
+    """The runs of a training with several seeds, or the run itself."""
+    many = sorted((path for path in root.glob("seed-*") if path.is_dir()), key=lambda path: int(path.name[5:]))
+    return many or [root]

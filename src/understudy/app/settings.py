@@ -1,0 +1,265 @@
+"""Settings of a run: preset, file, flags, in that order, into one checked value that can be written down again."""
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from understudy.core.algorithm import Range, Schedule, setting
+from understudy.core.errors import ConfigError
+from understudy.core.game import GameSpec
+from understudy.core.spaces import Box
+
+SECTIONS = ("run", "learner", "config", "knobs")
+
+ALGORITHMS: Mapping[str, str] = {
+    "bc": "understudy.learn.algorithms.bc:Bc",
+    "dqn": "understudy.learn.algorithms.dqn:Dqn",
+    "ppo": "understudy.learn.algorithms.ppo:Ppo",
+}
+"""Short names; any other algorithm is named by its import path, `module:Class`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart:
+    """How long, how wide and how often; what every algorithm shares."""
+
+    steps: int = setting(100_000, 1, 10**12, "env steps of the whole run, or updates when training from a store")
+    envs: int = setting(8, 1, 4_096, "envs side by side; on-policy algorithms have a setting of their own")
+    collect: int = setting(32, 1, 65_536, "steps per env and round")
+    eval_every: int = setting(10_000, 1, 10**12, "env steps between two evaluations")
+    eval_episodes: int = setting(100, 1, 100_000, "episodes per evaluation")
+    checkpoint_every: int = setting(10_000, 1, 10**12, "env steps between two checkpoints")
+    asynchronous: bool = setting(False, 0, 1, "act ahead while learning; faster on idle cores, not exactly repeatable")
+    ladder: bool = setting(False, 0, 1, "each env keeps its own share of random actions, as Ape-X does")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerPart:
+    """The learner's own settings, flat."""
+
+    updates_per_call: int = setting(16, 1, 4_096, "updates in one compiled call")
+    samples_per_insert: float = setting(8.0, 1e-3, 1e6, "rows sampled for each step inserted")
+    min_inserts: int = setting(1_000, 0, 10**9, "steps before the first update")
+    capacity: int = setting(131_072, 64, 10**9, "rows the replay holds")
+    alpha: float = setting(0.6, 0.0, 1.0, "how strongly priorities count")
+    max_lag_versions: int = setting(1_000, 0, 10**9, "versions an actor's chunk may be behind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that, with a game and a seed, makes a run."""
+
+    algorithm: str
+    run: RunPart
+    learner: LearnerPart
+    config: Any
+    knobs: Any
+
+    def to_toml(self) -> str:
+        """A preset that gives these settings again."""
+        lines = [f"algorithm = {_toml(self.algorithm)}"]
+        for name in SECTIONS:
+            part = getattr(self, name)
+            lines += ["", f"[{name}]"]
+            values = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
+            lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+        return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Schedule):
+        return f"{{ start = {value.start!r}, end = {value.end!r}, until = {value.until!r} }}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_toml(one) for one in value)}]"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(value)
+
+
+def algorithm_class(name: str | type) -> Any:
+    """The class behind a short name or an import path; ConfigError names the nearest."""
+    if not isinstance(name, str):
+        return name
+    return load(ALGORITHMS.get(name, name), what="algorithm", known=ALGORITHMS)
+
+
+def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
+    """What an import path `module:Name` stands for."""
+    import importlib
+
+    module, _, attribute = path.partition(":")
+    if not attribute:
+        names = sorted(known)
+        near = difflib.get_close_matches(path, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}" if names else ""
+        raise ConfigError(f"there is no {what} {path!r}{hint} (or name your own as module:Class)")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{what} {path!r} cannot be imported: {error}; give module:Class on the Python path"
+        ) from None
+
+
+# --- presets ---------------------------------------------------------------------------------------------------------
+
+
+def preset_names() -> list[str]:
+    """The presets in the box."""
+    folder = resources.files("understudy") / "presets"
+    return sorted(one.name.removesuffix(".toml") for one in folder.iterdir() if one.name.endswith(".toml"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A preset by name, or by the path of its file."""
+    if name.endswith(".toml") or "/" in name:
+        return read_toml(Path(name))
+    if name not in preset_names():
+        near = difflib.get_close_matches(name, preset_names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(preset_names())}"
+        raise ConfigError(f"there is no preset {name!r}{hint}")
+    return _parsed((resources.files("understudy") / "presets" / f"{name}.toml").read_text(), name)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A settings file; ConfigError says what is wrong with it."""
+    try:
+        return _parsed(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not TOML: {error}") from None
+    if unknown := fields.keys() - {"algorithm", *SECTIONS}:
+        raise ConfigError(f"{name} has a section {sorted(unknown)[0]!r}; known are algorithm, {', '.join(SECTIONS)}")
+    return fields
+
+
+def default_preset(algorithm: str, game: GameSpec) -> str:
+    """The preset for a kind of game: pixels, continuous actions, or small observations."""
+    is_pixels = any(
+        isinstance(one, Box) and one.dtype.itemsize == 1 and len(one.shape) >= 2 for one in game.obs.values()
+    )
+    kind = "pixels" if is_pixels else "vector" if game.discrete is not None else "continuous"
+    for name in (f"{algorithm}-{kind}", f"{algorithm}-vector"):
+        if name in preset_names():
+            return name
+    return ""
+
+
+# --- resolving -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Resolver:
+    """Collects values by section; later ones win."""
+
+    algorithm: str
+    given: dict[str, dict[str, Any]] = field(default_factory=lambda: {name: {} for name in SECTIONS})
+
+    def add(self, fields: Mapping[str, Any]) -> None:
+        """Take the sections of a preset or file; a preset of another algorithm shares only run and learner."""
+        same = fields.get("algorithm", self.algorithm) == self.algorithm
+        for section in SECTIONS if same else ("run", "learner"):
+            part = fields.get(section, {})
+            types = self._types()[section]
+            for name, value in part.items():
+                if name not in {one.name for one in dataclasses.fields(types)}:
+                    raise self._unknown(name)
+                self.given[section][name] = value
+
+    def set(self, name: str, value: Any) -> None:
+        """One setting by its bare name, in whatever section it lives; the algorithm's own come first."""
+        for section in ("config", "knobs", "learner", "run"):
+            if name in {one.name for one in dataclasses.fields(self._types()[section])}:
+                self.given[section][name] = value
+                return
+        raise self._unknown(name)
+
+    def _types(self) -> dict[str, Any]:
+        chosen = algorithm_class(self.algorithm)
+        return {"run": RunPart, "learner": LearnerPart, "config": chosen.Config, "knobs": chosen.Knobs}
+
+    def _unknown(self, name: str) -> ConfigError:
+        names = sorted({one.name for part in self._types().values() for one in dataclasses.fields(part)})
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return ConfigError(f"{self.algorithm} has no setting {name!r}{hint} (see: understudy train --list)")
+
+    def settings(self) -> Settings:
+        """The checked settings."""
+        parts = {name: _made(types, self.given[name]) for name, types in self._types().items()}
+        return Settings(algorithm=self.algorithm, **parts)
+
+
+def parse_value(text: str) -> Any:
+    """What `--set name=TEXT` means: a TOML value, or plain text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _made(types: Any, given: Mapping[str, Any]) -> Any:
+    fields = {one.name: one for one in dataclasses.fields(types)}
+    return types(**{name: _checked(name, value, fields[name]) for name, value in given.items()})
+
+
+def _checked(name: str, value: Any, one: "dataclasses.Field[Any]") -> Any:
+    limits: Range | None = one.metadata.get("range")
+    default = one.default
+    if isinstance(value, Mapping) and isinstance(default, float | int | Schedule):
+        try:
+            value = Schedule(**{key: float(number) for key, number in value.items()})
+        except (TypeError, ValueError):
+            raise ConfigError(f"{name} is {dict(value)}; a schedule has start, end and until") from None
+    if isinstance(value, list):
+        value = tuple(value)
+    wanted = _wanted(default)
+    if wanted is not None and not _fits(value, default):
+        raise ConfigError(f"{name} is {value!r}; give {wanted}")
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if limits is not None:
+        for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
+            if not limits.low <= number <= limits.high:
+                raise ConfigError(f"{name} is {number}; give {limits.low:g} to {limits.high:g}: {limits.says}")
+    return value
+
+
+def _wanted(default: Any) -> str | None:
+    match default:
+        case bool():
+            return "true or false"
+        case int():
+            return "a whole number"
+        case float() | Schedule():
+            return "a number, or a schedule {start=, end=, until=}"
+        case tuple():
+            return "a list, such as [64, 64]"
+        case str():
+            return "a text"
+    return None
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, int):
+        return isinstance(value, int)
+    if isinstance(default, float | Schedule):
+        return isinstance(value, int | float | Schedule)
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and all(isinstance(one, int) and one > 0 for one in value)
+    return isinstance(value, type(default))

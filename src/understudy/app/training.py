@@ -1,0 +1,213 @@
+"""A training from its first step to its result: rounds, evaluations, checkpoints, in this order and no other."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from understudy.act.evaluate import evaluate
+from understudy.app.runs import RunFolder
+from understudy.app.settings import RunPart
+from understudy.core.errors import LearningFailed
+from understudy.core.events import CheckpointSaved, Episode, Evaluation, Event, Guarded, OnEvent, Stop
+from understudy.core.policy import Policy
+from understudy.core.statistics import Estimate, bootstrap
+from understudy.core.tensors import Array
+from understudy.learn.checkpoint import Checkpoint, Checkpoints
+from understudy.learn.learner import Learner
+
+MAX_RESTORES = 3
+FINAL_EPISODES = 100
+
+
+def held_out_seeds(count: int, *, series: int) -> list[int]:
+    """Env seeds that no actor ever trains on by design; each series is another set of them."""
+    return [int(seed) for seed in np.random.SeedSequence([0x5EED, series]).generate_state(count)]
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Where the time went, in seconds."""
+
+    train_s: float = 0.0
+    eval_s: float = 0.0
+    compile_s: float = 0.0
+    startup_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Plays held-out episodes with a policy; None where the game is not installed."""
+
+    envs: Any | None
+
+    def returns(self, policy: Policy, *, episodes: int, series: int) -> Array | None:
+        if self.envs is None:
+            return None
+        return evaluate(policy, self.envs, episodes=episodes, seeds=held_out_seeds(episodes, series=series))
+
+
+class Engine(Protocol):
+    """What turns rounds into weights; `steps` are env steps, or updates where nothing is played."""
+
+    learner: Learner
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def env_steps(self) -> int: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def is_done(self) -> bool: ...
+    def step(self) -> bool: ...
+    def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]: ...
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None: ...
+    def go_back(self, arrays: Mapping[str, Array]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Training:
+    """Repeats rounds until the steps are done, the goal is reached, or somebody says stop."""
+
+    def __init__(
+        self, engine: Engine, folder: RunFolder, part: RunPart, *, judge: Judge, until: float | None,
+        on_event: OnEvent | None,
+    ) -> None:  # fmt: skip
+        self.engine, self.folder, self._part = engine, folder, part
+        self._judge, self._until, self._listener = judge, until, on_event
+        self.checkpoints = Checkpoints(folder.checkpoints)
+        self.clocks, self.resumed_at_step = Clocks(), 0
+        self.best_mean, self.is_solved = -math.inf, False
+        self._final: Array | None = None
+        self.episodes = 0
+        self._recent: deque[float] = deque(maxlen=100)
+        self._next_eval, self._next_checkpoint = part.eval_every, 0
+        self._restores = 0
+        self._asked_to_stop = False
+        self._judged_steps = -1
+
+    def hear(self, event: Event) -> None:
+        """Every event of the run passes here."""
+        if isinstance(event, Episode):
+            self._recent.append(event.return_)
+            self.episodes += 1
+        if self._listener is not None and self._listener(event) is Stop:
+            self._asked_to_stop = True
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train to the end; an exception or a kill leaves the last checkpoint to go on from."""
+        while not (self.engine.is_done or self.is_solved or self._asked_to_stop):
+            self.step()
+        if self._judged_steps != self.engine.steps:
+            self._evaluate()
+        self.folder.save_policy("last", self.engine.policy)
+
+    def step(self) -> None:
+        """One round, then what is due after it."""
+        started_s = time.perf_counter()
+        compiled_s = self.engine.learner.compile_s
+        is_fine = self.engine.step()
+        compiled_s = self.engine.learner.compile_s - compiled_s
+        self.clocks.compile_s += compiled_s
+        self.clocks.train_s += time.perf_counter() - started_s - compiled_s
+        if not is_fine:
+            self._go_back()
+        if self.engine.steps >= self._next_eval:
+            self._evaluate()
+        if self.engine.steps >= self._next_checkpoint and not self.is_solved:
+            self._save()
+
+    def _evaluate(self) -> None:
+        started_s, env_steps = time.perf_counter(), self.engine.steps
+        self._next_eval, self._judged_steps = env_steps + self._part.eval_every, env_steps
+        returns = self._judge.returns(self.engine.policy, episodes=self._part.eval_episodes, series=0)
+        if returns is None:
+            return
+        found = _spread(returns)
+        is_best = found.value > self.best_mean
+        if is_best:
+            self.best_mean = found.value
+            self.folder.save_policy("best", self.engine.policy)
+        if self._until is not None and found.value >= self._until:
+            self._confirm()
+        self.clocks.eval_s += time.perf_counter() - started_s
+        low, high = (found.value if end is None else end for end in (found.low, found.high))
+        self.folder.add_to_curve({
+            "env_steps": env_steps, "updates": self.engine.learner.counts.updates, "train_s": self.clocks.train_s,
+            "return_mean": found.value, "return_low": low, "return_high": high,
+            "train_return": float(np.mean(self._recent)) if self._recent else math.nan,
+        })  # fmt: skip
+        self.hear(Evaluation(
+            env_steps=env_steps, returns=returns.tolist(), mean=found.value, low=low, high=high, is_best=is_best
+        ))  # fmt: skip
+
+    def _confirm(self) -> None:
+        """Whoever reaches the goal on one set of seeds must reach it on another; only then the run is solved."""
+        returns = self._judge.returns(self.engine.policy, episodes=FINAL_EPISODES, series=1)
+        if returns is not None and self._until is not None and returns.mean() >= self._until:
+            self.is_solved, self._final = True, returns
+            self.folder.save_policy("best", self.engine.policy)
+
+    def final_returns(self) -> Array | None:
+        """100 episodes of the best policy on seeds that no evaluation before has used."""
+        if self._final is None:
+            self._final = self._judge.returns(self.folder.policy(), episodes=FINAL_EPISODES, series=1)
+        return self._final
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        started_s, env_steps = time.perf_counter(), self.engine.steps
+        self._next_checkpoint = env_steps + self._part.checkpoint_every
+        arrays, facts = self.engine.checkpoint()
+        facts["training"] = {
+            "best_mean": self.best_mean if math.isfinite(self.best_mean) else None, "next_eval": self._next_eval,
+            "episodes": self.episodes, "recent": list(self._recent), "restores": self._restores,
+            "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s,
+        }  # fmt: skip
+        path = self.checkpoints.save(Checkpoint(env_steps, arrays, facts))
+        self.folder.save_policy("last", self.engine.policy)
+        self.clocks.train_s += time.perf_counter() - started_s
+        self.hear(CheckpointSaved(env_steps=env_steps, path=str(path)))
+
+    def resume(self) -> bool:
+        """Go on from the newest checkpoint; False when there is none yet."""
+        checkpoint = self.checkpoints.latest()
+        if checkpoint is None:
+            return False
+        self.engine.restore(checkpoint.arrays, checkpoint.facts)
+        facts = checkpoint.facts["training"]
+        self.best_mean = -math.inf if facts["best_mean"] is None else facts["best_mean"]
+        self._next_eval, self.episodes, self._restores = facts["next_eval"], facts["episodes"], facts["restores"]
+        self._recent.extend(facts["recent"])
+        self.clocks.train_s, self.clocks.eval_s = facts["train_s"], facts["eval_s"]
+        self.resumed_at_step = checkpoint.env_steps
+        self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every
+        return True
+
+    def _go_back(self) -> None:
+        checkpoint, self._restores = self.checkpoints.latest(), self._restores + 1
+        if checkpoint is None or self._restores > MAX_RESTORES:
+            raise LearningFailed(
+                f"updates stay not finite after {self._restores - 1} restores; look at the rewards and observations, "
+                "or lower learning_rate"
+            )
+        self.engine.go_back(checkpoint.arrays)
+        self.hear(Guarded(
+            env_steps=self.engine.steps,
+            what=f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} restored, "
+            "learning rate halved",
+        ))  # fmt: skip
+
+
+def _spread(returns: Sequence[float] | Array) -> Estimate:
+    """The mean return with its bootstrap interval over episodes."""
+    mean: Callable[[Any], float] = lambda values: float(np.mean(values))  # noqa: E731
+    return bootstrap([[value] for value in returns], mean, resamples=200)

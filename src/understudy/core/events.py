@@ -1,0 +1,81 @@
+"""What happens in a run, as typed events: for callbacks, live views and logs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """An actor's episode ended; its return is a training return, never the measure of a policy."""
+
+    env_steps: int
+    env: int
+    return_: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A call of the learner ended: `updates` so far, and the means of what they said about themselves."""
+
+    env_steps: int
+    updates: int
+    version: int
+    replay_ratio: float
+    """Rows sampled for each step inserted, so far."""
+    lag_versions: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The greedy policy played held-out episodes."""
+
+    env_steps: int
+    returns: Sequence[float]
+    mean: float
+    low: float
+    high: float
+    is_best: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """From here a killed run goes on."""
+
+    env_steps: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """The learner refused something: a chunk, an update, or a stretch of the run."""
+
+    env_steps: int
+    what: str
+    chunks: Sequence[str] = field(default=())
+    """`session/chunk_no` of the chunks to blame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiling:
+    """The first call of a program: JAX translates it before it runs."""
+
+    env_steps: int
+    what: str
+
+
+Event = Episode | Update | Evaluation | CheckpointSaved | Guarded | Compiling
+
+
+class StopType:
+    """What `on_event` returns to end a run early, in good order."""
+
+    def __repr__(self) -> str:
+        return "Stop"
+
+
+Stop: Final = StopType()
+
+OnEvent = Callable[[Event], object]

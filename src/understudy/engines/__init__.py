@@ -1,0 +1,1 @@
+"""Engines: what starts roles and lets them work together."""

@@ -1,0 +1,164 @@
+"""Training from a store: a learner that plays nothing itself, and follows what players and others leave there."""
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from understudy.core.chunk import Chunk
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.events import Compiling, Guarded, OnEvent, Update
+from understudy.core.frame import FrameKind
+from understudy.core.policy import Policy
+from understudy.core.ports import Cursor, Forgotten, Stored
+from understudy.core.tensors import Array
+from understudy.engines.history import ChunkId, in_order, stored_chunks
+from understudy.learn.learner import Learner
+from understudy.learn.sources import ReplaySource
+from understudy.stores.view import StoreView
+
+IDLE_S = 60.0
+"""A session that was silent for this long is taken as ended."""
+
+
+class FromStore:
+    """Updates on what a store holds and will hold; `steps` are updates here, since nothing is played."""
+
+    env_steps = 0
+
+    def __init__(
+        self, learner: Learner, store: Path, *, steps: int, clock: Clock, on_event: OnEvent,
+        learn_from: Sequence[str] = ("granted",),
+    ) -> None:  # fmt: skip
+        if not isinstance(learner.source, ReplaySource):
+            raise ConfigError("an algorithm that learns from its own rollouts cannot learn from a store; use bc or dqn")
+        self.learner, self._replay = learner, learner.source.replay
+        self._view, self._steps, self._on_event, self._clock = StoreView(store), steps, on_event, clock
+        self._learn_from = tuple(learn_from)
+        self._cursor: Cursor | None = None
+        self._by_player: dict[bytes, list[ChunkId]] = {}
+        self._heard_s: dict[uuid.UUID, float] = {}
+        self.left_out_chunks = 0
+        """Chunks of players who did not allow learning from them."""
+        self._policy = learner.publish()
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def steps(self) -> int:
+        return self.learner.counts.updates
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, self.steps / self._steps)
+
+    @property
+    def is_done(self) -> bool:
+        return self.steps >= self._steps
+
+    def step(self) -> bool:
+        """Take what is new in the store, then one call of updates; False when the learner must go back."""
+        self.follow()
+        learner = self.learner
+        if not learner.may_step:
+            raise ConfigError(
+                f"nothing to learn from: {learner.counts.inserted_steps} steps could be used, {self.left_out_chunks} "
+                "chunks lack consent; record with consent='granted', or check the game and its schema"
+            )
+        if not learner.is_compiled:
+            self._on_event(Compiling(env_steps=self.steps, what="update"))
+        report = learner.step(self.progress)
+        if report.bad_chunks:
+            names = [f"{session}/{number}" for session, number in report.bad_chunks]
+            self._on_event(Guarded(env_steps=self.steps, what="updates on these were not finite", chunks=names))
+        if report.must_restore:
+            return False
+        self._policy = learner.publish()
+        counts = learner.counts
+        self._on_event(Update(
+            env_steps=self.steps, updates=counts.updates, version=counts.version, replay_ratio=counts.replay_ratio,
+            lag_versions=0, metrics=report.metrics,
+        ))  # fmt: skip
+        return True
+
+    def follow(self) -> None:
+        """Read the store from where the last look ended."""
+        while True:
+            page = self._view.tail(self._cursor, max_items=1024, wait_s=0.0)
+            self._cursor = page.cursor
+            for item in page.items:
+                if isinstance(item, Forgotten):
+                    self._forget(item)
+                else:
+                    self._take(item)
+            if not page.items:
+                break
+        idle = [session for session, at_s in self._heard_s.items() if at_s < self._clock.now() - IDLE_S]
+        for session in idle:
+            self._end(session)
+
+    def _take(self, item: Stored) -> None:
+        frame, chunk = item.frame, item.chunk
+        if chunk is None:
+            if frame.kind is FrameKind.CLOSE:
+                self._end(frame.session)
+            return
+        if chunk.meta.schema != self.learner.algorithm.game.schema:
+            return
+        if chunk.meta.kind != "actor" and chunk.meta.consent not in self._learn_from:
+            self.left_out_chunks += 1
+            return
+        key = (chunk.meta.session, chunk.meta.chunk_no)
+        try:
+            self.learner.insert(chunk)
+        except Refused as error:
+            name = f"{key[0]}/{key[1]}"
+            self._on_event(Guarded(env_steps=self.steps, what=f"a chunk was refused: {error}", chunks=[name]))
+            return
+        self._heard_s[frame.session] = float(frame.received_s)
+        self._by_player.setdefault(frame.player, []).append(key)
+
+    def _end(self, session: uuid.UUID) -> None:
+        if self._heard_s.pop(session, None) is not None:
+            self._replay.close(session)
+
+    def _forget(self, item: Forgotten) -> None:
+        keys = list(item.chunks)
+        if item.player is not None and not keys:
+            keys = self._by_player.pop(item.player, [])
+        for session, number in keys:
+            self._replay.evict(session, number)
+
+    # --- resume -----------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The learner's part, and how far the store was read; never a row of a player."""
+        arrays, facts = self.learner.checkpoint()
+        heard = {str(session): at_s for session, at_s in self._heard_s.items()}
+        owners = {player.hex(): [[str(session), number] for session, number in keys]
+                  for player, keys in self._by_player.items()}  # fmt: skip
+        return arrays, facts | {"cursor": self._cursor, "heard_s": heard, "owners": owners}
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        self.learner.restore(arrays, facts, self._read)
+        self._cursor = None if facts["cursor"] is None else Cursor(facts["cursor"])
+        self._heard_s = {uuid.UUID(text): at_s for text, at_s in facts["heard_s"].items()}
+        self._by_player = {
+            bytes.fromhex(player): [(uuid.UUID(session), number) for session, number in keys]
+            for player, keys in facts["owners"].items()
+        }
+        self._policy = self.learner.current()
+
+    def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
+        return in_order(stored_chunks(self._view.tail, set(ids)), ids)
+
+    def go_back(self, arrays: Mapping[str, Array]) -> None:
+        """Take a checkpoint's weights again, and learn on half as fast."""
+        self.learner.go_back(arrays)
+        self._policy = self.learner.publish()
+
+    def close(self) -> None:
+        self._view.close()

@@ -1,0 +1,101 @@
+"""A run's own store: what its actors played, so that a replay can be filled again after a kill."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from understudy.core.chunk import Chunk, chunk_of
+from understudy.core.errors import Corrupt
+from understudy.core.frame import decode_frame
+from understudy.core.game import GameSpec
+from understudy.core.ports import Candidate, Cursor, Stored, Tail, WriteBatch
+from understudy.stores.local import LocalStore
+
+ChunkId = tuple[uuid.UUID, int]
+
+_PARTITION = "actors"
+_WRITE_CHUNKS = 256
+_NOBODY = bytes(16)
+"""Actors are nobody's: their chunks have no player."""
+
+
+class _OneGame:
+    """The specs of a store that holds a single game."""
+
+    def __init__(self, game: GameSpec) -> None:
+        self._game = game
+
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        return self._game if (game, schema) == (self._game.game, self._game.schema) else None
+
+    def knows(self, game: str) -> bool:
+        return game == self._game.game
+
+
+class History:
+    """Chunks wait in memory until a checkpoint needs them on the disk; `read` gives them back."""
+
+    def __init__(self, folder: Path, game: GameSpec) -> None:
+        self._store = LocalStore(folder, specs=_OneGame(game))
+        self._claim = self._store.claim(_PARTITION, owner="run", ttl_s=1e6)
+        self._waiting: list[Chunk] = []
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        self._waiting.extend(chunks)
+
+    def flush(self) -> None:
+        """Make everything durable; a chunk that is there already, from before a kill, is stored once."""
+        now_s = int(time.time())
+        for at in range(0, len(self._waiting), _WRITE_CHUNKS):
+            part = self._waiting[at : at + _WRITE_CHUNKS]
+            candidates = [Candidate(chunk.frame().stamped(_NOBODY, now_s), chunk) for chunk in part]
+            self._store.write(WriteBatch(_PARTITION, self._claim.epoch, None, candidates))
+        self._waiting = []
+
+    def read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
+        """The chunks with these ids, in this order, quarantined ones too; Corrupt when one is missing."""
+        found = {**stored_chunks(self._store.tail, set(ids)), **self._quarantined()}
+        return in_order(found, ids)
+
+    def _quarantined(self) -> dict[ChunkId, Chunk]:
+        chunks = [chunk_of(decode_frame(one.raw)) for one in self._store.quarantined()]
+        return {_id(chunk): chunk for chunk in chunks}
+
+    @property
+    def quarantined(self) -> Sequence[ChunkId]:
+        """What was taken out of every sample for good."""
+        return list(self._quarantined())
+
+    def quarantine(self, ids: Sequence[ChunkId], *, reason: str) -> None:
+        """Take chunks out of every later sample; those still waiting are stored first."""
+        self.flush()
+        self._store.quarantine(ids, reason=reason)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def stored_chunks(tail: Callable[..., Tail], wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:
+    """Chunks by id, from a store's tail; those that are not there are left out."""
+    found: dict[ChunkId, Chunk] = {}
+    cursor: Cursor | None = None
+    while len(found) < len(wanted):
+        page = tail(cursor, max_items=1024, wait_s=0.0)
+        if not page.items:
+            break
+        cursor = page.cursor
+        chunks = [item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None]
+        found |= {key: chunk for chunk in chunks if (key := _id(chunk)) in wanted}
+    return found
+
+
+def in_order(found: Mapping[ChunkId, Chunk], ids: Sequence[ChunkId]) -> Iterator[Chunk]:
+    """The chunks in the order of the ids; Corrupt when one is missing."""
+    if missing := [f"{session}/{number}" for session, number in ids if (session, number) not in found]:
+        raise Corrupt(f"the run's store lacks {len(missing)} chunks of its checkpoint, such as {missing[0]}")
+    return iter([found[key] for key in ids])
+
+
+def _id(chunk: Chunk) -> ChunkId:
+    return chunk.meta.session, chunk.meta.chunk_no

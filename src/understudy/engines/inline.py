@@ -1,0 +1,207 @@
+"""The inline engine: actor and learner in one process, in turns.
+
+    round:  collect (actor) ─► insert ─► updates while the limiter lets them pass ─► publish ─► next round
+
+Deterministic: in lock-step, a round is a pure function of the round before, so a run that is killed and resumed ends
+with the same bits. Asynchronous: the actor plays ahead in a thread of its own while the learner updates.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from understudy.act.actor import Actor, Collected
+from understudy.act.explore import ladder
+from understudy.core.chunk import Chunk
+from understudy.core.errors import LearningFailed, Refused
+from understudy.core.events import Compiling, Episode, Guarded, OnEvent, Update
+from understudy.core.policy import Policy
+from understudy.core.tensors import Array
+from understudy.engines.history import ChunkId, History
+from understudy.learn.checkpoint import part
+from understudy.learn.learner import Learner, Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlineConfig:
+    """How acting and learning take turns."""
+
+    steps: int
+    """Env steps of the whole run, over all envs."""
+    collect: int = 32
+    """Steps per env and round."""
+    is_asynchronous: bool = False
+    has_ladder: bool = False
+    """Each env keeps its own share of random actions (Ape-X), instead of one that falls for all."""
+
+
+class Inline:
+    """One actor and one learner; `step` is a round."""
+
+    def __init__(
+        self, learner: Learner, actor: Actor, *, config: InlineConfig, history: History | None, on_event: OnEvent
+    ) -> None:
+        self.learner, self._actor, self._config = learner, actor, config
+        self._history, self._on_event = history, on_event
+        self._round = self.steps = 0
+        self._policy = learner.publish()
+        self._ahead: _Ahead | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """What the actor plays with."""
+        return self._policy
+
+    @property
+    def env_steps(self) -> int:
+        return self.steps
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, self.steps / self._config.steps)
+
+    @property
+    def is_done(self) -> bool:
+        return self.steps >= self._config.steps
+
+    def step(self) -> bool:
+        """One round; False when too many updates failed and the learner must go back to its last checkpoint."""
+        collected = self._collect()
+        self.steps += collected.env_steps
+        self._round += 1
+        for done in collected.episodes:
+            self._on_event(Episode(env_steps=self.steps, env=done.env, return_=done.return_, length=done.length))
+        self._insert(collected.chunks)
+        reports: list[Report] = []
+        while self.learner.may_step:
+            reports.append(self._update())
+            if reports[-1].must_restore:
+                return False
+        if reports:
+            self._publish(reports)
+        return True
+
+    def _collect(self) -> Collected:
+        if not self._config.is_asynchronous:
+            return self.play(self._policy, self._round)
+        if self._ahead is None:
+            self._ahead = _Ahead(self, self._round)
+        return self._ahead.take()
+
+    def play(self, policy: Policy, round_no: int) -> Collected:
+        """The actor's part of a round."""
+        explore: Any = None
+        if policy.head.kind == "epsilon_greedy":
+            epsilon = float(self.learner.knobs_at(self.progress)["epsilon"])
+            explore = ladder(self._actor.num_envs) if self._config.has_ladder else epsilon
+        return self._actor.collect(policy, self._config.collect, round_no=round_no, explore=explore)
+
+    def _insert(self, chunks: Sequence[Chunk]) -> None:
+        if self._history is not None:
+            self._history.add(chunks)
+        for chunk in chunks:
+            try:
+                self.learner.insert(chunk)
+            except Refused as error:
+                self._blame([(chunk.meta.session, chunk.meta.chunk_no)], f"a chunk was refused: {error}")
+
+    def _update(self) -> Report:
+        if not self.learner.is_compiled:
+            self._on_event(Compiling(env_steps=self.steps, what="update"))
+        report = self.learner.step(self.progress)
+        if report.bad_chunks:
+            self._blame(report.bad_chunks, "updates on rows of these chunks were not finite")
+        return report
+
+    def _publish(self, reports: Sequence[Report]) -> None:
+        counts, before = self.learner.counts, self._policy.version
+        self._policy = self.learner.publish()
+        told = [one.metrics for one in reports if one.metrics]
+        metrics = {name: float(np.mean([one[name] for one in told])) for name in (told[0] if told else ())}
+        self._on_event(Update(
+            env_steps=self.steps, updates=counts.updates, version=counts.version,
+            replay_ratio=counts.replay_ratio, lag_versions=counts.version - 1 - before, metrics=metrics,
+        ))  # fmt: skip
+
+    def _blame(self, ids: Sequence[ChunkId], what: str) -> None:
+        names = [f"{session}/{number}" for session, number in ids]
+        self._on_event(Guarded(env_steps=self.steps, what=what, chunks=names))
+        if self._history is not None:
+            self._history.quarantine(ids, reason="not_finite")
+
+    # --- resume -----------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Everything that an engine of the same settings needs to go on; chunks are made durable first."""
+        if self._history is not None:
+            self._history.flush()
+        arrays, facts = self.learner.checkpoint()
+        if not self._config.is_asynchronous:
+            played, playing = self._actor.state()
+            arrays |= {f"actor.{name}": array for name, array in played.items()}
+            facts["actor"] = playing
+        return arrays, facts | {"round": self._round, "env_steps": self.steps}
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; without the actor's part (asynchronous), episodes begin anew."""
+        self.learner.restore(arrays, facts, self._read)
+        if "actor" in facts:
+            self._actor.restore(part(arrays, "actor"), facts["actor"])
+        self._round, self.steps = facts["round"], facts["env_steps"]
+        self._policy = self.learner.current()
+
+    def go_back(self, arrays: Mapping[str, Array]) -> None:
+        """Take a checkpoint's weights again, and learn on half as fast from what is here."""
+        self.learner.go_back(arrays)
+        self._policy = self.learner.publish()
+
+    def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
+        return self._history.read(ids) if self._history is not None else iter(())
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+        if self._history is not None:
+            self._history.close()
+
+
+class _Ahead:
+    """The actor's thread: plays one round ahead with the newest policy, and waits when nobody takes it."""
+
+    def __init__(self, engine: Inline, round_no: int) -> None:
+        self._engine, self._round = engine, round_no
+        self._played: queue.Queue[Collected | BaseException] = queue.Queue(maxsize=1)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="actor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                collected: Collected | BaseException = self._engine.play(self._engine.policy, self._round)
+            except BaseException as error:
+                collected = error
+            self._round += 1
+            while not self._stop.is_set():
+                with contextlib.suppress(queue.Full):
+                    self._played.put(collected, timeout=0.1)
+                    break
+
+    def take(self) -> Collected:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                collected = self._played.get(timeout=1.0)
+                if isinstance(collected, BaseException):
+                    raise collected
+                return collected
+            if not self._thread.is_alive():
+                raise LearningFailed("the actor's thread ended without a word")
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(30.0)

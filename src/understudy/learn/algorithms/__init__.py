@@ -1,0 +1,1 @@
+"""Algorithms, one file each: pure functions behind the Algorithm port of `core/algorithm.py`."""

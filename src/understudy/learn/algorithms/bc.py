@@ -1,0 +1,118 @@
+"""Behavioural cloning: the policy that makes the recorded actions most likely."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from understudy.core.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
+from understudy.core.game import GameSpec
+from understudy.core.heads import Head, head_for
+from understudy.core.layers import Constant, Dense
+from understudy.core.network import NetworkSpec
+from understudy.core.policy import Policy
+from understudy.learn import networks
+from understudy.learn.architecture import network_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BcConfig:
+    """What a run cannot change while it goes."""
+
+    widths: tuple[int, ...] = (64, 64)
+    """Widths of the trunk's layers."""
+    network: NetworkSpec | None = None
+    """A network of one's own, with a head `logits`, or with heads `mean` and `log_std`."""
+    batch: int = setting(64, 1, 65_536, "steps per update")
+    stack: int = setting(1, 1, 16, "observations per input")
+    observation_norm: bool = setting(True, 0, 1, "observations are centred and scaled by what was seen so far")
+    max_gradient: float = setting(10.0, 1e-3, 1e6, "longest gradient, by norm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BcKnobs:
+    """What may change while a run goes: numbers or schedules."""
+
+    learning_rate: float | Schedule = setting(Schedule(1e-3, 1e-4), 0.0, 1.0, "step of the optimiser")
+    weight_decay: float | Schedule = setting(1e-4, 0.0, 1.0, "pull of the weights towards 0")
+    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "reward for staying undecided")
+
+
+class BcState(NamedTuple):
+    """Weights and the optimiser's moments."""
+
+    weights: dict[str, jax.Array]
+    optimiser: Any
+
+
+@dataclass(frozen=True)
+class Bc:
+    """Supervised learning of who played: discrete actions with masks, or continuous ones."""
+
+    game: GameSpec
+    config: BcConfig = BcConfig()
+
+    Config = BcConfig
+    Knobs = BcKnobs
+
+    @property
+    def needs(self) -> Transitions:
+        return Transitions(batch=self.config.batch, stack=self.config.stack)
+
+    @cached_property
+    def head(self) -> Head:
+        return head_for(self.game)
+
+    @cached_property
+    def network(self) -> NetworkSpec:
+        last, config = Dense(self.head.size, gain=0.01), self.config
+        heads: dict[str, Any] = {"logits": (last,)}
+        if self.game.discrete is None:
+            heads = {"mean": (last,), "log_std": (Constant(self.head.size),)}
+        return config.network or network_for(
+            self.game, heads=heads, widths=config.widths, stack=config.stack, observation_norm=config.observation_norm
+        )
+
+    @cached_property
+    def _adam(self) -> optax.GradientTransformation:
+        return optax.chain(optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam())
+
+    def init(self, key: Any) -> BcState:
+        weights = networks.init_weights(key, self.network)
+        return BcState(weights, self._adam.init(weights))
+
+    def act(self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
+        outputs = networks.apply(self.network, state.weights, obs)
+        noise = networks.noise(key, self.head, next(iter(outputs.values())).shape[0])
+        return networks.sample(self.head, outputs, noise, explore=explore, legal=legal)
+
+    def update(self, state: BcState, batch: Batch, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
+        """One gradient step towards what was done."""
+        seen = networks.observe(self.network, state.weights, batch.obs)
+        (loss, logp), grads = jax.value_and_grad(self._loss, has_aux=True)(seen, batch, knobs)
+        moves, optimiser = self._adam.update(grads, state.optimiser)
+
+        def moved(name: str) -> Any:
+            decay = knobs["weight_decay"] if name.endswith("kernel") else 0.0
+            return seen[name] - knobs["learning_rate"] * (moves[name] + decay * seen[name])
+
+        norm = optax.global_norm(grads)
+        metrics = {"loss": loss, "gradient_norm": norm, "likelihood": jnp.exp(logp).mean()}
+        feedback = Feedback(metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm), row_ok=jnp.abs(logp) < 1e12)
+        return BcState({name: moved(name) for name in seen}, optimiser), feedback
+
+    def _loss(self, weights: Any, batch: Batch, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
+        outputs = networks.apply(self.network, weights, batch.obs)
+        action = batch.action if self.head.is_discrete else networks.raw_of(self.head, batch.action)
+        logp = networks.logp(self.head, outputs, action, batch.legal)
+        undecided = networks.entropy(self.head, outputs, batch.legal).mean()
+        return -(batch.weight * logp).mean() - knobs["entropy"] * undecided, logp
+
+    def policy(self, state: BcState) -> Policy:
+        weights = {name: np.asarray(value) for name, value in state.weights.items()}
+        return Policy(self.game, self.network, weights, self.head, stack=self.config.stack)

@@ -1,0 +1,196 @@
+"""PPO: clipped policy steps over the rollouts that the very same policy has just played."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from understudy.core.algorithm import Decision, Feedback, Rollout, Rollouts, Schedule, setting
+from understudy.core.errors import ConfigError
+from understudy.core.game import GameSpec
+from understudy.core.heads import Head, head_for
+from understudy.core.layers import Constant, Dense
+from understudy.core.network import NetworkSpec
+from understudy.core.policy import Policy
+from understudy.learn import networks
+from understudy.learn.architecture import network_for
+from understudy.learn.returns import advantages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpoConfig:
+    """What a run cannot change while it goes."""
+
+    widths: tuple[int, ...] = (64, 64)
+    """Widths of the layers of the policy and of the value network."""
+    network: NetworkSpec | None = None
+    """A policy network of one's own, with a head `logits`, or with heads `mean` and `log_std`."""
+    activation: str = "tanh"
+    rollout: int = setting(32, 1, 65_536, "steps per env before each update")
+    envs: int = setting(8, 1, 4_096, "envs side by side")
+    epochs: int = setting(20, 1, 1_000, "times each rollout is gone through")
+    minibatches: int = setting(1, 1, 1_024, "gradient steps per epoch")
+    stack: int = setting(1, 1, 16, "observations per input")
+    observation_norm: bool = setting(False, 0, 1, "observations are centred and scaled by what was seen so far")
+    max_gradient: float = setting(0.5, 1e-3, 1e6, "longest gradient, by norm")
+
+    def __post_init__(self) -> None:
+        if self.rollout * self.envs % self.minibatches:
+            raise ConfigError(f"{self.minibatches} minibatches do not divide {self.rollout} steps x {self.envs} envs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpoKnobs:
+    """What may change while a run goes: numbers or schedules."""
+
+    learning_rate: float | Schedule = setting(Schedule(1e-3, 0.0), 0.0, 1.0, "step of the optimiser")
+    clip: float | Schedule = setting(Schedule(0.2, 0.0), 0.0, 1.0, "how far a probability ratio may move")
+    discount: float | Schedule = setting(0.98, 0.0, 1.0, "what a reward one step later is worth")
+    trace: float | Schedule = setting(0.8, 0.0, 1.0, "lambda of the generalised advantages")
+    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "reward for staying undecided")
+    value: float | Schedule = setting(0.5, 0.0, 10.0, "weight of the value's loss")
+
+
+class PpoState(NamedTuple):
+    """Weights of the policy and of the value, the optimiser's moments, and the key of the next shuffle."""
+
+    policy: dict[str, jax.Array]
+    value: dict[str, jax.Array]
+    optimiser: Any
+    key: jax.Array
+
+
+class _Rows(NamedTuple):
+    """What one gradient step eats: a rollout with time and envs as one axis."""
+
+    obs: Mapping[str, Any]
+    action: Any
+    logp: Any
+    legal: Any
+    advantage: Any
+    wanted: Any  # float32[rows], what the value should be
+
+
+@dataclass(frozen=True)
+class Ppo:
+    """Proximal policy optimisation, for discrete and continuous actions."""
+
+    game: GameSpec
+    config: PpoConfig = PpoConfig()
+
+    Config = PpoConfig
+    Knobs = PpoKnobs
+
+    @property
+    def needs(self) -> Rollouts:
+        return Rollouts(steps=self.config.rollout, envs=self.config.envs, stack=self.config.stack)
+
+    @cached_property
+    def head(self) -> Head:
+        return head_for(self.game)
+
+    @cached_property
+    def network(self) -> NetworkSpec:
+        last, size = Dense(self.head.size, gain=0.01), self.head.size
+        is_discrete = self.game.discrete is not None
+        return self.config.network or self._made({"logits": (last,)} if is_discrete else {
+            "mean": (last,), "log_std": (Constant(size),),
+        })  # fmt: skip
+
+    @cached_property
+    def value_network(self) -> NetworkSpec:
+        return self._made({"value": (Dense(1, gain=1.0),)})
+
+    def _made(self, heads: Mapping[str, tuple[Any, ...]]) -> NetworkSpec:
+        config = self.config
+        return network_for(
+            self.game, heads=heads, widths=config.widths, activation=config.activation, stack=config.stack,
+            observation_norm=config.observation_norm,
+        )  # fmt: skip
+
+    @cached_property
+    def _adam(self) -> optax.GradientTransformation:
+        return optax.chain(optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5))
+
+    def init(self, key: Any) -> PpoState:
+        for_policy, for_value, key = jax.random.split(key, 3)
+        policy = networks.init_weights(for_policy, self.network)
+        value = networks.init_weights(for_value, self.value_network)
+        return PpoState(policy, value, self._adam.init((policy, value)), key)
+
+    def act(self, state: PpoState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
+        outputs = networks.apply(self.network, state.policy, obs)
+        noise = networks.noise(key, self.head, next(iter(outputs.values())).shape[0])
+        return networks.sample(self.head, outputs, noise, explore=explore, legal=legal)
+
+    def update(self, state: PpoState, batch: Rollout, knobs: Mapping[str, Any]) -> tuple[PpoState, Feedback]:
+        """All epochs over one rollout; `ratio_error` says whether the policy that played is the one that learns."""
+        rows = self._rows(state, batch, knobs)
+        first = jnp.exp(self._logp(state.policy, rows) - rows.logp)  # float32[rows]
+        key, shuffle = jax.random.split(state.key)
+        weights, optimiser, steps = self._epochs((state.policy, state.value), state.optimiser, rows, shuffle, knobs)
+        policy = networks.observe(self.network, weights[0], rows.obs)
+        value = networks.observe(self.value_network, weights[1], rows.obs)
+        metrics = {name: values.mean() for name, values in steps.items()}
+        finite = [jnp.isfinite(steps[name]).all() for name in ("loss", "gradient_norm")]
+        feedback = Feedback(
+            metrics, ok=jnp.stack(finite).all(), row_ok=jnp.isfinite(first) & (jnp.abs(rows.wanted) < 1e12),
+            ratio_error=jnp.abs(first - 1.0).max(),
+        )  # fmt: skip
+        return PpoState(policy, value, optimiser, key), feedback
+
+    def _rows(self, state: PpoState, batch: Rollout, knobs: Mapping[str, Any]) -> _Rows:
+        shape = batch.reward.shape
+
+        def flat(array: Any) -> Any:
+            return array.reshape(shape[0] * shape[1], *array.shape[2:])
+
+        def value(obs: Mapping[str, Any]) -> Any:
+            return networks.apply(self.value_network, state.value, jax.tree.map(flat, obs))["value"].reshape(shape)
+
+        values = value(batch.obs)
+        found = advantages(batch, values, value(batch.next_obs), discount=knobs["discount"], trace=knobs["trace"])
+        legal = None if batch.legal is None else flat(batch.legal)
+        obs = jax.tree.map(flat, dict(batch.obs))
+        return _Rows(obs, flat(batch.action), flat(batch.logp), legal, flat(found), flat(found + values))
+
+    def _logp(self, policy: Any, rows: _Rows) -> Any:
+        return networks.logp(self.head, networks.apply(self.network, policy, rows.obs), rows.action, rows.legal)
+
+    def _epochs(self, weights: Any, optimiser: Any, rows: _Rows, key: Any, knobs: Mapping[str, Any]) -> Any:
+        n_rows, config = rows.logp.shape[0], self.config
+        keys = jax.random.split(key, config.epochs)
+        order = jax.vmap(lambda one: jax.random.permutation(one, n_rows))(keys)
+        order = order.reshape(config.epochs * config.minibatches, n_rows // config.minibatches)
+
+        def step(carry: Any, chosen: Any) -> tuple[Any, dict[str, Any]]:
+            weights, optimiser = carry
+            minibatch = jax.tree.map(lambda column: column[chosen], rows)
+            (loss, metrics), grads = jax.value_and_grad(self._loss, has_aux=True)(weights, minibatch, knobs)
+            moves, optimiser = self._adam.update(grads, optimiser)
+            weights = jax.tree.map(lambda old, move: old - knobs["learning_rate"] * move, weights, moves)
+            return (weights, optimiser), {**metrics, "loss": loss, "gradient_norm": optax.global_norm(grads)}
+
+        (weights, optimiser), metrics = jax.lax.scan(step, (weights, optimiser), order)
+        return weights, optimiser, metrics
+
+    def _loss(self, weights: Any, rows: _Rows, knobs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        outputs = networks.apply(self.network, weights[0], rows.obs)
+        value = networks.apply(self.value_network, weights[1], rows.obs)["value"][:, 0]
+        ratio = jnp.exp(networks.logp(self.head, outputs, rows.action, rows.legal) - rows.logp)
+        advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
+        clipped = jnp.clip(ratio, 1.0 - knobs["clip"], 1.0 + knobs["clip"])
+        gain = jnp.minimum(ratio * advantage, clipped * advantage).mean()
+        undecided = networks.entropy(self.head, outputs, rows.legal).mean()
+        value_loss = jnp.square(rows.wanted - value).mean()
+        loss = -gain - knobs["entropy"] * undecided + knobs["value"] * value_loss
+        return loss, {"entropy": undecided, "value_loss": value_loss}
+
+    def policy(self, state: PpoState) -> Policy:
+        weights = {name: np.asarray(value) for name, value in state.policy.items()}
+        return Policy(self.game, self.network, weights, self.head, stack=self.config.stack)

@@ -1,0 +1,227 @@
+"""The learner: turns what a source holds into weights, many updates per compiled call, and guards them.
+
+    insert(chunk) ─► source ─► draw ─► one compiled scan of updates ─► feedback ─► publish ─► policy of a version
+
+It knows no algorithm by name. Inside the scan an update that is not finite leaves the state as it was; outside, the
+rows that spoiled it are traced to their chunks, which are named and taken out of the replay.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from understudy.core.algorithm import Algorithm, Feedback, Schedule, Transitions
+from understudy.core.chunk import Chunk
+from understudy.core.errors import LearningFailed
+from understudy.core.policy import Policy
+from understudy.core.tensors import Array
+from understudy.learn import sources
+from understudy.learn.checkpoint import part, state_from_arrays, state_to_arrays
+from understudy.learn.limiter import Limiter, LimiterConfig
+from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.rollouts import RolloutQueue
+from understudy.learn.sources import ChunkId, ReplaySource, RolloutSource, Source
+
+MAX_RATIO_ERROR = 1e-3
+"""How far an on-policy actor's probabilities may be off before the first gradient step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig:
+    """How the learner works, whatever the algorithm."""
+
+    updates_per_call: int = 16
+    """Updates in one compiled scan: more is faster, fewer keep priorities fresher."""
+    limiter: LimiterConfig | None = field(default_factory=LimiterConfig)
+    """None: no bound on how often a step is sampled, for training from a store."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    max_lag_versions: int = 1_000
+    """Actors' chunks played with weights older than this are left out; players' never are."""
+    max_skips: int = 10
+    """Skipped updates in a row before the last checkpoint is asked for."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Where a learner stands; part of every checkpoint."""
+
+    calls: int = 0
+    updates: int = 0
+    version: int = 0
+    inserted_steps: int = 0
+    sampled_rows: int = 0
+    skipped_updates: int = 0
+    skips_in_a_row: int = 0
+    stale_chunks: int = 0
+    rate_scale: float = 1.0
+    """Halved at each restore; multiplies the learning rate."""
+
+    @property
+    def replay_ratio(self) -> float:
+        return self.sampled_rows / max(1, self.inserted_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a call did: its mean metrics, and the chunks that spoiled updates."""
+
+    metrics: Mapping[str, float]
+    bad_chunks: Sequence[ChunkId] = ()
+    must_restore: bool = False
+    """Too many updates in a row were skipped: go back to the last checkpoint."""
+
+
+class Learner:
+    """One algorithm's state and the data it learns from."""
+
+    def __init__(
+        self, algorithm: Algorithm, knobs: Any, *, root_seed: int, config: LearnerConfig | None = None
+    ) -> None:
+        self.algorithm, self.config = algorithm, config or LearnerConfig()
+        self._knobs = knobs
+        self.counts, self.compile_s = Counts(), 0.0
+        self.source = _source(algorithm, self.config, root_seed)
+        self.state = algorithm.init(jax.random.PRNGKey(root_seed))
+        self._call: Callable[..., Any] = jax.jit(_guarded(algorithm), donate_argnums=0)
+        self._is_compiled = False
+
+    def insert(self, chunk: Chunk) -> int:
+        """Take a chunk: how many steps it brought, 0 when it was played too long ago. Refused when it is broken."""
+        is_on_policy = isinstance(self.source, RolloutSource)
+        if self.lag_of(chunk) > (0 if is_on_policy else self.config.max_lag_versions):
+            self.counts.stale_chunks += 1
+            return 0
+        steps = self.source.insert(chunk)
+        self.counts.inserted_steps += steps
+        return steps
+
+    def lag_of(self, chunk: Chunk) -> int:
+        """How many versions ago the weights that played an actor's chunk were published."""
+        if chunk.meta.kind != "actor" or "version" not in chunk.columns:
+            return 0
+        return max(0, self.counts.version - int(chunk.columns["version"][0]))
+
+    @property
+    def may_step(self) -> bool:
+        """Whether there is data for a call, and the limiter lets it pass."""
+        return self.source.may_update
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._is_compiled
+
+    def step(self, progress: float) -> Report:
+        """One compiled call; `progress` is the share of the run that is done, for schedules."""
+        counts = self.counts
+        knobs = self.knobs_at(progress)
+        batches = self.source.draw(counts.calls, importance=float(knobs.get("importance", 0.0)))
+        started_s = time.perf_counter()
+        self.state, told = self._call(self.state, batches, knobs)
+        told = jax.device_get(told)
+        if not self._is_compiled:
+            self._is_compiled, self.compile_s = True, time.perf_counter() - started_s
+        bad = self.source.feedback(told)
+        ok = np.atleast_1d(told.ok)
+        counts.calls, counts.updates = counts.calls + 1, counts.updates + len(ok)
+        counts.sampled_rows += self.source.rows_per_call
+        self._count_skips(ok)
+        self._check_ratio(told, ok)
+        metrics = {
+            name: float(np.mean(values[ok])) if ok.any() else float("nan") for name, values in told.metrics.items()
+        }
+        return Report(metrics, bad, counts.skips_in_a_row >= self.config.max_skips)
+
+    def _count_skips(self, ok: Array) -> None:
+        self.counts.skipped_updates += int((~ok).sum())
+        last_good = np.flatnonzero(ok)
+        run = len(ok) - 1 - int(last_good[-1]) if len(last_good) else self.counts.skips_in_a_row + len(ok)
+        self.counts.skips_in_a_row = run
+
+    def _check_ratio(self, told: Feedback, ok: Array) -> None:
+        if told.ratio_error is None or not ok.any():
+            return
+        worst = float(np.max(told.ratio_error[ok]))
+        if not worst <= MAX_RATIO_ERROR:
+            raise LearningFailed(
+                f"the policy that played is not the policy that learns: probabilities differ by {worst:.2g}, at most "
+                f"{MAX_RATIO_ERROR} is allowed; check that the network's NumPy and JAX runtimes agree"
+            )
+
+    def knobs_at(self, progress: float) -> dict[str, np.float32]:
+        """Every knob's value when this share of the run is done."""
+        values = {name: _value(getattr(self._knobs, name), progress) for name in self._knobs.__dataclass_fields__}
+        if "learning_rate" in values:
+            values["learning_rate"] *= self.counts.rate_scale
+        return {name: np.float32(value) for name, value in values.items()}
+
+    def publish(self) -> Policy:
+        """The policy of the next version."""
+        self.counts.version += 1
+        return self.current()
+
+    def current(self) -> Policy:
+        """The policy of this version; never one that is not finite."""
+        policy = self.algorithm.policy(self.state)
+        if not all(np.isfinite(array).all() for array in policy.weights.values()):
+            raise LearningFailed("the weights are not finite; resume from the last checkpoint")
+        return replace(policy, version=self.counts.version)
+
+    # --- resume -----------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Everything that a learner of the same settings needs to go on, but the rows themselves."""
+        arrays, facts = self.source.state()
+        named = {f"source.{name}": array for name, array in arrays.items()}
+        named |= {f"state.{name}": array for name, array in state_to_arrays(self.state).items()}
+        return named, {"counts": asdict(self.counts), "source": facts}
+
+    def restore(
+        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: Callable[[Sequence[ChunkId]], Any]
+    ) -> None:
+        """Go back to a checkpoint; `read` gives chunks by id from the run's store."""
+        self.state = state_from_arrays(self.state, part(arrays, "state"))
+        self.counts = Counts(**facts["counts"])
+        sources.restore(self.source, part(arrays, "source"), facts["source"], read)
+
+    def go_back(self, arrays: Mapping[str, Array]) -> None:
+        """Take the weights of a checkpoint again and learn on half as fast; data and counts stay."""
+        self.state = state_from_arrays(self.state, part(arrays, "state"))
+        self.counts.rate_scale, self.counts.skips_in_a_row = self.counts.rate_scale / 2, 0
+
+
+def _value(knob: float | Schedule, progress: float) -> float:
+    return knob.at(progress) if isinstance(knob, Schedule) else float(knob)
+
+
+def _source(algorithm: Algorithm, config: LearnerConfig, root_seed: int) -> Source:
+    needs = algorithm.needs
+    if isinstance(needs, Transitions):
+        limiter = None if config.limiter is None else Limiter(config.limiter)
+        replay = HostReplay(algorithm.game, needs, config.replay)
+        return ReplaySource(replay, limiter, config.updates_per_call, needs.batch, root_seed)
+    return RolloutSource(RolloutQueue(algorithm.game, needs), needs.steps * needs.envs)
+
+
+def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
+    """Many updates in one scan; each keeps the state as it was where it would become not finite."""
+
+    def call(state: Any, batches: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:
+        def one(state: Any, batch: Any) -> tuple[Any, Feedback]:
+            updated, told = algorithm.update(state, batch, knobs)
+            ok = told.ok & _all_finite(updated)
+            kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
+            return kept, told._replace(ok=ok)
+
+        return jax.lax.scan(one, state, batches)
+
+    return call
+
+
+def _all_finite(tree: Any) -> Any:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()

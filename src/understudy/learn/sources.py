@@ -1,0 +1,138 @@
+"""Sources: where a learner's batches come from, replay or rollouts, behind the same few calls."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from understudy.core.algorithm import Feedback
+from understudy.core.chunk import Chunk
+from understudy.core.tensors import Array
+from understudy.learn.limiter import Limiter
+from understudy.learn.replay import Drawn, HostReplay
+from understudy.learn.rollouts import RolloutQueue
+
+ChunkId = tuple[uuid.UUID, int]
+
+_REPLAY_STREAM = 2
+"""Tag of the replay's random numbers among those that come from a run's root seed."""
+
+
+class Source(Protocol):
+    """Batches for one compiled call, and what that call said about them."""
+
+    def insert(self, chunk: Chunk) -> int: ...
+    @property
+    def may_update(self) -> bool: ...
+    def draw(self, call_no: int, *, importance: float) -> Any:
+        """Batches with a leading axis of one entry per update; the same call number gives the same ones."""
+        ...
+
+    def feedback(self, told: Feedback) -> Sequence[ChunkId]:
+        """Take what the last drawn batches came to; the chunks that spoiled an update."""
+        ...
+
+    @property
+    def rows_per_call(self) -> int: ...
+    def state(self) -> tuple[dict[str, Array], dict[str, Any]]: ...
+
+
+@dataclass(slots=True)
+class ReplaySource:
+    """A replay with its limiter; None: no bound, for training from a store."""
+
+    replay: HostReplay
+    limiter: Limiter | None
+    updates: int
+    batch: int
+    root_seed: int
+    _drawn: Drawn | None = None
+
+    def insert(self, chunk: Chunk) -> int:
+        self.replay.insert(chunk)
+        if self.limiter is not None:
+            self.limiter.inserted(chunk.meta.n_steps)
+        return chunk.meta.n_steps
+
+    @property
+    def may_update(self) -> bool:
+        if self.limiter is None:
+            return self.replay.n_sampleable > 0
+        return self.replay.n_sampleable > 0 and self.limiter.updates_due(self.batch) >= self.updates
+
+    @property
+    def rows_per_call(self) -> int:
+        return self.updates * self.batch
+
+    def draw(self, call_no: int, *, importance: float) -> Any:
+        rng = np.random.Generator(np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no]))
+        self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance)
+        if self.limiter is not None:
+            self.limiter.sampled(self.rows_per_call)
+        return self._drawn.batches
+
+    def feedback(self, told: Feedback) -> Sequence[ChunkId]:
+        drawn, ok = self._drawn, np.asarray(told.ok)
+        assert drawn is not None
+        if told.priorities is not None:
+            priorities = np.asarray(told.priorities)
+            self.replay.feedback(drawn.rows[ok], drawn.stamps[ok], priorities[ok])
+        if ok.all():
+            return ()
+        spoiled = ~ok[:, None] & ~np.asarray(told.row_ok)
+        bad = self.replay.chunks_of(np.unique(drawn.rows[spoiled]))
+        for session, chunk_no in bad:
+            self.replay.evict(session, chunk_no)
+        return bad
+
+    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays, facts = self.replay.state()
+        return arrays, {"replay": facts, "limiter": None if self.limiter is None else self.limiter.state()}
+
+
+@dataclass(slots=True)
+class RolloutSource:
+    """A queue of what the current weights have just played; one update per rollout."""
+
+    queue: RolloutQueue
+    rows: int
+    _played: Sequence[Sequence[ChunkId]] = ()
+
+    def insert(self, chunk: Chunk) -> int:
+        return self.queue.insert(chunk)
+
+    @property
+    def may_update(self) -> bool:
+        return self.queue.is_ready
+
+    @property
+    def rows_per_call(self) -> int:
+        return self.rows
+
+    def draw(self, call_no: int, *, importance: float) -> Any:
+        self._played = self.queue.waiting()
+        rollout = self.queue.take()
+        return jax.tree.map(lambda column: column[None], rollout)
+
+    def feedback(self, told: Feedback) -> Sequence[ChunkId]:
+        if bool(np.asarray(told.ok).all()):
+            return ()
+        row_ok = np.asarray(told.row_ok).reshape(-1, len(self._played))
+        spoiled = [not one.all() for one in row_ok.T]  # by env
+        return [one for chunks, is_bad in zip(self._played, spoiled, strict=True) if is_bad for one in chunks]
+
+    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        return self.queue.state(), {}
+
+
+def restore(source: Source, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: Any) -> None:
+    """Bring a fresh source to a checkpoint's state; `read` gives chunks by id from the run's store."""
+    if isinstance(source, ReplaySource):
+        source.replay.restore(arrays, facts["replay"], read)
+        if source.limiter is not None:
+            source.limiter.restore(facts["limiter"])
+    elif isinstance(source, RolloutSource):
+        source.queue.restore(arrays)
