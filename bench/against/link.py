@@ -1,0 +1,112 @@
+"""A contestant's side of the bench: JSON lines with the harness, and the clock of a training that is looked at.
+
+Runs in the peers' own environments, so it needs the standard library and NumPy alone.
+"""
+
+import base64
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+EVERY_STEPS = 2560
+Round = Callable[[], dict[str, Any]]
+Layers = Sequence[tuple[Any, Any]]
+"""Kernel `[inputs, outputs]` and bias of each dense layer, first to last."""
+
+
+class Link:
+    """Says and hears one JSON object per line; whatever a library prints goes to standard error instead."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def say(self, **fields: Any) -> None:
+        self._out.write(json.dumps(fields) + "\n")
+
+    def hear(self) -> dict[str, Any] | None:
+        """The next request; None when the harness has gone."""
+        line = sys.stdin.readline()
+        return json.loads(line) if line else None
+
+
+def serve(packages: Sequence[str], work: Mapping[str, Callable[[Link, dict[str, Any]], Round]]) -> None:
+    """Get ready for the measure that is asked for, then run a round of it whenever told to."""
+    link = Link()
+    request = link.hear()
+    if request is None:
+        return
+    run = work[request["do"]](link, request)
+    link.say(says="ready", versions={name: importlib.metadata.version(name) for name in packages})
+    while link.hear() is not None:
+        link.say(says="done", **run())
+
+
+class Training:
+    """The clock of one training; it stands still while the harness evaluates, and compiling is counted apart."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._compiled: list[tuple[float, float]] = []
+        self._began_s = time.perf_counter()
+        self._waited_s = 0.0
+        self._next = EVERY_STEPS
+        if "jax" in sys.modules:
+            sys.modules["jax"].monitoring.register_event_duration_secs_listener(self._note)
+
+    def start(self) -> None:
+        """Start the clock anew: what came before is setting up."""
+        self._began_s, self._waited_s = time.perf_counter(), 0.0
+        self._compiled.clear()
+
+    def goes_on(self, steps: int, export: Callable[[], dict[str, Any]]) -> bool:
+        """Every 2,560 steps: hand over what `export` gives (`dense` or `policy`); False when it was good enough."""
+        if steps < self._next:
+            return True
+        self._next = (steps // EVERY_STEPS + 1) * EVERY_STEPS
+        return not self.look(steps, export)["stop"]
+
+    def look(self, steps: int, export: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What the harness says of these weights: `mean`, `held_out` (None below the goal), and whether to `stop`."""
+        paused_s = time.perf_counter()
+        compile_s = union_s(self._compiled)
+        train_s = paused_s - self._began_s - self._waited_s - compile_s
+        self._link.say(says="weights", steps=steps, train_s=train_s, compile_s=compile_s, **export())
+        answer = self._link.hear()
+        self._waited_s += time.perf_counter() - paused_s
+        return answer or {"mean": 0.0, "held_out": None, "stop": True}
+
+    def _note(self, event: str, duration_s: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            now_s = time.perf_counter()
+            self._compiled.append((now_s - duration_s, now_s))
+
+
+def union_s(intervals: Sequence[tuple[float, float]]) -> float:
+    """Seconds covered by at least one interval: tracing reports a part and the whole around it."""
+    covered_s, until_s = 0.0, float("-inf")
+    for begin_s, end_s in sorted(intervals):
+        covered_s += max(0.0, end_s - max(begin_s, until_s))
+        until_s = max(until_s, end_s)
+    return covered_s
+
+
+def dense(layers: Layers, activation: str) -> dict[str, Any]:
+    """Dense layers as fields of a line."""
+    import numpy as np
+
+    def packed(array: Any) -> dict[str, Any]:
+        values = np.ascontiguousarray(array, np.float32)
+        return {"shape": list(values.shape), "float32": base64.b64encode(values.tobytes()).decode()}
+
+    return {"activation": activation, "layers": [[packed(kernel), packed(bias)] for kernel, bias in layers]}
+
+
+def torch_layers(module: Any) -> Layers:
+    """The dense layers of a torch module, in the order in which it lists them."""
+    found = [one for one in module.modules() if type(one).__name__ == "Linear"]
+    return [(one.weight.detach().numpy().T, one.bias.detach().numpy()) for one in found]

@@ -1,0 +1,82 @@
+# mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported"
+"""RLlib: PPO with the settings of its own CartPole example, and its env runner."""
+
+import logging
+import os
+import time
+from typing import Any
+
+# Asks the network for news and writes to the home folder otherwise.
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1", RAY_DEDUP_LOGS="0")
+
+import ray
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+from bench.against.link import Link, Round, Training, dense, serve, torch_layers
+
+
+def _config(settings: dict[str, Any]) -> Any:
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(**settings["env_runners"])
+        .learners(num_learners=0)
+        .training(**settings["training"])
+        .rl_module(model_config=DefaultModelConfig(**settings["model"]))
+    )
+
+
+def solve(link: Link, request: dict[str, Any]) -> Round:
+    """Looks after each iteration: RLlib has no finer place to look."""
+    settings = request["settings"]
+    ray.init(num_cpus=len(os.sched_getaffinity(0)) + 1, include_dashboard=False, logging_level=logging.ERROR)
+    algorithm = _config(settings).debugging(seed=request["seed"]).build_algo()
+    training = Training(link)
+
+    def export() -> dict[str, Any]:
+        module = algorithm.get_module()
+        layers = [*torch_layers(module.encoder.actor_encoder if _is_split(module) else module.encoder.encoder)]
+        return dense([*layers, *torch_layers(module.pi)], settings["model"]["fcnet_activation"])
+
+    def run() -> dict[str, Any]:
+        training.start()
+        steps = 0
+        while steps < settings["n_timesteps"]:
+            steps = int(algorithm.train()["num_env_steps_sampled_lifetime"])
+            if not training.goes_on(steps, export):
+                break
+        algorithm.stop()
+        ray.shutdown()
+        return {"steps": steps}
+
+    return run
+
+
+def _is_split(module: Any) -> bool:
+    return hasattr(module.encoder, "actor_encoder")
+
+
+def collect(_: Link, request: dict[str, Any]) -> Round:
+    """One env runner in this process, its default network made 64-64."""
+    settings = {
+        "env_runners": {"num_env_runners": 0, "num_envs_per_env_runner": request["envs"]},
+        "training": {},
+        "model": {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh"},
+    }
+    runner = SingleAgentEnvRunner(config=_config(settings))
+    wanted = request["steps"] * request["envs"]
+
+    def run() -> dict[str, Any]:
+        began_s = time.perf_counter()
+        episodes = runner.sample(num_timesteps=wanted, random_actions=False)
+        took_s = time.perf_counter() - began_s
+        steps = sum(len(one) for one in episodes)
+        return {"values": {"collect": steps / took_s}, "right": steps >= wanted}
+
+    return run
+
+
+if __name__ == "__main__":
+    serve(["ray", "torch", "gymnasium", "numpy"], {"solve-ppo": solve, "collect": collect})

@@ -1,0 +1,72 @@
+"""The judge of every contestant: 100 greedy episodes of CartPole on held-out seeds, in NumPy, outside any clock.
+
+Peers hand over their dense layers, we the encoded policy that a game would run; both come as fields of a JSON line.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.policy import decode_policy
+from understudy.games import cartpole
+
+Array = NDArray[Any]
+Act = Callable[[Array], Array]
+SOLVED = 475.0
+STOP_SEEDS = range(900_000, 900_100)
+"""Looked at every 2,560 steps."""
+GATE_SEEDS = range(910_000, 910_100)
+"""Played once the first hundred are good enough, so that a lucky look does not end a training."""
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": lambda x: np.maximum(x, 0, out=x),
+    "tanh": lambda x: np.tanh(x, out=x),
+    "linear": lambda x: x,
+}
+
+
+def mean_return(act: Act, seeds: Sequence[int]) -> float:
+    """The mean return of one episode per seed, played side by side for at most 500 steps."""
+    state = np.stack([cartpole.reset(seed) for seed in seeds], axis=1)
+    returns = 0
+    for _ in range(cartpole.MAX_EPISODE_STEPS):
+        state, _, ended = cartpole.step(np, state, act(state.T.astype(np.float32)))
+        returns += state.shape[1]
+        state = state[:, ~ended]
+        if not state.shape[1]:
+            break
+    return returns / len(seeds)
+
+
+def judge(act: Act) -> tuple[float, float | None]:
+    """The mean return on the seeds that decide, and on the second hundred when the first is good enough."""
+    first = mean_return(act, STOP_SEEDS)
+    return first, mean_return(act, GATE_SEEDS) if first >= SOLVED else None
+
+
+def act_of(line: Mapping[str, Any]) -> Act:
+    """How a contestant plays, from what it handed over: `policy`, or `layers` with an `activation`."""
+    if "policy" in line:
+        policy = decode_policy(base64.b64decode(line["policy"]))
+        return lambda obs: np.asarray(policy.decide({"obs": obs}, None, deterministic=True).action)
+    layers = [(_array(kernel), _array(bias)) for kernel, bias in line["layers"]]
+    return dense_act(layers, line["activation"])
+
+
+def dense_act(layers: Sequence[tuple[Array, Array]], activation: str) -> Act:
+    """Greedy over the outputs of dense layers, with the activation between them."""
+    between = _ACTIVATIONS[activation]
+
+    def act(obs: Array) -> Array:
+        for number, (kernel, bias) in enumerate(layers):
+            obs = (between(obs) if number else obs) @ kernel + bias
+        return np.asarray(obs.argmax(axis=1))
+
+    return act
+
+
+def _array(packed: Mapping[str, Any]) -> Array:
+    return np.frombuffer(base64.b64decode(packed["float32"]), np.float32).reshape(packed["shape"])

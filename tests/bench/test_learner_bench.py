@@ -1,0 +1,309 @@
+"""The learner's bench: ratios, order, guard, clock and evaluator, without any peer's environment."""
+
+import base64
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import evaluator, guard, run, table
+from bench.against import link, payload
+from bench.bootstrap import times_better
+from bench.contest import Found, disagreements, in_order, learning_gate, on_cores, solve_all
+from bench.contestants import REQUIREMENTS, Contestant, ContestantError, Process
+from bench.figures import Gate
+from bench.measures import MEASURES, OURS, TRAINING, Goal, Measure
+from understudy.core.errors import ConfigError
+from understudy.games import cartpole
+
+PASSED = Gate(True, "solved")
+REFERENCE = {"gemm_gflops": 100.0, "memcpy_gbs": 10.0}
+
+
+def quiet(**kernels: float) -> guard.Reading:
+    return guard.Reading(load=0.1, kernels=REFERENCE | kernels)
+
+
+# --- Ratios ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_is_that_of_the_medians_and_lies_in_its_interval():
+    rng = np.random.default_rng(1)
+    ours, theirs = rng.normal(1.0, 0.1, 10).tolist(), rng.normal(10.0, 1.0, 10).tolist()
+    times = times_better(ours, theirs, more_is_better=False)
+    assert times.ratio == pytest.approx(np.median(theirs) / np.median(ours))
+    assert times.low < times.ratio < times.high
+    assert times == times_better(ours, theirs, more_is_better=False)
+
+
+def test_where_more_is_better_the_ratio_turns_round():
+    assert times_better([30.0], [10.0], more_is_better=True).ratio == 3.0
+    assert times_better([30.0], [10.0], more_is_better=False).ratio == pytest.approx(1 / 3)
+
+
+def test_a_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(2)
+    trials = [
+        times_better(rng.lognormal(0, 0.3, 10).tolist(), rng.lognormal(1, 0.3, 10).tolist(), more_is_better=False)
+        for _ in range(60)
+    ]
+    assert sum(times.low <= math.e <= times.high for times in trials) >= 51
+
+
+def test_a_goal_is_met_by_the_lower_end_alone():
+    times = times_better([1.0, 2.0], [10.0, 20.0], more_is_better=False)
+    assert times.ratio == 10.0
+    assert not times.meets(10.0)
+    assert times_better([1.0, 1.0], [10.0, 10.0], more_is_better=False).meets(10.0)
+
+
+def test_a_training_of_ours_that_never_ends_is_infinitely_worse():
+    times = times_better([math.inf] * 3, [10.0, 11.0, 12.0], more_is_better=False)
+    assert (times.ratio, times.low) == (0.0, 0.0)
+    with pytest.raises(ConfigError, match="at least once"):
+        times_better([], [1.0], more_is_better=True)
+
+
+# --- Order -----------------------------------------------------------------------------------------------------------
+
+
+def test_contestants_run_in_turn_always_in_the_same_order():
+    found, order = Found(), list[str]()
+    in_order(3, ["a", "b"], lambda at, name: order.append(f"{name}{at}"), found)
+    assert order == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert found.order == ["a", "b"] * 3
+
+
+def test_who_fails_is_left_out_with_the_reason_and_the_others_go_on():
+    found = Found()
+
+    def work(at: int, name: str) -> None:
+        if name == "b" and at == 1:
+            raise ContestantError("ended: no such module")
+
+    in_order(3, ["a", "b"], work, found)
+    assert found.order == ["a", "b", "a", "b", "a"]
+    assert found.skipped == {"b": "ended: no such module"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds a process to cores")
+def test_a_measure_keeps_to_its_cores_and_gives_them_back():
+    import os
+
+    before = os.sched_getaffinity(0)
+    with on_cores(1) as cores:
+        assert os.sched_getaffinity(0) == set(cores) == {min(before)}
+    assert os.sched_getaffinity(0) == before
+
+
+# --- Guard -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_quiet_machine_at_its_stored_speed_has_no_complaints():
+    assert guard.complaints(quiet(gemm_gflops=95.0, memcpy_gbs=10.9), REFERENCE) == []
+
+
+def test_load_and_kernels_that_are_off_are_complained_about():
+    assert "load average is 2.00" in guard.complaints(guard.Reading(load=2.0), REFERENCE)[0]
+    assert "gemm_gflops" in guard.complaints(quiet(gemm_gflops=85.0), REFERENCE)[0]
+    assert "memcpy_gbs" in guard.complaints(quiet(memcpy_gbs=11.5), REFERENCE)[0]
+    assert "--calibrate" in guard.complaints(quiet(), None)[0]
+
+
+def test_a_busy_machine_is_waited_for_and_given_up_in_the_end():
+    pauses: list[float] = []
+    looks = iter([["busy"], ["busy"], []])
+    assert guard.wait_until_quiet(lambda: next(looks), patience_s=60, pause=pauses.append, every_s=5) == []
+    assert pauses == [5, 5]
+    assert guard.wait_until_quiet(lambda: ["busy"], patience_s=12, pause=pauses.append, every_s=5) == ["busy"]
+    assert len(pauses) == 5
+
+
+def test_a_calibrated_reference_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guard, "kernels", lambda: REFERENCE)
+    path = tmp_path / "results" / "reference.json"
+    assert guard.stored(path) is None
+    guard.calibrate(path)
+    assert guard.stored(path) == REFERENCE
+
+
+def test_a_busy_machine_measures_nothing_that_it_would_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    monkeypatch.setattr(guard, "read", lambda: guard.Reading(load=9.0))
+    monkeypatch.setattr(guard, "stored", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["run.py", "inference", "--out", str(tmp_path)])
+    assert run.main() == 2
+    assert "--force" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- Clock and evaluator ---------------------------------------------------------------------------------------------
+
+
+def test_nested_compilations_are_counted_once():
+    assert link.union_s([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (7.0, 8.0)]) == 6.0
+    assert link.union_s([]) == 0.0
+
+
+def test_the_evaluator_tells_a_good_player_from_a_bad_one():
+    lean = [(np.array([[0.0, 0.0], [-0.5, 0.5], [-2.0, 2.0], [-1.5, 1.5]], np.float32), np.zeros(2, np.float32))]
+    first, second = evaluator.judge(evaluator.dense_act(lean, "linear"))
+    assert first == second == cartpole.MAX_EPISODE_STEPS
+    first, second = evaluator.judge(lambda obs: np.zeros(len(obs), np.int64))
+    assert first < 12
+    assert second is None
+
+
+def test_returns_equal_those_of_gymnasium_with_the_same_seeds():
+    import gymnasium
+
+    rng = np.random.default_rng(3)
+    sizes = [(4, 8), (8, 2)]
+    act = evaluator.dense_act(
+        [(rng.normal(size=s).astype("f4"), rng.normal(size=s[1]).astype("f4")) for s in sizes], "tanh"
+    )
+    env = gymnasium.make("CartPole-v1")
+    returns = []
+    for seed in range(10):
+        obs, total, is_over = env.reset(seed=seed)[0], 0, False
+        while not is_over:
+            obs, _, terminated, truncated, _ = env.step(int(act(obs[None])[0]))
+            total, is_over = total + 1, terminated or truncated
+        returns.append(total)
+    env.close()
+    assert evaluator.mean_return(act, range(10)) == np.mean(returns)
+
+
+def test_layers_survive_the_line_they_travel_in():
+    layers, obs = payload.weights("64-64")[1], payload.questions("64-64")
+    line = json.loads(json.dumps(link.dense(layers, "relu")))
+    assert (evaluator.act_of(line)(obs) == evaluator.dense_act(layers, "relu")(obs)).all()
+
+
+# --- Measures --------------------------------------------------------------------------------------------------------
+
+
+def test_every_measure_has_pinned_peers_and_goals_that_name_them():
+    assert list(MEASURES) == ["solve-dqn", "solve-ppo", "collect", "replay", "inference"]
+    for measure in MEASURES.values():
+        names = [who.name for who in measure.contestants]
+        assert names[0] == OURS
+        assert {goal.peer for goal in measure.goals} <= set(names)
+        for who in measure.contestants:
+            if not who.is_ours:
+                pins = (REQUIREMENTS / f"{who.environment}.txt").read_text().split()
+                assert all("==" in pin for pin in pins)
+
+
+def test_rows_drawn_from_a_replay_are_checked():
+    block = payload.block("frames", 512)
+    weight = np.linspace(0.1, 1.0, payload.BLOCK)
+    assert payload.is_right(block["obs"], block["next_obs"], block["reward"], weight)
+    assert not payload.is_right(block["obs"], block["obs"], block["reward"], weight)
+    assert not payload.is_right(block["obs"], block["next_obs"], block["reward"], weight * 3)
+
+
+def test_policies_that_decide_otherwise_are_named():
+    answers = {"ours": {"64-64": [0] * 64}, "peer": {"64-64": [0] * 63 + [1]}, "other": {"64-64": [1] * 64}}
+    assert disagreements(answers) == ["other and ours decide differently on 64-64"]
+
+
+def test_the_learning_gate_wants_nine_seeds_of_ten():
+    def gate(solved: int, seeds: int) -> bool:
+        return learning_gate(Found(runs={OURS: [{"solved": at < solved} for at in range(seeds)]})).passed
+
+    assert gate(9, 10)
+    assert gate(1, 1)
+    assert not gate(8, 10)
+    assert not gate(0, 0)
+
+
+CONTESTANT = """
+from bench.against.link import Training, dense, serve
+def solve(link, request):
+    training = Training(link)
+    def run():
+        for steps in range(256, 7681, 256):
+            lean = request["settings"]["leans_at"] <= steps
+            layers = [([[0, 0], [-.5, .5], [-2, 2], [-1.5, 1.5]] if lean else [[0, 0]] * 4, [0, 0])]
+            print("a library prints what it likes")
+            if not training.goes_on(steps, lambda: dense(layers, "linear")):
+                break
+        return {"steps": steps}
+    return run
+serve(["numpy"], {"solve-dqn": solve})
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Contestants that learn nothing, then all at once."""
+    (tmp_path / "fake_contestant.py").write_text(CONTESTANT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return lambda name, leans_at: Contestant(name=name, module="fake_contestant", settings={"leans_at": leans_at})
+
+
+def test_a_training_ends_when_its_weights_are_good_enough_and_is_timed_without_the_looks(fake):
+    measure = MEASURES["solve-dqn"]
+    found = solve_all(measure, [fake(OURS, 5000), fake("late", 9999)], seeds=1, quick=False)
+    ours, late = found.runs[OURS][0], found.runs["late"][0]
+    assert (ours["solved"], ours["steps"], ours["held_out"]) == (True, 5120, 500.0)
+    assert [look[0] for look in ours["curve"]] == [2560, 5120]
+    assert (late["solved"], late["steps"], len(late["curve"])) == (False, 7680, 3)
+    assert found.values[TRAINING][OURS][0] < 0.5
+    assert learning_gate(found).passed
+
+
+def test_a_contestant_that_dies_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "fake_contestant.py").write_text("raise ImportError('no wheel for this machine')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ContestantError, match="no wheel for this machine"):
+        Process(Contestant(name="x", module="fake_contestant"), {"do": "solve-dqn"})
+
+
+def test_a_row_tells_medians_interval_and_verdict(capsys):
+    measure = Measure(
+        name="replay", title="Replay", unit="µs", more_is_better=False, cores=1, parts={"p": {}},
+        contestants=(Contestant(name=OURS, module="x"), Contestant(name="peer", module="x", environment="cpprb")),
+        goals=(Goal("p: cycle", "peer", 5),),
+    )  # fmt: skip
+    found = Found(values={"p: cycle": {OURS: [1.0, 1.1, math.inf], "peer": [10.0, 10.0, 11.0]}})
+    (row,) = run._rows(measure, found, PASSED)
+    assert row["values"][OURS] == [1.0, 1.1, None]
+    assert row["ratios"][0]["verdict"] == "missed"
+    assert run._rows(measure, found, Gate(False, "not solved"))[0]["ratios"][0]["verdict"] == "void"
+    result = {"title": "Replay", "scale": "full", "cores": [0], "rows": [row], "runs": {}, "skipped": {"x": "no wheel"},
+              "failed": [], "remarks": [], "notes": [], "gate": {"passed": True, "says": "solved"}}  # fmt: skip
+    table.show(result)
+    said = capsys.readouterr().out
+    assert "9.09x" in said
+    assert "skipped: x: no wheel" in said
+    json.dumps(row, allow_nan=False)
+
+
+def test_our_policies_speak_the_same_language_as_the_peers():
+    from bench import ours
+    from understudy.core.game import game_spec
+
+    net = "64-64"
+    policy = ours._policy(game_spec("bench-test", obs=4, actions=2), net, kind="argmax")
+    line = {"policy": base64.b64encode(policy.encode()).decode()}
+    obs = payload.questions(net)
+    assert (evaluator.act_of(line)(obs) == evaluator.dense_act(payload.weights(net)[1], "relu")(obs)).all()
+
+
+@pytest.mark.parametrize("kind", ["vector", "frames"])
+def test_our_replay_takes_the_peers_blocks_as_chunks(kind):
+    from bench import ours
+    from understudy.core.game import game_spec
+    from understudy.core.names import new_session
+    from understudy.core.spaces import Box
+    from understudy.core.tensors import DTYPES
+
+    obs = 4 if kind == "vector" else Box(payload.FRAME, DTYPES["U8"])
+    chunk = ours._chunk(game_spec("bench-test", obs=obs, actions=2), kind, 512, new_session(time.time()))
+    assert (payload.numbers_of(chunk.columns["obs"]) == np.arange(512, 1025)).all()
+    assert chunk.meta.chunk_no == 1
