@@ -9,7 +9,7 @@ from gymnasium import spaces
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
 from tests.act.policies import random_policy
 from understudy.act.actor import Actor, Collected
-from understudy.act.chance import episode_seeds
+from understudy.act.chance import episode_seeds, episode_starts
 from understudy.act.vector import columns_of, game_of, make_envs
 from understudy.core.chunk import By, Chunk, RowKind, decode_chunk
 from understudy.core.errors import ConfigError
@@ -66,13 +66,13 @@ def replay_by_hand(env: Any, game: GameSpec, chunks: list[Chunk], index: int) ->
     """Check every row against the env itself; the return, length and seed of each episode that ended."""
     episodes: list[tuple[float, int, int]] = []
     rewards: list[float] = []
-    seed, obs, info = -1, None, {}
+    seed, obs, info, starts = -1, None, {}, episode_starts(5, first_env=index, num_envs=1)
     for chunk in chunks:
         columns, notes = chunk.columns, {note.row: note for note in chunk.meta.episodes}
         for row in range(chunk.n_rows):
             kind = columns["row"][row]
             if columns["is_first"][row]:
-                seed = int(episode_seeds(5, env=index, first=len(episodes), n=1)[0])
+                seed = int(episode_seeds(starts, np.array([len(episodes)]), n=1)[0, 0])
                 (obs, info), rewards = env.reset(seed=seed), []
             if row in notes:
                 assert notes[row].seed == seed

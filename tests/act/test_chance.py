@@ -2,20 +2,37 @@
 
 import numpy as np
 
-from understudy.act.chance import actor_session, episode_seeds, noise_rng
+from understudy.act.chance import actor_session, episode_seeds, episode_starts, noise_rng
+from understudy.act.seeds import EpisodeSeeds
 from understudy.core.names import session_time_s
 
 
 def test_an_episodes_seed_needs_no_episode_before_it():
-    whole = episode_seeds(3, env=2, first=0, n=50)
+    starts = episode_starts(3, first_env=1, num_envs=3)
+    whole = episode_seeds(starts, np.zeros(3, np.int64), n=50)
     assert whole.dtype == np.uint32
-    assert episode_seeds(3, env=2, first=20, n=5).tolist() == whole[20:25].tolist()
+    later = episode_seeds(starts, np.array([20, 0, 44]), n=5)
+    assert later.tolist() == [whole[0, 20:25].tolist(), whole[1, :5].tolist(), whole[2, 44:49].tolist()]
+    assert episode_starts(3, first_env=3, num_envs=1)[0] == starts[2]
 
 
 def test_seeds_hardly_ever_meet():
-    seeds = np.concatenate([episode_seeds(root, env=env, first=0, n=100) for root in range(5) for env in range(20)])
-    assert len(np.unique(seeds)) > len(seeds) - 5
+    starts = np.concatenate([episode_starts(root, first_env=0, num_envs=20) for root in range(5)])
+    seeds = episode_seeds(starts, np.zeros(100, np.int64), n=100)
+    assert len(np.unique(seeds)) > seeds.size - 5
     assert 0.45 < (seeds / 2**32).mean() < 0.55
+
+
+def test_seeds_are_handed_out_in_order_however_far_ahead_they_are_known():
+    heard: list[int] = []
+    seeds = EpisodeSeeds(7, first_env=0, num_envs=2, prepare=lambda some: heard.extend(some.tolist()))
+    wanted = episode_seeds(episode_starts(7, first_env=0, num_envs=2), np.zeros(2, np.int64), n=1200)
+    first = [int(seeds.take(np.array([0]))[0]) for _ in range(1100)]
+    both = seeds.take(np.array([0, 1])).tolist()
+    assert first == wanted[0, :1100].tolist()
+    assert both == [wanted[0, 1100], wanted[1, 0]]
+    assert seeds.n_begun.tolist() == [1101, 1]
+    assert {*first, *both} <= {*heard}
 
 
 def test_noise_differs_by_root_env_and_round_only():

@@ -43,10 +43,9 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         """All observations, after a reset of those that the mask names, or of all."""
         mask = (options or {}).get("reset_mask")
         seeds = _seeds(seed, self.num_envs)
-        for i in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
-            state = self._prepared.get(seeds[i])
-            self._state[:, i] = cartpole.reset(seeds[i]) if state is None else state
-            self._elapsed[i] = 0
+        envs = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        self._state[:, envs] = np.array([self._first_state(seeds[env]) for env in envs.tolist()]).T
+        self._elapsed[envs] = 0
         return self._obs(), {}
 
     def step(
@@ -58,6 +57,10 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         self._state, reward, terminated = cartpole.step(np, self._state, actions)
         self._elapsed += 1
         return self._obs(), reward, terminated, self._elapsed >= cartpole.MAX_EPISODE_STEPS, {}
+
+    def _first_state(self, seed: int | None) -> NDArray[np.float64]:
+        state = self._prepared.get(seed)
+        return cartpole.reset(seed) if state is None else state
 
     def _obs(self) -> NDArray[np.float32]:
         return self._state.T.astype(np.float32, order="C")

@@ -22,15 +22,29 @@ _ROOM_BYTES = CUT_BYTES - 8 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
-    """Last observations of the envs that ended with one time step."""
+class Ends:
+    """Episodes that ended and what was last seen of them; one row each, in the order of time."""
 
-    step: int
-    envs: NDArray[np.int64]
+    step: NDArray[np.int64]
+    env: NDArray[np.int64]
+    next_seed: NDArray[np.int64]
+    """Of the episode that began behind it."""
     seen: dict[str, Array]
     """Observation columns and, where the game has it, `legal`."""
     inputs: dict[str, Array]
     """What a policy would decide on, where first priorities are wanted."""
+
+
+def _joined(parts: list[Ends]) -> Ends:
+    if not parts:
+        nothing = np.empty(0, np.int64)
+        return Ends(nothing, nothing, nothing, {}, {})
+    step, env, seed = (np.concatenate([getattr(part, name) for part in parts]) for name in ("step", "env", "next_seed"))
+    seen, inputs = (
+        {name: np.concatenate([getattr(part, kind)[name] for part in parts]) for name in getattr(parts[0], kind)}
+        for kind in ("seen", "inputs")
+    )
+    return Ends(step, env, seed, seen, inputs)
 
 
 @dataclass(eq=False)
@@ -43,9 +57,10 @@ class Tape:
     has_raw: bool
     q_size: int
     """How many action values are kept for first priorities; 0 for none."""
-    finals: list[Final] = field(default_factory=list)
-    begins: list[list[tuple[int, int]]] = field(default_factory=list)
-    """For each env the first step and the seed of its episodes; below 0 where it began earlier."""
+    open_seeds: list[int] = field(default_factory=list)
+    """For each env the seed of the episode that was open when the tape began."""
+    ending: list[Ends] = field(default_factory=list)
+    """What ended with each time step at which something did."""
 
     def __post_init__(self) -> None:
         size = (self.steps, self.num_envs)
@@ -66,10 +81,13 @@ class Tape:
     def fits(self, steps: int, *, has_raw: bool, q_size: int) -> bool:
         return (self.steps, self.has_raw, self.q_size) == (steps, has_raw, q_size)
 
-    @property
-    def ended(self) -> Flags:
-        ended: Flags = self.terminated | self.truncated
-        return ended
+    def rewind(self, open_seeds: list[int]) -> None:
+        self.open_seeds, self.ending = open_seeds, []
+
+    def close(self) -> None:
+        """Put together what was noted step by step; call when the last step is written."""
+        self.ended: Flags = self.terminated | self.truncated
+        self.ends = _joined(self.ending)
 
     def rows(self, *, is_first: Flags, version: int, priority: Array | None) -> list["Cut"]:
         """Every chunk's columns and notes, env by env; `is_first` bool[steps, envs]."""
@@ -79,8 +97,28 @@ class Tape:
         is_step = columns["row"] == RowKind.STEP
         columns["version"], columns["by"] = is_step * np.uint32(version), is_step * np.uint8(By.BOT)
         if priority is not None:
-            columns["priority"] = layout.spread(priority)
-        return [self._cut(columns, layout, env, chunk) for env in range(self.num_envs) for chunk in layout.chunks]
+            columns["priority"] = layout.decided(priority)
+        begins = self._begins()
+        return [
+            _cut(columns, layout, env, chunk=chunk, begins=begins[env])
+            for env in range(self.num_envs)
+            for chunk in layout.chunks
+        ]
+
+    def _begins(self) -> list[list[tuple[int, int]]]:
+        """For each env the first step and the seed of its episodes; -1 where it began earlier."""
+        begins, ends = [[(-1, seed)] for seed in self.open_seeds], self.ends
+        for step, env, seed in zip(ends.step.tolist(), ends.env.tolist(), ends.next_seed.tolist(), strict=True):
+            begins[env].append((step + 1, seed))
+        return begins
+
+    def seeds_ended(self) -> list[int]:
+        """The seed of each episode that ended, in the order of `ends`."""
+        seeds, ended = self.open_seeds.copy(), []
+        for env, next_seed in zip(self.ends.env.tolist(), self.ends.next_seed.tolist(), strict=True):
+            ended.append(seeds[env])
+            seeds[env] = next_seed
+        return ended
 
     def _columns(self, layout: "Layout", ended: Flags, is_first: Flags) -> dict[str, Array]:
         decided = {
@@ -89,15 +127,14 @@ class Tape:
         }  # fmt: skip
         if self.raw_action is not None:
             decided[raw_name("action")] = self.raw_action
-        columns = {name: layout.spread(column) for name, column in decided.items()}
+        columns = {name: layout.decided(column) for name, column in decided.items()}
         columns["row"] = np.zeros(layout.n_rows, np.uint8)
         columns["row"][layout.behind] = np.where(ended[layout.closes], RowKind.FINAL, RowKind.BOOTSTRAP)
-        ends = [layout.at[final.step, final.envs] + 1 for final in self.finals]
+        last = layout.at[self.ends.step, self.ends.env] + 1
         for name, seen in self._seen().items():
-            columns[name] = layout.spread(seen[:-1])
-            columns[name][layout.behind] = seen[1:][layout.closes]
-            if ends:
-                columns[name][np.concatenate(ends)] = np.concatenate([final.seen[name] for final in self.finals])
+            columns[name] = layout.seen(seen)
+            if len(last):
+                columns[name][last] = self.ends.seen[name]
         return columns
 
     def _seen(self) -> dict[str, Array]:
@@ -115,18 +152,6 @@ class Tape:
             steps //= 2
         return steps
 
-    def _cut(self, columns: dict[str, Array], layout: "Layout", env: int, chunk: tuple[int, int]) -> "Cut":
-        first, last = chunk
-        start, stop = int(layout.at[first, env]), int(layout.at[last, env]) + 2
-        notes = [(step, seed) for step, seed in self.begins[env] if first < step <= last]
-        before = [(step, seed) for step, seed in self.begins[env] if step <= first][-1]
-        rows = [0, *(int(layout.at[step, env]) - start for step, _ in notes)]
-        seeds = [before[1], *(seed for _, seed in notes)]
-        return Cut(
-            env, first, last + 1 - first, {name: column[start:stop] for name, column in columns.items()},
-            tuple(EpisodeNote(row=row, seed=seed) for row, seed in zip(rows, seeds, strict=True)),
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -139,6 +164,20 @@ class Cut:
     notes: tuple[EpisodeNote, ...]
 
 
+def _cut(
+    columns: dict[str, Array], layout: "Layout", env: int, *, chunk: tuple[int, int], begins: list[tuple[int, int]]
+) -> Cut:
+    first, last = chunk
+    start, stop = int(layout.at[first, env]), int(layout.at[last, env]) + 2
+    running = [seed for step, seed in begins if step <= first][-1]
+    notes = [EpisodeNote(row=0, seed=running)]
+    notes += [
+        EpisodeNote(row=int(layout.at[step, env]) - start, seed=seed) for step, seed in begins if first < step <= last
+    ]
+    rows = {name: column[start:stop] for name, column in columns.items()}
+    return Cut(env, first, last + 1 - first, rows, tuple(notes))
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where each step goes in columns that hold the rows of env 0, then those of env 1, and so on."""
@@ -146,19 +185,28 @@ class Layout:
     at: NDArray[np.int64]  # [steps, envs]
     closes: Flags  # [steps, envs], where a final or bootstrap row follows
     behind: NDArray[np.int64]  # those rows, in the order of closes
-    n_rows: int
+    source: NDArray[np.int64]  # [rows], which moment each row shows: step * envs + env
     chunks: list[tuple[int, int]]
     """First and last step of each chunk; the same for every env."""
 
-    def spread(self, column: Array) -> Array:
+    @property
+    def n_rows(self) -> int:
+        return len(self.source)
+
+    def decided(self, column: Array) -> Array:
         """[steps, envs, ...] as rows; zeros where no step is."""
-        rows: Array = np.zeros((self.n_rows, *column.shape[2:]), column.dtype)
-        rows[self.at] = column
+        # Rows behind the last step show a moment that has no decision; what is read instead is zeroed.
+        rows = column.reshape(-1, *column.shape[2:]).take(self.source, 0, mode="clip")
+        rows[self.behind] = 0
         return rows
+
+    def seen(self, column: Array) -> Array:
+        """[steps + 1, envs, ...] as rows; a row behind a step shows the next moment, even when that is a reset's."""
+        return column.reshape(-1, *column.shape[2:]).take(self.source, 0)
 
 
 def _layout(ended: Flags, chunk_steps: int) -> Layout:
-    n_steps = len(ended)
+    n_steps, num_envs = ended.shape
     chunks = [(first, min(first + chunk_steps, n_steps) - 1) for first in range(0, n_steps, chunk_steps)]
     closes = ended.copy()
     closes[[last for _, last in chunks]] = True
@@ -166,4 +214,9 @@ def _layout(ended: Flags, chunk_steps: int) -> Layout:
     per_env = n_steps + n_behind[-1]
     start = np.cumsum(per_env) - per_env
     at = start + np.arange(n_steps)[:, None] + n_behind - closes
-    return Layout(at, closes, at[closes] + 1, int(per_env.sum()), chunks)
+    source = np.empty(int(per_env.sum()), np.int64)
+    moments = np.arange(n_steps * num_envs)
+    source[at.ravel()] = moments
+    behind = at[closes] + 1
+    source[behind] = moments[closes.ravel()] + num_envs
+    return Layout(at, closes, behind, source, chunks)

@@ -1,0 +1,39 @@
+"""First priorities against a loop that walks each window."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.act.priorities import best_value, n_step_td, q_of
+from understudy.core.errors import ConfigError
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 12))
+def test_windows_stop_at_ends_and_at_the_last_step(seed: int, n: int, steps: int):
+    rng = np.random.default_rng(seed)
+    reward, taken, after = rng.normal(size=(3, steps, 2))
+    ended = rng.random((steps, 2)) < 0.25
+    got = n_step_td(taken, after, reward=reward, ended=ended, n_step=n, discount=0.9)
+    assert got.dtype == np.float32
+    for t in range(steps):
+        for env in range(2):
+            target, k = 0.0, 0
+            while True:
+                target += 0.9**k * reward[t + k, env]
+                if ended[t + k, env] or k == n - 1 or t + k == steps - 1:
+                    break
+                k += 1
+            target += 0.9 ** (k + 1) * after[t + k, env]
+            np.testing.assert_allclose(got[t, env], abs(target - taken[t, env]), rtol=1e-5, atol=1e-6)
+
+
+def test_the_best_value_is_a_legal_one():
+    q = np.array([[1.0, 5.0, 3.0]], np.float32)
+    assert best_value(q, None).tolist() == [5.0]
+    assert best_value(q, np.array([[True, False, True]])).tolist() == [3.0]
+
+
+def test_a_network_without_action_values_is_refused():
+    with pytest.raises(ConfigError, match="need a head 'q'"):
+        q_of({"logits": np.zeros((1, 2))})
