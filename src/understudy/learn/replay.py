@@ -133,10 +133,10 @@ class HostReplay:
         else:
             values = (np.arange(size[1]) + rng.random(size)) * (self._masses.total / size[1])
             rows = self._masses.find(values)
-            mass = self._masses.leaves[rows]
+            mass = self._masses.leaves.take(rows)
             # (n * p)^-beta over its largest in the batch: n and the total cancel.
             weight = np.power(mass / mass.min(axis=1, keepdims=True), -beta).astype(np.float32)
-        facts = self._facts[rows]
+        facts = self._facts.take(rows, axis=0)
         return Drawn(self._gather(rows, facts, weight), rows, facts.view(np.int32)[..., _STAMP].copy())
 
     def feedback(self, rows: NDArray[np.int64], stamps: NDArray[np.int32], priorities: Array) -> None:
@@ -147,11 +147,12 @@ class HostReplay:
         priorities = np.asarray(priorities, np.float64).ravel()
         is_good = (priorities >= 0) & (priorities < np.inf)
         self.n_bad_priorities += len(rows) - int(np.count_nonzero(is_good))
-        is_good &= (self._whole[rows, _STAMP] == stamps) & (self._masses.leaves[rows] > 0)
+        facts = self._facts.take(rows, axis=0)
+        is_good &= (facts.view(np.int32)[:, _STAMP] == stamps) & (self._masses.leaves.take(rows) > 0)
         if not is_good.all():
-            rows, priorities = rows[is_good], priorities[is_good]
+            rows, priorities, facts = rows[is_good], priorities[is_good], facts[is_good]
         if len(rows):
-            self._masses.set(rows, self._mass(self._facts[rows, _WEIGHT], priorities))
+            self._masses.set(rows, self._mass(facts[:, _WEIGHT], priorities))
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """What `restore` needs besides the chunks themselves."""
@@ -211,7 +212,7 @@ class HostReplay:
     def _mass(self, weight: Array, priority: NDArray[np.float64]) -> NDArray[np.float64]:
         low, high = self.config.min_priority, self.config.max_priority
         priority = np.minimum(np.maximum(priority, low), high)
-        self._largest = max(self._largest, float(priority.max()))
+        self._largest = max(self._largest, float((priority * (weight > 0)).max()))
         return np.asarray(weight * np.power(priority, self.config.alpha))
 
     def _gather(self, rows: NDArray[np.int64], facts: Array, weight: Array) -> Batch:
@@ -221,18 +222,18 @@ class HostReplay:
             seen, seen_next = rows, following
         else:
             seen = _stacked(rows, whole[..., _REACH] >> 16, self.needs.stack)
-            seen_next = _stacked(following, self._whole[following, _REACH] >> 16, self.needs.stack)
+            seen_next = _stacked(following, self._whole[:, _REACH].take(following) >> 16, self.needs.stack)
         legal = self._columns.get("legal")
         return Batch(
-            obs={name: self._columns[name][seen] for name in layout.obs},
-            action=whole[..., _ACTION].copy() if layout.discrete else self._columns["action"][rows],
+            obs={name: self._columns[name].take(seen, axis=0) for name in layout.obs},
+            action=whole[..., _ACTION].copy() if layout.discrete else self._columns["action"].take(rows, axis=0),
             reward=facts[..., _RETURN].copy(),
-            next_obs={name: self._columns[name][seen_next] for name in layout.obs},
+            next_obs={name: self._columns[name].take(seen_next, axis=0) for name in layout.obs},
             factor=facts[..., _FACTOR].copy(),
             weight=weight,
-            legal=None if legal is None else legal[rows],
-            next_legal=None if legal is None else legal[following],
-            extras={name: self._columns[name][rows] for name in layout.extras},
+            legal=None if legal is None else legal.take(rows, axis=0),
+            next_legal=None if legal is None else legal.take(following, axis=0),
+            extras={name: self._columns[name].take(rows, axis=0) for name in layout.extras},
         )
 
 

@@ -130,22 +130,30 @@ def _set_range(nodes: Any, begin: Any, counts: Any, start: Any, masses: Any) -> 
 
 @_compiled
 def _find(nodes: Any, begin: Any, values: Any, rows: Any) -> None:
-    left = values.copy()
-    rows[:] = 0
-    # Level by level over the whole batch: the loads of one level do not wait for one another.
+    left, node = values.copy(), np.zeros(len(rows), np.uint64)
+    one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)  # unsigned: no look for minus
+    # Level by level over the whole batch, so that loads do not wait for one another. In a node first the right four of
+    # its children, then the right one of the four: without branches, and in two short chains of sums.
     for level in range(len(begin) - 2, -1, -1):
         for i in range(len(rows)):
-            at = begin[level] + (rows[i] << 4)
-            value, summed, below, child = left[i], 0.0, 0.0, 0
-            for j in range(16):
-                summed += nodes[at + j]
-                passed = summed <= value
-                child += int(passed)
-                below = summed if passed else below
-            if child == 16:  # rounding led past the end: take the last child that has a mass
-                child = 15
-                while child > 0 and not nodes[at + child] > 0:
-                    child -= 1
-                below = value
-            rows[i] = (rows[i] << 4) + child
-            left[i] = value - below
+            value = left[i]
+            at = np.uint64(begin[level]) + (node[i] << four)
+            b, c = at + four, at + (two << two)
+            to_b = (nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three])
+            to_c = to_b + ((nodes[b] + nodes[b + one]) + (nodes[b + two] + nodes[b + three]))
+            to_d = to_c + ((nodes[c] + nodes[c + one]) + (nodes[c + two] + nodes[c + three]))
+            child = (np.uint64(value >= to_b) + np.uint64(value >= to_c) + np.uint64(value >= to_d)) << two
+            value -= to_d if value >= to_d else (to_c if value >= to_c else (to_b if value >= to_b else 0.0))
+            at += child
+            to_1 = nodes[at]
+            to_2 = to_1 + nodes[at + one]
+            to_3 = to_2 + nodes[at + two]
+            inner = np.uint64(value >= to_1) + np.uint64(value >= to_2) + np.uint64(value >= to_3)
+            at, child = at + inner, child + inner
+            value -= to_3 if value >= to_3 else (to_2 if value >= to_2 else (to_1 if value >= to_1 else 0.0))
+            while not nodes[at] > 0:  # rounding led past the last child that has a mass
+                at, child = at - one, child - one
+            node[i] = (node[i] << four) + child
+            left[i] = value
+    for i in range(len(rows)):
+        rows[i] = np.int64(node[i])

@@ -1,0 +1,258 @@
+"""The replay in its device form: rows, windows and masses are JAX arrays, and a whole update stays on the device.
+
+`sample` and `write_back` are pure functions of a `DeviceRing`: call them inside a jitted `lax.scan`, between the
+gradient steps. Inserts come in blocks of a fixed size, so that chunks of any length need one compiled program.
+"""
+
+import math
+import uuid
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.algorithm import Batch, Transitions
+from understudy.core.chunk import Chunk
+from understudy.core.errors import ConfigError
+from understudy.core.game import GameSpec
+from understudy.core.tensors import Array
+from understudy.learn.device_tree import NOWHERE, Levels, empty_levels, find, levels_of, set_leaves
+from understudy.learn.layout import RowLayout
+from understudy.learn.replay import Drawn, ReplayConfig
+from understudy.learn.replay_state import ReadChunks, RingReader, check_layout, layout_facts, ring_state
+from understudy.learn.ring import ALIGNMENT, ChunkId, Edit, Placed, Ring, nothing_at
+
+BLOCK = 256
+"""Rows that travel to the device at once; shorter stretches are padded, longer ones cut."""
+
+
+class DeviceRing(NamedTuple):
+    """Everything a replay keeps on the device; one entry per row."""
+
+    columns: dict[str, jax.Array]  # what the host form keeps, and the windows: see `_FACTS`
+    levels: Levels
+    largest: jax.Array  # float32, the largest priority seen
+
+
+_FACTS = {"returns": np.float32, "factor": np.float32, "weight": np.float32, "ahead": np.int32, "behind": np.int32,
+          "stamp": np.int32}  # fmt: skip
+
+
+def insert_block(ring: DeviceRing, rows: jax.Array, block: Mapping[str, jax.Array]) -> DeviceRing:
+    """The ring with these columns at these rows; rows that are NOWHERE are padding."""
+    columns = {name: column.at[rows].set(block[name], mode="drop") for name, column in ring.columns.items()}
+    return ring._replace(columns=columns)
+
+
+def set_masses(
+    ring: DeviceRing, rows: jax.Array, weight: jax.Array, priority: jax.Array, *, config: ReplayConfig
+) -> DeviceRing:
+    """The ring in which these rows weigh weight * priority^alpha; a NaN priority is the largest seen."""
+    priority = jnp.where(priority >= 0, priority, ring.largest)
+    priority = jnp.clip(priority, config.min_priority, config.max_priority)
+    counts = (rows < NOWHERE) & (weight > 0)
+    largest = jnp.maximum(ring.largest, jnp.max(jnp.where(counts, priority, 0.0)))
+    return ring._replace(levels=set_leaves(ring.levels, rows, weight * priority**config.alpha), largest=largest)
+
+
+def sample(ring: DeviceRing, key: jax.Array, beta: Any, *, layout: RowLayout, needs: Transitions) -> tuple[Batch, Any]:
+    """A batch and its rows, int32[batch]; stratified, with importance weights of at most 1."""
+    rows = find(ring.levels, key, needs.batch)
+    mass = ring.levels[0][rows]
+    columns = ring.columns
+    following = rows + columns["ahead"][rows]
+    seen, seen_next = (_stacked(at, columns["behind"], needs.stack) for at in (rows, following))
+    batch = Batch(
+        obs={name: _frames(columns[name][seen]) for name in layout.obs},
+        action=columns["action"][rows],
+        reward=columns["returns"][rows],
+        next_obs={name: _frames(columns[name][seen_next]) for name in layout.obs},
+        factor=columns["factor"][rows],
+        weight=(mass / mass.min()) ** -jnp.asarray(beta, jnp.float32),
+        legal=columns["legal"][rows] if "legal" in columns else None,
+        next_legal=columns["legal"][following] if "legal" in columns else None,
+        extras={name: columns[name][rows] for name in layout.extras},
+    )
+    return batch, rows
+
+
+def write_back(ring: DeviceRing, rows: jax.Array, priorities: jax.Array, *, config: ReplayConfig) -> DeviceRing:
+    """The ring in which these rows have new priorities; those that are NaN, infinite or negative are left out."""
+    is_good = (priorities >= 0) & (priorities < jnp.inf) & (ring.levels[0].at[rows].get(mode="clip") > 0)
+    weight = ring.columns["weight"].at[rows].get(mode="clip")
+    return set_masses(ring, jnp.where(is_good, rows, NOWHERE), weight, priorities, config=config)
+
+
+def _frames(observations: jax.Array) -> jax.Array:
+    """Keeps XLA from turning the whole ring of frames into floats before it gathers a few of them."""
+    if observations.dtype != jnp.uint8:
+        return observations
+    held: jax.Array = jax.lax.optimization_barrier(observations)
+    return held
+
+
+def _stacked(rows: jax.Array, behind: jax.Array, stack: int) -> jax.Array:
+    if stack == 1:
+        return rows
+    return rows[:, None] - jnp.minimum(jnp.arange(stack - 1, -1, -1), behind[rows][:, None])
+
+
+class DeviceReplay:
+    """The contract of `HostReplay` on the device; `ring` may be carried through a scan and put back."""
+
+    def __init__(self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None) -> None:
+        self.needs = needs
+        self.layout = RowLayout(game, needs)
+        config = config or ReplayConfig()
+        self.capacity = -(-config.capacity // ALIGNMENT) * ALIGNMENT
+        self._schema = game.schema
+        self._ring = Ring(self.capacity, needs)
+        self._may_sample = np.zeros(self.capacity, np.bool_)
+        columns = {name: (kept.shape, _narrow(kept.dtype)) for name, kept in self.layout.columns.items()}
+        columns |= {name: ((), np.dtype(dtype)) for name, dtype in _FACTS.items()}
+        self._kinds = columns
+        self.ring = DeviceRing(
+            {name: jnp.zeros((self.capacity, *shape), dtype) for name, (shape, dtype) in columns.items()},
+            empty_levels(self.capacity),
+            jnp.float32(1.0),
+        )
+        self.sample = partial(sample, layout=self.layout, needs=needs)
+        self.write_back = partial(write_back, config=config)
+        self._insert = jax.jit(insert_block, donate_argnums=0)
+        self._set_masses = jax.jit(partial(set_masses, config=config), donate_argnums=0)
+        self._feedback = jax.jit(self._fed_back, donate_argnums=0)
+        self._draw = jax.jit(self._drawn, static_argnames="k")
+
+    @property
+    def n_sampleable(self) -> int:
+        """Starts that may be drawn."""
+        return int(np.count_nonzero(self._may_sample))
+
+    @property
+    def n_steps_inserted(self) -> int:
+        """Steps ever inserted, those that have left included."""
+        return self._ring.n_steps_inserted
+
+    def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
+        """How many starts became sampleable; a chunk that is Refused changes nothing."""
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(f"a chunk's weight is {weight}; give a number from 0, where 0 keeps it from being drawn")
+        placed = self._ring.place(chunk, self.layout.take(chunk), weight=weight)
+        self._write(placed)
+        return self._apply(placed.edits)
+
+    def close(self, session: uuid.UUID) -> int:
+        """How many waiting starts became sampleable, shortened, because no more chunks of this session come."""
+        return self._apply(self._ring.close(session))
+
+    def evict(self, session: uuid.UUID, chunk_no: int) -> bool:
+        """Whether rows of this chunk were here; none is drawn any more."""
+        edits = self._ring.evict(session, chunk_no)
+        self._apply(edits)
+        return bool(edits)
+
+    def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
+        """The chunks that what was drawn at these rows came from, each once."""
+        return self._ring.chunks_of(rows)
+
+    def draw(self, k: int, *, rng: np.random.Generator, beta: float = 0.4) -> Drawn:
+        """k batches, as device arrays."""
+        if not self._may_sample.any():
+            raise ConfigError(
+                "a draw from a replay without sampleable steps; insert chunks first, and see n_sampleable"
+            )
+        return Drawn(*self._draw(self.ring, jax.random.key(rng.integers(1 << 32)), beta, k=k))
+
+    def feedback(self, rows: Any, stamps: Any, priorities: Any) -> None:
+        """Give drawn rows new priorities; rows that have left meanwhile and priorities without sense are ignored."""
+        if self.needs.prioritised:
+            self.ring = self._feedback(self.ring, rows, stamps, priorities)
+
+    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """What `restore` needs besides the chunks themselves."""
+        arrays, facts = ring_state(self._ring)
+        used = self._ring.used
+        arrays["weights"] = np.asarray(self.ring.columns["weight"][:used])
+        arrays["masses"] = np.asarray(self.ring.levels[0][:used])
+        return arrays, facts | self._layout_facts() | {"largest": float(self.ring.largest)}
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
+        """Become the replay that `state` described: every later draw has the same bits."""
+        check_layout(facts, self._layout_facts())
+        reader = RingReader(self._ring, self.layout, self.needs)
+        for placed in reader.placed(arrays, facts, read, weight=arrays["weights"]):
+            self._write(placed)
+        masses = np.zeros(self.capacity, np.float32)
+        masses[: len(arrays["masses"])] = arrays["masses"]
+        self._may_sample = masses > 0
+        levels = levels_of(jnp.asarray(masses), self.ring.levels)
+        self.ring = self.ring._replace(levels=levels, largest=jnp.float32(facts["largest"]))
+        self._apply([nothing_at(stretch.start, stretch.n_rows) for stretch in reader.gone])
+
+    def _layout_facts(self) -> dict[str, Any]:
+        return layout_facts(self.needs, capacity=self.capacity, schema=self._schema) | {"form": "device"}
+
+    def _drawn(
+        self, ring: DeviceRing, key: jax.Array, beta: jax.Array, *, k: int
+    ) -> tuple[Batch, jax.Array, jax.Array]:
+        batches, rows = jax.lax.map(lambda one: self.sample(ring, one, beta), jax.random.split(key, k))
+        return batches, rows, ring.columns["stamp"][rows]
+
+    def _fed_back(self, ring: DeviceRing, rows: jax.Array, stamps: jax.Array, priorities: jax.Array) -> DeviceRing:
+        rows, stamps, priorities = jnp.ravel(rows), jnp.ravel(stamps), jnp.ravel(priorities)
+        is_same = ring.columns["stamp"].at[rows].get(mode="clip") == stamps
+        return self.write_back(ring, rows, jnp.where(is_same, priorities, jnp.nan))
+
+    def _write(self, placed: Placed) -> None:
+        stretch, windows = placed.stretch, placed.windows
+        small = {
+            "returns": windows.returns, "factor": windows.factor, "weight": placed.weight, "ahead": windows.ahead,
+            "behind": windows.behind, "stamp": np.full(stretch.n_rows, stretch.stamp),
+        }  # fmt: skip
+        columns = {name: np.concatenate([part[name] for part in placed.parts]) for name in self.layout.columns} | small
+        for first in range(0, stretch.n_rows, BLOCK):
+            here = {name: column[first : first + BLOCK] for name, column in columns.items()}
+            rows = stretch.start + first + np.arange(len(here["stamp"]))
+            block = {name: _padded(here[name], shape, dtype) for name, (shape, dtype) in self._kinds.items()}
+            self.ring = self._insert(self.ring, _padded(rows, (), np.dtype(np.int32), fill=NOWHERE), block)
+
+    def _apply(self, edits: Iterable[Edit]) -> int:
+        """Carry out edits, of which a later one wins; how many rows they made sampleable."""
+        changed: dict[str, list[Array]] = {"rows": [], "weight": [], "priority": []}
+        became = 0
+        for edit in edits:
+            may, here = edit.weight > 0, slice(edit.start, edit.start + len(edit.weight))
+            became += max(0, int(may.sum()) - int(self._may_sample[here].sum()))
+            self._may_sample[here] = may
+            changed["rows"].append(np.arange(here.start, here.stop))
+            changed["weight"].append(edit.weight if self.needs.prioritised else may)
+            changed["priority"].append(edit.priority if self.needs.prioritised else np.ones(len(may)))
+        if changed["rows"]:
+            self._send_masses(*(np.concatenate(parts) for parts in changed.values()))
+        return became
+
+    def _send_masses(self, rows: Array, weight: Array, priority: Array) -> None:
+        # A scatter with a row twice may keep either, so that only the last of each travels.
+        _, last = np.unique(rows[::-1], return_index=True)
+        last = len(rows) - 1 - last
+        for first in range(0, len(last), BLOCK):
+            at = last[first : first + BLOCK]
+            self.ring = self._set_masses(
+                self.ring, _padded(rows[at], (), np.dtype(np.int32), fill=NOWHERE),
+                _padded(weight[at], (), np.dtype(np.float32)), _padded(priority[at], (), np.dtype(np.float32)),
+            )  # fmt: skip
+
+
+def _narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type a device keeps: 64-bit numbers become 32-bit ones."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _padded(rows: Array, shape: tuple[int, ...], dtype: np.dtype[Any], *, fill: int = 0) -> Array:
+    padded = np.full((BLOCK, *shape), fill, dtype)
+    padded[: len(rows)] = rows
+    return padded
