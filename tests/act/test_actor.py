@@ -12,7 +12,7 @@ from understudy.act.actor import Actor, Collected
 from understudy.act.chance import episode_seeds, episode_starts
 from understudy.act.vector import columns_of, game_of, make_envs
 from understudy.core.chunk import By, Chunk, RowKind, decode_chunk
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import GameSpec
 from understudy.core.names import session_time_s
 from understudy.core.policy import InitialPriority, Policy
@@ -251,3 +251,18 @@ def test_an_env_that_allows_nothing_is_named():
     actor, game = actor_of(Stuck, 2)
     with pytest.raises(ConfigError, match=r"env \d of Stuck allows no action"):
         actor.collect(random_policy(game, "categorical"), 50, round_no=0)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("kind", ["epsilon_greedy", "categorical"])
+def test_odd_numbers_come_back_in_chunks_that_can_be_refused(odd: float, kind: str):
+    class Odd(PlainEnv):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            obs, reward, *rest = super().step(action)
+            return obs * np.float32(odd), reward * odd * odd, *rest
+
+    actor, game = actor_of(Odd)
+    priority = InitialPriority() if kind == "epsilon_greedy" else None
+    for chunk in collect(actor, random_policy(game, kind, priority=priority), [20])[0].chunks:
+        with pytest.raises(Refused, match="not_finite"):
+            chunk.validate()

@@ -74,6 +74,13 @@ class Actor:
             raise ConfigError(
                 f"{steps} steps of {policy.game.game}; give at least 1, and a policy for this actor's {self.game.game}"
             )
+        # A game's odd numbers are the replay's to refuse; a warning at every step would only bury its answer.
+        with np.errstate(all="ignore"):
+            return self._collect(policy, steps, round_no, explore=explore, deterministic=deterministic)
+
+    def _collect(
+        self, policy: Policy, steps: int, round_no: int, *, explore: Any, deterministic: bool
+    ) -> Collected:  # fmt: skip
         self._make_ready(policy)
         tape = self._fresh_tape(policy, steps)
         play = Play(policy, None if deterministic else self._noise(policy, steps, round_no), explore, deterministic)
