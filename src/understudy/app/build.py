@@ -1,18 +1,19 @@
 """Builds a training from a run's facts and settings: envs, algorithm, learner, actor, engine."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from understudy.act.actor import Actor
-from understudy.act.vector import game_of, make_envs
+from understudy.app.choice import GameChoice, Seen
+from understudy.app.evaluation import Judge, judge_of
 from understudy.app.runs import RunFolder
 from understudy.app.settings import Settings, algorithm_class
-from understudy.app.training import Judge, Training
+from understudy.app.training import Training
 from understudy.core.algorithm import Rollouts, Transitions
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError
@@ -25,65 +26,6 @@ from understudy.engines.inline import Inline, InlineConfig
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.limiter import LimiterConfig
 from understudy.learn.replay import ReplayConfig
-
-_JUDGE_ENVS = 100
-"""Episodes that an evaluation plays side by side, at most."""
-_JUDGE_GYM_ENVS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GameChoice:
-    """Which game, and how its envs are made."""
-
-    game: Any
-    """A Gymnasium id, a function that makes an env, or an env."""
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    wrappers: Sequence[str] = ()
-    frame_skip: int = 1
-
-    @property
-    def name(self) -> str:
-        if isinstance(self.game, str):
-            return self.game
-        spec = getattr(self.game, "spec", None)
-        return str(getattr(spec, "id", None) or getattr(self.game, "__name__", type(self.game).__name__))
-
-    def make(self, num_envs: int) -> Any:
-        return make_envs(
-            self.game, num_envs, env_kwargs=dict(self.env_kwargs), wrappers=list(self.wrappers),
-            frame_skip=self.frame_skip,
-        )  # fmt: skip
-
-    def to_json(self) -> dict[str, Any]:
-        is_named = isinstance(self.game, str)
-        return {
-            "game": self.game if is_named else None, "name": self.name, "env_kwargs": dict(self.env_kwargs),
-            "wrappers": list(self.wrappers), "frame_skip": self.frame_skip,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one look at a game's envs tells."""
-
-    spec: GameSpec
-    threshold: float | None
-    """The return at which the game's makers call it solved, where they say so."""
-    env_class: str
-    is_builtin: bool
-
-
-def look_at(choice: GameChoice) -> Seen:
-    """Make one env and see what it is."""
-    envs = choice.make(1)
-    try:
-        one = envs.envs[0].unwrapped if hasattr(envs, "envs") else envs
-        spec = game_of(envs, name=None if isinstance(choice.game, str) else choice.name)
-        found = getattr(envs.spec, "reward_threshold", None)
-        env_class = f"{type(one).__module__}:{type(one).__qualname__}"
-        return Seen(spec, found, env_class, type(one).__module__.startswith("understudy."))
-    finally:
-        envs.close()
 
 
 def learner_config(settings: Settings) -> LearnerConfig:
@@ -167,12 +109,6 @@ def _learner(algorithm: Any, settings: Settings, facts: Mapping[str, Any], confi
     if facts["init_from"] is not None:
         learner.state = grafted(learner.state, RunFolder(Path(facts["init_from"])).policy())
     return learner
-
-
-def judge_of(choice: GameChoice, seen: Seen, episodes: int, opened: contextlib.ExitStack) -> Judge:
-    """Envs of its own for evaluations, as many side by side as is worth it."""
-    side_by_side = min(episodes, _JUDGE_ENVS if seen.is_builtin else _JUDGE_GYM_ENVS)
-    return Judge(opened.enter_context(contextlib.closing(choice.make(side_by_side))))
 
 
 def grafted(state: Any, policy: Policy) -> Any:

@@ -9,11 +9,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from understudy.app.build import GameChoice, Seen, build, build_from_store, judge_of, look_at
+from understudy.app.build import build, build_from_store
+from understudy.app.choice import GameChoice, Seen, look_at
+from understudy.app.evaluation import Judge, judge_of
 from understudy.app.picture import draw_curve
 from understudy.app.runs import RunFolder, default_folder, is_empty
 from understudy.app.settings import Resolver, Settings, default_preset, read_preset, read_toml
-from understudy.app.training import Judge, Training
+from understudy.app.training import Training
 from understudy.core.errors import ConfigError
 from understudy.core.events import OnEvent
 from understudy.core.game import GameSpec

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from understudy.act.evaluate import evaluate
+from understudy.app.evaluation import AT_THE_END, WHILE_TRAINING, Judge
 from understudy.app.runs import RunFolder
 from understudy.app.settings import RunPart
 from understudy.core.errors import LearningFailed
@@ -24,11 +24,6 @@ MAX_RESTORES = 3
 FINAL_EPISODES = 100
 
 
-def held_out_seeds(count: int, *, series: int) -> list[int]:
-    """Env seeds that no actor ever trains on by design; each series is another set of them."""
-    return [int(seed) for seed in np.random.SeedSequence([0x5EED, series]).generate_state(count)]
-
-
 @dataclass(slots=True)
 class Clocks:
     """Where the time went, in seconds."""
@@ -37,18 +32,6 @@ class Clocks:
     eval_s: float = 0.0
     compile_s: float = 0.0
     startup_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """Plays held-out episodes with a policy; None where the game is not installed."""
-
-    envs: Any | None
-
-    def returns(self, policy: Policy, *, episodes: int, series: int) -> Array | None:
-        if self.envs is None:
-            return None
-        return evaluate(policy, self.envs, episodes=episodes, seeds=held_out_seeds(episodes, series=series))
 
 
 class Engine(Protocol):
@@ -127,7 +110,7 @@ class Training:
     def _evaluate(self) -> None:
         started_s, env_steps = time.perf_counter(), self.engine.steps
         self._next_eval, self._judged_steps = env_steps + self._part.eval_every, env_steps
-        returns = self._judge.returns(self.engine.policy, episodes=self._part.eval_episodes, series=0)
+        returns = self._judge.returns(self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING)
         if returns is None:
             return
         found = _spread(returns)
@@ -150,7 +133,7 @@ class Training:
 
     def _confirm(self) -> None:
         """Whoever reaches the goal on one set of seeds must reach it on another; only then the run is solved."""
-        returns = self._judge.returns(self.engine.policy, episodes=FINAL_EPISODES, series=1)
+        returns = self._judge.returns(self.engine.policy, episodes=FINAL_EPISODES, series=AT_THE_END)
         if returns is not None and self._until is not None and returns.mean() >= self._until:
             self.is_solved, self._final = True, returns
             self.folder.save_policy("best", self.engine.policy)
@@ -158,7 +141,7 @@ class Training:
     def final_returns(self) -> Array | None:
         """100 episodes of the best policy on seeds that no evaluation before has used."""
         if self._final is None:
-            self._final = self._judge.returns(self.folder.policy(), episodes=FINAL_EPISODES, series=1)
+            self._final = self._judge.returns(self.folder.policy(), episodes=FINAL_EPISODES, series=AT_THE_END)
         return self._final
 
     # --- checkpoints ------------------------------------------------------------------------------------------------

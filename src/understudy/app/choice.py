@@ -1,0 +1,131 @@
+"""Which game a run is about, how its envs are made, and what one look at them tells."""
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+
+from understudy.act.vector import Envs, game_of, make_envs
+from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.game import GameSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameChoice:
+    """Which game, and how its envs are made."""
+
+    game: Any
+    """A Gymnasium id, a function that makes an env, or an env, which is copied and never touched."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Sequence[Any] = ()
+    """`module:Class`, or the class itself; the first goes on first."""
+    frame_skip: int = 1
+    """Frames an action is repeated for."""
+
+    def __post_init__(self) -> None:
+        if type(self.frame_skip) is not int or self.frame_skip < 1:
+            raise ConfigError(f"frame_skip is {self.frame_skip!r}; give a whole number from 1 (1 repeats nothing)")
+        if not isinstance(self.env_kwargs, Mapping):
+            raise ConfigError(f"env_kwargs is {self.env_kwargs!r}; give an object such as {{'render_mode': None}}")
+        try:
+            json.dumps(dict(self.env_kwargs))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"env_kwargs cannot be written into the run's folder: {error}; give plain values, or a function that "
+                "makes the env with them"
+            ) from None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether another process can make the same envs from the name alone."""
+        return isinstance(self.game, str)
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.game, str):
+            return self.game
+        spec = getattr(self.game, "spec", None)
+        shown = self.game.unwrapped if isinstance(self.game, gymnasium.Env) else self.game
+        return str(getattr(spec, "id", None) or getattr(shown, "__name__", type(shown).__name__))
+
+    def make(self, num_envs: int) -> Envs:
+        """That many envs, stepped together."""
+        game = copies_of(self.game) if isinstance(self.game, gymnasium.Env) else self.game
+        try:
+            return make_envs(
+                game, num_envs, env_kwargs=dict(self.env_kwargs), wrappers=list(self.wrappers),
+                frame_skip=self.frame_skip,
+            )  # fmt: skip
+        except UnderstudyError:
+            raise
+        except Exception as error:
+            parts = [f"wrappers {list(self.wrappers)}"] if self.wrappers else []
+            parts += [f"env_kwargs {dict(self.env_kwargs)}"] if self.env_kwargs else []
+            raise ConfigError(
+                f"envs of {self.name} cannot be made: {type(error).__name__}: {error}; check "
+                f"{' and '.join(parts) or 'the game itself'}"
+            ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "game": self.game if self.is_named else None, "name": self.name, "env_kwargs": dict(self.env_kwargs),
+            "wrappers": [_path_of(one) for one in self.wrappers], "frame_skip": self.frame_skip,
+        }  # fmt: skip
+
+
+def choice_from_json(facts: Mapping[str, Any]) -> GameChoice:
+    """The choice that a run's facts name; ConfigError when it was an object, which no folder holds."""
+    if facts["game"] is None:
+        raise ConfigError(
+            f"this run was trained on an env object or function ({facts['name']}), which no folder holds; do this in "
+            "Python, where the game can be given again"
+        )
+    return GameChoice(**{name: facts[name] for name in ("game", "env_kwargs", "wrappers", "frame_skip")})
+
+
+def copies_of(env: gymnasium.Env[Any, Any]) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """Makes envs like this one: from its spec where it is registered, else by copying."""
+    if env.spec is not None:
+        spec = env.spec
+        return lambda: gymnasium.make(spec, disable_env_checker=True)
+
+    def copied() -> gymnasium.Env[Any, Any]:
+        try:
+            return copy.deepcopy(env)
+        except Exception as error:
+            raise ConfigError(
+                f"{type(env.unwrapped).__name__} cannot be copied ({error}); give a function that makes one"
+            ) from error
+
+    return copied
+
+
+def _path_of(wrapper: Any) -> str:
+    return wrapper if isinstance(wrapper, str) else f"{wrapper.__module__}:{wrapper.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look at a game's envs tells."""
+
+    spec: GameSpec
+    threshold: float | None
+    """The return at which the game's makers call it solved, where they say so."""
+    env_class: str
+    is_builtin: bool
+
+
+def look_at(choice: GameChoice) -> Seen:
+    """Make one env and see what it is."""
+    envs = choice.make(1)
+    try:
+        one = envs.envs[0].unwrapped if hasattr(envs, "envs") else envs
+        spec = game_of(envs)
+        found = getattr(envs.spec, "reward_threshold", None)
+        env_class = f"{type(one).__module__}:{type(one).__qualname__}"
+        return Seen(spec, found, env_class, type(one).__module__.startswith("understudy."))
+    finally:
+        envs.close()
