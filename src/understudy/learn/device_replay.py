@@ -211,7 +211,7 @@ class DeviceReplay:
         stretch, windows = placed.stretch, placed.windows
         small = {
             "returns": windows.returns, "factor": windows.factor, "weight": placed.weight, "ahead": windows.ahead,
-            "behind": windows.behind, "stamp": np.full(stretch.n_rows, stretch.stamp),
+            "behind": np.broadcast_to(windows.behind, stretch.n_rows), "stamp": np.full(stretch.n_rows, stretch.stamp),
         }  # fmt: skip
         columns = {name: np.concatenate([part[name] for part in placed.parts]) for name in self.layout.columns} | small
         for first in range(0, stretch.n_rows, BLOCK):

@@ -205,8 +205,8 @@ class HostReplay:
         elif not edit.weight.any():
             self._masses.set_range(edit.start, np.zeros(len(edit.weight)))
         else:
-            priority = np.where(edit.priority >= 0, edit.priority, np.float32(self._largest))
-            self._masses.set_range(edit.start, self._mass(edit.weight, priority.astype(np.float64)))
+            priority = np.where(edit.priority >= 0, edit.priority, self._largest)
+            self._masses.set_range(edit.start, self._mass(edit.weight, priority))
         return max(0, len(self._masses) - before)
 
     def _mass(self, weight: Array, priority: NDArray[np.float64]) -> NDArray[np.float64]:

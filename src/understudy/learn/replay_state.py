@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, RowKind
+from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.learn.layout import RowLayout
-from understudy.learn.ring import ChunkId, Placed, Ring, Stretch, Tail, join_rows, rows_of
+from understudy.learn.ring import ChunkId, Placed, Ring, Stretch, Tail, ends_open, join_rows, rows_of
 from understudy.learn.stretch import windows_of
 
 ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]
@@ -137,8 +137,7 @@ class RingReader:
             kept = {name: column[len(column) - n_rows :].copy() for name, column in last.items()} if n_rows else {}
             if kept:
                 kept["weight"], kept["priority"] = weights.copy(), priorities.copy()
-            ends_open = bool(chunk.columns["row"][-1] == RowKind.BOOTSTRAP)
-            self._ring.tails[stretch.session] = Tail(stretch, ends_open, kept)
+            self._ring.tails[stretch.session] = Tail(stretch, ends_open(chunk.columns), kept)
         parts = (lead, rows) if lead else (rows,)
         return Placed(stretch, parts, windows, weight[stretch.start : stretch.start + stretch.n_rows], ())
 

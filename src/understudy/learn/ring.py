@@ -28,6 +28,7 @@ ALIGNMENT = 16
 
 ChunkId = tuple[uuid.UUID, int]
 Floats = NDArray[np.float32]
+_BOOTSTRAP = int(RowKind.BOOTSTRAP)  # an enum's members are slow to reach
 
 
 @dataclass(slots=True)
@@ -120,10 +121,10 @@ class Ring:
         joined["weight"] *= windows.may_sample
         if not is_late:
             kept = self.lead_after(lead, {**own, "weight": joined["weight"][n_lead:]}, n_open=windows.n_open)
-            self.tails[meta.session] = Tail(stretch, bool(columns["row"][-1] == RowKind.BOOTSTRAP), kept)
-        massive = joined["weight"].copy()
-        massive[n_rows - 1 - n_waiting :] = 0.0
-        edits.append(Edit(start, massive, joined["priority"]))
+            self.tails[meta.session] = Tail(stretch, ends_open(columns), kept)
+        weights = joined["weight"].copy()
+        weights[n_rows - 1 - n_waiting :] = 0.0  # they wait
+        edits.append(Edit(start, weights, joined["priority"]))
         parts = (lead, rows) if lead else (rows,)
         return Placed(stretch, parts, windows, joined["weight"], tuple(edits))
 
@@ -231,6 +232,11 @@ class Ring:
 def _follows(tail: Tail, chunk: Chunk) -> bool:
     goes_on = tail.ends_open and not chunk.columns["is_first"][0]
     return bool(tail.lead) and goes_on and tail.stretch.chunk_no + 1 == chunk.meta.chunk_no
+
+
+def ends_open(columns: Mapping[str, Array]) -> bool:
+    """Whether a chunk ends in the middle of an episode."""
+    return bool(columns["row"][-1] == _BOOTSTRAP)
 
 
 def rows_of(columns: Mapping[str, Array], rows: Mapping[str, Array], *, chunk_no: int, weight: float) -> dict[str, Any]:

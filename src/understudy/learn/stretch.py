@@ -6,6 +6,7 @@ last row, which is never a step. The rules are those of `core.windows`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from understudy.core.chunk import RowKind
 from understudy.core.tensors import Array
 
 Floats = NDArray[np.float32]
+_STEP, _BOOTSTRAP = int(RowKind.STEP), int(RowKind.BOOTSTRAP)  # an enum's members are slow to reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,46 +27,55 @@ class Windows:
     returns: Floats
     factor: Floats
     ahead: NDArray[Any]  # how many rows further the row to bootstrap from lies
-    behind: NDArray[Any]  # how many rows further back the same episode is known to go, at most stack - 1
+    behind: NDArray[Any] | int  # how many rows further back the same episode goes, as far as a stack may look
     may_sample: NDArray[np.bool_]
     n_open: int
     """Rows before the last one that belong to the episode still open there; 0 where it ended."""
 
 
 def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -> Windows:
-    """The windows of rows whose first `lead` are lead-in; short where the stretch ends, as if nothing followed."""
-    is_step, is_first = columns["row"] == RowKind.STEP, columns["is_first"]
-    n_rows = len(is_step)
-    at = np.arange(n_rows)
-    stop = np.minimum.accumulate(np.where(is_step, n_rows, at)[::-1])[::-1]
-    ahead = np.minimum(needs.n_step, stop - at)
-    begins = is_first.copy()
-    begins[0] = True
-    begins[1:] |= ~is_step[:-1]
-    begin = np.maximum.accumulate(np.where(begins, at, 0))
-    may_sample = is_step
+    """The windows of rows whose first `lead` are lead-in; short where the stretch ends, as if nothing followed.
+
+    The rows must obey `Chunk.validate`: an episode begins exactly behind a row that is no step.
+    """
+    row, n_rows = columns["row"], len(columns["row"])
+    at, stops = np.arange(n_rows), np.flatnonzero(row)
+    counts = stops.copy()  # how many rows each of them ends
+    counts[1:] -= stops[:-1]
+    counts[0] += 1
+    ahead = np.minimum(np.repeat(stops, counts) - at, needs.n_step)
+    may_sample = row == _STEP
     # Lead-in rows that do not wait were sampleable where they came from.
     may_sample[: max(0, lead - (needs.n_step - 1))] = False
-    behind = at - begin
+    begin = int(stops[-2]) + 1 if len(stops) > 1 else 0
+    factor = _powers(needs.discount, needs.n_step).astype(np.float32).take(ahead)
+    factor[columns["terminated"].take(at + ahead - 1)] = 0.0
+    behind = 0
     if needs.stack > 1:
-        may_sample &= is_first[begin] | (behind >= needs.stack - 1)
+        begins = np.concatenate([[0], stops[:-1] + 1])
+        behind = at - np.repeat(begins, counts)
+        may_sample &= np.repeat(columns["is_first"][begins], counts) | (behind >= needs.stack - 1)
+        behind = np.minimum(behind, needs.stack - 1)
     return Windows(
         returns=_returns(columns["reward"], ahead, needs=needs),
-        factor=np.where(columns["terminated"][at + ahead - 1], 0.0, _powers(needs)[ahead]).astype(np.float32),
+        factor=factor,
         ahead=ahead,
-        behind=np.minimum(behind, needs.stack - 1),
+        behind=behind,
         may_sample=may_sample,
-        n_open=int(behind[-1]) if columns["row"][-1] == RowKind.BOOTSTRAP else 0,
+        n_open=n_rows - 1 - begin if row[-1] == _BOOTSTRAP else 0,
     )
 
 
-def _powers(needs: Transitions) -> NDArray[np.float64]:
-    return np.power(float(needs.discount), np.arange(needs.n_step + 1))
+@lru_cache
+def _powers(discount: float, n: int) -> NDArray[np.float64]:
+    return np.power(float(discount), np.arange(n + 1))
 
 
-def _returns(reward: Array, ahead: NDArray[Any], *, needs: Transitions) -> Floats:
+def _returns(reward: Array, ahead: NDArray[Any], *, needs: Transitions) -> Array:
+    if needs.n_step == 1:
+        return reward
     rewards = reward.astype(np.float64)
     returns = rewards.copy()
-    for step, power in enumerate(_powers(needs)[1:-1].tolist(), start=1):
-        returns[:-step] += np.where(ahead[:-step] > step, rewards[step:] * power, 0.0)
+    for step, power in enumerate(_powers(needs.discount, needs.n_step)[1:-1].tolist(), start=1):
+        returns[:-step] += rewards[step:] * ((ahead[:-step] > step) * power)
     return returns.astype(np.float32)
