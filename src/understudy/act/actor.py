@@ -157,8 +157,8 @@ class Actor:
 
     def _episodes(self, tape: Tape) -> list[EpisodeDone]:
         self._standing, returns, lengths = count(tape.reward, tape.ended, self._standing)
-        facts = zip(tape.ends.env.tolist(), returns.tolist(), lengths.tolist(), tape.seeds_ended(), strict=True)
-        return [EpisodeDone(self.env_index0 + env, return_, length, seed) for env, return_, length, seed in facts]
+        envs = (tape.ends.env + self.env_index0).tolist()
+        return list(map(EpisodeDone, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended()))
 
     def _keep_open_actions(self, tape: Tape) -> None:
         begin = np.where(tape.ended, np.arange(1, tape.steps + 1)[:, None], 0).max(0)  # 0: no episode ended here

@@ -1,13 +1,13 @@
 """Which episodes ended during a collect, and how far the open ones are."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeDone:
+class EpisodeDone(NamedTuple):
     """An episode that ended during a collect; `env` counts over all actors of a run."""
 
     env: int
