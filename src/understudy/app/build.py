@@ -12,7 +12,7 @@ from understudy.act.actor import Actor
 from understudy.app.choice import GameChoice, Seen
 from understudy.app.evaluation import Judge, judge_of
 from understudy.app.runs import RunFolder
-from understudy.app.settings import Settings, algorithm_class
+from understudy.app.settings import Settings
 from understudy.app.training import Training
 from understudy.core.algorithm import Rollouts, Transitions
 from understudy.core.clock import SystemClock
@@ -45,7 +45,7 @@ def build(
     on_event: OnEvent | None, opened: contextlib.ExitStack,
 ) -> Training:  # fmt: skip
     """A training that plays the game itself; what it opened is closed with `opened`."""
-    algorithm = algorithm_class(settings.algorithm)(seen.spec, settings.config)
+    algorithm = settings.algorithm_type(seen.spec, settings.config)
     needs, part, seed = algorithm.needs, settings.run, facts["seed"]
     is_on_policy = isinstance(needs, Rollouts)
     envs = opened.enter_context(contextlib.closing(choice.make(needs.envs if is_on_policy else part.envs)))
@@ -74,7 +74,7 @@ def build_from_store(
     on_event: OnEvent | None, opened: contextlib.ExitStack,
 ) -> Training:  # fmt: skip
     """A training that only reads a store; the game need not be installed."""
-    algorithm = algorithm_class(settings.algorithm)(spec, settings.config)
+    algorithm = settings.algorithm_type(spec, settings.config)
     if not isinstance(algorithm.needs, Transitions):
         raise ConfigError(
             f"{settings.algorithm} learns only from what it plays itself; use bc or dqn with --from-store"

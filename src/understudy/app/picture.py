@@ -1,6 +1,9 @@
 """A run's curve as a picture."""
 
+import io
+
 from understudy.app.runs import RunFolder
+from understudy.core.log import write_file
 
 
 def draw_curve(folder: RunFolder, *, title: str, goal: float | None) -> None:
@@ -25,4 +28,6 @@ def draw_curve(folder: RunFolder, *, title: str, goal: float | None) -> None:
     axes.set(title=title, xlabel="steps", ylabel="return")
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
-    figure.savefig(folder.picture, dpi=110)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110, format="png")
+    write_file(folder.picture, drawn.getvalue(), mode=0o644)

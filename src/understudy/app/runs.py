@@ -4,8 +4,10 @@ RUN/run.json               game, seed, wrappers, when it was made and with what
 RUN/preset.toml            every setting; with the game and the seed it makes the run again
 RUN/checkpoints/           where a killed run goes on
 RUN/store/                 what its actors played, when a replay must be filled again
+RUN/network.json           only where a network was given by its spec
 RUN/curve.csv, curve.png   evaluations over time
 RUN/best.safetensors       the best policy evaluated so far; last.safetensors: the newest
+RUN/videos/                episodes of the best policy, where they were asked for
 RUN/result.json            there when the run has ended
 """
 
@@ -19,9 +21,11 @@ from typing import Any
 
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import make_folder, write_file
+from understudy.core.network import NetworkSpec, network_from_json, network_to_json
 from understudy.core.policy import Policy, decode_policy
 
 CURVE = ("env_steps", "updates", "train_s", "return_mean", "return_low", "return_high", "train_return")
+_TEMPORARY = re.compile(r"\..*\.tmp")
 
 
 class RunFolder:
@@ -36,10 +40,12 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.root / "run.json").exists()
 
-    def create(self, facts: Mapping[str, Any], preset: str) -> None:
-        """Write down what was asked, durably, before anything else happens."""
+    def create(self, facts: Mapping[str, Any], preset: str, network: NetworkSpec | None = None) -> None:
+        """Write down what was asked, durably, before anything else happens; run.json comes last and makes it a run."""
         make_folder(self.root.resolve())
         write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
+        if network is not None:
+            write_file(self.root / "network.json", network_to_json(network), mode=0o644)
         self.write_json("run.json", facts)
 
     def facts(self) -> dict[str, Any]:
@@ -50,6 +56,11 @@ class RunFolder:
             raise ConfigError(f"{self.root} is not a run ({error}); give the folder that 'train' printed") from None
         assert isinstance(facts, dict)
         return facts
+
+    def network(self) -> NetworkSpec | None:
+        """The network that was given by its spec, if one was."""
+        path = self.root / "network.json"
+        return network_from_json(path.read_bytes()) if path.exists() else None
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
         write_file(self.root / name, (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode(), mode=0o644)
@@ -111,10 +122,14 @@ def default_folder(parent: Path, game: str, algorithm: str) -> Path:
 
 
 def is_empty(folder: Path) -> bool:
-    return not folder.exists() or not any(name != ".lock" for name in os.listdir(folder))
+    """Whether nothing would be overwritten there; what a run left that was killed before it began does not count."""
+    begun = {".lock", "preset.toml", "network.json"}
+    if not folder.is_dir():
+        return not folder.exists()
+    return all(name in begun or _TEMPORARY.fullmatch(name) for name in os.listdir(folder))
 
 
 def seed_folders(root: Path) -> Sequence[Path]:
     """The runs of a training with several seeds, or the run itself."""
-    many = sorted((path for path in root.glob("seed-*") if path.is_dir()), key=lambda path: int(path.name[5:]))
-    return many or [root]
+    found = {int(path.name[5:]): path for path in root.glob("seed-*") if path.is_dir() and path.name[5:].isdecimal()}
+    return [found[seed] for seed in sorted(found)] or [root]

@@ -9,9 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from understudy.core.algorithm import Range, Schedule, setting
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
+from understudy.core.network import NetworkSpec
 from understudy.core.spaces import Box
 
 SECTIONS = ("run", "learner", "config", "knobs")
@@ -59,6 +62,8 @@ class Settings:
     learner: LearnerPart
     config: Any
     knobs: Any
+    algorithm_type: Any
+    """The class behind the algorithm's name."""
 
     def to_toml(self) -> str:
         """A preset that gives these settings again."""
@@ -67,8 +72,12 @@ class Settings:
             part = getattr(self, name)
             lines += ["", f"[{name}]"]
             values = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
-            lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+            lines += [f"{key} = {_toml(value)}" for key, value in values.items() if _is_plain(value)]
         return "\n".join(lines) + "\n"
+
+
+def _is_plain(value: Any) -> bool:
+    return value is not None and not isinstance(value, NetworkSpec)  # that one has a file of its own
 
 
 def _toml(value: Any) -> str:
@@ -85,9 +94,19 @@ def _toml(value: Any) -> str:
 
 def algorithm_class(name: str | type) -> Any:
     """The class behind a short name or an import path; ConfigError names the nearest."""
-    if not isinstance(name, str):
-        return name
-    return load(ALGORITHMS.get(name, name), what="algorithm", known=ALGORITHMS)
+    found = load(ALGORITHMS.get(name, name), what="algorithm", known=ALGORITHMS) if isinstance(name, str) else name
+    for part in ("Config", "Knobs"):
+        if not dataclasses.is_dataclass(getattr(found, part, None)):
+            raise ConfigError(
+                f"algorithm {name!r} has no dataclass {part}; give a class that keeps to understudy.core.algorithm"
+            )
+    return found
+
+
+def algorithm_name(algorithm: str | type) -> str:
+    """What a run's folder calls an algorithm: its short name, or its import path."""
+    path = algorithm if isinstance(algorithm, str) else f"{algorithm.__module__}:{algorithm.__qualname__}"
+    return next((short for short, known in ALGORITHMS.items() if known == path), path)
 
 
 def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
@@ -102,7 +121,7 @@ def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
         raise ConfigError(f"there is no {what} {path!r}{hint} (or name your own as module:Class)")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{what} {path!r} cannot be imported: {error}; give module:Class on the Python path"
         ) from None
@@ -143,6 +162,13 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} is not TOML: {error}") from None
     if unknown := fields.keys() - {"algorithm", *SECTIONS}:
         raise ConfigError(f"{name} has a section {sorted(unknown)[0]!r}; known are algorithm, {', '.join(SECTIONS)}")
+    if not isinstance(fields.get("algorithm", ""), str):
+        raise ConfigError(f'{name} has algorithm = {fields["algorithm"]!r}; give a name such as "dqn"')
+    for section in fields.keys() & SECTIONS:
+        if not isinstance(fields[section], dict):
+            raise ConfigError(
+                f"{name} has {section} = {fields[section]!r}; write a section [{section}] with its settings"
+            )
     return fields
 
 
@@ -166,6 +192,8 @@ class Resolver:
     """Collects values by section; later ones win."""
 
     algorithm: str
+    algorithm_type: Any = None
+    """The class itself, where no import path leads to it."""
     given: dict[str, dict[str, Any]] = field(default_factory=lambda: {name: {} for name in SECTIONS})
 
     def add(self, fields: Mapping[str, Any]) -> None:
@@ -188,7 +216,7 @@ class Resolver:
         raise self._unknown(name)
 
     def _types(self) -> dict[str, Any]:
-        chosen = algorithm_class(self.algorithm)
+        chosen = algorithm_class(self.algorithm_type or self.algorithm)
         return {"run": RunPart, "learner": LearnerPart, "config": chosen.Config, "knobs": chosen.Knobs}
 
     def _unknown(self, name: str) -> ConfigError:
@@ -199,8 +227,24 @@ class Resolver:
 
     def settings(self) -> Settings:
         """The checked settings."""
-        parts = {name: _made(types, self.given[name]) for name, types in self._types().items()}
-        return Settings(algorithm=self.algorithm, **parts)
+        types, values = self._types(), self.values()
+        try:
+            parts = {name: types[name](**values[name]) for name in SECTIONS}
+        except TypeError as error:
+            raise ConfigError(f"{self.algorithm} cannot be set up: {error}; give every setting a default") from error
+        chosen = algorithm_class(self.algorithm_type or self.algorithm)
+        return Settings(algorithm=self.algorithm, algorithm_type=chosen, **parts)
+
+    def values(self) -> dict[str, dict[str, Any]]:
+        """What was given so far, by section, checked."""
+        fields = {name: {one.name: one for one in dataclasses.fields(part)} for name, part in self._types().items()}
+        return {
+            section: {
+                name: _checked(name, value, fields[section][name], may_move=section == "knobs")
+                for name, value in given.items()
+            }
+            for section, given in self.given.items()
+        }
 
 
 def parse_value(text: str) -> Any:
@@ -211,41 +255,37 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def _made(types: Any, given: Mapping[str, Any]) -> Any:
-    fields = {one.name: one for one in dataclasses.fields(types)}
-    return types(**{name: _checked(name, value, fields[name]) for name, value in given.items()})
-
-
-def _checked(name: str, value: Any, one: "dataclasses.Field[Any]") -> Any:
+def _checked(name: str, value: Any, one: "dataclasses.Field[Any]", *, may_move: bool) -> Any:
     limits: Range | None = one.metadata.get("range")
     default = one.default
-    if isinstance(value, Mapping) and isinstance(default, float | int | Schedule):
+    if name == "network" and not isinstance(value, NetworkSpec):
+        raise ConfigError(f"network is {value!r}; give widths as --network 64,64, or a NetworkSpec in Python")
+    value = value.item() if isinstance(value, np.generic) else tuple(value) if isinstance(value, list) else value
+    if may_move and isinstance(value, Mapping):
         try:
             value = Schedule(**{key: float(number) for key, number in value.items()})
         except (TypeError, ValueError):
             raise ConfigError(f"{name} is {dict(value)}; a schedule has start, end and until") from None
-    if isinstance(value, list):
-        value = tuple(value)
-    wanted = _wanted(default)
+    if isinstance(value, Schedule) and not may_move:
+        raise ConfigError(f"{name} is a schedule; it is fixed for a run, so give one value")
+    wanted = _wanted(default, may_move=may_move)
     if wanted is not None and not _fits(value, default):
         raise ConfigError(f"{name} is {value!r}; give {wanted}")
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
     if limits is not None:
         for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
             if not limits.low <= number <= limits.high:
                 raise ConfigError(f"{name} is {number}; give {limits.low:g} to {limits.high:g}: {limits.says}")
-    return value
+    return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 
-def _wanted(default: Any) -> str | None:
+def _wanted(default: Any, *, may_move: bool) -> str | None:
     match default:
         case bool():
             return "true or false"
         case int():
             return "a whole number"
         case float() | Schedule():
-            return "a number, or a schedule {start=, end=, until=}"
+            return "a number, or a schedule {start=, end=, until=}" if may_move else "a number"
         case tuple():
             return "a list, such as [64, 64]"
         case str():

@@ -2,50 +2,30 @@
 
 import contextlib
 import os
+import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from understudy.app.agree import check_agrees
 from understudy.app.build import build, build_from_store
-from understudy.app.choice import GameChoice, Seen, look_at
+from understudy.app.choice import GameChoice, Seen, choice_from_json, look_at
 from understudy.app.evaluation import Judge, judge_of
 from understudy.app.picture import draw_curve
 from understudy.app.runs import RunFolder, default_folder, is_empty
-from understudy.app.settings import Resolver, Settings, default_preset, read_preset, read_toml
+from understudy.app.settings import Resolver, Settings, algorithm_name, read_toml
 from understudy.app.training import Training
-from understudy.core.errors import ConfigError
-from understudy.core.events import OnEvent
+from understudy.app.wanted import Wanted, resolve, with_network
+from understudy.core.errors import ConfigError, Locked
+from understudy.core.events import OnEvent, Started
 from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
-from understudy.core.log import write_file
 from understudy.core.names import game_name_of_env
-from understudy.core.network import NetworkSpec, network_from_json, network_to_json
 from understudy.core.policy import Policy
 from understudy.stores.reader import SegmentReader
-
-_STARTED_S = time.perf_counter()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the user asked for; what is None comes from the preset."""
-
-    algorithm: Any = None
-    preset: str | None = None
-    config_file: Path | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Single settings by name."""
-    network: NetworkSpec | Sequence[int] | None = None
-    """A network of one's own, or the widths of its layers."""
-    seed: int = 0
-    until: float | None = None
-    init_from: Path | None = None
-    """A run whose best policy is where this one starts."""
-    from_store: Path | None = None
-    """A data folder to learn from, instead of playing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +36,40 @@ class Run:
     policy: Policy
     result: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        mean = self.result["return_mean"]
+        return f"Run({str(self.folder)!r}, return {'unknown' if mean is None else f'{mean:.1f}'})"
 
-def resolve(wanted: Wanted, game: GameSpec) -> Settings:
-    """Preset, file and single settings, checked; in this order, the later wins."""
-    base = read_preset(wanted.preset) if wanted.preset else {}
-    algorithm = wanted.algorithm or base.get("algorithm") or ("ppo" if wanted.from_store is None else "bc")
-    name = algorithm if isinstance(algorithm, str) else f"{algorithm.__module__}:{algorithm.__qualname__}"
-    resolver = Resolver(name)
-    preset = wanted.preset or default_preset(name, game)
-    if preset:
-        resolver.add(base or read_preset(preset))
-    if wanted.config_file is not None:
-        resolver.add(read_toml(wanted.config_file))
-    for key, value in wanted.settings.items():
-        resolver.set(key, value)
-    if wanted.network is not None and not isinstance(wanted.network, NetworkSpec):
-        resolver.set("widths", list(wanted.network))
-    settings = resolver.settings()
-    if isinstance(wanted.network, NetworkSpec):
-        settings = replace(settings, config=replace(settings.config, network=wanted.network))
-    return settings
+
+@dataclass(frozen=True, slots=True)
+class _Ears:
+    """Who listens to a run, and since when its first round is waited for."""
+
+    on_event: OnEvent | None
+    began_s: float
 
 
 def train(
-    choice: GameChoice, wanted: Wanted, *, out: Path | None = None, resume: bool = False,
-    on_event: OnEvent | None = None,
+    choice: GameChoice | None, wanted: Wanted, *, out: Path | None = None, resume: bool = False,
+    on_event: OnEvent | None = None, began_s: float | None = None,
 ) -> Run:  # fmt: skip
-    """Train on a game until its goal or its steps are reached; the run's folder holds all that matters."""
+    """Train on a game until its goal or its steps are reached; the run's folder holds all that matters.
+
+    A run that goes on needs no choice, but what is given must agree with it. `began_s` is when the wait for the first
+    round began, by `time.perf_counter`.
+    """
+    ears = _Ears(on_event, time.perf_counter() if began_s is None else began_s)
     use_compile_cache()
-    if resume:
-        return _resumed(out, on_event)
+    if resume and out is None:
+        raise ConfigError("which run is to be resumed? give its folder: --resume --out runs/GAME-ALGORITHM-N")
+    if resume and out is not None and (choice is None or not is_empty(out)):
+        return _resumed(RunFolder(out), choice, wanted, ears)
+    if choice is None:
+        raise ConfigError("which game? give a Gymnasium id, such as CartPole-v1")
+    return _begun(choice, wanted, out, ears)
+
+
+def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) -> Run:
     seen = look_at(choice) if wanted.from_store is None else None
     store = None if wanted.from_store is None else store_folder(wanted.from_store)
     spec = seen.spec if seen is not None else stored_spec(store, choice.name)
@@ -93,74 +77,96 @@ def train(
     until = wanted.until
     if until is None and seen is not None and "steps" not in wanted.settings:
         until = seen.threshold
-    root = out or default_folder(Path("runs"), choice.name, settings.algorithm)
+    name = choice.name if choice.is_named else spec.game
+    root = out or default_folder(Path("runs"), name, settings.algorithm)
     if not is_empty(root):
         raise ConfigError(f"{root} is not empty; give another --out, or --resume to go on with the run there")
+    if wanted.init_from is not None:
+        RunFolder(wanted.init_from).policy()
     facts = {
-        **choice.to_json(), "algorithm": settings.algorithm, "seed": wanted.seed, "until": until, "starts": 0,
-        "created_ms": int(time.time() * 1000), "schema": spec.schema, "from_store": store and str(store.resolve()),
+        **choice.to_json(), "name": name, "algorithm": settings.algorithm, "seed": wanted.seed or 0, "until": until,
+        "starts": 0, "created_ms": int(time.time() * 1000), "schema": spec.schema,
+        "from_store": store and str(store.resolve()),
         "init_from": None if wanted.init_from is None else str(wanted.init_from.resolve()), "versions": versions(),
     }  # fmt: skip
     folder = RunFolder(root)
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.lock, what="the run"):
-        folder.create(facts, settings.to_toml())
-        network = getattr(settings.config, "network", None)
-        if network is not None:
-            write_file(root / "network.json", network_to_json(network), mode=0o644)
-        return _trained(folder, choice, settings, facts, seen=seen, on_event=on_event)
+    with _held(folder, is_new=True):
+        folder.create(facts, settings.to_toml(), getattr(settings.config, "network", None))
+        return _trained(folder, choice, settings, facts, seen=seen, ears=ears)
 
 
-def _resumed(out: Path | None, on_event: OnEvent | None) -> Run:
-    if out is None:
-        raise ConfigError("which run is to be resumed? give its folder: --resume --out runs/GAME-ALGORITHM-N")
-    folder = RunFolder(out)
+def _resumed(folder: RunFolder, choice: GameChoice | None, wanted: Wanted, ears: _Ears) -> Run:
     facts = folder.facts()
+    is_object = wanted.algorithm is not None and not isinstance(wanted.algorithm, str)
+    chosen = wanted.algorithm if is_object and algorithm_name(wanted.algorithm) == facts["algorithm"] else None
+    resolver = Resolver(facts["algorithm"], chosen)
+    resolver.add(read_toml(folder.root / "preset.toml"))
+    settings = with_network(resolver.settings(), folder.network())
+    check_agrees(folder.root, facts, settings, choice=choice, wanted=wanted)
     if (result := folder.result()) is not None:
-        return Run(out, folder.policy(), result)
-    if facts["game"] is None:
-        raise ConfigError(f"{out} was trained on an env object, which no folder holds; it cannot be resumed")
-    choice = GameChoice(**{name: facts[name] for name in ("game", "env_kwargs", "wrappers", "frame_skip")})
-    resolver = Resolver(facts["algorithm"])
-    resolver.add(read_toml(out / "preset.toml"))
-    settings = resolver.settings()
-    if (out / "network.json").exists():
-        network = network_from_json((out / "network.json").read_bytes())
-        settings = replace(settings, config=replace(settings.config, network=network))
-    with FileLock(folder.lock, what="the run"):
+        return Run(folder.root, folder.policy(), result)
+    if choice is None or choice.is_named:
+        choice = choice_from_json(facts)
+    with _held(folder, is_new=False):
         if settings.run.asynchronous:
             # Episodes begin anew, so their chunks must not meet those that were played before.
             facts["starts"] += 1
             folder.write_json("run.json", facts)
         seen = look_at(choice) if facts["from_store"] is None else None
         if seen is not None and seen.spec.schema != facts["schema"]:
-            raise ConfigError(f"{choice.name} looks different from when {out} began; resume it with the same packages")
-        return _trained(folder, choice, settings, facts, seen=seen, on_event=on_event, is_resumed=True)
+            raise ConfigError(
+                f"{choice.name} looks different from when {folder.root} began; resume it with the same packages"
+            )
+        return _trained(folder, choice, settings, facts, seen=seen, ears=ears, is_resumed=True)
+
+
+@contextlib.contextmanager
+def _held(folder: RunFolder, *, is_new: bool) -> Iterator[None]:
+    """The run's lock. Whatever ends the block leaves no half-written file, and no run that could not even begin."""
+    root = folder.root.absolute()
+    missing = [path for path in (root, *root.parents) if not path.exists()]
+    try:
+        with FileLock(folder.lock, what="the run"):
+            if is_new and not is_empty(root):
+                raise Locked(f"another process has begun a run in {root} just now; give another folder")
+            yield
+    except BaseException as error:
+        for left in root.rglob(f".*.{os.getpid()}.tmp"):
+            left.unlink(missing_ok=True)
+        if is_new and isinstance(error, ConfigError) and not folder.checkpoints.exists():
+            shutil.rmtree(root)
+            for path in missing[1:]:
+                path.rmdir()
+        raise
 
 
 def _trained(
     folder: RunFolder, choice: GameChoice, settings: Settings, facts: Mapping[str, Any], *, seen: Seen | None,
-    on_event: OnEvent | None, is_resumed: bool = False,
+    ears: _Ears, is_resumed: bool = False,
 ) -> Run:  # fmt: skip
     with contextlib.ExitStack() as opened:
         if seen is not None:
             training = build(
-                folder, settings, facts, seen=seen, choice=choice, on_event=on_event, opened=opened
+                folder, settings, facts, seen=seen, choice=choice, on_event=ears.on_event, opened=opened
             )  # fmt: skip
         else:
             spec = stored_spec(Path(facts["from_store"]), choice.name)
             judge = _judge_if_installed(choice, spec, settings, opened)
             training = build_from_store(
-                folder, settings, facts, spec=spec, judge=judge, on_event=on_event, opened=opened
+                folder, settings, facts, spec=spec, judge=judge, on_event=ears.on_event, opened=opened
             )  # fmt: skip
         if is_resumed:
             training.resume()
         folder.cut_curve(training.resumed_at_step)
-        training.clocks.startup_s = time.perf_counter() - _STARTED_S
+        training.clocks.startup_s = time.perf_counter() - ears.began_s
+        training.hear(Started(
+            env_steps=training.resumed_at_step, run=str(folder.root), game=facts["name"], seed=facts["seed"],
+            algorithm=settings.algorithm, steps=settings.run.steps, until=facts["until"],
+        ))  # fmt: skip
         training.run()
         result = result_of(training, facts, env_class=seen.env_class if seen is not None else "")
         folder.write_json("result.json", result)
-        draw_curve(folder, title=f"{choice.name}, {settings.algorithm}", goal=facts["until"])
+        draw_curve(folder, title=f"{facts['name']}, {settings.algorithm}", goal=facts["until"])
         policy = folder.policy()
     return Run(folder.root, policy, result)
 

@@ -6,6 +6,23 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The run's folder is there and the first round begins; comes once, before every other event."""
+
+    env_steps: int
+    """0, or where a resumed run goes on."""
+    run: str
+    """The run's folder."""
+    game: str
+    algorithm: str
+    seed: int
+    steps: int
+    """When the run ends at the latest, in env steps (updates, where it learns from a store)."""
+    until: float | None
+    """The return at which it ends earlier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """An actor's episode ended; its return is a training return, never the measure of a policy."""
 
@@ -66,7 +83,7 @@ class Compiling:
     what: str
 
 
-Event = Episode | Update | Evaluation | CheckpointSaved | Guarded | Compiling
+Event = Started | Episode | Update | Evaluation | CheckpointSaved | Guarded | Compiling
 
 
 class StopType:

@@ -1,0 +1,69 @@
+"""Wanted: what the user asked for, and the settings that come of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from understudy.app.settings import Resolver, Settings, algorithm_name, default_preset, read_preset, read_toml
+from understudy.core.errors import ConfigError
+from understudy.core.game import GameSpec
+from understudy.core.network import NetworkSpec
+
+MAX_SEED = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asked for; what is None comes from the preset, or from the run that goes on."""
+
+    algorithm: Any = None
+    """A short name, an import path, or a class."""
+    preset: str | None = None
+    config_file: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Single settings by name."""
+    network: NetworkSpec | Sequence[int] | None = None
+    """A network of one's own, or the widths of its layers."""
+    seed: int | None = None
+    until: float | None = None
+    init_from: Path | None = None
+    """A run whose best policy is where this one starts."""
+    from_store: Path | None = None
+    """A data folder to learn from, instead of playing."""
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed <= MAX_SEED):
+            raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to {MAX_SEED}")
+        if self.until is not None and (not isinstance(self.until, int | float) or not math.isfinite(self.until)):
+            raise ConfigError(f"until is {self.until!r}; give the return to reach, such as 475")
+
+
+def resolve(wanted: Wanted, game: GameSpec) -> Settings:
+    """Preset, file and single settings, checked; in this order, the later wins."""
+    base = read_preset(wanted.preset) if wanted.preset else {}
+    file = read_toml(wanted.config_file) if wanted.config_file is not None else {}
+    said = wanted.algorithm or file.get("algorithm") or base.get("algorithm")
+    algorithm = said or ("ppo" if wanted.from_store is None else "bc")
+    name = algorithm_name(algorithm)
+    resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
+    preset = wanted.preset or default_preset(name, game)
+    if preset:
+        resolver.add(base or read_preset(preset))
+    resolver.add(file)
+    for key, value in wanted.settings.items():
+        resolver.set(key, value)
+    if wanted.network is not None and not isinstance(wanted.network, NetworkSpec):
+        resolver.set("widths", list(wanted.network))
+    settings = resolver.settings()
+    return settings if not isinstance(wanted.network, NetworkSpec) else with_network(settings, wanted.network)
+
+
+def with_network(settings: Settings, network: NetworkSpec | None) -> Settings:
+    """The same settings with a network of one's own."""
+    if network is None:
+        return settings
+    if not hasattr(settings.config, "network"):
+        raise ConfigError(f"{settings.algorithm} takes no network of one's own; leave it out")
+    return replace(settings, config=replace(settings.config, network=network))
