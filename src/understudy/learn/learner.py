@@ -95,6 +95,7 @@ class Learner:
         is_on_policy = isinstance(self.source, RolloutSource)
         if self.lag_of(chunk) > (0 if is_on_policy else self.config.max_lag_versions):
             self.counts.stale_chunks += 1
+            self.source.pass_over(chunk)
             return 0
         steps = self.source.insert(chunk)
         self.counts.inserted_steps += steps
@@ -192,6 +193,7 @@ class Learner:
         """Take the weights of a checkpoint again and learn on half as fast; data and counts stay."""
         self.state = state_from_arrays(self.state, part(arrays, "state"))
         self.counts.rate_scale, self.counts.skips_in_a_row = self.counts.rate_scale / 2, 0
+        self.source.go_back()
 
 
 def _value(knob: float | Schedule, progress: float) -> float:

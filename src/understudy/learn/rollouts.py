@@ -2,88 +2,171 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from understudy.core.algorithm import Rollout, Rollouts
-from understudy.core.chunk import Chunk, RowKind
+from understudy.core.chunk import REQUIRED, Chunk, RowKind
 from understudy.core.errors import Refused
 from understudy.core.game import GameSpec
 from understudy.core.tensors import Array
 from understudy.core.windows import join, stack
+from understudy.learn.layout import TOO_LARGE
 
 Columns = Mapping[str, Array]
+ChunkId = tuple[uuid.UUID, int]
+
+
+@dataclass(slots=True)
+class _Track:
+    """What is known of one session."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    lead: Columns | None = None
+    """The last rows before its chunks, for the stacks that reach back to them."""
+    last_no: int = -1
+    """The last chunk that came, learned from or not."""
+
+    @property
+    def steps(self) -> int:
+        return sum(chunk.meta.n_steps for chunk in self.chunks)
 
 
 class RolloutQueue:
-    """Chunks by session until every env has played its share; then one rollout."""
+    """The newest steps of each session, until every env has played its share; then one rollout.
+
+    A chunk that is left out takes its session's earlier ones with it, since a rollout has no holes; the envs that
+    waited for it go on with newer steps. Stacks still reach back to what was left out.
+    """
 
     def __init__(self, game: GameSpec, needs: Rollouts) -> None:
         self._game, self._needs = game, needs
         self._first_action = game.discrete.start if game.discrete is not None else 0
-        self._pending: dict[uuid.UUID, list[Chunk]] = {}
-        self._steps: dict[uuid.UUID, int] = {}
-        self._leads: dict[uuid.UUID, Columns] = {}
-        """The last rows of each session that were taken, for the stacks that reach back to them."""
+        self._tracks: dict[uuid.UUID, _Track] = {}
 
     def insert(self, chunk: Chunk) -> int:
         """Queue a chunk; how many steps it brought. Refused when it cannot be part of a rollout."""
-        session, meta = chunk.meta.session, chunk.meta
-        if meta.schema != self._game.schema:
-            raise Refused("wrong_schema", f"a chunk of {meta.game}/{meta.schema[:12]} for {self._game.game}")
-        steps = self._steps.get(session, 0) + meta.n_steps
-        if steps > self._needs.steps or "logp" not in chunk.columns:
-            raise Refused("bad_rollout", f"{steps} steps of one env; a rollout takes {self._needs.steps}, with logp")
-        columns = {name: chunk.columns[name] for name in ("reward", *self._game.obs_columns)}
-        if not all(np.isfinite(column).all() for column in columns.values() if column.dtype.kind == "f"):
-            raise Refused("not_finite", f"chunk {session}/{meta.chunk_no} holds NaN or infinity")
-        self._pending.setdefault(session, []).append(chunk)
-        self._steps[session] = steps
-        return meta.n_steps
+        columns = self._columns(chunk)
+        track = self._track(chunk)
+        try:
+            self._check(chunk, columns, has_past=bool(track.chunks) or track.lead is not None)
+        except Refused:
+            self._pass(track, chunk)
+            raise
+        track.chunks.append(chunk)
+        track.last_no = chunk.meta.chunk_no
+        while track.steps > self._needs.steps:
+            self._leave(track, 1)
+        return chunk.meta.n_steps
+
+    def pass_over(self, chunk: Chunk) -> None:
+        """A chunk was played that nobody learns from; the stacks of the next one may reach back to it."""
+        self._pass(self._track(chunk), chunk)
+
+    def drop(self) -> None:
+        """Leave out what waits: the weights it was played with are no longer the learner's."""
+        for track in self._tracks.values():
+            self._leave(track, len(track.chunks))
 
     @property
     def is_ready(self) -> bool:
-        return sum(steps == self._needs.steps for steps in self._steps.values()) >= self._needs.envs
+        return len(self._full()) >= self._needs.envs
 
-    def waiting(self) -> list[list[tuple[uuid.UUID, int]]]:
+    def waiting(self) -> list[list[ChunkId]]:
         """(session, chunk_no) of the chunks that `take` will use, for each env."""
-        chosen = list(self._pending.values())[: self._needs.envs]
+        chosen = [self._tracks[session].chunks for session in self._full()[: self._needs.envs]]
         return [[(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks] for chunks in chosen]
 
     def take(self) -> Rollout:
-        """The steps of all envs, in the order in which their sessions first came."""
-        sessions = list(self._pending)[: self._needs.envs]
-        parts = [self._part(session) for session in sessions]
-        for session in sessions:
-            self._pending[session], self._steps[session] = [], 0
+        """The steps of all envs, in the order of their sessions; what else waits is old from now on, and left out."""
+        parts = [self._part(self._tracks[session]) for session in self._full()[: self._needs.envs]]
+        self.drop()
         return _side_by_side(parts)
 
-    def drop(self) -> None:
-        """Forget what waits: the weights it was played with are no longer the learner's."""
-        self._pending, self._steps = {}, {}
+    def _full(self) -> list[uuid.UUID]:
+        return sorted(session for session, track in self._tracks.items() if track.steps == self._needs.steps)
 
-    def _part(self, session: uuid.UUID) -> Rollout:
+    # --- chunks that come -------------------------------------------------------------------------------------------
+
+    def _columns(self, chunk: Chunk) -> Columns:
+        """The columns that a rollout reads; a game's missing mask allows everything."""
+        meta, columns = chunk.meta, dict(chunk.columns)
+        if meta.schema != self._game.schema:
+            raise Refused("wrong_schema", f"a chunk of {meta.game}/{meta.schema[:12]} for {self._game.game}")
+        names = [*REQUIRED, *self._game.obs_columns, "action", "logp"]
+        names += ["raw_action"] if self._game.discrete is None else []
+        if missing := [name for name in names if name not in columns]:
+            raise Refused("bad_rollout", f"chunk {meta.session}/{meta.chunk_no} lacks {missing[0]!r}")
+        if self._game.has_legal and self._game.discrete is not None:
+            columns.setdefault("legal", np.ones((chunk.n_rows, self._game.discrete.n), np.bool_))
+            names.append("legal")
+        return {name: columns[name] for name in names}
+
+    def _track(self, chunk: Chunk) -> _Track:
+        """The session's track, without what is before a gap; Refused when the chunk came before."""
+        track = self._tracks.setdefault(chunk.meta.session, _Track())
+        if chunk.meta.chunk_no <= track.last_no:
+            raise Refused("duplicate", f"chunk {chunk.meta.session}/{chunk.meta.chunk_no} came before")
+        if chunk.meta.chunk_no > track.last_no + 1:
+            track.chunks, track.lead = [], None
+        return track
+
+    def _check(self, chunk: Chunk, columns: Columns, *, has_past: bool) -> None:
+        name = f"chunk {chunk.meta.session}/{chunk.meta.chunk_no}"
+        for key, column in columns.items():
+            # A NaN is not below the bound either.
+            if column.dtype.kind == "f" and not np.abs(column).max(initial=0) <= TOO_LARGE:
+                raise Refused("not_finite", f"{name}: {key!r} holds NaN, infinity or a number beyond {TOO_LARGE:g}")
+        if chunk.meta.n_steps > self._needs.steps:
+            raise Refused("bad_rollout", f"{name} has {chunk.meta.n_steps} steps; a rollout takes {self._needs.steps}")
+        if self._needs.stack > 1 and not has_past and not columns["is_first"][0]:
+            raise Refused("bad_rollout", f"{name} begins inside an episode, and the frames before it are not here")
+
+    def _pass(self, track: _Track, chunk: Chunk) -> None:
+        track.chunks.append(chunk)
+        track.last_no = chunk.meta.chunk_no
+        self._leave(track, len(track.chunks))
+
+    def _leave(self, track: _Track, count: int) -> None:
+        """Let the oldest chunks go; of them the rows stay that stacks reach back to."""
+        if count == 0:
+            return
+        if (k := self._needs.stack) > 1:
+            columns = self._joined(track, count)
+            track.lead = {name: column[-k:] for name, column in columns.items()}
+        track.chunks = track.chunks[count:]
+
+    def _joined(self, track: _Track, count: int) -> Columns:
+        """Lead and oldest chunks as one."""
+        parts = [*([track.lead] if track.lead is not None else []), *map(self._columns, track.chunks[:count])]
+        if len(parts) == 1:
+            return parts[0]
+        laid = join(parts)
+        starts = np.cumsum([0, *(len(part["row"]) for part in parts[:-1])])
+        rows = starts[laid.chunk] + laid.source_row
+        return {name: np.concatenate([part[name] for part in parts])[rows] for name in parts[0]}
+
+    def _part(self, track: _Track) -> Rollout:
         """One env's steps; next to each, what it led to."""
-        chunks = [chunk.columns for chunk in self._pending[session]]
-        lead, k = self._leads.get(session), self._needs.stack
-        columns = _joined([lead, *chunks] if lead is not None else chunks)
-        n_lead = int((lead["row"] == RowKind.STEP).sum()) if lead is not None else 0
-        steps = np.flatnonzero(columns["row"] == RowKind.STEP)[n_lead:]
+        columns = self._joined(track, len(track.chunks))
+        steps = np.flatnonzero(columns["row"] == RowKind.STEP)[-self._needs.steps :]
         rows, following = steps, steps + 1
-        if k > 1:
-            windows = stack(join([columns]), k=k).rows
+        if self._needs.stack > 1:
+            windows = stack(join([columns]), k=self._needs.stack).rows
             rows, following = windows[steps], windows[steps + 1]
-            self._leads[session] = {name: column[-k:] for name, column in columns.items()}
+        # An episode that was cut off inside the rollout ends there too: no trace may cross into the next one.
+        is_cut = (columns["row"][steps + 1] == RowKind.BOOTSTRAP) & (steps + 2 < len(columns["row"]))
         return Rollout(
             obs={name: columns[name][rows] for name in self._game.obs_columns},
             action=self._action(columns)[steps],
             reward=columns["reward"][steps],
             next_obs={name: columns[name][following] for name in self._game.obs_columns},
             terminated=columns["terminated"][steps],
-            truncated=columns["truncated"][steps],
+            truncated=columns["truncated"][steps] | is_cut,
             logp=columns["logp"][steps],
-            legal=columns["legal"][steps] if self._game.has_legal else None,
+            legal=columns["legal"][steps] if "legal" in columns else None,
         )
 
     def _action(self, columns: Columns) -> Array:
@@ -95,27 +178,27 @@ class RolloutQueue:
     # --- resume -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Array]:
-        """What the next rollout needs of the last one; nothing waits at the end of a round."""
-        return {
-            f"{session.hex}.{name}": column for session, lead in self._leads.items() for name, column in lead.items()
+        """What the stacks of the next chunks reach back to; chunks that wait are not kept."""
+        arrays: dict[str, Array] = {
+            "sessions": np.frombuffer(b"".join(one.bytes for one in self._tracks), np.uint8).reshape(-1, 16),
+            "last_no": np.array([track.last_no for track in self._tracks.values()], np.int64),
         }
+        for at, track in enumerate(self._tracks.values()):
+            left = _Track(list(track.chunks), track.lead)
+            self._leave(left, len(left.chunks))
+            arrays |= {f"lead{at}.{name}": column for name, column in (left.lead or {}).items()}
+        return arrays
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        leads: dict[uuid.UUID, dict[str, Array]] = {}
-        for key, column in arrays.items():
-            session, name = key.split(".", 1)
-            leads.setdefault(uuid.UUID(session[1:]), {})[name] = column
-        self._pending, self._steps, self._leads = {}, {}, dict(leads)
-
-
-def _joined(chunks: Sequence[Columns]) -> Columns:
-    """The columns of consecutive chunks as one."""
-    if len(chunks) == 1:
-        return chunks[0]
-    laid = join(chunks)
-    starts = np.cumsum([0, *(len(chunk["row"]) for chunk in chunks[:-1])])
-    rows = starts[laid.chunk] + laid.source_row
-    return {name: np.concatenate([chunk[name] for chunk in chunks])[rows] for name in chunks[0]}
+        """Go on from what `state` returned."""
+        self._tracks = {}
+        for at, (session, last_no) in enumerate(zip(arrays["sessions"], arrays["last_no"], strict=True)):
+            lead = {
+                name.removeprefix(f"lead{at}."): array
+                for name, array in arrays.items()
+                if name.startswith(f"lead{at}.")
+            }
+            self._tracks[uuid.UUID(bytes=session.tobytes())] = _Track(lead=lead or None, last_no=int(last_no))
 
 
 def _side_by_side(parts: Sequence[Rollout]) -> Rollout:

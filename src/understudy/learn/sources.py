@@ -25,6 +25,14 @@ class Source(Protocol):
     """Batches for one compiled call, and what that call said about them."""
 
     def insert(self, chunk: Chunk) -> int: ...
+    def pass_over(self, chunk: Chunk) -> None:
+        """A chunk was played too long ago to learn from it; others may follow it."""
+        ...
+
+    def go_back(self) -> None:
+        """The weights were taken back: what only the newer ones may learn from leaves."""
+        ...
+
     @property
     def may_update(self) -> bool: ...
     def draw(self, call_no: int, *, importance: float) -> Any:
@@ -56,6 +64,12 @@ class ReplaySource:
         if self.limiter is not None:
             self.limiter.inserted(chunk.meta.n_steps)
         return chunk.meta.n_steps
+
+    def pass_over(self, chunk: Chunk) -> None:
+        """Windows that would run into it end at the gap."""
+
+    def go_back(self) -> None:
+        """Any weights may learn from a replay."""
 
     @property
     def may_update(self) -> bool:
@@ -103,6 +117,12 @@ class RolloutSource:
 
     def insert(self, chunk: Chunk) -> int:
         return self.queue.insert(chunk)
+
+    def pass_over(self, chunk: Chunk) -> None:
+        self.queue.pass_over(chunk)
+
+    def go_back(self) -> None:
+        self.queue.drop()
 
     @property
     def may_update(self) -> bool:
