@@ -34,10 +34,9 @@ class Checkpoint:
     facts: Mapping[str, Any]
 
     def encode(self) -> bytes:
-        digest = _digest(self.arrays)
         facts = canonical_json(dict(self.facts)).decode()
-        metadata = {"format": FORMAT, "env_steps": str(self.env_steps), "facts": facts, "digest": digest}
-        return tensors.encode(self.arrays, metadata)
+        metadata = {"format": FORMAT, "env_steps": str(self.env_steps), "facts": facts}
+        return tensors.encode(self.arrays, metadata | {"digest": _digest(self.arrays, metadata)})
 
 
 def decode_checkpoint(raw: bytes) -> Checkpoint:
@@ -47,13 +46,14 @@ def decode_checkpoint(raw: bytes) -> Checkpoint:
         facts, env_steps = json.loads(metadata["facts"]), int(metadata["env_steps"])
     except (Refused, KeyError, ValueError) as error:
         raise Corrupt(f"a checkpoint cannot be read: {error}") from None
-    if metadata.get("format") != FORMAT or metadata.get("digest") != _digest(arrays):
+    digest = metadata.pop("digest", "")
+    if metadata.get("format") != FORMAT or digest != _digest(arrays, metadata):
         raise Corrupt(f"a checkpoint of format {metadata.get('format')!r} is damaged or of another build")
     return Checkpoint(env_steps, arrays, facts)
 
 
-def _digest(arrays: Mapping[str, Array]) -> str:
-    digest = hashlib.sha256()
+def _digest(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(canonical_json(dict(metadata)))
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape};".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)
