@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 
 from understudy.act.actor import Actor
 from understudy.app.choice import GameChoice, Seen
@@ -19,7 +19,6 @@ from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError
 from understudy.core.events import Event, OnEvent
 from understudy.core.game import GameSpec
-from understudy.core.policy import Policy
 from understudy.engines.from_store import FromStore
 from understudy.engines.history import History
 from understudy.engines.inline import Inline, InlineConfig
@@ -105,26 +104,13 @@ def _listening(training: Training, listener: Listener) -> Training:
 
 
 def _learner(algorithm: Any, settings: Settings, facts: Mapping[str, Any], config: LearnerConfig) -> Learner:
-    learner = Learner(algorithm, settings.knobs, root_seed=facts["seed"], config=config)
+    start = None
     if facts["init_from"] is not None:
-        learner.state = grafted(learner.state, RunFolder(Path(facts["init_from"])).policy())
-    return learner
-
-
-def grafted(state: Any, policy: Policy) -> Any:
-    """A state whose networks start from a policy's weights, wherever name and shape agree."""
-    taken = 0
-    parts = {}
-    for name in state._fields:
-        value = getattr(state, name)
-        if not isinstance(value, dict):
-            continue
-        fits = [key for key in value if key in policy.weights and policy.weights[key].shape == value[key].shape]
-        parts[name] = value | {key: jnp.asarray(policy.weights[key]) for key in fits}
-        taken += len(fits)
-    if not taken:
-        raise ConfigError(
-            f"no weight of the policy of {policy.game.game} fits this network; start from a run of the same game with "
-            "the same widths"
-        )
-    return state._replace(**parts)
+        policy = RunFolder(Path(facts["init_from"])).policy()
+        start, shapes = policy.weights, algorithm.policy(algorithm.init(jax.random.PRNGKey(0))).network.shapes()
+        if not any(shapes.get(name) == array.shape for name, array in start.items()):
+            raise ConfigError(
+                f"no weight of {facts['init_from']} fits this network; start from a run of the same game with the same "
+                "widths"
+            )
+    return Learner(algorithm, settings.knobs, root_seed=facts["seed"], config=config, start=start)

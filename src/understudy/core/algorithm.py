@@ -108,8 +108,8 @@ class Algorithm(Protocol):
     @property
     def needs(self) -> Transitions | Rollouts: ...
 
-    def init(self, key: Any) -> Any:
-        """The first state: a pytree of arrays (weights, targets, optimiser)."""
+    def init(self, key: Any, start: Mapping[str, Any] | None = None) -> Any:
+        """The first state, a pytree of arrays; `start` holds weights by name to begin with where they fit."""
         ...
 
     def act(self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:

@@ -80,13 +80,15 @@ class Learner:
     """One algorithm's state and the data it learns from."""
 
     def __init__(
-        self, algorithm: Algorithm, knobs: Any, *, root_seed: int, config: LearnerConfig | None = None
-    ) -> None:
+        self, algorithm: Algorithm, knobs: Any, *, root_seed: int, config: LearnerConfig | None = None,
+        start: Mapping[str, Array] | None = None,
+    ) -> None:  # fmt: skip
+        """`start`: weights by name to begin with, wherever they fit the algorithm's network."""
         self.algorithm, self.config = algorithm, config or LearnerConfig()
         self._knobs = knobs
         self.counts, self.compile_s = Counts(), 0.0
         self.source = _source(algorithm, self.config, root_seed)
-        self.state = algorithm.init(jax.random.PRNGKey(root_seed))
+        self.state = algorithm.init(jax.random.PRNGKey(root_seed), start)
         self._call: Callable[..., Any] = jax.jit(_guarded(algorithm), donate_argnums=0)
         self._is_compiled = False
 

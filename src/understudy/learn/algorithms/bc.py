@@ -16,7 +16,8 @@ from understudy.core.heads import Head, head_for
 from understudy.core.layers import Constant, Dense
 from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
-from understudy.learn import networks
+from understudy.core.tensors import Array
+from understudy.learn import flat, networks
 from understudy.learn.architecture import network_for
 
 
@@ -44,9 +45,9 @@ class BcKnobs:
 
 
 class BcState(NamedTuple):
-    """Weights and the optimiser's moments."""
+    """Weights as one vector, and the optimiser's moments."""
 
-    weights: dict[str, jax.Array]
+    weights: jax.Array
     optimiser: Any
 
 
@@ -82,29 +83,28 @@ class Bc:
     def _adam(self) -> optax.GradientTransformation:
         return optax.chain(optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam())
 
-    def init(self, key: Any) -> BcState:
-        weights = networks.init_weights(key, self.network)
-        return BcState(weights, self._adam.init(weights))
+    def init(self, key: Any, start: Mapping[str, Array] | None = None) -> BcState:
+        weights = flat.first_weights(key, self.network, start)
+        return BcState(weights, flat.zeros(self._adam.init, weights))
 
     def act(self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        outputs = networks.apply(self.network, state.weights, obs)
+        outputs = networks.apply(self.network, flat.unpack(self.network, state.weights), obs)
         noise = networks.noise(key, self.head, next(iter(outputs.values())).shape[0])
         return networks.sample(self.head, outputs, noise, explore=explore, legal=legal)
 
     def update(self, state: BcState, batch: Batch, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
         """One gradient step towards what was done."""
-        seen = networks.observe(self.network, state.weights, batch.obs)
-        (loss, logp), grads = jax.value_and_grad(self._loss, has_aux=True)(seen, batch, knobs)
-        moves, optimiser = self._adam.update(grads, state.optimiser)
-
-        def moved(name: str) -> Any:
-            decay = knobs["weight_decay"] if name.endswith("kernel") else 0.0
-            return seen[name] - knobs["learning_rate"] * (moves[name] + decay * seen[name])
-
-        norm = optax.global_norm(grads)
+        seen = flat.observe(self.network, state.weights, batch.obs)
+        loss_of = jax.value_and_grad(self._loss, has_aux=True)
+        (loss, logp), grads = loss_of(flat.unpack(self.network, seen), batch, knobs)
+        gradient = flat.pack(self.network, grads)
+        move, optimiser = self._adam.update(gradient, state.optimiser)
+        decay = knobs["weight_decay"] * flat.kernels(self.network)
+        moved = seen - knobs["learning_rate"] * (move + decay * seen)
+        norm = optax.tree.norm(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "likelihood": jnp.exp(logp).mean()}
         feedback = Feedback(metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm), row_ok=jnp.abs(logp) < 1e12)
-        return BcState({name: moved(name) for name in seen}, optimiser), feedback
+        return BcState(moved, optimiser), feedback
 
     def _loss(self, weights: Any, batch: Batch, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs = networks.apply(self.network, weights, batch.obs)
@@ -114,5 +114,5 @@ class Bc:
         return -(batch.weight * logp).mean() - knobs["entropy"] * undecided, logp
 
     def policy(self, state: BcState) -> Policy:
-        weights = {name: np.asarray(value) for name, value in state.weights.items()}
+        weights = flat.unpack(self.network, np.asarray(state.weights))
         return Policy(self.game, self.network, weights, self.head, stack=self.config.stack)

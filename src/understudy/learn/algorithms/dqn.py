@@ -17,7 +17,8 @@ from understudy.core.heads import Head, head_for
 from understudy.core.layers import Dense, Dueling
 from understudy.core.network import NetworkSpec
 from understudy.core.policy import InitialPriority, Policy
-from understudy.learn import networks
+from understudy.core.tensors import Array
+from understudy.learn import flat, networks
 from understudy.learn.architecture import network_for
 
 
@@ -51,10 +52,10 @@ class DqnKnobs:
 
 
 class DqnState(NamedTuple):
-    """Weights, the slower target, the optimiser's moments, and the updates done."""
+    """Weights and the slower target, each as one vector, the optimiser's moments, and the updates done."""
 
-    weights: dict[str, jax.Array]
-    target: dict[str, jax.Array]
+    weights: jax.Array
+    target: jax.Array
     optimiser: Any
     updates: jax.Array  # int32
 
@@ -95,31 +96,32 @@ class Dqn:
     def _adam(self) -> optax.GradientTransformation:
         return optax.chain(optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5))
 
-    def init(self, key: Any) -> DqnState:
-        weights = networks.init_weights(key, self.network)
-        return DqnState(weights, jax.tree.map(jnp.copy, weights), self._adam.init(weights), jnp.zeros((), jnp.int32))
+    def init(self, key: Any, start: Mapping[str, Array] | None = None) -> DqnState:
+        weights = flat.first_weights(key, self.network, start)
+        return DqnState(weights, jnp.copy(weights), flat.zeros(self._adam.init, weights), jnp.zeros((), jnp.int32))
 
     def act(self, state: DqnState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        outputs = networks.apply(self.network, state.weights, obs)
+        outputs = networks.apply(self.network, flat.unpack(self.network, state.weights), obs)
         noise = networks.noise(key, self.head, outputs["q"].shape[0])
         return networks.sample(self.head, outputs, noise, explore=explore, legal=legal)
 
     def update(self, state: DqnState, batch: Batch, knobs: Mapping[str, Any]) -> tuple[DqnState, Feedback]:
         """One gradient step on Huber's loss of the n-step error; feedback carries the new priorities."""
-        (loss, error), grads = jax.value_and_grad(self._loss, has_aux=True)(state.weights, state.target, batch)
-        moves, optimiser = self._adam.update(grads, state.optimiser)
-        weights = jax.tree.map(lambda old, move: old - knobs["learning_rate"] * move, state.weights, moves)
-        weights = networks.observe(self.network, weights, batch.obs)
+        weights, target = (flat.unpack(self.network, vector) for vector in (state.weights, state.target))
+        (loss, error), grads = jax.value_and_grad(self._loss, has_aux=True)(weights, target, batch)
+        gradient = flat.pack(self.network, grads)
+        move, optimiser = self._adam.update(gradient, state.optimiser)
+        moved = flat.observe(self.network, state.weights - knobs["learning_rate"] * move, batch.obs)
         updates = state.updates + 1
         rate = jnp.where(updates % self.config.target_period == 0, knobs["target_rate"], 0.0)
-        target = jax.tree.map(lambda old, new: old + rate * (new - old), state.target, weights)
-        norm = optax.global_norm(grads)
+        followed = state.target + rate * (moved - state.target)
+        norm = optax.tree.norm(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "error": jnp.abs(error).mean()}
         feedback = Feedback(
             metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm), row_ok=jnp.abs(error) < 1e12,
             priorities=jnp.abs(error) + 1e-6,
         )  # fmt: skip
-        return DqnState(weights, target, optimiser, updates), feedback
+        return DqnState(moved, followed, optimiser, updates), feedback
 
     def _loss(self, weights: Any, target: Any, batch: Batch) -> tuple[Any, Any]:
         q = networks.apply(self.network, weights, batch.obs)["q"]  # float32[batch, actions]
@@ -140,5 +142,5 @@ class Dqn:
     def policy(self, state: DqnState) -> Policy:
         config = self.config
         priority = InitialPriority(n_step=config.n_step, discount=config.discount) if config.prioritised else None
-        weights = {name: np.asarray(value) for name, value in state.weights.items()}
+        weights = flat.unpack(self.network, np.asarray(state.weights))
         return Policy(self.game, self.network, weights, self.head, stack=config.stack, priority=priority)

@@ -17,7 +17,8 @@ from understudy.core.heads import Head, head_for
 from understudy.core.layers import Constant, Dense
 from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
-from understudy.learn import networks
+from understudy.core.tensors import Array
+from understudy.learn import flat, networks
 from understudy.learn.architecture import network_for
 from understudy.learn.returns import advantages
 
@@ -57,10 +58,10 @@ class PpoKnobs:
 
 
 class PpoState(NamedTuple):
-    """Weights of the policy and of the value, the optimiser's moments, and the key of the next shuffle."""
+    """Weights of the policy and of the value as vectors, the optimiser's moments, the key of the next shuffle."""
 
-    policy: dict[str, jax.Array]
-    value: dict[str, jax.Array]
+    policy: jax.Array
+    value: jax.Array
     optimiser: Any
     key: jax.Array
 
@@ -117,14 +118,14 @@ class Ppo:
     def _adam(self) -> optax.GradientTransformation:
         return optax.chain(optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5))
 
-    def init(self, key: Any) -> PpoState:
+    def init(self, key: Any, start: Mapping[str, Array] | None = None) -> PpoState:
         for_policy, for_value, key = jax.random.split(key, 3)
-        policy = networks.init_weights(for_policy, self.network)
-        value = networks.init_weights(for_value, self.value_network)
-        return PpoState(policy, value, self._adam.init((policy, value)), key)
+        policy = flat.first_weights(for_policy, self.network, start)
+        value = flat.first_weights(for_value, self.value_network)
+        return PpoState(policy, value, flat.zeros(self._adam.init, (policy, value)), key)
 
     def act(self, state: PpoState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        outputs = networks.apply(self.network, state.policy, obs)
+        outputs = networks.apply(self.network, flat.unpack(self.network, state.policy), obs)
         noise = networks.noise(key, self.head, next(iter(outputs.values())).shape[0])
         return networks.sample(self.head, outputs, noise, explore=explore, legal=legal)
 
@@ -134,8 +135,8 @@ class Ppo:
         first = jnp.exp(self._logp(state.policy, rows) - rows.logp)  # float32[rows]
         key, shuffle = jax.random.split(state.key)
         weights, optimiser, steps = self._epochs((state.policy, state.value), state.optimiser, rows, shuffle, knobs)
-        policy = networks.observe(self.network, weights[0], rows.obs)
-        value = networks.observe(self.value_network, weights[1], rows.obs)
+        policy = flat.observe(self.network, weights[0], rows.obs)
+        value = flat.observe(self.value_network, weights[1], rows.obs)
         metrics = {name: values.mean() for name, values in steps.items()}
         finite = [jnp.isfinite(steps[name]).all() for name in ("loss", "gradient_norm")]
         feedback = Feedback(
@@ -146,35 +147,42 @@ class Ppo:
 
     def _rows(self, state: PpoState, batch: Rollout, knobs: Mapping[str, Any]) -> _Rows:
         shape = batch.reward.shape
+        weights = flat.unpack(self.value_network, state.value)
 
-        def flat(array: Any) -> Any:
+        def rows(array: Any) -> Any:
             return array.reshape(shape[0] * shape[1], *array.shape[2:])
 
         def value(obs: Mapping[str, Any]) -> Any:
-            return networks.apply(self.value_network, state.value, jax.tree.map(flat, obs))["value"].reshape(shape)
+            return networks.apply(self.value_network, weights, jax.tree.map(rows, obs))["value"].reshape(shape)
 
         values = value(batch.obs)
         found = advantages(batch, values, value(batch.next_obs), discount=knobs["discount"], trace=knobs["trace"])
-        legal = None if batch.legal is None else flat(batch.legal)
-        obs = jax.tree.map(flat, dict(batch.obs))
-        return _Rows(obs, flat(batch.action), flat(batch.logp), legal, flat(found), flat(found + values))
+        legal = None if batch.legal is None else rows(batch.legal)
+        obs = jax.tree.map(rows, dict(batch.obs))
+        return _Rows(obs, rows(batch.action), rows(batch.logp), legal, rows(found), rows(found + values))
 
     def _logp(self, policy: Any, rows: _Rows) -> Any:
-        return networks.logp(self.head, networks.apply(self.network, policy, rows.obs), rows.action, rows.legal)
+        outputs = networks.apply(self.network, flat.unpack(self.network, policy), rows.obs)
+        return networks.logp(self.head, outputs, rows.action, rows.legal)
 
     def _epochs(self, weights: Any, optimiser: Any, rows: _Rows, key: Any, knobs: Mapping[str, Any]) -> Any:
-        n_rows, config = rows.logp.shape[0], self.config
-        keys = jax.random.split(key, config.epochs)
-        order = jax.vmap(lambda one: jax.random.permutation(one, n_rows))(keys)
-        order = order.reshape(config.epochs * config.minibatches, n_rows // config.minibatches)
+        n_rows, config, specs = rows.logp.shape[0], self.config, (self.network, self.value_network)
+        shape = (config.epochs * config.minibatches, n_rows // config.minibatches)
+        order = jnp.tile(jnp.arange(n_rows), config.epochs)
+        if config.minibatches > 1:  # a single minibatch is the whole rollout, in whatever order
+            lots = jax.random.uniform(key, (config.epochs, n_rows))
+            order = jnp.argsort(lots, axis=1)
+        order = order.reshape(shape)
 
         def step(carry: Any, chosen: Any) -> tuple[Any, dict[str, Any]]:
             weights, optimiser = carry
-            minibatch = jax.tree.map(lambda column: column[chosen], rows)
-            (loss, metrics), grads = jax.value_and_grad(self._loss, has_aux=True)(weights, minibatch, knobs)
-            moves, optimiser = self._adam.update(grads, optimiser)
+            minibatch = rows if config.minibatches == 1 else jax.tree.map(lambda column: column[chosen], rows)
+            arrays = tuple(flat.unpack(spec, vector) for spec, vector in zip(specs, weights, strict=True))
+            (loss, metrics), grads = jax.value_and_grad(self._loss, has_aux=True)(arrays, minibatch, knobs)
+            gradient = tuple(flat.pack(spec, part) for spec, part in zip(specs, grads, strict=True))
+            moves, optimiser = self._adam.update(gradient, optimiser)
             weights = jax.tree.map(lambda old, move: old - knobs["learning_rate"] * move, weights, moves)
-            return (weights, optimiser), {**metrics, "loss": loss, "gradient_norm": optax.global_norm(grads)}
+            return (weights, optimiser), {**metrics, "loss": loss, "gradient_norm": optax.tree.norm(gradient)}
 
         (weights, optimiser), metrics = jax.lax.scan(step, (weights, optimiser), order)
         return weights, optimiser, metrics
@@ -192,5 +200,5 @@ class Ppo:
         return loss, {"entropy": undecided, "value_loss": value_loss}
 
     def policy(self, state: PpoState) -> Policy:
-        weights = {name: np.asarray(value) for name, value in state.policy.items()}
+        weights = flat.unpack(self.network, np.asarray(state.policy))
         return Policy(self.game, self.network, weights, self.head, stack=self.config.stack)

@@ -1,0 +1,61 @@
+"""Flat weights: all arrays of a network as one vector.
+
+An optimiser, a target or a guard then does its work in a few operations instead of a few for each array, which halves
+both compilation and the time of an update of a small network.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from understudy.core.layers import ObservationNorm
+from understudy.core.network import NetworkSpec
+from understudy.core.tensors import Array
+from understudy.learn import networks
+
+
+def pack(spec: NetworkSpec, weights: Mapping[str, Any]) -> jax.Array:
+    """float32[size]: the arrays behind one another, in the spec's order."""
+    return jnp.concatenate([jnp.ravel(weights[name]) for name in spec.shapes()])
+
+
+def unpack(spec: NetworkSpec, flat: Any) -> dict[str, Any]:
+    """The arrays by name again; NumPy's where the vector is NumPy's."""
+    weights, at = {}, 0
+    for name, shape in spec.shapes().items():
+        size = math.prod(shape)
+        weights[name] = flat[at : at + size].reshape(shape)
+        at += size
+    return weights
+
+
+def first_weights(key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None = None) -> jax.Array:
+    """Fresh weights, or those of `start` wherever name and shape agree."""
+    fresh = networks.init_weights(key, spec)
+    for name, shape in spec.shapes().items():
+        if start is not None and name in start and start[name].shape == shape:
+            fresh[name] = jnp.asarray(start[name])
+    return pack(spec, fresh)
+
+
+def zeros(init: Callable[[Any], Any], weights: Any) -> Any:
+    """An optimiser's first state, whose moments are all 0, without running `init` array by array."""
+    return jax.tree.map(lambda leaf: jnp.asarray(np.zeros(leaf.shape, leaf.dtype)), jax.eval_shape(init, weights))
+
+
+def observe(spec: NetworkSpec, flat: Any, obs: Mapping[str, Any]) -> Any:
+    """Weights whose ObservationNorms, if there are any, have counted these observations too."""
+    layers = [layer for one in spec.inputs.values() for layer in one.layers]
+    if not any(isinstance(layer, ObservationNorm) for layer in layers):
+        return flat
+    return pack(spec, networks.observe(spec, unpack(spec, flat), obs))
+
+
+def kernels(spec: NetworkSpec) -> Array:
+    """float32[size]: 1 where a kernel lies, 0 elsewhere; what a weight decay pulls at."""
+    parts = [np.full(math.prod(shape), name.endswith("kernel")) for name, shape in spec.shapes().items()]
+    return np.concatenate(parts).astype(np.float32)
