@@ -3,19 +3,27 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from understudy.app.api import train as train
     from understudy.client.connect import connect as connect
+    from understudy.core import events as events
+    from understudy.core.events import Stop as Stop
 
     __version__: str
 
-__all__ = ["__version__", "connect"]
+__all__ = ["Stop", "__version__", "connect", "events", "train"]
+
+_LAZY = {
+    "Stop": "understudy.core.events:Stop",
+    "connect": "understudy.client.connect:connect",
+    "events": "understudy.core.events:",
+    "train": "understudy.app.api:train",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Importing stays silent and cheap: what a game needs is loaded when it is asked for.
-    if name == "connect":
-        from understudy.client.connect import connect
-
-        return connect
+    if name in _LAZY:
+        return _loaded(name)
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
@@ -24,3 +32,20 @@ def __getattr__(name: str) -> Any:
         except PackageNotFoundError:
             return "0+source"
     raise AttributeError(f"module 'understudy' has no attribute {name!r}")
+
+
+def _loaded(name: str) -> Any:
+    from importlib import import_module
+
+    path, _, attribute = _LAZY[name].partition(":")
+    try:
+        module = import_module(path)
+    except ModuleNotFoundError as error:
+        if name != "train" or (error.name or "").startswith("understudy"):
+            raise
+        from understudy.core.errors import MissingExtra
+
+        raise MissingExtra(
+            f"understudy.train needs the package {error.name}; pip install 'understudy[platform]'"
+        ) from error
+    return getattr(module, attribute) if attribute else module
