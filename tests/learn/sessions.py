@@ -72,7 +72,7 @@ def deliveries(draw: st.DrawFn, *, n_sessions: int = 3) -> list[Piece]:
         trajectory = draw(trajectories())
         pieces = pieces_of(trajectory.steps, trajectory.cuts, session)
         lost = draw(st.sets(st.integers(0, len(pieces)), max_size=2)) if draw(st.booleans()) else set()
-        waiting.append([piece for piece in pieces if piece.chunk_no not in lost])
+        waiting.append([piece for piece in pieces if piece.chunk_no not in lost] or pieces)
     order = []
     while waiting := [pieces for pieces in waiting if pieces]:
         order.append(draw(st.sampled_from(waiting)).pop(0))

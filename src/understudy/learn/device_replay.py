@@ -54,8 +54,7 @@ def set_masses(
     """The ring in which these rows weigh weight * priority^alpha; a NaN priority is the largest seen."""
     priority = jnp.where(priority >= 0, priority, ring.largest)
     priority = jnp.clip(priority, config.min_priority, config.max_priority)
-    counts = (rows < NOWHERE) & (weight > 0)
-    largest = jnp.maximum(ring.largest, jnp.max(jnp.where(counts, priority, 0.0)))
+    largest = jnp.maximum(ring.largest, jnp.max(jnp.where(rows < NOWHERE, priority, 0.0)))
     return ring._replace(levels=set_leaves(ring.levels, rows, weight * priority**config.alpha), largest=largest)
 
 
@@ -230,7 +229,8 @@ class DeviceReplay:
             self._may_sample[here] = may
             changed["rows"].append(np.arange(here.start, here.stop))
             changed["weight"].append(edit.weight if self.needs.prioritised else may)
-            changed["priority"].append(edit.priority if self.needs.prioritised else np.ones(len(may)))
+            priority = edit.priority if self.needs.prioritised else None
+            changed["priority"].append(np.ones(len(may)) if priority is None else priority)
         if changed["rows"]:
             self._send_masses(*(np.concatenate(parts) for parts in changed.values()))
         return became

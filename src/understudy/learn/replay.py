@@ -8,7 +8,7 @@ is a look-up. Which rows may be sampled, and what leaves when, is decided by `ri
 
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ from understudy.learn.layout import RowLayout
 from understudy.learn.replay_state import ReadChunks, RingReader, check_layout, layout_facts, ring_state
 from understudy.learn.ring import ALIGNMENT, ChunkId, Edit, Placed, Ring, nothing_at
 from understudy.learn.roster import Roster
+from understudy.learn.stretch import Windows, windows_of
 
 if TYPE_CHECKING:
     from understudy.learn.sum_tree import SumTree
@@ -77,7 +78,11 @@ class HostReplay:
         self.n_bad_priorities = 0
         """Priorities that were NaN, infinite or negative, and left out."""
         self._game = game
-        self._ring = Ring(self.capacity, needs)
+        self._masses: SumTree | Roster
+        self._masses, windows = (
+            _by_priority(self.capacity) if needs.prioritised else (Roster(self.capacity), windows_of)
+        )
+        self._ring = Ring(self.capacity, needs, windows=windows)
         self._columns = {
             name: np.zeros((self.capacity, *kept.shape), kept.dtype)
             for name, kept in self.layout.columns.items()
@@ -85,7 +90,6 @@ class HostReplay:
         }
         self._facts = np.zeros((self.capacity, _WIDTH), np.float32)
         self._whole = self._facts.view(np.int32)
-        self._masses: SumTree | Roster = _tree(self.capacity) if needs.prioritised else Roster(self.capacity)
         self._largest = 1.0
 
     @property
@@ -146,13 +150,15 @@ class HostReplay:
         rows, stamps = np.asarray(rows).ravel(), np.asarray(stamps).ravel()
         priorities = np.asarray(priorities, np.float64).ravel()
         is_good = (priorities >= 0) & (priorities < np.inf)
-        self.n_bad_priorities += len(rows) - int(np.count_nonzero(is_good))
+        n_good = np.count_nonzero(is_good)
+        if n_good < len(rows):
+            self.n_bad_priorities += len(rows) - int(n_good)
+            rows, stamps, priorities = rows[is_good], stamps[is_good], priorities[is_good]
+        if not len(rows):
+            return
         facts = self._facts.take(rows, axis=0)
-        is_good &= (facts.view(np.int32)[:, _STAMP] == stamps) & (self._masses.leaves.take(rows) > 0)
-        if not is_good.all():
-            rows, priorities, facts = rows[is_good], priorities[is_good], facts[is_good]
-        if len(rows):
-            self._masses.set(rows, self._mass(facts[:, _WEIGHT], priorities))
+        rows = np.where(facts.view(np.int32)[:, _STAMP] == stamps, rows, -1)
+        self._masses.set(rows, self._mass(facts[:, _WEIGHT], priorities), only_positive=True)
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """What `restore` needs besides the chunks themselves."""
@@ -202,8 +208,8 @@ class HostReplay:
         before = len(self._masses)
         if isinstance(self._masses, Roster):
             self._masses.set_range(edit.start, edit.weight > 0)
-        elif not edit.weight.any():
-            self._masses.set_range(edit.start, np.zeros(len(edit.weight)))
+        elif edit.priority is None:
+            self._masses.clear_range(edit.start, len(edit.weight))
         else:
             priority = np.where(edit.priority >= 0, edit.priority, self._largest)
             self._masses.set_range(edit.start, self._mass(edit.weight, priority))
@@ -212,7 +218,7 @@ class HostReplay:
     def _mass(self, weight: Array, priority: NDArray[np.float64]) -> NDArray[np.float64]:
         low, high = self.config.min_priority, self.config.max_priority
         priority = np.minimum(np.maximum(priority, low), high)
-        self._largest = max(self._largest, float((priority * (weight > 0)).max()))
+        self._largest = max(self._largest, float(priority.max()))
         return np.asarray(weight * np.power(priority, self.config.alpha))
 
     def _gather(self, rows: NDArray[np.int64], facts: Array, weight: Array) -> Batch:
@@ -222,7 +228,8 @@ class HostReplay:
             seen, seen_next = rows, following
         else:
             seen = _stacked(rows, whole[..., _REACH] >> 16, self.needs.stack)
-            seen_next = _stacked(following, self._whole[:, _REACH].take(following) >> 16, self.needs.stack)
+            next_whole = self._facts.take(following, axis=0).view(np.int32)
+            seen_next = _stacked(following, next_whole[..., _REACH] >> 16, self.needs.stack)
         legal = self._columns.get("legal")
         return Batch(
             obs={name: self._columns[name].take(seen, axis=0) for name in layout.obs},
@@ -237,11 +244,12 @@ class HostReplay:
         )
 
 
-def _tree(capacity: int) -> "SumTree":
+def _by_priority(capacity: int) -> "tuple[SumTree, Callable[..., Windows]]":
     # Half a second of import that uniform replays do without.
+    from understudy.learn.compiled_windows import compiled_windows_of
     from understudy.learn.sum_tree import SumTree
 
-    return SumTree(capacity)
+    return SumTree(capacity), compiled_windows_of
 
 
 def _stacked(rows: NDArray[np.int64], behind: Array, stack: int) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ chunk's stretch, whose lead-in repeats it, or here, shortened, once it is known 
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,8 @@ class Edit:
 
     start: int
     weight: Floats
-    priority: Floats
+    priority: Floats | None
+    """None where the rows lose their mass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class Placed:
 class Ring:
     """The stretches of a replay of `capacity` rows."""
 
-    def __init__(self, capacity: int, needs: Transitions) -> None:
+    def __init__(self, capacity: int, needs: Transitions, *, windows: Callable[..., Windows] = windows_of) -> None:
+        self._windows_of = windows
         self.capacity = capacity
         self.head = 0
         self.used = 0
@@ -106,7 +108,7 @@ class Ring:
             )
         own = rows_of(columns, rows, chunk_no=meta.chunk_no, weight=weight)
         joined = join_rows(lead, own)
-        windows = windows_of(joined, n_lead, needs=self._needs)
+        windows = self._windows_of(joined, n_lead, needs=self._needs)
         is_late = tail is not None and meta.chunk_no < tail.stretch.chunk_no  # nothing will continue it here
         n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
         start, edits = self._claim(n_rows)
@@ -258,7 +260,7 @@ def join_rows(lead: Mapping[str, Array], own: Mapping[str, Array]) -> dict[str, 
 
 
 def nothing_at(start: int, n_rows: int) -> Edit:
-    return Edit(start, np.zeros(n_rows, np.float32), np.ones(n_rows, np.float32))
+    return Edit(start, np.zeros(n_rows, np.float32), None)
 
 
 def _rounded(n_rows: int) -> int:

@@ -48,7 +48,7 @@ def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -
     # Lead-in rows that do not wait were sampleable where they came from.
     may_sample[: max(0, lead - (needs.n_step - 1))] = False
     begin = int(stops[-2]) + 1 if len(stops) > 1 else 0
-    factor = _powers(needs.discount, needs.n_step).astype(np.float32).take(ahead)
+    factor = powers(needs.discount, needs.n_step).astype(np.float32).take(ahead)
     factor[columns["terminated"].take(at + ahead - 1)] = 0.0
     behind = 0
     if needs.stack > 1:
@@ -67,7 +67,8 @@ def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -
 
 
 @lru_cache
-def _powers(discount: float, n: int) -> NDArray[np.float64]:
+def powers(discount: float, n: int) -> NDArray[np.float64]:
+    """discount^0 to discount^n."""
     return np.power(float(discount), np.arange(n + 1))
 
 
@@ -76,6 +77,6 @@ def _returns(reward: Array, ahead: NDArray[Any], *, needs: Transitions) -> Array
         return reward
     rewards = reward.astype(np.float64)
     returns = rewards.copy()
-    for step, power in enumerate(_powers(needs.discount, needs.n_step)[1:-1].tolist(), start=1):
+    for step, power in enumerate(powers(needs.discount, needs.n_step)[1:-1].tolist(), start=1):
         returns[:-step] += rewards[step:] * ((ahead[:-step] > step) * power)
     return returns.astype(np.float32)

@@ -22,13 +22,14 @@ Masses = NDArray[np.float64]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _compiled(function: _Function) -> _Function:
-    compiled: Any
+def compiled(function: _Function) -> _Function:
+    """The function, compiled when it is first called, and kept on disk where there is a place for it."""
+    machine_code: Any
     try:
-        compiled = numba.njit(function, cache=True, nogil=True, error_model="numpy")
+        machine_code = numba.njit(function, cache=True, nogil=True, error_model="numpy")
     except RuntimeError:  # nowhere to write a cache: a read-only install for a user without a home
-        compiled = numba.njit(function, nogil=True, error_model="numpy")
-    return cast(_Function, compiled)
+        machine_code = numba.njit(function, nogil=True, error_model="numpy")
+    return cast(_Function, machine_code)
 
 
 class SumTree:
@@ -55,13 +56,20 @@ class SumTree:
         """How many rows have a mass."""
         return int(self._counts[0])
 
-    def set(self, rows: Rows, masses: Masses) -> None:
-        """Give these rows their masses; where a row is named twice the last one holds."""
-        _set(self._nodes, self._begin, self._counts, rows, masses)
+    def set(self, rows: Rows, masses: Masses, *, only_positive: bool = False) -> None:
+        """Give these rows their masses; where a row is named twice the last one holds.
+
+        Rows below 0 are left out; `only_positive` leaves those out, too, that have no mass now.
+        """
+        _set(self._nodes, self._begin, self._counts, rows, masses, only_positive)
 
     def set_range(self, start: int, masses: Masses) -> None:
         """Give the rows from `start` on their masses."""
         _set_range(self._nodes, self._begin, self._counts, start, masses)
+
+    def clear_range(self, start: int, n_rows: int) -> None:
+        """Take the masses of the rows from `start` on."""
+        _set_range(self._nodes, self._begin, self._counts, start, np.zeros(n_rows))
 
     def find(self, values: Masses) -> Rows:
         """The rows at these distances into the total, in the shape of `values`; needs a total above 0."""
@@ -71,18 +79,20 @@ class SumTree:
 
 
 def _aligned(size: int) -> Masses:
-    """Zeros that begin at a cache line, so that a node's children take two lines, not three."""
-    spare = np.zeros(size + 8, np.float64)
-    skip = (-spare.ctypes.data % 64) // 8
+    """Zeros that begin at a pair of cache lines, so that a node's children take one pair, which is fetched as one."""
+    spare = np.zeros(size + 16, np.float64)
+    skip = (-spare.ctypes.data % 128) // 8
     return spare[skip : skip + size]
 
 
-@_compiled
-def _set(nodes: Any, begin: Any, counts: Any, rows: Any, masses: Any) -> None:
+@compiled
+def _set(nodes: Any, begin: Any, counts: Any, rows: Any, masses: Any, only_positive: bool) -> None:
     parents = np.empty(len(rows), np.int64)
     n = 0
     for i in range(len(rows)):
         row = rows[i]
+        if row < 0 or (only_positive and not nodes[row] > 0):
+            continue
         counts[0] += int(masses[i] > 0) - int(nodes[row] > 0)
         nodes[row] = masses[i]
         if n == 0 or parents[n - 1] != row >> 4:
@@ -107,7 +117,7 @@ def _set(nodes: Any, begin: Any, counts: Any, rows: Any, masses: Any) -> None:
         n = kept
 
 
-@_compiled
+@compiled
 def _set_range(nodes: Any, begin: Any, counts: Any, start: Any, masses: Any) -> None:
     if len(masses) == 0:
         return
@@ -128,13 +138,21 @@ def _set_range(nodes: Any, begin: Any, counts: Any, start: Any, masses: Any) -> 
         first, last = first >> 4, last >> 4
 
 
-@_compiled
+@compiled
 def _find(nodes: Any, begin: Any, values: Any, rows: Any) -> None:
     left, node = values.copy(), np.zeros(len(rows), np.uint64)
     one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)  # unsigned: no look for minus
     # Level by level over the whole batch, so that loads do not wait for one another. In a node first the right four of
     # its children, then the right one of the four: without branches, and in two short chains of sums.
     for level in range(len(begin) - 2, -1, -1):
+        touched = 0.0
+        if level < 2:
+            # The lower levels are larger than the cache: a short loop that waits for nothing fetches their lines first.
+            for i in range(len(rows)):
+                at = np.uint64(begin[level]) + (node[i] << four)
+                touched += nodes[at] + nodes[at + (two << two)]
+        if touched < 0:
+            rows[0] = -1  # never; it keeps the loop above from being left out as useless
         for i in range(len(rows)):
             value = left[i]
             at = np.uint64(begin[level]) + (node[i] << four)
@@ -151,8 +169,10 @@ def _find(nodes: Any, begin: Any, values: Any, rows: Any) -> None:
             inner = np.uint64(value >= to_1) + np.uint64(value >= to_2) + np.uint64(value >= to_3)
             at, child = at + inner, child + inner
             value -= to_3 if value >= to_3 else (to_2 if value >= to_2 else (to_1 if value >= to_1 else 0.0))
-            while not nodes[at] > 0:  # rounding led past the last child that has a mass
-                at, child = at - one, child - one
+            if not nodes[at] > 0:  # rounding led past the end: the last child that has a mass, and its last one
+                while not nodes[at] > 0:
+                    at, child = at - one, child - one
+                value = nodes[at]
             node[i] = (node[i] << four) + child
             left[i] = value
     for i in range(len(rows)):
