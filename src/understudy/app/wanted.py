@@ -40,18 +40,24 @@ class Wanted:
             raise ConfigError(f"until is {self.until!r}; give the return to reach, such as 475")
 
 
+def wanted_algorithm(wanted: Wanted) -> Any:
+    """The algorithm that was asked for, in words, in a file or by a preset; else the one for the kind of training."""
+    if wanted.algorithm is not None:
+        return wanted.algorithm
+    file = read_toml(wanted.config_file) if wanted.config_file is not None else {}
+    base = read_preset(wanted.preset) if wanted.preset else {}
+    return file.get("algorithm") or base.get("algorithm") or ("ppo" if wanted.from_store is None else "bc")
+
+
 def resolve(wanted: Wanted, game: GameSpec) -> Settings:
     """Preset, file and single settings, checked; in this order, the later wins."""
-    base = read_preset(wanted.preset) if wanted.preset else {}
-    file = read_toml(wanted.config_file) if wanted.config_file is not None else {}
-    said = wanted.algorithm or file.get("algorithm") or base.get("algorithm")
-    algorithm = said or ("ppo" if wanted.from_store is None else "bc")
+    algorithm = wanted_algorithm(wanted)
     name = algorithm_name(algorithm)
     resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
-    preset = wanted.preset or default_preset(name, game)
-    if preset:
-        resolver.add(base or read_preset(preset))
-    resolver.add(file)
+    if preset := wanted.preset or default_preset(name, game):
+        resolver.add(read_preset(preset))
+    if wanted.config_file is not None:
+        resolver.add(read_toml(wanted.config_file))
     for key, value in wanted.settings.items():
         resolver.set(key, value)
     if wanted.network is not None and not isinstance(wanted.network, NetworkSpec):

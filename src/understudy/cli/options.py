@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from understudy.app.data import DataFolder, data_folder
+from understudy.core.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -45,6 +46,17 @@ def finish(fields: Mapping[str, Any], *, as_json: bool, code: int = 0) -> int:
         sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
     return code
+
+
+def json_object(text: str, flag: str) -> dict[str, Any]:
+    """The JSON object that was given to a flag; ConfigError shows what one looks like."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} is no JSON: {error}; give an object such as '{{\"render_mode\": null}}'") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag} is {value!r}; give a JSON object")
+    return value
 
 
 def count(number: float) -> str:

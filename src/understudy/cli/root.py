@@ -15,8 +15,10 @@ _COMMANDS = {
     "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
     "demo": ("understudy.cli.demo:demo", "record, kill, recover, verify: the whole promise in a minute"),
     "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),
+    "evaluate": ("understudy.cli.evaluate:evaluate", "play a run's policy on held-out seeds"),
     "ingest": ("understudy.cli.ingest:ingest", "follow the stream and store each step once"),
     "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
+    "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
     "version": ("understudy.cli.version:version", "print versions"),
 }
 
@@ -26,6 +28,7 @@ Examples:
   understudy demo
   understudy simulate CartPole-v1 --players 4 --seconds 5 --data D
   understudy data verify --data D
+  understudy train CartPole-v1
 """
 
 

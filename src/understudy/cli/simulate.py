@@ -1,6 +1,5 @@
 """understudy simulate."""
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -8,8 +7,7 @@ import click
 
 from understudy.app.simulate import SimulateConfig, SimulateResult, Simulation
 from understudy.cli.live import watching
-from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option
-from understudy.core.errors import ConfigError
+from understudy.cli.options import console, count, data_option, examples, finish, folder, json_object, json_option
 
 
 @click.command(
@@ -35,7 +33,9 @@ def simulate(game: str, data_text: str | None, as_json: bool, no_ingest: bool, e
     be killed at any moment and run again on the same folder.
     """
     data, out = folder(data_text), console(as_json=as_json)
-    config = SimulateConfig(env_id=game, ingest=not no_ingest, env_kwargs=_object(env_kwargs), **settings)
+    config = SimulateConfig(
+        env_id=game, ingest=not no_ingest, env_kwargs=json_object(env_kwargs, "--env-kwargs"), **settings
+    )
     with Simulation(data, config) as simulation:
         if simulation.uses_running_ingest:
             out.print("another process has the store open; it stores what these players record")
@@ -44,18 +44,6 @@ def simulate(game: str, data_text: str | None, as_json: bool, no_ingest: bool, e
     if not as_json:
         _print(result, data_text or str(data.root))
     return finish(asdict(result), as_json=as_json)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"--env-kwargs is no JSON: {error}; give an object such as '{{\"render_mode\": null}}'"
-        ) from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"--env-kwargs is {value!r}; give a JSON object")
-    return value
 
 
 def _print(result: SimulateResult, data_text: str) -> None:

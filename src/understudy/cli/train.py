@@ -1,0 +1,170 @@
+"""understudy train."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from understudy.cli.options import console, count, examples, finish, json_object, json_option
+from understudy.cli.training_view import Progress, duration, watching_run
+from understudy.core.errors import ConfigError
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(
+    epilog=examples(
+        "understudy train CartPole-v1",
+        "understudy train CartPole-v1 --algorithm dqn --seed 0 --until 475 --out R --json",
+        "understudy train Pendulum-v1 --set learning_rate=3e-4 --network 256,256 --steps 200000",
+        "understudy train CartPole-v1 --algorithm bc --from-store D --steps 5000",
+        "understudy train --resume --out R",
+        "understudy train --list --algorithm dqn",
+    )
+)
+@click.argument("game", required=False)
+@click.option("--algorithm", help="dqn, ppo, bc, or your own as module:Class (default: the preset's, else ppo).")
+@click.option("--preset", help="A preset by name or file (default: the one for the algorithm and kind of game).")
+@click.option("--config", type=_PATH, metavar="FILE", help="A TOML file of settings, written like a preset.")
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="One setting; again for more (see --list).")
+@click.option("--network", metavar="WIDTHS", help="Widths of the network's layers, such as 64,64.")
+@click.option("--wrapper", multiple=True, metavar="MODULE:CLASS", help="A wrapper around each env; again for more.")
+@click.option("--env-kwargs", default="{}", metavar="JSON", help="Keywords for gymnasium.make, as a JSON object.")
+@click.option("--frame-skip", default=1, metavar="K", help="Repeat each action for K frames.")
+@click.option("--seed", type=int, help="Seed of everything (default 0).")
+@click.option("--seeds", type=int, metavar="N", help="N runs with seeds from --seed on, in OUT/seed-S, and a summary.")
+@click.option("--until", type=float, metavar="RETURN", help="Solved at this return (default: what the game says).")
+@click.option("--steps", type=int, metavar="N", help="Env steps at most; updates, with --from-store.")
+@click.option("--eval-every", type=int, metavar="N", help="Env steps between two evaluations.")
+@click.option("--init-from", type=_PATH, metavar="RUN", help="Start from the best policy of another run.")
+@click.option("--from-store", type=_PATH, metavar="DIR", help="Learn from a data folder; the game is not played.")
+@click.option("--out", type=_PATH, metavar="DIR", help="The run's folder (default: runs/GAME-ALGORITHM-N).")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out, where it was stopped or killed.")
+@click.option("--video", default=0, metavar="N", help="Film N episodes of the best policy into RUN/videos.")
+@click.option("--log", default="", metavar="NAMES", help="Also log to tensorboard, wandb, mlflow (with commas).")
+@click.option("--list", "is_list", is_flag=True, help="Show algorithms with their settings, defaults and ranges.")
+@json_option
+def train(game: str | None, sets: Sequence[str], env_kwargs: str, is_list: bool, as_json: bool, **asked: Any) -> int:
+    """Train a policy on GAME (any Gymnasium id) until it is solved or its steps are done.
+
+    The run's folder holds the settings, checkpoints, the curve as CSV and PNG, and the best and the last policy. It may
+    be killed at any moment and go on with --resume.
+    """
+    import_from_here()
+    if is_list:
+        return _list(asked["algorithm"], as_json=as_json)
+    if game is None and not asked["resume"]:
+        raise ConfigError("which game? give a Gymnasium id: understudy train CartPole-v1 (or see --help)")
+    asked |= {"settings": dict(map(_pair, sets)), "env_kwargs": json_object(env_kwargs, "--env-kwargs")}
+    out, progress = console(as_json=as_json), Progress()
+    try:
+        result = _trained(out, progress, game, asked)
+    except KeyboardInterrupt:
+        _say_how_to_go_on(progress, asked["seeds"])
+        raise
+    if not as_json:
+        _print(out, result, seeds=asked["seeds"])
+    return finish(result, as_json=as_json)
+
+
+def import_from_here() -> None:
+    """Let `module:Class` name what lies in the folder the command was called in."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+
+
+def _trained(out: Console, progress: Progress, game: str | None, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    began_s = time.perf_counter() - process_age_s()
+    with watching_run(out, progress) as hear:
+        from understudy.app.api import train as train_one  # imported late: JAX takes a while
+        from understudy.app.seeds import train_seeds
+
+        complain = lambda text: out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)  # noqa: E731
+        common = {**asked, "on_event": hear, "on_complaint": complain, "began_s": began_s}
+        seeds = common.pop("seeds")
+        return train_one(game, **common).result if seeds is None else train_seeds(game, seeds=seeds, **common).result
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, interpreter and all; 0 where the system does not tell."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return max(0.0, time.process_time())
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    from understudy.app.settings import parse_value
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"--set is {text!r}; give NAME=VALUE, such as learning_rate=0.001")
+    return name.strip(), parse_value(value)
+
+
+def _list(algorithm: str | None, *, as_json: bool) -> int:
+    from understudy.cli.knobs import listed, show
+
+    fields = listed(algorithm)
+    if not as_json:
+        show(console(), fields)
+    return finish(fields, as_json=as_json)
+
+
+def _say_how_to_go_on(progress: Progress, seeds: int | None) -> None:
+    run = progress.started
+    if run is None:
+        return
+    command = f"understudy train --resume --out {shlex.quote(run.run)}"
+    if seeds is not None:
+        words = [word for word in sys.argv[1:] if word != "--resume"]
+        has_out = any(word == "--out" or word.startswith("--out=") for word in words)
+        words += [] if has_out else ["--out", str(Path(run.run).parent)]
+        command = shlex.join(["understudy", *words, "--resume"])
+    print(f"stopped at step {progress.steps}; go on with: {command}", file=sys.stderr)
+
+
+def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> None:
+    run = escape(shlex.quote(result["run"]))
+    work = f"{count(result['env_steps'])} steps and {count(result['updates'])} updates"
+    lines = [
+        _outcome(result) if seeds is None else _outcome_of_seeds(result),
+        f"{work} in {duration(result['train_s'])}, compiling took {result['compile_s']:.1f} s",
+    ]
+    if seeds is None:
+        lines.append(f"policy  {escape(result['policy'])}")
+    lines.append(f"run     {escape(result['run'])}")
+    lines += [f"video   {escape(path)}" for path in result.get("videos", ())]
+    lines.append(f"next: understudy evaluate {run} --episodes 100 --seeds 10")
+    if seeds is None and not result["solved"]:
+        lines.append(f"      understudy train {result['game']} --algorithm {result['algorithm']} --init-from {run}")
+    out.print("\n".join(lines), soft_wrap=True)
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    if result["return_mean"] is None:
+        return "trained; the game is not installed here, so nobody has played the policy yet"
+    played = f"return {result['return_mean']:.1f} over {result['episodes']} held-out episodes"
+    if result["solved"]:
+        return f"[bold green]solved[/]: {played}, goal {result['until']:g}"
+    return played if result["until"] is None else f"[bold]not solved[/]: {played}, goal {result['until']:g}"
+
+
+def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
+    if result["return_iqm"] is None:
+        return f"trained {result['seeds']} seeds; the game is not installed here, so nobody has played the policies yet"
+    low, high = result["return_low"], result["return_high"]
+    interval = "no interval below 5 seeds" if low is None else f"95 % interval {low:.1f} to {high:.1f}"
+    return (
+        f"[bold]{result['solved_seeds']} of {result['seeds']} seeds solved[/]: IQM of returns "
+        f"{result['return_iqm']:.1f}, {interval}"
+    )
