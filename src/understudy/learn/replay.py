@@ -8,7 +8,7 @@ is a look-up. Which rows may be sampled, and what leaves when, is decided by `ri
 
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,6 @@ from understudy.learn.layout import RowLayout
 from understudy.learn.replay_state import ReadChunks, RingReader, check_layout, layout_facts, ring_state
 from understudy.learn.ring import ALIGNMENT, ChunkId, Edit, Placed, Ring, nothing_at
 from understudy.learn.roster import Roster
-from understudy.learn.stretch import Windows, windows_of
 
 if TYPE_CHECKING:
     from understudy.learn.sum_tree import SumTree
@@ -78,11 +77,10 @@ class HostReplay:
         self.n_bad_priorities = 0
         """Priorities that were NaN, infinite or negative, and left out."""
         self._game = game
-        self._masses: SumTree | Roster
-        self._masses, windows = (
-            _by_priority(self.capacity) if needs.prioritised else (Roster(self.capacity), windows_of)
-        )
-        self._ring = Ring(self.capacity, needs, windows=windows)
+        self._masses: SumTree | Roster = Roster(self.capacity)
+        self._ring = Ring(self.capacity, needs)
+        if needs.prioritised:
+            self._sample_by_priority()
         self._columns = {
             name: np.zeros((self.capacity, *kept.shape), kept.dtype)
             for name, kept in self.layout.columns.items()
@@ -91,6 +89,16 @@ class HostReplay:
         self._facts = np.zeros((self.capacity, _WIDTH), np.float32)
         self._whole = self._facts.view(np.int32)
         self._largest = 1.0
+
+    def _sample_by_priority(self) -> None:
+        # Half a second of import that uniform replays do without.
+        from understudy.learn import compiled_rows
+        from understudy.learn.compiled_windows import compiled_windows_of
+        from understudy.learn.sum_tree import SumTree
+
+        self._compiled = compiled_rows
+        self._masses = SumTree(self.capacity)
+        self._ring = Ring(self.capacity, self.needs, windows=compiled_windows_of)
 
     @property
     def n_sampleable(self) -> int:
@@ -156,9 +164,8 @@ class HostReplay:
             rows, stamps, priorities = rows[is_good], stamps[is_good], priorities[is_good]
         if not len(rows):
             return
-        facts = self._facts.take(rows, axis=0)
-        rows = np.where(facts.view(np.int32)[:, _STAMP] == stamps, rows, -1)
-        self._masses.set(rows, self._mass(facts[:, _WEIGHT], priorities), only_positive=True)
+        rows, weight = self._compiled.accepted(self._facts, rows, stamps, stamp_at=_STAMP, weight_at=_WEIGHT)
+        self._masses.set(rows, self._mass(weight, priorities), only_positive=True)
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """What `restore` needs besides the chunks themselves."""
@@ -211,15 +218,15 @@ class HostReplay:
         elif edit.priority is None:
             self._masses.clear_range(edit.start, len(edit.weight))
         else:
-            priority = np.where(edit.priority >= 0, edit.priority, self._largest)
-            self._masses.set_range(edit.start, self._mass(edit.weight, priority))
+            self._masses.set_range(edit.start, self._mass(edit.weight, edit.priority))
         return max(0, len(self._masses) - before)
 
-    def _mass(self, weight: Array, priority: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _mass(self, weight: Array, priority: Array) -> NDArray[np.float64]:
         low, high = self.config.min_priority, self.config.max_priority
-        priority = np.minimum(np.maximum(priority, low), high)
-        self._largest = max(self._largest, float(priority.max()))
-        return np.asarray(weight * np.power(priority, self.config.alpha))
+        cleaned, largest = self._compiled.clean(priority, self._largest, low=low, high=high)
+        self._largest = max(self._largest, largest)
+        # NumPy's power runs on whole vectors, a compiled loop's on one number at a time.
+        return np.asarray(weight * np.power(cleaned, self.config.alpha))
 
     def _gather(self, rows: NDArray[np.int64], facts: Array, weight: Array) -> Batch:
         whole, layout = facts.view(np.int32), self.layout
@@ -242,14 +249,6 @@ class HostReplay:
             next_legal=None if legal is None else legal.take(following, axis=0),
             extras={name: self._columns[name].take(rows, axis=0) for name in layout.extras},
         )
-
-
-def _by_priority(capacity: int) -> "tuple[SumTree, Callable[..., Windows]]":
-    # Half a second of import that uniform replays do without.
-    from understudy.learn.compiled_windows import compiled_windows_of
-    from understudy.learn.sum_tree import SumTree
-
-    return SumTree(capacity), compiled_windows_of
 
 
 def _stacked(rows: NDArray[np.int64], behind: Array, stack: int) -> NDArray[np.int64]:
