@@ -144,13 +144,13 @@ def _outcome(run: Run) -> str:
     return f"{seen}, {run.steps:,} steps"
 
 
-def learning_gate(found: Found) -> Gate:
+def learning_gate(measure: str, found: Found) -> Gate:
     """Passes when our trainings solved the game on at least nine of ten seeds."""
     if OURS in found.skipped:
-        return Gate(False, f"our training failed: {found.skipped[OURS]}")
+        return Gate(False, f"{measure}: our training failed: {found.skipped[OURS]}")
     runs = found.runs.get(OURS, [])
     solved = sum(run["solved"] for run in runs)
-    says = f"{solved} of {len(runs)} seeds: greedy mean of 100 held-out episodes >= {evaluator.SOLVED:.0f}"
+    says = f"{measure}: {solved} of {len(runs)} seeds: greedy mean of 100 held-out episodes >= {evaluator.SOLVED:.0f}"
     return Gate(bool(runs) and solved >= 0.9 * len(runs), says)
 
 

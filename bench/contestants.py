@@ -77,6 +77,8 @@ class Process:
         environment = {name: value for name, value in os.environ.items() if who.is_ours or name != "PYTHONPATH"}
         environment |= {f"{name}_NUM_THREADS": str(threads) for name in _THREADS}
         environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+        # Everybody compiles anew: no program of an earlier run is found on the disk.
+        environment |= {"UNDERSTUDY_COMPILE_CACHE": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
         command = [str(python_of(who.environment)), "-m", who.module]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by close()
         self._unread = b""

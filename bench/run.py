@@ -51,15 +51,14 @@ def main() -> int:
     from bench import table  # draws with rich
 
     out = options.out or (None if options.quick else RESULTS)
-    remarks = _remarks(options, may_record=out is not None)
-    if remarks and out is not None and not options.force:
+    remarks = _remarks(options)
+    if remarks and not options.force and not options.quick:
         print("not measured, because it could not be recorded:", *remarks, sep="\n  ", file=sys.stderr)
         print("  --force records it with this remark; --quick looks without recording", file=sys.stderr)
         return 2
-    sound, gate = True, None
+    sound, gates = True, list[Gate]()
     for name in options.measures:
-        result = _measure(MEASURES[name], options, remarks, gate)
-        gate = Gate(**result["gate"]) if result["gate"]["passed"] else gate
+        result = _measure(MEASURES[name], options, remarks, gates)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
@@ -71,7 +70,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measures", nargs="*", metavar="MEASURE", choices=[*MEASURES, "all"], default=[])
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=", ".join([*MEASURES, "all"]))
     parser.add_argument("--rounds", type=int, help="rounds of a rate or a time (default 7; quick 2)")
     parser.add_argument("--seeds", type=int, help="trainings of each contestant, seeds 0 to N-1 (default 10; quick 1)")
     parser.add_argument("--quick", action="store_true", help="small sizes; peers stop after two evaluations")
@@ -80,24 +79,26 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--force", action="store_true", help="record on a busy machine too, with a remark")
     parser.add_argument("--calibrate", action="store_true", help="store the speed of this machine's reference kernels")
     options = parser.parse_args()
-    if not options.measures and not options.calibrate:
-        parser.error(f"name a measure: {', '.join(MEASURES)} or all")
+    unknown = [name for name in options.measures if name not in (*MEASURES, "all")]
+    if unknown or not (options.measures or options.calibrate):
+        parser.error(f"{f'no measure {unknown[0]!r}; ' if unknown else ''}name some of {', '.join(MEASURES)}, or all")
     options.measures = list(MEASURES) if "all" in options.measures else options.measures
     options.rounds = options.rounds or (2 if options.quick else 7)
     options.seeds = options.seeds or (1 if options.quick else 10)
     return options
 
 
-def _remarks(options: argparse.Namespace, *, may_record: bool) -> list[str]:
+def _remarks(options: argparse.Namespace) -> list[str]:
     """What speaks against figures made now; where they are to be recorded, after waiting for a quiet moment."""
     stored = guard.stored()
-    patience_s = _PATIENCE_S if may_record and stored is not None and not options.force else 0.0
+    patience_s = _PATIENCE_S if stored is not None and not (options.force or options.quick) else 0.0
     if patience_s:
         print(f"waiting for a quiet machine, at most {patience_s:.0f} s", flush=True)
     return guard.wait_until_quiet(lambda: guard.complaints(guard.read(), stored), patience_s=patience_s)
 
 
-def _measure(measure: Measure, options: argparse.Namespace, remarks: list[str], gate: Gate | None) -> dict[str, Any]:
+def _measure(measure: Measure, options: argparse.Namespace, remarks: list[str], gates: list[Gate]) -> dict[str, Any]:
+    """The result file of one measure; `gates` are those of this run so far, and get the one that is made here."""
     began_s, load, others = time.monotonic(), machine.load_average(), guard.Others()
     wanted = (options.peers or "").lower().split(",")
     contestants = [who for who in measure.contestants if who.is_ours or any(w in who.name.lower() for w in wanted)]
@@ -105,11 +106,15 @@ def _measure(measure: Measure, options: argparse.Namespace, remarks: list[str], 
     with on_cores(measure.cores) as cores:
         if measure.is_solving:
             found = solve_all(measure, contestants, seeds=options.seeds, quick=options.quick)
-            gate = learning_gate(found)
+            gates.append(gate := learning_gate(measure.name, found))
         else:
             found = compare_all(measure, contestants, rounds=options.rounds, quick=options.quick)
-    gate = gate or _gate(options)
+    if not measure.is_solving:
+        gates.extend([] if gates else [_gate(options)])
+        gate = all_of(*((one.says, one.passed) for one in gates))
     used = others.cores()
+    if not options.quick and (options.seeds < 10 or options.rounds < 5):
+        remarks = [*remarks, f"{options.seeds} seeds and {options.rounds} rounds; a figure wants 10 and 5 or more"]
     if used is not None and used > guard.MAX_LOAD:
         remarks = [*remarks, f"other processes kept {used} cores busy while this was measured"]
     settings = {
@@ -135,7 +140,7 @@ def _measure(measure: Measure, options: argparse.Namespace, remarks: list[str], 
         "contestants": settings,
         "requests": measure.parts,
         "order": found.order,
-        "rows": _rows(measure, found, gate),
+        "rows": _rows(measure, found, all_of((gate.says, gate.passed), ("a full run", not options.quick))),
         "runs": found.runs,
         "skipped": found.skipped,
         "failed": found.failed,
@@ -143,12 +148,12 @@ def _measure(measure: Measure, options: argparse.Namespace, remarks: list[str], 
 
 
 def _gate(options: argparse.Namespace) -> Gate:
-    """The learning gate of this commit, for a measure that trains nothing itself."""
+    """The learning gate of this commit, where no measure before has trained anything."""
     print("Learning gate: CartPole-v1, DQN, ours", flush=True)
     measure = MEASURES["solve-dqn"]
     with on_cores(measure.cores):
         found = solve_all(measure, measure.contestants[:1], seeds=options.seeds, quick=options.quick)
-    return learning_gate(found)
+    return learning_gate(measure.name, found)
 
 
 def _rows(measure: Measure, found: Found, gate: Gate) -> list[dict[str, Any]]:

@@ -140,6 +140,14 @@ def test_a_busy_machine_measures_nothing_that_it_would_record(monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_measure_that_does_not_exist_is_answered_with_those_that_do(monkeypatch: pytest.MonkeyPatch, capsys):
+    for words in ([], ["replays"]):
+        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        with pytest.raises(SystemExit):
+            run.main()
+        assert "replay, inference, or all" in capsys.readouterr().err
+
+
 # --- Clock and evaluator ---------------------------------------------------------------------------------------------
 
 
@@ -213,7 +221,7 @@ def test_policies_that_decide_otherwise_are_named():
 
 def test_the_learning_gate_wants_nine_seeds_of_ten():
     def gate(solved: int, seeds: int) -> bool:
-        return learning_gate(Found(runs={OURS: [{"solved": at < solved} for at in range(seeds)]})).passed
+        return learning_gate("solve-dqn", Found(runs={OURS: [{"solved": at < solved} for at in range(seeds)]})).passed
 
     assert gate(9, 10)
     assert gate(1, 1)
@@ -254,7 +262,7 @@ def test_a_training_ends_when_its_weights_are_good_enough_and_is_timed_without_t
     assert [look[0] for look in ours["curve"]] == [2560, 5120]
     assert (late["solved"], late["steps"], len(late["curve"])) == (False, 7680, 3)
     assert found.values[TRAINING][OURS][0] < 0.5
-    assert learning_gate(found).passed
+    assert learning_gate("solve-dqn", found).passed
 
 
 def test_a_contestant_that_dies_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
