@@ -108,7 +108,8 @@ def _learner(algorithm: Any, settings: Settings, facts: Mapping[str, Any], confi
     if facts["init_from"] is not None:
         policy = RunFolder(Path(facts["init_from"])).policy()
         start, shapes = policy.weights, algorithm.policy(algorithm.init(jax.random.PRNGKey(0))).network.shapes()
-        if not any(shapes.get(name) == array.shape for name, array in start.items()):
+        # Biases fit almost anything; a policy that shares no kernel is of another kind.
+        if not any(shapes.get(name) == array.shape for name, array in start.items() if array.ndim > 1):
             raise ConfigError(
                 f"no weight of {facts['init_from']} fits this network; start from a run of the same game with the same "
                 "widths"

@@ -17,15 +17,14 @@ from understudy.app.evaluation import Judge, judge_of
 from understudy.app.picture import draw_curve
 from understudy.app.runs import RunFolder, default_folder, is_empty
 from understudy.app.settings import Resolver, Settings, algorithm_name, read_toml
+from understudy.app.stored import store_folder, stored_spec
 from understudy.app.training import Training
 from understudy.app.wanted import Wanted, resolve, with_network
 from understudy.core.errors import ConfigError, Locked
 from understudy.core.events import OnEvent, Started
 from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
-from understudy.core.names import game_name_of_env
 from understudy.core.policy import Policy
-from understudy.stores.reader import SegmentReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,13 @@ def train(
 
 
 def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) -> Run:
-    seen = look_at(choice) if wanted.from_store is None else None
-    store = None if wanted.from_store is None else store_folder(wanted.from_store)
-    spec = seen.spec if seen is not None else stored_spec(store, choice.name)
+    seen, store = None, None
+    if wanted.from_store is None:
+        seen = look_at(choice)
+        spec = seen.spec
+    else:
+        store = store_folder(wanted.from_store)
+        spec = stored_spec(store, choice.name)
     settings = resolve(wanted, spec)
     until = wanted.until
     if until is None and seen is not None and "steps" not in wanted.settings:
@@ -137,6 +140,8 @@ def _held(folder: RunFolder, *, is_new: bool) -> Iterator[None]:
             shutil.rmtree(root)
             for path in missing[1:]:
                 path.rmdir()
+            if not missing:
+                root.mkdir()  # it was there, and empty
         raise
 
 
@@ -199,24 +204,6 @@ def result_of(training: Training, facts: Mapping[str, Any], *, env_class: str) -
         "skipped_updates": counts.skipped_updates, "run": str(training.folder.root),
         "policy": str(training.folder.root / "best.safetensors"),
     }  # fmt: skip
-
-
-def store_folder(folder: Path) -> Path:
-    """The store in a data folder, or the store itself."""
-    for one in (folder / "store", folder):
-        if (one / "catalogue.sqlite").exists():
-            return one
-    raise ConfigError(f"there is no store in {folder}; give a data folder that 'understudy simulate --data' wrote")
-
-
-def stored_spec(store: Path | None, game: str) -> GameSpec:
-    """The spec of a game as the store knows it."""
-    assert store is not None
-    with SegmentReader(store, game=game_name_of_env(game)) as reader:
-        spec = reader.spec
-    if spec is None:
-        raise ConfigError(f"the store {store} holds nothing of {game}; 'understudy data stats' says what it holds")
-    return spec
 
 
 def versions() -> dict[str, str]:
