@@ -1,4 +1,4 @@
-"""Worlds whose values are known exactly: what every value algorithm must learn from chunks, through replay or rollout."""
+"""Worlds whose values are known exactly: what every value algorithm must learn, through replay or rollout."""
 
 from collections.abc import Sequence
 from typing import Any

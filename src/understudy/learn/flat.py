@@ -5,7 +5,7 @@ both compilation and the time of an update of a small network.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -40,11 +40,6 @@ def first_weights(key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None
         if start is not None and name in start and start[name].shape == shape:
             fresh[name] = jnp.asarray(start[name])
     return pack(spec, fresh)
-
-
-def zeros(init: Callable[[Any], Any], weights: Any) -> Any:
-    """An optimiser's first state, whose moments are all 0, without running `init` array by array."""
-    return jax.tree.map(lambda leaf: jnp.asarray(np.zeros(leaf.shape, leaf.dtype)), jax.eval_shape(init, weights))
 
 
 def observe(spec: NetworkSpec, flat: Any, obs: Mapping[str, Any]) -> Any:

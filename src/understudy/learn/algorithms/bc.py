@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from understudy.core.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
 from understudy.core.game import GameSpec
@@ -18,6 +17,7 @@ from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
 from understudy.learn import flat, networks
+from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for
 
 
@@ -80,12 +80,12 @@ class Bc:
         )
 
     @cached_property
-    def _adam(self) -> optax.GradientTransformation:
-        return optax.chain(optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam())
+    def _adam(self) -> Adam:
+        return Adam(self.config.max_gradient, epsilon=1e-8)
 
     def init(self, key: Any, start: Mapping[str, Array] | None = None) -> BcState:
         weights = flat.first_weights(key, self.network, start)
-        return BcState(weights, flat.zeros(self._adam.init, weights))
+        return BcState(weights, self._adam.init(weights))
 
     def act(self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
         outputs = networks.apply(self.network, flat.unpack(self.network, state.weights), obs)
@@ -101,7 +101,7 @@ class Bc:
         move, optimiser = self._adam.update(gradient, state.optimiser)
         decay = knobs["weight_decay"] * flat.kernels(self.network)
         moved = seen - knobs["learning_rate"] * (move + decay * seen)
-        norm = optax.tree.norm(gradient)
+        norm = norm_of(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "likelihood": jnp.exp(logp).mean()}
         feedback = Feedback(metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm), row_ok=jnp.abs(logp) < 1e12)
         return BcState(moved, optimiser), feedback

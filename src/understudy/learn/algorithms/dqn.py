@@ -19,6 +19,7 @@ from understudy.core.network import NetworkSpec
 from understudy.core.policy import InitialPriority, Policy
 from understudy.core.tensors import Array
 from understudy.learn import flat, networks
+from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for
 
 
@@ -93,12 +94,12 @@ class Dqn:
         return head_for(self.game, "epsilon_greedy")
 
     @cached_property
-    def _adam(self) -> optax.GradientTransformation:
-        return optax.chain(optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5))
+    def _adam(self) -> Adam:
+        return Adam(self.config.max_gradient)
 
     def init(self, key: Any, start: Mapping[str, Array] | None = None) -> DqnState:
         weights = flat.first_weights(key, self.network, start)
-        return DqnState(weights, jnp.copy(weights), flat.zeros(self._adam.init, weights), jnp.zeros((), jnp.int32))
+        return DqnState(weights, jnp.copy(weights), self._adam.init(weights), jnp.zeros((), jnp.int32))
 
     def act(self, state: DqnState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
         outputs = networks.apply(self.network, flat.unpack(self.network, state.weights), obs)
@@ -115,7 +116,7 @@ class Dqn:
         updates = state.updates + 1
         rate = jnp.where(updates % self.config.target_period == 0, knobs["target_rate"], 0.0)
         followed = state.target + rate * (moved - state.target)
-        norm = optax.tree.norm(gradient)
+        norm = norm_of(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "error": jnp.abs(error).mean()}
         feedback = Feedback(
             metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm), row_ok=jnp.abs(error) < 1e12,

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from understudy.core.algorithm import Decision, Feedback, Rollout, Rollouts, Schedule, setting
 from understudy.core.errors import ConfigError
@@ -19,6 +18,7 @@ from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
 from understudy.learn import flat, networks
+from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for
 from understudy.learn.returns import advantages
 
@@ -115,14 +115,14 @@ class Ppo:
         )  # fmt: skip
 
     @cached_property
-    def _adam(self) -> optax.GradientTransformation:
-        return optax.chain(optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5))
+    def _adam(self) -> Adam:
+        return Adam(self.config.max_gradient)
 
     def init(self, key: Any, start: Mapping[str, Array] | None = None) -> PpoState:
         for_policy, for_value, key = jax.random.split(key, 3)
         policy = flat.first_weights(for_policy, self.network, start)
         value = flat.first_weights(for_value, self.value_network)
-        return PpoState(policy, value, flat.zeros(self._adam.init, (policy, value)), key)
+        return PpoState(policy, value, self._adam.init((policy, value)), key)
 
     def act(self, state: PpoState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
         outputs = networks.apply(self.network, flat.unpack(self.network, state.policy), obs)
@@ -182,7 +182,7 @@ class Ppo:
             gradient = tuple(flat.pack(spec, part) for spec, part in zip(specs, grads, strict=True))
             moves, optimiser = self._adam.update(gradient, optimiser)
             weights = jax.tree.map(lambda old, move: old - knobs["learning_rate"] * move, weights, moves)
-            return (weights, optimiser), {**metrics, "loss": loss, "gradient_norm": optax.tree.norm(gradient)}
+            return (weights, optimiser), {**metrics, "loss": loss, "gradient_norm": norm_of(gradient)}
 
         (weights, optimiser), metrics = jax.lax.scan(step, (weights, optimiser), order)
         return weights, optimiser, metrics
