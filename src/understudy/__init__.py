@@ -25,12 +25,9 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return _loaded(name)
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from understudy.core.version import version
 
-        try:
-            return version("understudy")
-        except PackageNotFoundError:
-            return "0+source"
+        return version()
     raise AttributeError(f"module 'understudy' has no attribute {name!r}")
 
 

@@ -29,6 +29,7 @@ from understudy.core.game import GameSpec, game_spec
 from understudy.core.meta import CONSENTS, KINDS, EpisodeNote
 from understudy.core.names import PlayerName, player_name
 from understudy.core.ports import Link
+from understudy.core.version import version
 
 Held = TypeVar("Held", Episode, Recorder)
 
@@ -355,9 +356,7 @@ def own_player(folder: Path) -> PlayerName:
 
 
 def _client_build() -> str:
-    import understudy
-
-    return f"understudy-python/{understudy.__version__}"[:128]
+    return f"understudy-python/{version()}"[:128]
 
 
 def _close_all() -> None:

@@ -1,0 +1,51 @@
+"""WhichWay: a pixel game that a single frame cannot solve.
+
+A bright square crosses an 84x84 picture, leftwards or rightwards, and comes back in on the other side. The player says
+which way it goes: 1 for each right answer. The square's place tells nothing, since both start and direction are drawn
+anew for every episode; two frames tell everything. Guessing gives half the steps, the best possible all but half of
+the first one.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+SIDE, SQUARE, STRIDE, STEPS = 84, 14, 7, 16
+BEST, GUESSING = STEPS - 0.5, STEPS / 2
+
+
+class WhichWay(gymnasium.Env[NDArray[np.uint8], np.int64]):
+    """uint8[84, 84] frames, two actions, 16 steps."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.render_mode = render_mode
+        self._at = self._direction = self._n_steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._at, self._direction = int(self.np_random.integers(SIDE // STRIDE)), int(self.np_random.integers(2))
+        self._n_steps = 0
+        return self._frame(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        reward = float(int(action) == self._direction)
+        self._at = (self._at + (1 if self._direction else -1)) % (SIDE // STRIDE)
+        self._n_steps += 1
+        return self._frame(), reward, self._n_steps >= STEPS, False, {}
+
+    def _frame(self) -> NDArray[np.uint8]:
+        frame = np.zeros((SIDE, SIDE), np.uint8)
+        columns = (self._at * STRIDE + np.arange(SQUARE)) % SIDE
+        frame[35:49, columns] = 255
+        return frame
+
+    def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
+        return np.repeat(self._frame()[:, :, None], 3, axis=2)
