@@ -149,7 +149,8 @@ class Run:
 def init(project, group, name, dir, config): log("open", project, group, name, config["seed"]); return Run()
 """,
     "mlflow": """
-def set_experiment(name): log("open", name)
+def set_tracking_uri(uri): log("open", uri)
+def set_experiment(name): log(name)
 def start_run(run_name): log(run_name)
 def log_params(facts): log(facts["game"])
 def log_metrics(numbers, step): log(numbers, step)
@@ -165,6 +166,7 @@ def test_each_adapter_speaks_its_packages_language(
     log = f"def log(*words):\n    with open({str(tmp_path / 'log')!r}, 'a') as file: print(*words, file=file)\n"
     (tmp_path / f"{package}.py").write_text(log + STAND_INS[package])
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     name = package.removesuffix("X").lower()
     feed = Feed(name, sinks_named(name)[name])
     feed.hear(STARTED)

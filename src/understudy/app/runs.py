@@ -91,13 +91,13 @@ class RunFolder:
     def cut_curve(self, env_steps: int) -> list[dict[str, float]]:
         """Drop what a killed run wrote behind its last checkpoint; what is left."""
         rows = [row for row in self.curve_rows() if row["env_steps"] <= env_steps]
-        lines = [",".join(CURVE), *(",".join(f"{row[name]:g}" for name in CURVE) for row in rows)]
+        lines = [",".join(CURVE), *(",".join(_text(row[name]) for name in CURVE) for row in rows)]
         write_file(self.curve, ("\n".join(lines) + "\n").encode(), mode=0o644)
         return rows
 
     def add_to_curve(self, row: Mapping[str, float]) -> None:
         with self.curve.open("a", newline="") as file:
-            csv.writer(file).writerow([f"{row[name]:.8g}" for name in CURVE])
+            csv.writer(file).writerow([_text(row[name]) for name in CURVE])
 
     def curve_rows(self) -> list[dict[str, float]]:
         if not self.curve.exists():
@@ -109,6 +109,11 @@ class RunFolder:
                 if all(row.get(name) not in (None, "") for name in CURVE):
                     rows.append({name: float(row[name]) for name in CURVE})
         return rows
+
+
+def _text(value: float) -> str:
+    """Counts to the last digit, measures to the eighth."""
+    return str(int(value)) if float(value).is_integer() else f"{value:.8g}"
 
 
 def default_folder(parent: Path, game: str, algorithm: str) -> Path:

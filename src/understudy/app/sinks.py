@@ -7,6 +7,7 @@ A sink that hangs, fails or is slow costs what it did not take, which is counted
 
 import importlib
 import importlib.util
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,8 @@ from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.events import Episode, Evaluation, Event, OnEvent, Started, Stop, Update
 
 QUEUE = 4_096
-CLOSE_S = 10.0
+CLOSE_S = 20.0
+"""How long the end of a run waits for what is still on its way: some take that long to open."""
 
 
 class Sink(Protocol):
@@ -66,6 +68,8 @@ class _Wandb:
 class _Mlflow:
     def __init__(self, run: Started) -> None:
         self._mlflow: Any = importlib.import_module("mlflow")
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            self._mlflow.set_tracking_uri(f"sqlite:///{(Path(run.run).resolve() / 'mlflow.db').as_posix()}")
         self._mlflow.set_experiment(run.game)
         self._mlflow.start_run(run_name=Path(run.run).name)
         self._mlflow.log_params(_facts(run))
@@ -191,8 +195,9 @@ class Feeds:
             feed.hear(event)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        for feed in self.feeds:
-            feed.close(timeout_s)
+        for wait_s in (0.0, timeout_s):  # first say it to all, then wait
+            for feed in self.feeds:
+                feed.close(wait_s)
 
     @property
     def complaints(self) -> list[str]:

@@ -1,0 +1,73 @@
+"""A run's folder: names, files, and what a kill may leave behind."""
+
+from pathlib import Path
+
+import pytest
+
+from understudy.app.runs import CURVE, RunFolder, default_folder, is_empty, seed_folders
+from understudy.core.errors import ConfigError
+
+
+def row(env_steps: float) -> dict[str, float]:
+    return {name: float("nan") if name == "train_return" else env_steps for name in CURVE}
+
+
+def test_folders_are_numbered_by_game_and_algorithm(tmp_path: Path):
+    assert default_folder(tmp_path / "none", "CartPole-v1", "dqn").name == "CartPole-v1-dqn-1"
+    for name in ("CartPole-v1-dqn-1", "CartPole-v1-dqn-3"):
+        (tmp_path / name).mkdir()
+    assert default_folder(tmp_path, "CartPole-v1", "dqn").name == "CartPole-v1-dqn-2"
+    assert default_folder(tmp_path, "ALE/Pong-v5", "my.module:Algo").name == "ALE-Pong-v5-algo-1"
+
+
+def test_a_folder_is_empty_until_it_holds_a_run_or_anything_else(tmp_path: Path):
+    root = tmp_path / "R"
+    assert is_empty(root)
+    root.mkdir()
+    for name in (".lock", "preset.toml", "network.json", ".run.json.123.tmp"):
+        (root / name).touch()
+        assert is_empty(root)
+    assert not RunFolder(root).exists
+    RunFolder(root).create({"seed": 1}, "[run]\n")
+    assert RunFolder(root).facts() == {"seed": 1}
+    assert not is_empty(root)
+    assert not is_empty(root / "run.json")
+
+
+def test_a_curve_is_read_up_to_a_torn_line_and_cut_at_a_checkpoint(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    assert folder.curve_rows() == []
+    folder.cut_curve(0)
+    for steps in (10, 20, 30):
+        folder.add_to_curve(row(steps))
+    with folder.curve.open("a") as file:
+        file.write("40,1")
+    assert [one["env_steps"] for one in folder.curve_rows()] == [10, 20, 30]
+    assert [one["env_steps"] for one in folder.cut_curve(20)] == [10, 20]
+    folder.add_to_curve(row(30))
+    assert [one["env_steps"] for one in folder.curve_rows()] == [10, 20, 30]
+
+
+def test_steps_of_a_long_run_stay_exact_in_the_curve(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.cut_curve(0)
+    folder.add_to_curve(row(12_345_678))
+    folder.cut_curve(99_999_999)
+    assert folder.curve_rows()[0]["env_steps"] == 12_345_678
+
+
+def test_what_is_no_run_and_has_no_policy_says_so(tmp_path: Path):
+    with pytest.raises(ConfigError, match="is not a run"):
+        RunFolder(tmp_path).facts()
+    with pytest.raises(ConfigError, match="holds no policy yet"):
+        RunFolder(tmp_path).policy()
+    (tmp_path / "best.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        RunFolder(tmp_path).policy()
+
+
+def test_seeds_are_sorted_as_numbers_and_other_folders_are_left_alone(tmp_path: Path):
+    assert seed_folders(tmp_path) == [tmp_path]
+    for name in ("seed-10", "seed-9", "seed-old", "videos"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in seed_folders(tmp_path)] == ["seed-9", "seed-10"]
