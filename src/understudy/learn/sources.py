@@ -96,7 +96,9 @@ class ReplaySource:
             self.replay.feedback(drawn.rows[ok], drawn.stamps[ok], priorities[ok])
         if ok.all():
             return ()
-        spoiled = ~ok[:, None] & ~np.asarray(told.row_ok)
+        row_ok = np.asarray(told.row_ok)
+        # Where not a single row went well, the weights are to blame: going back mends that, losing the replay does not.
+        spoiled = ~ok[:, None] & ~row_ok & row_ok.any(axis=1, keepdims=True)
         bad = self.replay.chunks_of(np.unique(drawn.rows[spoiled]))
         for session, chunk_no in bad:
             self.replay.evict(session, chunk_no)

@@ -1,0 +1,273 @@
+"""The learner: guard, lag, limiter, versions, and going on from a checkpoint as if nothing had happened."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.learn.sessions import session_id
+from tests.learn.worlds import Move, chunk_of
+from understudy.core import tensors
+from understudy.core.algorithm import Schedule
+from understudy.core.chunk import Chunk
+from understudy.core.errors import ConfigError, LearningFailed, Refused
+from understudy.core.game import game_spec
+from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
+from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
+from understudy.learn.learner import Learner, LearnerConfig
+from understudy.learn.limiter import LimiterConfig
+from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.sources import ChunkId, ReplaySource
+
+GAME = game_spec("line", obs=3, actions=2)
+ROLLOUT, ENVS, STACK = 8, 2, 2
+PROGRAMS: dict[str, Any] = {}
+
+
+def compiled_once(learner: Learner, program: str) -> Learner:
+    """Learners whose updates are the same share one compilation."""
+    learner._call = PROGRAMS.setdefault(program, learner._call)
+    return learner
+
+
+def dqn(*, prioritised: bool = True, limiter: LimiterConfig | None = None, **how: Any) -> Learner:
+    config = DqnConfig(widths=(8,), batch=16, n_step=2, prioritised=prioritised, target_period=3)
+    settings: dict[str, Any] = {"updates_per_call": 4, "replay": ReplayConfig(capacity=512), **how}
+    made = LearnerConfig(limiter=limiter, **settings)
+    return compiled_once(Learner(Dqn(GAME, config), DqnKnobs(), root_seed=5, config=made), f"dqn {settings}")
+
+
+def ppo() -> Learner:
+    config = PpoConfig(widths=(8,), rollout=ROLLOUT, envs=ENVS, epochs=2, minibatches=2, stack=STACK)
+    return compiled_once(Learner(Ppo(GAME, config), PpoKnobs(), root_seed=5), "ppo")
+
+
+def replay_of(learner: Learner) -> HostReplay:
+    assert isinstance(learner.source, ReplaySource)
+    return learner.source.replay
+
+
+def played(number: int, *, env: int = 0, n: int = 12, version: int | None = None, **more: Any) -> Chunk:
+    """The chunk of a number, of an episode that goes on for ever; each step sees numbers of its own."""
+
+    def seen(at: int) -> list[float]:
+        return [np.sin(at + env), np.cos(2.0 * at), 0.1 * env]
+
+    moves = [
+        Move(seen(at), at % 2, float(at % 3), seen(at + 1), None, at == 0) for at in range(n * number, n * number + n)
+    ]
+    return chunk_of(GAME, moves, session=env, chunk_no=number, version=version, **more)  # fmt: skip
+
+
+def bits(tree: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+# --- Guard -----------------------------------------------------------------------------------------------------------
+
+
+def spoil(learner: Learner, chunk_no: int, bad: float) -> None:
+    """Numbers go bad inside the ring, behind every check at the door."""
+    replay = replay_of(learner)
+    stretch = replay._ring.stretches[session_id(0), chunk_no]
+    replay._columns["obs"][stretch.start + stretch.lead + 2 : stretch.start + stretch.n_rows - 2] = bad
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
+def test_an_update_on_bad_rows_is_skipped_and_its_chunk_named_and_evicted(bad):
+    learner = dqn()
+    for number in range(4):
+        learner.insert(played(number))
+    learner.step(0.0)
+    spoil(learner, 1, bad)
+    named: list[ChunkId] = []
+    while not named:
+        report = learner.step(0.0)
+        named += report.bad_chunks
+    skipped = learner.counts.skipped_updates
+    assert skipped > 0
+    assert (session_id(0), 1) in named
+    assert {number for _, number in named} <= {0, 1, 2}  # windows reach from chunk 0 and into chunk 2
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(learner.state))
+    for _ in range(5):
+        learner.step(0.0)
+    assert learner.counts.skipped_updates == skipped  # what was bad is gone
+    assert not report.must_restore
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+def test_where_every_row_fails_the_state_keeps_its_bits_and_no_chunk_is_blamed(bad):
+    learner = dqn()
+    learner.insert(played(0))
+    replay_of(learner)._columns["obs"][:] = bad
+    before = bits(learner.state)
+    reports = [learner.step(0.0) for _ in range(3)]
+    assert bits(learner.state) == before
+    assert learner.counts.skipped_updates == learner.counts.skips_in_a_row == 12
+    assert [report.must_restore for report in reports] == [False, False, True]
+    assert [report.bad_chunks for report in reports] == [[], [], []]
+    assert replay_of(learner).n_sampleable > 0
+
+
+def test_bad_chunks_are_refused_at_the_door():
+    learner = dqn()
+    for name, bad in (("obs", np.nan), ("reward", 1e30)):
+        chunk = played(0)
+        chunk.columns[name][1] = bad
+        with pytest.raises(Refused, match="not_finite"):
+            learner.insert(chunk)
+    assert learner.counts.inserted_steps == 0
+    assert not learner.may_step
+
+
+def test_good_updates_end_a_row_of_skips():
+    learner = dqn()
+    for ok, row in (([0, 1, 0, 0], 2), ([0, 0, 0, 0], 6), ([0, 0, 1, 1], 0), ([1, 0, 0, 0], 3)):
+        learner._count_skips(np.array(ok, np.bool_))
+        assert learner.counts.skips_in_a_row == row
+    assert learner.counts.skipped_updates == 3 + 4 + 2 + 3
+
+
+def test_going_back_takes_the_weights_of_a_checkpoint_and_halves_the_rate():
+    learner = dqn()
+    learner.insert(played(0))
+    arrays, _ = learner.checkpoint()
+    before, kept = bits(learner.state), {name: array.tobytes() for name, array in arrays.items()}
+    for _ in range(3):
+        learner.step(0.0)
+    assert kept == {name: array.tobytes() for name, array in arrays.items()}, "a checkpoint changed behind its back"
+    learner.counts.skips_in_a_row = 10
+    learner.go_back(arrays)
+    assert bits(learner.state) == before
+    assert (learner.counts.rate_scale, learner.counts.skips_in_a_row, learner.counts.updates) == (0.5, 0, 12)
+    assert learner.knobs_at(0.0)["learning_rate"] == np.float32(5e-4)
+    learner.step(0.0)
+
+
+def test_weights_that_are_not_finite_are_never_published():
+    learner = dqn()
+    learner.state = jax.tree.map(lambda leaf: leaf * np.nan if leaf.dtype.kind == "f" else leaf, learner.state)
+    with pytest.raises(LearningFailed, match="not finite"):
+        learner.publish()
+
+
+# --- Who may teach ---------------------------------------------------------------------------------------------------
+
+
+def test_actors_that_lag_too_far_behind_are_left_out_and_players_never():
+    learner = dqn(max_lag_versions=2)
+    for _ in range(5):
+        learner.publish()
+    assert [learner.lag_of(played(0, version=version)) for version in (5, 3, 1, 9)] == [0, 2, 4, 0]
+    assert [learner.insert(played(number, version=version)) for number, version in enumerate((5, 3, 2))] == [12, 12, 0]
+    assert learner.insert(played(0, env=1)) == 12
+    assert (learner.counts.stale_chunks, learner.counts.inserted_steps) == (1, 36)
+
+
+def test_on_policy_only_the_newest_version_teaches():
+    learner = ppo()
+    learner.publish()
+    logp = [-0.7] * ROLLOUT
+    assert learner.insert(played(0, n=ROLLOUT, version=1, logp=logp)) == ROLLOUT
+    learner.publish()
+    assert learner.insert(played(0, env=1, n=ROLLOUT, version=1, logp=logp)) == 0
+    assert not learner.may_step
+
+
+def test_the_limiter_says_when_updates_are_due():
+    learner = dqn(limiter=LimiterConfig(samples_per_insert=8.0, min_inserts=12))
+    calls = []
+    for number in range(4):
+        learner.insert(played(number))
+        calls.append(0)
+        while learner.may_step:
+            learner.step(0.0)
+            calls[-1] += 1
+    assert calls == [0, 1, 2, 1]  # 96 rows are owed for each chunk behind the first; a call takes 64
+    assert learner.counts.replay_ratio == 4 * 64 / 48
+
+
+def test_versions_count_what_was_published_and_knobs_follow_their_schedules():
+    learner = dqn()
+    assert [learner.publish().version for _ in range(3)] == [1, 2, 3]
+    assert learner.current().version == 3
+    knobs = DqnKnobs(epsilon=Schedule(1.0, 0.0, 0.5), learning_rate=0.25)
+    learner._knobs = knobs
+    assert [float(learner.knobs_at(at)["epsilon"]) for at in (0.0, 0.25, 0.5, 1.0)] == [1.0, 0.5, 0.0, 0.0]
+    assert learner.knobs_at(0.7)["learning_rate"] == np.float32(0.25)
+
+
+# --- Going on --------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A learner with what its actors have played, as a store would keep it."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self.chunks: dict[ChunkId, Chunk] = {}
+
+    def round(self, number: int) -> list[Any]:
+        policy = self.learner.publish()
+        told: list[Any] = []
+        for env in range(ENVS):
+            chunk = self._played(policy, number, env)
+            self.chunks[chunk.meta.session, chunk.meta.chunk_no] = chunk
+            self.learner.insert(chunk)
+        while self.learner.may_step and len(told) < 3:
+            told.append(self.learner.step(number / 10).metrics)
+        return told
+
+    def _played(self, policy: Any, number: int, env: int) -> Chunk:
+        if policy.head.kind == "epsilon_greedy":
+            return played(number, env=env, version=policy.version)
+        chunk = played(number, env=env, n=ROLLOUT, version=policy.version, logp=[0.0] * ROLLOUT)
+        before = played(number - 1, env=env, n=ROLLOUT) if number else None
+        obs = chunk.columns["obs"]
+        past = obs[:1] if before is None else before.columns["obs"][-2:-1]
+        stacks = np.stack([np.concatenate([past, obs[:-2]]), obs[:-1]], axis=1)
+        noise = np.zeros((ROLLOUT, 2), np.float32)
+        noise[np.arange(ROLLOUT), chunk.columns["action"][:-1]] = 1e6
+        chunk.columns["logp"][:-1] = policy.decide({"obs": stacks}, noise).logp
+        return chunk
+
+    def resumed(self, fresh: Learner) -> "Run":
+        arrays, facts = self.learner.checkpoint()
+        decoded, _ = tensors.decode(tensors.encode(arrays, {}))
+        fresh.restore(decoded, json.loads(json.dumps(facts)), self._read)
+        run = Run(fresh)
+        run.chunks = dict(self.chunks)
+        return run
+
+    def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
+        return (self.chunks[one] for one in ids)
+
+
+@pytest.mark.parametrize("kind", ["prioritised", "uniform", "ppo"])
+def test_a_restored_learner_goes_on_with_the_same_bits(kind):
+    def make() -> Learner:
+        limiter = LimiterConfig(samples_per_insert=6.0, min_inserts=20)
+        return ppo() if kind == "ppo" else dqn(prioritised=kind == "prioritised", limiter=limiter)
+
+    run = Run(make())
+    for number in range(3):
+        run.round(number)
+    again = run.resumed(make())
+    assert bits(again.learner.state) == bits(run.learner.state)
+    for number in range(3, 7):
+        assert run.round(number) == again.round(number) != []
+    assert again.learner.counts == run.learner.counts
+    assert bits(again.learner.state) == bits(run.learner.state)
+    one, other = (each.learner.checkpoint() for each in (run, again))
+    assert one[1] == other[1]
+    assert all(one[0][name].tobytes() == array.tobytes() for name, array in other[0].items())
+
+
+def test_a_checkpoint_of_other_settings_is_refused():
+    arrays, facts = dqn().checkpoint()
+    other = Learner(Dqn(GAME, DqnConfig(widths=(9,), batch=16)), DqnKnobs(), root_seed=0)
+    with pytest.raises(ConfigError, match="does not fit"):
+        other.restore(arrays, facts, lambda _: iter(()))
