@@ -1,0 +1,351 @@
+"""understudy train and understudy evaluate, as a new user types them."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import understudy
+from tests.app.switches import GAME, QUICK
+from understudy.cli.root import run
+from understudy.cli.train import process_age_s
+from understudy.cli.training_view import Progress, duration, line, table, watching_run
+from understudy.core.events import CheckpointSaved, Compiling, Episode, Evaluation, Event, Guarded, Started, Update
+from understudy.core.lock import is_locked
+
+SETS = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
+PROMISED = {
+    "solved", "return_mean", "episodes", "env_steps", "updates", "train_s", "compile_s", "startup_s", "resumed_at_step",
+    "env_class", "run",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = str(tmp_path_factory.mktemp("cli") / "R")
+    assert run(["train", GAME, "--seed", "3", "--steps", "1024", "--out", out, *SETS, "--json"]) == 0
+    return out
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    capsys.readouterr()
+    found = run(words)
+    told = capsys.readouterr()
+    assert found == code, told.err
+    return told.out, told.err
+
+
+# --- train -----------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    words = ["--algorithm", "dqn", "--seed", "0", "--until", "9", "--out", str(tmp_path / "R"), "--json"]
+    out, err = said(capsys, "train", GAME, *words, *SETS)
+    fields = json.loads(out)
+    assert out.count("\n") == 1
+    assert fields.keys() >= PROMISED
+    assert fields["solved"] is True
+    assert fields["return_mean"] >= 9
+    assert fields["episodes"] == 100
+    assert fields["env_class"] == "tests.app.switches:Switches"
+    assert fields["startup_s"] > 0.2  # from the start of the process, which has imported JAX since
+    assert "compiling" in err
+    assert "return" in err
+
+
+def test_people_get_lines_a_summary_and_the_next_commands(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    out, err = said(capsys, "train", GAME, "--steps", "512", *SETS)
+    run_folder = "runs/tests.app.switches-Switches-v0-ppo-1"
+    lines = out.splitlines()
+    assert lines[0] == f"{GAME}, ppo, seed 0: run {run_folder}"
+    assert lines[1] == "compiling ..."
+    assert f"policy  {run_folder}/best.safetensors" in lines
+    assert f"next: understudy evaluate {run_folder} --episodes 100 --seeds 10" in lines
+    assert err == ""
+    out, _ = said(capsys, "train", GAME, "--steps", "256", "--until", "11", *SETS)
+    assert "run runs/tests.app.switches-Switches-v0-ppo-2" in out
+    assert "not solved: return" in out
+
+
+def test_settings_come_from_files_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    (tmp_path / "mine.toml").write_text('algorithm = "dqn"\n[config]\nbatch = 32\n[knobs]\nlearning_rate = 1e-4\n')
+    out, _ = said(
+        capsys, "train", GAME, "--config", str(tmp_path / "mine.toml"), "--set", "learning_rate={start=1e-2,end=1e-3}",
+        "--network", "8,8", "--env-kwargs", '{"presses": 3}', "--frame-skip", "2", "--wrapper",
+        "tests.app.switches:Brighter", "--eval-every", "256", "--steps", "512", "--out", str(tmp_path / "R"), *SETS,
+        "--json",
+    )  # fmt: skip
+    assert json.loads(out)["algorithm"] == "dqn"
+    assert json.loads(out)["return_mean"] <= 3
+    preset = (tmp_path / "R" / "preset.toml").read_text()
+    for told in ("batch = 32", "widths = [8, 8]", "start = 0.01, end = 0.001", "eval_every = 256", "steps = 512"):
+        assert told in preset
+    assert (tmp_path / "R" / "curve.csv").read_text().count("\n") == 3
+
+
+def test_the_same_command_with_resume_gives_an_ended_run_as_it_is(capsys: pytest.CaptureFixture[str], trained: str):
+    out, _ = said(
+        capsys, "train", GAME, "--seed", "3", "--steps", "1024", "--out", trained, *SETS, "--json", "--resume"
+    )
+    assert json.loads(out) == json.loads((Path(trained) / "result.json").read_text())
+    out, _ = said(capsys, "train", "--resume", "--out", trained)
+    assert "policy  " in out
+    _, err = said(capsys, "train", GAME, "--resume", "--out", trained, "--seed", "4", code=2)
+    assert "was begun with seed 3, and 4 was given; leave it out" in err
+
+
+def test_several_seeds_make_several_runs_and_one_summary(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    out, _ = said(capsys, "train", GAME, "--seeds", "2", "--steps", "256", "--out", str(tmp_path / "S"), *SETS)
+    assert "0 of 2 seeds solved: IQM of returns" in out
+    assert "no interval below 5 seeds" in out
+    out, _ = said(
+        capsys, "train", GAME, "--seeds", "2", "--steps", "256", "--out", str(tmp_path / "S"), *SETS, "--resume",
+        "--json",
+    )  # fmt: skip
+    fields = json.loads(out)
+    assert fields.keys() >= PROMISED | {"return_iqm", "return_low", "return_high"}
+    assert [one["run"] for one in fields["runs"]] == [str(tmp_path / "S" / f"seed-{seed}") for seed in (0, 1)]
+
+
+def test_a_run_from_another_ones_policy_and_a_video(capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: str):
+    words = ["--init-from", trained, "--steps", "256", "--video", "1", "--out", str(tmp_path / "R")]
+    out, _ = said(capsys, "train", GAME, *words, *SETS)
+    assert f"video   {tmp_path}/R/videos/episode-1.gif" in out
+
+
+def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.CaptureFixture[str]):
+    out, _ = said(capsys, "train", "--list")
+    assert [name for name in ("bc", "dqn", "ppo") if f"\n{name}  " in "\n" + out] == ["bc", "dqn", "ppo"]
+    assert "n_step 3 1 to 100 steps per transition" in [" ".join(line.split()) for line in out.splitlines()]
+    assert "presets: " in out
+    out, _ = said(capsys, "train", "--list", "--algorithm", "dqn", "--json")
+    fields = json.loads(out)
+    assert list(fields["algorithms"]) == ["dqn"]
+    for part in (*fields["algorithms"]["dqn"].values(), fields["run"], fields["learner"]):
+        for row in part if isinstance(part, list) else ():
+            assert row["says"], row
+    _, err = said(capsys, "train", "--list", "--algorithm", "dqq", code=2)
+    assert "did you mean 'dqn'" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "which game?"),
+        (["CartPole-v2"], "did you mean CartPole-v1"),
+        ([GAME, "--algorithm", "ppoo"], "did you mean 'ppo'"),
+        ([GAME, "--preset", "ppo-vektor"], "did you mean 'ppo-vector'"),
+        ([GAME, "--config", "none.toml"], "none.toml cannot be read"),
+        ([GAME, "--set", "learning_rate"], "give NAME=VALUE"),
+        ([GAME, "--set", "=3"], "give NAME=VALUE"),
+        ([GAME, "--set", "lerning_rate=1"], "did you mean 'learning_rate'"),
+        ([GAME, "--set", "learning_rate=many"], "learning_rate is 'many'; give a number"),
+        ([GAME, "--network", "64,big"], "such as 64,64"),
+        ([GAME, "--wrapper", "nowhere:Wrapper"], "cannot be imported"),
+        ([GAME, "--wrapper", "json:dumps"], "check wrappers"),
+        ([GAME, "--env-kwargs", "{"], "--env-kwargs is no JSON"),
+        ([GAME, "--env-kwargs", "3"], "give a JSON object"),
+        ([GAME, "--env-kwargs", '{"nope": 1}'], "does not take"),
+        ([GAME, "--frame-skip", "0"], "frame_skip is 0"),
+        ([GAME, "--frame-skip", "x"], "is not a valid integer"),
+        ([GAME, "--seed", "-1"], "seed is -1"),
+        ([GAME, "--seed", "one"], "is not a valid integer"),
+        ([GAME, "--seeds", "0"], "seeds is 0"),
+        ([GAME, "--until", "nan"], "until is nan"),
+        ([GAME, "--until", "high"], "is not a valid float"),
+        ([GAME, "--steps", "0"], "steps is 0"),
+        ([GAME, "--eval-every", "-5"], "eval_every is -5"),
+        ([GAME, "--init-from", "nowhere"], "holds no policy"),
+        ([GAME, "--from-store", "nowhere"], "no store in nowhere"),
+        ([GAME, "--resume"], "which run"),
+        (["--resume", "--out", "nowhere"], "nowhere is not a run"),
+        ([GAME, "--video", "-1"], "video is -1"),
+        ([GAME, "--log", "paper"], "give one or more of mlflow, tensorboard, wandb"),
+        ([GAME, "--lst"], "--lst"),
+        (["Pendulum-v1", "--algorithm", "dqn"], "try ppo"),
+    ],
+)
+def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    out, err = said(capsys, "train", *words, code=2)
+    assert told in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_game_without_its_renderer_and_a_log_without_its_package_are_refused_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for package in ("wandb", "pygame"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr("understudy.app.sinks.SINKS", {"wandb": ("no_such_package", None)})
+    assert "pip install 'understudy[wandb]'" in said(capsys, "train", GAME, "--log", "wandb", code=2)[1]
+    assert "pygame" in said(capsys, "train", "CartPole-v1", "--video", "1", code=2)[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_in_the_folder_of_the_call_can_be_imported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "dimmer_of_mine.py").write_text("from tests.app.switches import Brighter as Dimmer\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
+    said(capsys, "train", GAME, "--wrapper", "dimmer_of_mine:Dimmer", "--steps", "256", "--out", "R", *SETS)
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_done(number: int, tmp_path: Path):
+    out = tmp_path / "R"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "understudy.cli.main", "train", GAME, "--algorithm", "dqn", "--out", str(out),
+         "--steps", "100000000", *SETS],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    deadline = time.monotonic() + 90
+    while len(list(out.glob("checkpoints/*.safetensors"))) < 2:
+        assert time.monotonic() < deadline, "no checkpoint came"
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    assert is_locked(out / ".lock")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"go on with: understudy train --resume --out {out}" in err
+    assert "Traceback" not in err
+    assert not is_locked(out / ".lock")
+    assert not list(out.rglob("*.tmp"))
+    stop = lambda event: understudy.Stop if isinstance(event, Update) else None  # noqa: E731
+    assert understudy.train(out=out, resume=True, on_event=stop).result["resumed_at_step"] > 0
+
+
+# --- evaluate --------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], trained: str):
+    out, _ = said(capsys, "evaluate", trained, "--episodes", "10", "--seeds", "5", "--json")
+    fields = json.loads(out)
+    assert fields["low"] <= fields["iqm"] <= fields["high"]
+    assert {"episodes": 10, "seeds": 5, "run": trained}.items() <= fields.items()
+    out, _ = said(capsys, "evaluate", trained, "--episodes", "10", "--seeds", "2", "--policy", "last")
+    assert "no interval below 5 seeds" in out
+    assert "20 episodes of the last policy, 2 seeds of 10 each" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "Missing argument"),
+        (["nowhere"], "no folder nowhere"),
+        (["."], "is not a run"),
+        (["R", "--episodes", "0"], "episodes is 0"),
+        (["R", "--seeds", "0"], "seeds is 0"),
+        (["R", "--policy", "first"], "is not one of"),
+    ],
+)
+def test_wrong_use_of_evaluate_is_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    _, err = said(capsys, "evaluate", *words, code=2)
+    assert told in err
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_help_has_examples_and_does_not_wait_for_jax(command: str):
+    code = f"import sys; from understudy.cli.root import run; run(['{command}', '--help']); print('jax' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.count("understudy ") >= 3
+    assert out.rstrip().endswith("False")
+
+
+# --- the view --------------------------------------------------------------------------------------------------------
+
+
+def events() -> list[Event]:
+    return [
+        Started(env_steps=0, run="R", game="g", algorithm="dqn", seed=0, steps=10_000, until=9.0),
+        Episode(env_steps=500, env=0, return_=4.0, length=10),
+        Compiling(env_steps=500, what="update"),
+        Update(env_steps=1_000, updates=100, version=1, replay_ratio=8.0, lag_versions=0, metrics={}),
+        Update(env_steps=3_000, updates=300, version=2, replay_ratio=8.0, lag_versions=1, metrics={}),
+        Evaluation(env_steps=3_000, returns=[5.0], mean=5.0, low=4.5, high=5.5, is_best=True),
+    ]
+
+
+def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
+    now_s = iter(range(100))
+    progress = Progress(lambda: float(next(now_s)))
+    seen = []
+    for event in events():
+        progress.hear(event)
+        seen.append(progress.is_compiling)
+    assert seen == [False, False, True, False, False, False]
+    steps_s, updates_s = progress.rates
+    assert steps_s == pytest.approx(updates_s * 10)
+    assert steps_s > 0
+    assert progress.left_s == pytest.approx(7_000 / steps_s)
+    assert progress.train_return == 4.0
+    shown = line(progress)
+    for part in ("3 000 steps", "300 updates", "return 5.0 (4.5 to 5.5)", "lag 1, replay ratio 8.0", "left at most"):
+        assert part in shown
+
+
+def test_a_terminal_gets_a_table_that_shows_compiling():
+    progress, out = Progress(), Console(file=io.StringIO(), force_terminal=True, width=100)
+    with watching_run(out, progress) as hear:
+        for event in events()[:3]:
+            hear(event)
+        out.print(table(progress))
+        for event in events()[3:]:
+            hear(event)
+        hear(Guarded(env_steps=3_000, what="a chunk was refused", chunks=["s/1"]))
+        out.print(table(progress))
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    for part in ("compiling ...", "3 000 of 10 000", "5.0 (4.5 to 5.5)", "goal 9", "lag 1", "time left", "guarded"):
+        assert part in shown
+
+
+def test_lines_are_few():
+    out = Console(file=io.StringIO(), width=80)
+    with watching_run(out, Progress()) as hear:
+        for event in [*events(), CheckpointSaved(env_steps=3_000, path="p"), *events()[1:2] * 50]:
+            hear(event)
+    assert 3 <= out.file.getvalue().count("\n") <= 5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0.4, "0 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")])
+def test_durations_are_for_people(seconds: float | None, text: str):
+    assert duration(seconds) == text
+
+
+def test_a_processs_age_counts_from_its_real_start(monkeypatch: pytest.MonkeyPatch):
+    assert process_age_s() >= time.process_time() / max(1, os.cpu_count() or 1) / 4
+    monkeypatch.setattr(Path, "read_text", lambda path: "nonsense")
+    assert process_age_s() > 0
