@@ -31,6 +31,8 @@ check:  ## format, lint, types, imports
 bench:  ## measure every figure of the README beside its peers
 	@$(SETUP) platform dev bench
 	$(BIN)/python bench/experience.py
+	$(BIN)/python bench/learning.py
+	$(BIN)/python bench/run.py all
 
 card:  ## the reliability card: the long fault tests in full
 	@$(SETUP) platform dev
@@ -40,6 +42,6 @@ constraints: setup  ## refresh constraints.txt, the versions everybody installs
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade --quiet \
 	  --no-emit-index-url --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
 
-clean:  ## remove .venv, caches and build results
-	rm -rf .venv .setup.lock build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean:  ## remove .venv, caches, peers and build results
+	rm -rf bench/.peers .venv .setup.lock build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,22 @@
+"""Every algorithm learns what it is for, on two seeds; `make bench` takes ten."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.tasks import TASKS, Task, pixels
+from bench.which_way import GUESSING
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_it_is_learned(task: Task, seed: int, tmp_path: Path) -> None:
+    result = task.train(tmp_path, seed)
+    assert result["solved"], result
+    assert result["episodes"] == 100
+
+
+def test_without_a_stack_the_pixel_game_stays_a_guess(tmp_path: Path) -> None:
+    result = pixels(1).train(tmp_path, 0)
+    assert not result["solved"]
+    assert abs(result["return_mean"] - GUESSING) < 2.5, "one frame must not tell the direction"
