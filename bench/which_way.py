@@ -19,7 +19,7 @@ BEST, GUESSING = STEPS - 0.5, STEPS / 2
 class WhichWay(gymnasium.Env[NDArray[np.uint8], np.int64]):
     """uint8[84, 84] frames, two actions, 16 steps."""
 
-    metadata = {"render_modes": ["rgb_array"]}
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.observation_space = gymnasium.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
@@ -47,5 +47,5 @@ class WhichWay(gymnasium.Env[NDArray[np.uint8], np.int64]):
         frame[35:49, columns] = 255
         return frame
 
-    def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
+    def render(self) -> NDArray[np.uint8]:
         return np.repeat(self._frame()[:, :, None], 3, axis=2)
