@@ -266,6 +266,22 @@ def test_a_restored_learner_goes_on_with_the_same_bits(kind):
     assert all(one[0][name].tobytes() == array.tobytes() for name, array in other[0].items())
 
 
+def test_a_rollout_that_cannot_be_learned_from_is_skipped_and_the_env_named():
+    run = Run(ppo())
+    run.round(0)
+    before, policy = bits(run.learner.state), run.learner.publish()
+    for env in range(ENVS):
+        chunk = run._played(policy, 1, env)
+        if env == 1:
+            chunk.columns["reward"][3] = 1e19  # finite, but its square is not
+        run.learner.insert(chunk)
+    report = run.learner.step(0.0)
+    assert report.bad_chunks == [(session_id(1), 1)]
+    assert bits(run.learner.state) == before
+    assert run.round(2) != []
+    assert run.learner.counts.skips_in_a_row == 0
+
+
 def test_a_checkpoint_of_other_settings_is_refused():
     arrays, facts = dqn().checkpoint()
     other = Learner(Dqn(GAME, DqnConfig(widths=(9,), batch=16)), DqnKnobs(), root_seed=0)
