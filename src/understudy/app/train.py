@@ -208,7 +208,7 @@ def result_of(training: Training, facts: Mapping[str, Any], *, env_class: str) -
 
 def versions() -> dict[str, str]:
     """What a run depends on for its bits."""
-    return {name: metadata.version(name) for name in ("understudy", "numpy", "jax", "optax", "gymnasium")}
+    return {name: metadata.version(name) for name in ("understudy", "numpy", "jax", "gymnasium")}
 
 
 def use_compile_cache() -> None:

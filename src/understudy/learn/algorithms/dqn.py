@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from understudy.core.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
 from understudy.core.errors import ConfigError
@@ -21,6 +20,9 @@ from understudy.core.tensors import Array
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for
+
+MAX_ERROR = 1e12
+"""No row of a sane game is this far off; NaN is not below it either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +120,19 @@ class Dqn:
         followed = state.target + rate * (moved - state.target)
         norm = norm_of(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "error": jnp.abs(error).mean()}
-        feedback = Feedback(
-            metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm), row_ok=jnp.abs(error) < 1e12,
-            priorities=jnp.abs(error) + 1e-6,
-        )  # fmt: skip
+        row_ok = jnp.abs(error) < MAX_ERROR
+        ok = jnp.isfinite(loss) & jnp.isfinite(norm) & row_ok.all()
+        feedback = Feedback(metrics, ok, row_ok, priorities=jnp.abs(error) + 1e-6)
         return DqnState(moved, followed, optimiser, updates), feedback
 
     def _loss(self, weights: Any, target: Any, batch: Batch) -> tuple[Any, Any]:
         q = networks.apply(self.network, weights, batch.obs)["q"]  # float32[batch, actions]
         taken = jnp.take_along_axis(q, batch.action[:, None], axis=1)[:, 0]
         error = jax.lax.stop_gradient(self._wanted(weights, target, batch)) - taken
-        return (batch.weight * optax.losses.huber_loss(error)).mean(), error
+        size = jnp.abs(error)
+        near = jnp.minimum(size, 1.0)  # squared only where it is small: a square of 1e30 has no gradient
+        huber = 0.5 * near * near + (size - near)
+        return (batch.weight * huber).mean(), error
 
     def _wanted(self, weights: Any, target: Any, batch: Batch) -> Any:
         """What the taken actions should be worth: no illegal action is ever bootstrapped from."""
