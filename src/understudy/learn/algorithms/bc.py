@@ -20,6 +20,9 @@ from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for
 
+MAX_SURPRISE = 1e12
+"""No row of a sane game is this unlikely; one whose action its own mask forbids is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BcConfig:
@@ -103,7 +106,8 @@ class Bc:
         moved = seen - knobs["learning_rate"] * (move + decay * seen)
         norm = norm_of(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "likelihood": jnp.exp(logp).mean()}
-        feedback = Feedback(metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm), row_ok=jnp.abs(logp) < 1e12)
+        row_ok = jnp.abs(logp) < MAX_SURPRISE
+        feedback = Feedback(metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm) & row_ok.all(), row_ok=row_ok)
         return BcState(moved, optimiser), feedback
 
     def _loss(self, weights: Any, batch: Batch, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
