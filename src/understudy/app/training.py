@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from understudy.app.settings import RunPart
 from understudy.core.errors import LearningFailed
 from understudy.core.events import CheckpointSaved, Episode, Evaluation, Event, Guarded, OnEvent, Stop
 from understudy.core.policy import Policy
-from understudy.core.statistics import Estimate, bootstrap
+from understudy.core.statistics import mean
 from understudy.core.tensors import Array
 from understudy.learn.checkpoint import Checkpoint, Checkpoints
 from understudy.learn.learner import Learner
@@ -113,7 +113,7 @@ class Training:
         returns = self._judge.returns(self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING)
         if returns is None:
             return
-        found = _spread(returns)
+        found = mean(returns)
         is_best = found.value > self.best_mean
         if is_best:
             self.best_mean = found.value
@@ -188,9 +188,3 @@ class Training:
             what=f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} restored, "
             "learning rate halved",
         ))  # fmt: skip
-
-
-def _spread(returns: Sequence[float] | Array) -> Estimate:
-    """The mean return with its bootstrap interval over episodes."""
-    mean: Callable[[Any], float] = lambda values: float(np.mean(values))  # noqa: E731
-    return bootstrap([[value] for value in returns], mean, resamples=200)

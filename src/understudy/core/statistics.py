@@ -78,6 +78,16 @@ def bootstrap(groups: Sequence[Sample], figure: Callable[[Sample], float], *, re
     return Estimate(value, low, high)
 
 
+def mean(sample: Sample, *, resamples: int = 500) -> Estimate:
+    """The mean with its bootstrap interval; below 5 values there is none."""
+    values = _checked(sample)
+    if len(values) < 5:
+        return Estimate(float(values.mean()))
+    drawn = np.random.default_rng(0).choice(values, (resamples, len(values))).mean(axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
+    return Estimate(float(values.mean()), low, high)
+
+
 def percentiles(sample: Sample) -> Percentiles:
     """p50, p99, p99.99 and the maximum; each is a value that was measured, never one between two.
 
