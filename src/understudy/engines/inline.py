@@ -18,7 +18,7 @@ import numpy as np
 from understudy.act.actor import Actor, Collected
 from understudy.act.explore import ladder
 from understudy.core.chunk import Chunk
-from understudy.core.errors import LearningFailed, Refused
+from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.events import Compiling, Episode, Guarded, OnEvent, Update
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
@@ -46,9 +46,13 @@ class Inline:
     def __init__(
         self, learner: Learner, actor: Actor, *, config: InlineConfig, history: History | None, on_event: OnEvent
     ) -> None:
+        if config.is_asynchronous and learner.is_on_policy:
+            raise ConfigError(
+                "asynchronous is true, but this algorithm learns only from what its newest weights play; leave it false"
+            )
         self.learner, self._actor, self._config = learner, actor, config
         self._history, self._on_event = history, on_event
-        self._round = self.steps = 0
+        self._round = self.steps = self._lag = 0
         self._policy = learner.publish()
         self._ahead: _Ahead | None = None
 
@@ -104,6 +108,7 @@ class Inline:
     def _insert(self, chunks: Sequence[Chunk]) -> None:
         if self._history is not None:
             self._history.add(chunks)
+        self._lag = max((self.learner.lag_of(chunk) for chunk in chunks), default=0)
         for chunk in chunks:
             try:
                 self.learner.insert(chunk)
@@ -119,13 +124,13 @@ class Inline:
         return report
 
     def _publish(self, reports: Sequence[Report]) -> None:
-        counts, before = self.learner.counts, self._policy.version
+        counts = self.learner.counts
         self._policy = self.learner.publish()
         told = [one.metrics for one in reports if one.metrics]
         metrics = {name: float(np.mean([one[name] for one in told])) for name in (told[0] if told else ())}
         self._on_event(Update(
             env_steps=self.steps, updates=counts.updates, version=counts.version,
-            replay_ratio=counts.replay_ratio, lag_versions=counts.version - 1 - before, metrics=metrics,
+            replay_ratio=counts.replay_ratio, lag_versions=self._lag, metrics=metrics,
         ))  # fmt: skip
 
     def _blame(self, ids: Sequence[ChunkId], what: str) -> None:

@@ -94,14 +94,18 @@ class Learner:
 
     def insert(self, chunk: Chunk) -> int:
         """Take a chunk: how many steps it brought, 0 when it was played too long ago. Refused when it is broken."""
-        is_on_policy = isinstance(self.source, RolloutSource)
-        if self.lag_of(chunk) > (0 if is_on_policy else self.config.max_lag_versions):
+        if self.lag_of(chunk) > (0 if self.is_on_policy else self.config.max_lag_versions):
             self.counts.stale_chunks += 1
             self.source.pass_over(chunk)
             return 0
         steps = self.source.insert(chunk)
         self.counts.inserted_steps += steps
         return steps
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether only what the newest weights have played may be learned from."""
+        return isinstance(self.source, RolloutSource)
 
     def lag_of(self, chunk: Chunk) -> int:
         """How many versions ago the weights that played an actor's chunk were published."""
