@@ -1,6 +1,9 @@
 """Entry point of the `understudy` command; says what to install when the platform extra is missing."""
 
+import os
 import sys
+
+INTERRUPTED = 130
 
 
 def main() -> int:
@@ -16,7 +19,14 @@ def main() -> int:
         return 2
     from understudy.cli.root import run
 
-    return run(sys.argv[1:])
+    code = run(sys.argv[1:])
+    if code == INTERRUPTED and "jax" in sys.modules:
+        # Every command has cleaned up behind itself by now, but JAX may be compiling in threads of its own, and
+        # taking the interpreter down under them crashes.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import console, count, examples, finish, json_object, json_option
 from understudy.cli.training_view import Progress, duration, watching_run
 from understudy.core.errors import ConfigError
+from understudy.core.events import Event
 
 _PATH = click.Path(path_type=Path)
 
@@ -65,7 +67,8 @@ def train(game: str | None, sets: Sequence[str], env_kwargs: str, is_list: bool,
     asked |= {"settings": dict(map(_pair, sets)), "env_kwargs": json_object(env_kwargs, "--env-kwargs")}
     out, progress = console(as_json=as_json), Progress()
     try:
-        result = _trained(out, progress, game, asked)
+        with Interrupts() as interrupts:
+            result = _trained(out, progress, game, asked, interrupts)
     except KeyboardInterrupt:
         _say_how_to_go_on(progress, asked["seeds"])
         raise
@@ -80,14 +83,20 @@ def import_from_here() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _trained(out: Console, progress: Progress, game: str | None, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+def _trained(
+    out: Console, progress: Progress, game: str | None, asked: Mapping[str, Any], interrupts: Interrupts
+) -> Mapping[str, Any]:
     began_s = time.perf_counter() - process_age_s()
     with watching_run(out, progress) as hear:
         from understudy.app.api import train as train_one  # imported late: JAX takes a while
         from understudy.app.seeds import train_seeds
 
+        def on_event(event: Event) -> None:
+            hear(event)
+            interrupts.check()
+
         complain = lambda text: out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)  # noqa: E731
-        common = {**asked, "on_event": hear, "on_complaint": complain, "began_s": began_s}
+        common = {**asked, "on_event": on_event, "on_complaint": complain, "began_s": began_s}
         seeds = common.pop("seeds")
         return train_one(game, **common).result if seeds is None else train_seeds(game, seeds=seeds, **common).result
 

@@ -1,0 +1,55 @@
+"""Interrupts: Ctrl-C that is never missed, also where other people's code catches everything."""
+
+import _thread
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_AGAIN_S = 0.05
+
+
+class Interrupts:
+    """While it is entered, being asked to stop ends the block with KeyboardInterrupt, at once or at the next check.
+
+    An interrupt may come up inside an import that makes another error of it, or inside a callback of the garbage
+    collector (JAX has one), where Python prints it and goes on; there it is raised again a moment later.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._before: Mapping[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._swallowed
+        return self
+
+    def _ask(self, _number: int, _frame: object) -> None:
+        self.is_asked = True
+        raise KeyboardInterrupt
+
+    def _swallowed(self, lost: "sys.UnraisableHookArgs") -> None:
+        if lost.exc_type is not KeyboardInterrupt or not self.is_asked:
+            self._hook(lost)
+            return
+        again = threading.Timer(_AGAIN_S, _thread.interrupt_main)
+        again.daemon = True
+        again.start()
+
+    def check(self) -> None:
+        """KeyboardInterrupt when somebody has asked."""
+        if self.is_asked:
+            raise KeyboardInterrupt
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.unraisablehook = self._hook
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self.is_asked and kind is not KeyboardInterrupt:
+            raise KeyboardInterrupt from None

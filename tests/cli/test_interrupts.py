@@ -1,0 +1,76 @@
+"""Ctrl-C where other people's code stands in its way."""
+
+import contextlib
+import gc
+import signal
+import sys
+from typing import Any
+
+import pytest
+
+from understudy.cli.interrupts import Interrupts
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_ends_the_block_and_the_handlers_are_as_before():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGTERM)
+    assert ([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], sys.unraisablehook) == before
+
+
+def test_an_interrupt_that_was_swallowed_comes_up_at_the_next_check():
+    def swallowing() -> None:
+        with Interrupts() as interrupts:
+            interrupts.check()
+            with contextlib.suppress(BaseException):  # as some packages do
+                ctrl_c()
+            interrupts.check()
+            pytest.fail("the check let it pass")
+
+    with pytest.raises(KeyboardInterrupt):
+        swallowing()
+
+
+def test_an_interrupt_that_became_another_error_is_still_one():
+    def converting() -> None:
+        with Interrupts():
+            try:
+                ctrl_c()
+            except KeyboardInterrupt:
+                raise ImportError("half a package") from None
+
+    with pytest.raises(KeyboardInterrupt):
+        converting()
+
+
+def test_an_interrupt_inside_the_garbage_collector_is_raised_again():
+    def at_collection(phase: str, info: dict[str, int]) -> None:
+        gc.callbacks.remove(at_collection)
+        ctrl_c()
+
+    def collecting() -> None:
+        with Interrupts():
+            gc.callbacks.append(at_collection)
+            gc.collect()
+            for _ in range(10**10):
+                pass
+
+    with pytest.raises(KeyboardInterrupt):
+        collecting()
+
+
+def test_other_lost_errors_go_where_they_went(monkeypatch: pytest.MonkeyPatch):
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+
+    class Bad:
+        def __del__(self) -> None:
+            raise ValueError("of no interest here")
+
+    with Interrupts():
+        Bad()
+    assert [one.exc_type for one in lost] == [ValueError]
