@@ -1,0 +1,96 @@
+"""The Algorithm contract bites: an algorithm that breaks a promise fails the test that holds it."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from understudy.core.algorithm import Algorithm, Decision, Feedback
+from understudy.core.game import game_spec
+from understudy.core.policy import Policy
+from understudy.learn.algorithms.bc import Bc, BcConfig, BcState
+from understudy.testing.algorithm import AlgorithmContract
+
+PLAIN = game_spec("cart", obs=4, actions=2)
+MASKED = game_spec("cards", obs=5, actions=6, has_legal=True)
+CONFIG = BcConfig(widths=(), batch=8, observation_norm=False)
+
+_calls = itertools.count()
+
+
+@dataclass(frozen=True)
+class Forgetful(Bc):
+    """Starts from another place each time."""
+
+    def init(self, key: Any, start: Mapping[str, Any] | None = None) -> BcState:
+        return super().init(jax.random.fold_in(key, next(_calls)), start)
+
+
+@dataclass(frozen=True)
+class Flattering(Bc):
+    """Exports weights that it does not act with."""
+
+    def policy(self, state: BcState) -> Policy:
+        return super().policy(state._replace(weights=2.0 * state.weights + 1.0))
+
+
+@dataclass(frozen=True)
+class Careless(Bc):
+    """Says that all is well, whatever came."""
+
+    def update(self, state: BcState, batch: Any, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
+        state, told = super().update(state, batch, knobs)
+        return state, told._replace(ok=jnp.ones_like(told.ok))
+
+
+@dataclass(frozen=True)
+class Blaming(Bc):
+    """Holds every row guilty."""
+
+    def update(self, state: BcState, batch: Any, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
+        state, told = super().update(state, batch, knobs)
+        return state, told._replace(row_ok=jnp.broadcast_to(told.ok, told.row_ok.shape))
+
+
+@dataclass(frozen=True)
+class Cheating(Bc):
+    """Does not look at masks."""
+
+    def act(self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
+        return super().act(state, obs, key, explore)
+
+
+def contract_of(kind: type[Bc]) -> AlgorithmContract:
+    class Contract(AlgorithmContract):
+        def make(self) -> Algorithm:
+            return kind(PLAIN, CONFIG)
+
+        def make_masked(self) -> Algorithm:
+            return kind(MASKED, replace(CONFIG, batch=4))
+
+    return Contract()
+
+
+BROKEN = {
+    Forgetful: "test_the_same_key_gives_the_same_bits",
+    Flattering: "test_the_exported_policy_does_what_the_live_one_does",
+    Careless: "test_a_batch_that_is_not_finite_is_told_with_its_rows",
+    Blaming: "test_a_batch_that_is_not_finite_is_told_with_its_rows",
+    Cheating: "test_illegal_actions_are_never_taken",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
+def test_an_algorithm_that_breaks_a_promise_fails(kind: type[Bc]):
+    with pytest.raises(AssertionError):
+        getattr(contract_of(kind), BROKEN[kind])()
+
+
+def test_the_same_algorithm_unbroken_passes():
+    contract = contract_of(Bc)
+    for name in set(BROKEN.values()):
+        getattr(contract, name)()
