@@ -14,9 +14,10 @@ import pytest
 import understudy
 from tests.app.switches import GAME, QUICK, Brighter, Switches
 from understudy.app.train import Run
-from understudy.core.errors import ConfigError, MissingExtra
+from understudy.core.errors import ConfigError, Locked, MissingExtra
 from understudy.core.events import CheckpointSaved, Compiling, Episode, Evaluation, Event, Started, Update
 from understudy.core.layers import Dense
+from understudy.core.lock import FileLock
 from understudy.core.spaces import Box
 from understudy.learn.algorithms.ppo import Ppo
 from understudy.learn.architecture import network_for
@@ -286,6 +287,12 @@ def test_a_folder_with_something_in_it_is_never_written_to(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not empty"):
         train(tmp_path, steps=256)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_run_that_another_process_has_open_is_left_alone(tmp_path: Path):
+    with FileLock(tmp_path / "R" / ".lock", what="the run"), pytest.raises(Locked, match="in use by another process"):
+        train(tmp_path / "R", steps=256)
+    assert [path.name for path in (tmp_path / "R").iterdir()] == [".lock"]
 
 
 # --- importing -------------------------------------------------------------------------------------------------------

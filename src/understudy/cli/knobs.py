@@ -62,7 +62,8 @@ def show(out: Console, fields: Mapping[str, Any]) -> None:
     _show(out, fields["run"], note="the run")
     _show(out, fields["learner"], note="the learner; only for algorithms with a replay")
     out.print(f"presets: {', '.join(fields['presets'])}", soft_wrap=True)
-    out.print("set one with --set NAME=VALUE; a file of them with --config FILE", soft_wrap=True)
+    out.print("set one with --set NAME=VALUE, a file of them with --config FILE", soft_wrap=True)
+    out.print("a preset changes some of these; RUN/preset.toml holds what a run has used", soft_wrap=True)
 
 
 def _show(out: Console, rows: Sequence[Mapping[str, Any]], *, note: str) -> None:
