@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.log import make_folder, write_file
+from understudy.core.log import make_folder, storage_error, write_file
 from understudy.core.network import NetworkSpec, network_from_json, network_to_json
 from understudy.core.policy import Policy, decode_policy
 
@@ -73,7 +73,10 @@ class RunFolder:
     # --- policies ---------------------------------------------------------------------------------------------------
 
     def save_policy(self, name: str, policy: Policy) -> None:
-        write_file(self.root / f"{name}.safetensors", policy.encode(), mode=0o644)
+        try:
+            write_file(self.root / f"{name}.safetensors", policy.encode(), mode=0o644)
+        except OSError as error:
+            raise storage_error(error, f"the {name} policy", then="resume the run") from error
 
     def policy(self, name: str = "best") -> Policy:
         """The best policy, or the last one; ConfigError when there is none yet."""
@@ -89,7 +92,7 @@ class RunFolder:
     # --- the curve --------------------------------------------------------------------------------------------------
 
     def cut_curve(self, env_steps: int) -> list[dict[str, float]]:
-        """Drop what a killed run wrote behind its last checkpoint; what is left."""
+        """Drop the evaluations behind these steps, which a killed run makes again; what is left."""
         rows = [row for row in self.curve_rows() if row["env_steps"] <= env_steps]
         lines = [",".join(CURVE), *(",".join(_text(row[name]) for name in CURVE) for row in rows)]
         write_file(self.curve, ("\n".join(lines) + "\n").encode(), mode=0o644)

@@ -132,6 +132,8 @@ def _held(folder: RunFolder, *, is_new: bool) -> Iterator[None]:
         with FileLock(folder.lock, what="the run"):
             if is_new and not is_empty(root):
                 raise Locked(f"another process has begun a run in {root} just now; give another folder")
+            for left in (*root.glob(".*.tmp"), *folder.checkpoints.glob(".*.tmp")):
+                left.unlink(missing_ok=True)  # of a process that was killed while it wrote
             yield
     except BaseException as error:
         for left in root.rglob(f".*.{os.getpid()}.tmp"):
@@ -162,7 +164,7 @@ def _trained(
             )  # fmt: skip
         if is_resumed:
             training.resume()
-        folder.cut_curve(training.resumed_at_step)
+        folder.cut_curve(training.judged_steps)
         training.clocks.startup_s = time.perf_counter() - ears.began_s
         training.hear(Started(
             env_steps=training.resumed_at_step, run=str(folder.root), game=facts["name"], seed=facts["seed"],

@@ -72,7 +72,8 @@ class Training:
         self._next_eval, self._next_checkpoint = part.eval_every, 0
         self._restores = 0
         self._asked_to_stop = False
-        self._judged_steps = -1
+        self.judged_steps = -1
+        """When the last evaluation was."""
 
     def hear(self, event: Event) -> None:
         """Every event of the run passes here."""
@@ -88,7 +89,7 @@ class Training:
         """Train to the end; an exception or a kill leaves the last checkpoint to go on from."""
         while not (self.engine.is_done or self.is_solved or self._asked_to_stop):
             self.step()
-        if self._judged_steps != self.engine.steps:
+        if self.judged_steps != self.engine.steps:
             self._evaluate()
         self.folder.save_policy("last", self.engine.policy)
 
@@ -109,7 +110,7 @@ class Training:
 
     def _evaluate(self) -> None:
         started_s, env_steps = time.perf_counter(), self.engine.steps
-        self._next_eval, self._judged_steps = env_steps + self._part.eval_every, env_steps
+        self._next_eval, self.judged_steps = env_steps + self._part.eval_every, env_steps
         returns = self._judge.returns(self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING)
         if returns is None:
             return
@@ -150,10 +151,11 @@ class Training:
         started_s, env_steps = time.perf_counter(), self.engine.steps
         self._next_checkpoint = env_steps + self._part.checkpoint_every
         arrays, facts = self.engine.checkpoint()
+        # Returns may be anything a game says, also what JSON cannot: NaN, infinities.
+        arrays |= {"training.best_mean": np.array(self.best_mean), "training.recent": np.array(self._recent, float)}
         facts["training"] = {
-            "best_mean": self.best_mean if math.isfinite(self.best_mean) else None, "next_eval": self._next_eval,
-            "episodes": self.episodes, "recent": list(self._recent), "restores": self._restores,
-            "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s,
+            "next_eval": self._next_eval, "judged_steps": self.judged_steps, "episodes": self.episodes,
+            "restores": self._restores, "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s,
         }  # fmt: skip
         path = self.checkpoints.save(Checkpoint(env_steps, arrays, facts))
         self.folder.save_policy("last", self.engine.policy)
@@ -167,9 +169,10 @@ class Training:
             return False
         self.engine.restore(checkpoint.arrays, checkpoint.facts)
         facts = checkpoint.facts["training"]
-        self.best_mean = -math.inf if facts["best_mean"] is None else facts["best_mean"]
-        self._next_eval, self.episodes, self._restores = facts["next_eval"], facts["episodes"], facts["restores"]
-        self._recent.extend(facts["recent"])
+        self.best_mean = float(checkpoint.arrays["training.best_mean"])
+        self._recent.extend(checkpoint.arrays["training.recent"].tolist())
+        self._next_eval, self.judged_steps = facts["next_eval"], facts["judged_steps"]
+        self.episodes, self._restores = facts["episodes"], facts["restores"]
         self.clocks.train_s, self.clocks.eval_s = facts["train_s"], facts["eval_s"]
         self.resumed_at_step = checkpoint.env_steps
         self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every

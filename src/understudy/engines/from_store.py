@@ -13,7 +13,7 @@ from understudy.core.frame import FrameKind
 from understudy.core.policy import Policy
 from understudy.core.ports import Cursor, Forgotten, Stored
 from understudy.core.tensors import Array
-from understudy.engines.history import ChunkId, in_order, stored_chunks
+from understudy.engines.history import ChunkId, stored_chunks
 from understudy.learn.learner import Learner
 from understudy.learn.sources import ReplaySource
 from understudy.stores.view import StoreView
@@ -153,7 +153,9 @@ class FromStore:
         self._policy = self.learner.current()
 
     def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
-        return in_order(stored_chunks(self._view.tail, set(ids)), ids)
+        """Chunks by id; those of players who were forgotten meanwhile are gone for good."""
+        found = stored_chunks(self._view.tail, set(ids))
+        return iter([found[key] for key in ids if key in found])
 
     def go_back(self, arrays: Mapping[str, Array]) -> None:
         """Take a checkpoint's weights again, and learn on half as fast."""

@@ -59,8 +59,13 @@ class History:
         return in_order(found, ids)
 
     def _quarantined(self) -> dict[ChunkId, Chunk]:
-        chunks = [chunk_of(decode_frame(one.raw)) for one in self._store.quarantined()]
-        return {_id(chunk): chunk for chunk in chunks}
+        found: dict[ChunkId, Chunk] = {}
+        last = 0
+        while page := self._store.quarantined(after_id=last):
+            chunks = [chunk_of(decode_frame(one.raw)) for one in page]
+            found |= {_id(chunk): chunk for chunk in chunks}
+            last = page[-1].id
+        return found
 
     @property
     def quarantined(self) -> Sequence[ChunkId]:

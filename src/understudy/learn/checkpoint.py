@@ -17,7 +17,7 @@ import numpy as np
 from understudy.core import tensors
 from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError, Corrupt, Refused
-from understudy.core.log import make_folder, write_file
+from understudy.core.log import make_folder, storage_error, write_file
 from understudy.core.tensors import Array
 
 FORMAT = "understudy-checkpoint/1"
@@ -67,12 +67,17 @@ class Checkpoints:
         self._folder, self._keep = folder, keep
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Make it durable, then drop the oldest; a crash at any moment leaves the one before."""
+        """Make it durable, then drop the oldest; a crash or a full disk at any moment leaves the one before."""
         make_folder(self._folder)
         for left in self._folder.glob(".*.tmp"):
             left.unlink(missing_ok=True)  # of a process that was killed while it wrote
         path = self._folder / f"{checkpoint.env_steps:012d}.safetensors"
-        write_file(path, checkpoint.encode())
+        try:
+            write_file(path, checkpoint.encode())
+        except OSError as error:
+            raise storage_error(
+                error, f"the checkpoint of step {checkpoint.env_steps}", then="resume the run"
+            ) from error
         for old in self._paths()[: -self._keep]:
             old.unlink(missing_ok=True)
         return path
