@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from understudy.core.errors import ConfigError, Corrupt
+from understudy.core.errors import ConfigError, Corrupt, StorageFull
 from understudy.core.log import write_file
 from understudy.learn.checkpoint import (
     Checkpoint,
@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_no_file_of_its_own(tmp_pat
     held.save(checkpoint(1))
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "no room")))
-        with pytest.raises(OSError, match="no room"):
+        with pytest.raises(StorageFull, match="no room"):
             held.save(checkpoint(2))
     assert [one.name for one in tmp_path.iterdir()] == ["000000000001.safetensors"]
     assert_same(held.latest(), checkpoint(1))
