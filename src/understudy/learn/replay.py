@@ -171,7 +171,10 @@ class HostReplay:
         """What `restore` needs besides the chunks themselves."""
         arrays, facts = ring_state(self._ring)
         used = self._ring.used
-        arrays["weights"] = self._facts[:used, _WEIGHT].copy()
+        arrays["weights"] = np.zeros(used, np.float32)
+        for one in self._ring.stretches.values():  # between them lies what was there before, which nobody reads
+            rows = slice(one.start, one.start + one.n_rows)
+            arrays["weights"][rows] = self._facts[rows, _WEIGHT]
         masses = self._masses
         arrays["masses"] = (masses.rows if isinstance(masses, Roster) else masses.leaves[:used]).copy()
         facts |= self._layout_facts() | {"largest": self._largest, "n_bad_priorities": self.n_bad_priorities}

@@ -1,0 +1,317 @@
+"""Trainings that are killed and go on: the same bits as if nothing had happened, from files that always read."""
+
+import contextlib
+import json
+import random
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import Card
+from tests.faults.profiles import heavy, sizes
+from tests.faults.trainer import Fault
+from tests.faults.trainings import (
+    Trainer,
+    chunks_in,
+    differences,
+    every_file_reads,
+    fill_store,
+    store_audit,
+    traces,
+)
+from understudy.act import actor as actor_module
+from understudy.app.api import train
+from understudy.app.data import DataFolder
+from understudy.app.runs import RunFolder
+from understudy.app.training import Training
+from understudy.learn import checkpoint as checkpoint_module
+from understudy.learn import learner as learner_module
+from understudy.learn.learner import Learner
+from understudy.learn.replay import HostReplay
+
+pytestmark = heavy
+
+ROUND, EVERY = 64, 320
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A training of CartPole-v1, as small as it can be and still do everything."""
+
+    algorithm: str
+    steps: int
+    every: int
+    settings: Mapping[str, Any]
+    is_stored: bool = False
+    """Learns from a store and plays nothing; then steps are updates."""
+
+    def words(self, store: Path) -> list[str]:
+        """The command line, but for the folder."""
+        settings = {
+            "steps": self.steps, "checkpoint_every": self.every, "eval_every": 2 * self.every, "eval_episodes": 5,
+            "widths": [8], **self.settings,
+        }  # fmt: skip
+        words = ["CartPole-v1", "--algorithm", self.algorithm, "--seed", "3", "--until", "400"]
+        words += [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+        return [*words, "--from-store", str(store)] if self.is_stored else words
+
+
+# A replay that wraps around several times; updates that begin between two checkpoints.
+DQN = {
+    "envs": 4, "collect": 16, "capacity": 768, "min_inserts": 256, "samples_per_insert": 4.0, "updates_per_call": 8,
+    "batch": 16,
+}  # fmt: skip
+PPO = {"envs": 4, "rollout": 16, "epochs": 2, "minibatches": 2}
+CASES = {
+    "dqn by priority": Case("dqn", 2496, EVERY, {**DQN, "prioritised": True}),
+    "ppo with stacks and norms": Case("ppo", 2496, EVERY, {**PPO, "stack": 3, "observation_norm": True}),
+    "bc from a store": Case("bc", 624, 80, {"updates_per_call": 16, "batch": 16}, is_stored=True),
+    "dqn uniform": Case("dqn", 2496, EVERY, {**DQN, "prioritised": False, "stack": 2}),
+    "ppo": Case("ppo", 2496, EVERY, PPO),
+}
+SHORT = ["dqn by priority", "dqn by priority", "ppo with stacks and norms", "bc from a store"]
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    trainer = Trainer(tmp_path_factory.mktemp("trainer"))
+    yield trainer
+    trainer.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = DataFolder(tmp_path_factory.mktemp("data"))
+    fill_store(data, steps=256)
+    return data.root
+
+
+def faults(case: Case, count: int, rng: random.Random) -> list[Fault]:
+    """Kills between 5 % and 95 % of the steps, one after the other; a third of them inside a checkpoint."""
+    steps = sorted(rng.sample(range(case.steps // 20, case.steps * 19 // 20), count))
+    ways = [
+        lambda step: Fault(step=step, how="checkpoint", calls=rng.randrange(4)),
+        lambda step: Fault(step=step, how="kill", delay_s=rng.uniform(0.0, 0.03)),
+        lambda step: Fault(step=step, how="call", calls=rng.randrange(30)),
+    ]
+    first = rng.randrange(len(ways))
+    return [ways[(first + at) % len(ways)](step) for at, step in enumerate(steps)]
+
+
+@sizes("kills", short=len(SHORT), full=20)
+def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(
+    trainer: Trainer, store: Path, tmp_path: Path, kills: int, seed: int, card: Card
+) -> None:
+    rng = random.Random(seed)
+    names = SHORT if kills == len(SHORT) else [name for name in CASES for _ in range(kills // len(CASES))]
+    places: list[str] = []
+    for name in dict.fromkeys(names):
+        case, whole, run = CASES[name], tmp_path / f"{name}, whole", tmp_path / f"{name}, killed"
+        assert (ended := trainer.run([*case.words(store), "--out", whole])).code == 0, ended.errors
+        plan = faults(case, names.count(name), rng)
+        places += killed(trainer, [*case.words(store), "--out", run], case, plan)
+        newest = every_file_reads(run)[-1].env_steps
+        ended = trainer.run(["--resume", "--out", run])
+        assert ended.code == 0, ended.errors
+        assert ended.result["resumed_at_step"] == newest > 0
+        assert not differences(traces(whole), traces(run)), f"{name}, seed {seed}, {plan}"
+    assert len(places) == kills
+    inside = sum("/checkpoints/" in place for place in places)
+    assert inside > 0
+    card.line(
+        "kill -9 of a training, resumed to the same bits", tried=kills, held=kills, note=f"{inside} in checkpoints"
+    )
+
+
+def killed(trainer: Trainer, words: Sequence[str | Path], case: Case, plan: Sequence[Fault]) -> list[str]:
+    """Where a run was when it was killed, for each fault; after each, it goes on from its newest checkpoint."""
+    places, run = [], Path(words[-1])
+    for fault in plan:
+        ended = trainer.run(words, fault)
+        assert ended.code == -signal.SIGKILL, ended
+        newest = every_file_reads(run)[-1].env_steps
+        assert 0 <= ended.died["step"] - newest <= case.every, f"{fault} repeats {ended.died['step']} - {newest}"
+        places.append(ended.died["where"])
+        words = ["--resume", "--out", run]
+    return places
+
+
+# --- Other ends -----------------------------------------------------------------------------------------------------
+
+
+def test_asynchronous_training_goes_on_from_its_checkpoint_and_counts_nothing_twice(
+    trainer: Trainer, store: Path, tmp_path: Path, seed: int, card: Card
+) -> None:
+    rng, run = random.Random(seed), tmp_path / "run"
+    case = Case("dqn", 2496, EVERY, {**DQN, "prioritised": True, "asynchronous": True})
+    killed(trainer, [*case.words(store), "--out", run], case, faults(case, 2, rng))
+    saved = checkpoint_after_restore(run, tmp_path / "copy")
+    assert not [name for name, (was, now) in saved.items() if was != now]
+    ended = trainer.run(["--resume", "--out", run])
+    assert ended.code == 0, ended.errors
+    assert ended.result["resumed_at_step"] > 0
+    assert counted_once(run, ended.result["env_steps"]) <= 2 * (case.every + 2 * ROUND)
+    card.line("kill -9 of an asynchronous training, no step counted twice", tried=2, held=2)
+
+
+def counted_once(run: Path, env_steps: int) -> int:
+    """Checks the run's store and its newest checkpoint; how many steps were played and lost by the kills."""
+    newest, audit = every_file_reads(run)[-1], store_audit(run)
+    facts = newest.facts
+    assert facts["counts"]["inserted_steps"] == facts["source"]["limiter"]["n_inserted"] == newest.env_steps
+    assert facts["source"]["replay"]["n_steps_inserted"] == newest.env_steps
+    assert (audit.duplicate_chunks, audit.duplicate_steps, audit.gap_chunks) == (0, 0, 0)
+    stored_steps = sum(chunk.meta.n_steps for chunk in chunks_in(run))
+    assert stored_steps >= newest.env_steps > env_steps - EVERY
+    return stored_steps - newest.env_steps
+
+
+def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]]:
+    """(saved, saved again right after it was restored) of everything in the newest checkpoint of a killed run."""
+    shutil.copytree(run, copy)
+    before = every_file_reads(copy)[-1]
+    found: dict[str, tuple[Any, Any]] = {}
+
+    def resume(self: Training) -> bool:
+        real_resume(self)
+        arrays, facts = self.engine.checkpoint()
+        found.update({name: (before.arrays[name].tobytes(), array.tobytes()) for name, array in arrays.items()})
+        found.update({name: (before.facts[name], value) for name, value in facts.items()})
+        raise Killed
+
+    real_resume = Training.resume
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "resume", resume)
+        with pytest.raises(Killed):
+            train(out=copy, resume=True)
+    return found
+
+
+def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_that_goes_on(
+    trainer: Trainer, store: Path, tmp_path: Path, card: Card
+) -> None:
+    case, run = CASES["ppo"], tmp_path / "run"
+    first = trainer.start([*case.words(store), "--out", run], Fault(step=700, how="stop"))
+    try:
+        assert first.wait() is None  # stopped, with its lock in hand
+        for words in ([], case.words(store)):
+            second = trainer.run([*words, "--resume", "--out", run])
+            assert (second.code, "in use by another process" in second.errors) == (3, True), second
+        first.signal(signal.SIGINT)
+        first.signal(signal.SIGCONT)
+        ended = first.wait()
+    finally:
+        first.kill()
+    assert ended is not None
+    assert ended.code == 130, ended
+    assert f"--resume --out {run}" in ended.errors
+    newest = every_file_reads(run)[-1].env_steps
+    ended = trainer.run(["--resume", "--out", run])
+    assert (ended.code, ended.result["resumed_at_step"]) == (0, newest), ended.errors
+    assert 700 - case.every <= newest
+    card.line("Ctrl-C while training, resumed", tried=1, held=1)
+    card.line("a second process on a run is refused", tried=2, held=2)
+
+
+def test_a_full_disk_under_a_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(
+    trainer: Trainer, store: Path, tmp_path: Path, card: Card
+) -> None:
+    case, whole, run = CASES["ppo"], tmp_path / "whole", tmp_path / "run"
+    ended = trainer.run([*case.words(store), "--out", run], Fault(step=1000, how="full"))
+    assert ended.code == 3
+    assert "no room for the checkpoint of step 1024" in ended.errors
+    assert "Traceback" not in ended.errors
+    assert every_file_reads(run)[-1].env_steps == 1024 - EVERY
+    assert not list(run.rglob(".*.tmp"))
+    ended = trainer.run(["--resume", "--out", run])
+    assert (ended.code, ended.result["resumed_at_step"]) == (0, 1024 - EVERY), ended.errors
+    trainer.run([*case.words(store), "--out", whole])
+    assert not differences(traces(whole), traces(run))
+    card.line("disk full under a checkpoint, resumed to the same bits", tried=1, held=1)
+
+
+# --- Controls: what is left out of a resume must show ---------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Ends a training inside this process, as a kill would."""
+
+
+def trained_here(run: Path, *, kill_at: int | None = None, **words: Any) -> None:
+    """A training in this process; it dies after the first events behind `kill_at`."""
+
+    def hear(event: Any) -> None:
+        if kill_at is not None and event.env_steps > kill_at:
+            raise Killed
+
+    with contextlib.suppress(Killed):
+        train(out=run, on_event=hear, **words)
+
+
+def without_open_episodes(patch: pytest.MonkeyPatch) -> None:
+    def rebuild(live: Any, seen: Any, *, seeds: Sequence[int], actions: Any) -> None:
+        live.reset(seeds)
+
+    patch.setattr(actor_module, "rebuild", rebuild)
+
+
+def without_priorities(patch: pytest.MonkeyPatch) -> None:
+    real = HostReplay.restore
+
+    def restore(self: HostReplay, arrays: Mapping[str, Any], facts: Any, read: Any) -> None:
+        real(self, {**arrays, "masses": (arrays["masses"] > 0).astype(float)}, facts, read)
+
+    patch.setattr(HostReplay, "restore", restore)
+
+
+def without_moments(patch: pytest.MonkeyPatch) -> None:
+    def state_from_arrays(template: Any, arrays: Mapping[str, Any]) -> Any:
+        state = checkpoint_module.state_from_arrays(template, arrays)
+        return state._replace(optimiser=template.optimiser)
+
+    patch.setattr(learner_module, "state_from_arrays", state_from_arrays)
+
+
+def without_call_numbers(patch: pytest.MonkeyPatch) -> None:
+    real = Learner.restore
+
+    def restore(self: Learner, arrays: Any, facts: Mapping[str, Any], read: Any) -> None:
+        real(self, arrays, {**facts, "counts": {**facts["counts"], "calls": 0}}, read)
+
+    patch.setattr(Learner, "restore", restore)
+
+
+def without_cutting_the_curve(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunFolder, "cut_curve", lambda self, env_steps: self.curve_rows())
+
+
+def without_a_thing(patch: pytest.MonkeyPatch) -> None:
+    """The control of the controls."""
+
+
+def test_whatever_a_resume_leaves_out_shows_in_the_comparison(tmp_path: Path, card: Card) -> None:
+    settings = {**DQN, "prioritised": True, "widths": [8], "checkpoint_every": EVERY, "eval_every": 100}
+    words: dict[str, Any] = {
+        "game": "CartPole-v1", "algorithm": "dqn", "seed": 3, "steps": 768, "settings": settings | {"eval_episodes": 5}
+    }  # fmt: skip
+    trained_here(tmp_path / "whole", **words)
+    trained_here(tmp_path / "killed", kill_at=600, **words)
+    whole, shown = traces(tmp_path / "whole"), {}
+    for leave_out in (
+        without_a_thing, without_open_episodes, without_priorities, without_moments, without_call_numbers,
+        without_cutting_the_curve,
+    ):  # fmt: skip
+        run = tmp_path / leave_out.__name__
+        shutil.copytree(tmp_path / "killed", run)
+        with pytest.MonkeyPatch.context() as patch:
+            leave_out(patch)
+            trained_here(run, resume=True)
+        shown[leave_out.__name__] = differences(whole, traces(run))
+    assert not shown.pop("without_a_thing")
+    assert all(shown.values()), shown
+    card.line("controls: something left out of a resume is seen", tried=len(shown), held=len(shown))
