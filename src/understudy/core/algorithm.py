@@ -86,7 +86,7 @@ class Feedback(NamedTuple):
     """What an update says about itself; the learner keeps the old state where `ok` is False."""
 
     metrics: Mapping[str, Any]
-    ok: Any  # bool: loss and gradient norm are finite
+    ok: Any  # bool: loss, gradient norm and every row are as they should be
     row_ok: Any  # bool[batch]: rows that did not spoil it
     priorities: Any = None  # float32[batch], or None
     ratio_error: Any = None  # float32: max |ratio - 1| before the first gradient step; on-policy algorithms only

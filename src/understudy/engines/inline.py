@@ -113,14 +113,14 @@ class Inline:
             try:
                 self.learner.insert(chunk)
             except Refused as error:
-                self._blame([(chunk.meta.session, chunk.meta.chunk_no)], f"a chunk was refused: {error}")
+                self._blame([(chunk.meta.session, chunk.meta.chunk_no)], f"a chunk was refused: {error}", error.reason)
 
     def _update(self) -> Report:
         if not self.learner.is_compiled:
             self._on_event(Compiling(env_steps=self.steps, what="update"))
         report = self.learner.step(self.progress)
         if report.bad_chunks:
-            self._blame(report.bad_chunks, "updates on rows of these chunks were not finite")
+            self._blame(report.bad_chunks, "updates on rows of these chunks were not finite", "not_finite")
         return report
 
     def _publish(self, reports: Sequence[Report]) -> None:
@@ -133,11 +133,11 @@ class Inline:
             replay_ratio=counts.replay_ratio, lag_versions=self._lag, metrics=metrics,
         ))  # fmt: skip
 
-    def _blame(self, ids: Sequence[ChunkId], what: str) -> None:
+    def _blame(self, ids: Sequence[ChunkId], what: str, reason: str) -> None:
         names = [f"{session}/{number}" for session, number in ids]
         self._on_event(Guarded(env_steps=self.steps, what=what, chunks=names))
         if self._history is not None:
-            self._history.quarantine(ids, reason="not_finite")
+            self._history.quarantine(ids, reason=reason)
 
     # --- resume -----------------------------------------------------------------------------------------------------
 
