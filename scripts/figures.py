@@ -5,6 +5,8 @@ Run as `python scripts/figures.py`; with `--check` it only says whether the READ
 
 import argparse
 import json
+import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,12 @@ def block() -> str:
     results = ROOT / "bench" / "results"
     bench = json.loads((results / "experience.json").read_text())
     cards = [json.loads(path.read_text()) for path in sorted(results.glob("card-*.json"))]
-    return "\n\n".join([_about(bench), _goals(bench), _peers(bench), *(_card(card) for card in cards[-1:])])
+    learner = [json.loads(path.read_text()) for path in sorted(results.glob("learner-*.json"))]
+    learning = results / "learning.json"
+    parts = [_about(bench), _goals(bench), _peers(bench)]
+    parts += [_learning(json.loads(learning.read_text()))] if learning.exists() else []
+    parts += [_learner(learner)] if learner else []
+    return "\n\n".join([*parts, *(_card(card) for card in cards[-1:])])
 
 
 def _about(bench: dict[str, Any]) -> str:
@@ -87,6 +94,56 @@ def _peers(bench: dict[str, Any]) -> str:
         "deduplicates, keeps the stream's position and lays rows out in columns.",
     ]
     return "\n".join(rows)
+
+
+def _learning(found: dict[str, Any]) -> str:
+    rows = [
+        f"Learning (`bench/learning.py`, {found['date']}; greedy return over 100 held-out episodes, IQM over seeds",
+        "with its 95 % interval; *solved* is the goal reached on two sets of 100 seeds):",
+        "",
+        "| task | goal | solved | return, IQM | env steps, median | updates, median |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found["tasks"]:
+        goal = f"{row['goal']:.0%} of the player" if row["is_share_of_player"] else f"{row['goal']:g}"
+        interval = "" if row["low"] is None else f" ({row['low']:.1f} to {row['high']:.1f})"
+        steps, updates = f"{row['median_env_steps']:,.0f}", f"{row['median_updates']:,.0f}"
+        solved = f"{row['solved']} of {row['seeds']}"
+        rows.append(f"| {row['task']} | {goal} | {solved} | {row['iqm']:.1f}{interval} | {steps} | {updates} |")
+    return "\n".join(rows)
+
+
+def _learner(results: list[dict[str, Any]]) -> str:
+    rows = [
+        "The learner beside its peers (`bench/run.py`; medians of alternating rounds, ratio of medians with its 95 %",
+        "interval, a goal is met by the lower end; remarks and every value: `bench/results/learner-*.json`):",
+        "",
+        "| measure | peer | ours | theirs | times better | goal |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for result in results:
+        for row in result["rows"]:
+            rows += [_ratio_line(result, row, ratio) for ratio in row["ratios"]]
+    rows += ["", *(f"* {result['title']}: {remark}" for result in results for remark in result["remarks"])]
+    return "\n".join(rows).rstrip()
+
+
+def _ratio_line(result: dict[str, Any], row: dict[str, Any], ratio: dict[str, Any]) -> str:
+    ours, theirs = (_middle(row["values"][ratio[side]], row["unit"]) for side in ("ours", "peer"))
+    name = row["name"] if ratio["ours"] == "ours" else f"{row['name']} ({ratio['ours']})"
+    goal = f"≥ {ratio['goal']:g}x" if ratio["goal"] else ""
+    missed = {"missed": " **missed**", "void": " **void**"}.get(ratio["verdict"], "")
+    times = f"{_times(ratio['ratio'])} ({_times(ratio['low'])} to {_times(ratio['high'])}){missed}"
+    return f"| {result['title']}: {name} | {ratio['peer']} | {ours} | {theirs} | {times} | {goal} |"
+
+
+def _middle(values: list[float | None], unit: str) -> str:
+    found = statistics.median(math.inf if value is None else value for value in values)
+    return "never" if math.isinf(found) else f"{_short(found)} {unit}"
+
+
+def _times(value: float | None) -> str:
+    return "∞" if value is None else f"{_short(value)}x"
 
 
 def _card(card: dict[str, Any]) -> str:
