@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ from understudy.learn.checkpoint import Checkpoint, decode_checkpoint
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 
+# Programs that trainings in this process compile are loaded by every later one, in whatever process.
+os.environ.setdefault("UNDERSTUDY_COMPILE_CACHE", str(Path(tempfile.gettempdir()) / "understudy-tests-compiled"))
+
 _CLOCKS = {"train_s", "eval_s", "compile_s", "startup_s"}
 
 
@@ -49,7 +53,7 @@ class Trainer:
     def __init__(self, folder: Path) -> None:
         self._folder, self._jobs = folder, 0
         folder.mkdir(parents=True, exist_ok=True)
-        # Compiled once, by whoever comes first; the others load it.
+        # Compiled once, by whoever comes first. A folder of its own: who is killed may leave half a program there.
         cache = {"UNDERSTUDY_COMPILE_CACHE": str(folder / "compiled")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.trainer"], env=environment() | cache, stdin=subprocess.PIPE,

@@ -44,6 +44,7 @@ class _Evaluation:
         self._episode = np.minimum(np.arange(live.num_envs), len(seeds))
         self._n_begun = min(live.num_envs, len(seeds))
 
+    @np.errstate(all="ignore")  # a game's odd numbers show in its returns; warnings would only bury them
     def play(self, *, deterministic: bool) -> NDArray[np.float64]:
         live, policy, silent = self._live, self._policy, len(self._seeds)
         live.reset(self._env_seeds())

@@ -172,8 +172,8 @@ def _trained(
         ))  # fmt: skip
         training.run()
         result = result_of(training, facts, env_class=seen.env_class if seen is not None else "")
-        folder.write_json("result.json", result)
         draw_curve(folder, title=f"{facts['name']}, {settings.algorithm}", goal=facts["until"])
+        folder.write_json("result.json", result)  # last: from here on the run has ended
         policy = folder.policy()
     return Run(folder.root, policy, result)
 

@@ -111,7 +111,7 @@ class Training:
     def _evaluate(self) -> None:
         started_s, env_steps = time.perf_counter(), self.engine.steps
         self._next_eval, self.judged_steps = env_steps + self._part.eval_every, env_steps
-        returns = self._judge.returns(self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING)
+        returns = self._returns(self.engine.policy, self._part.eval_episodes, series=WHILE_TRAINING)
         if returns is None:
             return
         found = mean(returns)
@@ -122,11 +122,12 @@ class Training:
         if self._until is not None and found.value >= self._until:
             self._confirm()
         self.clocks.eval_s += time.perf_counter() - started_s
+        recent = [value for value in self._recent if math.isfinite(value)]
         low, high = (found.value if end is None else end for end in (found.low, found.high))
         self.folder.add_to_curve({
             "env_steps": env_steps, "updates": self.engine.learner.counts.updates, "train_s": self.clocks.train_s,
             "return_mean": found.value, "return_low": low, "return_high": high,
-            "train_return": float(np.mean(self._recent)) if self._recent else math.nan,
+            "train_return": float(np.mean(recent)) if recent else math.nan,
         })  # fmt: skip
         self.hear(Evaluation(
             env_steps=env_steps, returns=returns.tolist(), mean=found.value, low=low, high=high, is_best=is_best
@@ -134,7 +135,7 @@ class Training:
 
     def _confirm(self) -> None:
         """Whoever reaches the goal on one set of seeds must reach it on another; only then the run is solved."""
-        returns = self._judge.returns(self.engine.policy, episodes=FINAL_EPISODES, series=AT_THE_END)
+        returns = self._returns(self.engine.policy, FINAL_EPISODES, series=AT_THE_END)
         if returns is not None and self._until is not None and returns.mean() >= self._until:
             self.is_solved, self._final = True, returns
             self.folder.save_policy("best", self.engine.policy)
@@ -142,8 +143,19 @@ class Training:
     def final_returns(self) -> Array | None:
         """100 episodes of the best policy on seeds that no evaluation before has used."""
         if self._final is None:
-            self._final = self._judge.returns(self.folder.policy(), episodes=FINAL_EPISODES, series=AT_THE_END)
+            self._final = self._returns(self.folder.policy(), FINAL_EPISODES, series=AT_THE_END)
         return self._final
+
+    def _returns(self, policy: Policy, episodes: int, *, series: int) -> Array | None:
+        """Returns on held-out seeds; a game may say NaN or infinity, which is left out and told. None: nothing left."""
+        returns = self._judge.returns(policy, episodes=episodes, series=series)
+        if returns is None or (is_finite := np.isfinite(returns)).all():
+            return returns
+        self.hear(Guarded(
+            env_steps=self.engine.steps,
+            what=f"{(~is_finite).sum()} of {episodes} evaluated episodes returned NaN or infinity and are left out",
+        ))  # fmt: skip
+        return returns[is_finite] if is_finite.any() else None
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

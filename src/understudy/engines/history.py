@@ -9,7 +9,7 @@ from understudy.core.chunk import Chunk, chunk_of
 from understudy.core.errors import Corrupt
 from understudy.core.frame import decode_frame
 from understudy.core.game import GameSpec
-from understudy.core.ports import Candidate, Cursor, Stored, Tail, WriteBatch
+from understudy.core.ports import Candidate, Cursor, Quarantined, Stored, Tail, WriteBatch
 from understudy.stores.local import LocalStore
 
 ChunkId = tuple[uuid.UUID, int]
@@ -55,22 +55,25 @@ class History:
 
     def read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
         """The chunks with these ids, in this order, quarantined ones too; Corrupt when one is missing."""
-        found = {**stored_chunks(self._store.tail, set(ids)), **self._quarantined()}
+        found = stored_chunks(self._store.tail, set(ids))
+        if wanted := set(ids) - found.keys():
+            # Not all of them decode: what has a NaN in its rewards never was in a replay.
+            frames = [decode_frame(one.raw) for key, one in self._in_quarantine() if key in wanted]
+            found |= {_id(chunk): chunk for chunk in map(chunk_of, frames)}
         return in_order(found, ids)
 
-    def _quarantined(self) -> dict[ChunkId, Chunk]:
-        found: dict[ChunkId, Chunk] = {}
+    def _in_quarantine(self) -> Iterator[tuple[ChunkId, Quarantined]]:
         last = 0
         while page := self._store.quarantined(after_id=last):
-            chunks = [chunk_of(decode_frame(one.raw)) for one in page]
-            found |= {_id(chunk): chunk for chunk in chunks}
+            for one in page:
+                if one.session is not None and one.chunk_no is not None:
+                    yield (one.session, one.chunk_no), one
             last = page[-1].id
-        return found
 
     @property
     def quarantined(self) -> Sequence[ChunkId]:
         """What was taken out of every sample for good."""
-        return list(self._quarantined())
+        return [key for key, _ in self._in_quarantine()]
 
     def quarantine(self, ids: Sequence[ChunkId], *, reason: str) -> None:
         """Take chunks out of every later sample; those still waiting are stored first."""

@@ -30,7 +30,7 @@ def ring_state(ring: Ring) -> tuple[dict[str, Array], dict[str, Any]]:
     """The ring as arrays and facts."""
     stretches = list(ring.stretches.values())
     at = {id(stretch): number for number, stretch in enumerate(stretches)}
-    tails = list(ring.tails.values())
+    tails = sorted(ring.tails.values(), key=lambda tail: at[id(tail.stretch)])
     leads = {
         name: np.concatenate([np.empty(0, np.float32), *(tail.lead[name] for tail in tails if tail.lead)])
         for name in ("weight", "priority")

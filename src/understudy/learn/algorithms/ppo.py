@@ -23,7 +23,7 @@ from understudy.learn.architecture import network_for
 from understudy.learn.returns import advantages
 
 MAX_RETURN = 1e12
-"""No row of a sane game is worth this much; NaN is not below it either."""
+"""No row of a sane game is worth this much, or this unlikely; NaN is not below it either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Ppo:
         value = flat.observe(self.value_network, weights[1], rows.obs)
         metrics = {name: values.mean() for name, values in steps.items()}
         finite = [jnp.isfinite(steps[name]).all() for name in ("loss", "gradient_norm")]
-        row_ok = jnp.isfinite(first) & (jnp.abs(rows.wanted) < MAX_RETURN)
+        row_ok = jnp.isfinite(first) & (jnp.abs(rows.logp) < MAX_RETURN) & (jnp.abs(rows.wanted) < MAX_RETURN)
         ok = jnp.stack(finite).all() & row_ok.all()
         feedback = Feedback(metrics, ok, row_ok, ratio_error=jnp.abs(first - 1.0).max())
         return PpoState(policy, value, optimiser, key), feedback
