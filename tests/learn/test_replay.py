@@ -299,6 +299,16 @@ def test_feedback_moves_the_mass_and_ignores_rows_that_left():
     assert np.unique(moments, return_counts=True)[1] == pytest.approx(np.full(10, 100), abs=2)
 
 
+def test_feedback_brings_back_nothing_that_was_evicted():
+    held = replay(needs(prioritised=True))
+    held.insert(Piece(0, 0, steps(5)).chunk())
+    drawn = held.draw(1, rng=np.random.default_rng(0))
+    held.evict(session_id(0), 0)
+    held.feedback(drawn.rows, drawn.stamps, np.ones(8))
+    held.feedback(drawn.rows[:0].astype(np.int32), drawn.stamps[:0], np.ones(0, np.float32))
+    assert held.n_sampleable == 0
+
+
 def test_priorities_without_sense_are_counted_and_left_out():
     held = replay(needs(prioritised=True), max_priority=100.0, alpha=1.0)
     held.insert(Piece(0, 0, steps(5)).chunk())

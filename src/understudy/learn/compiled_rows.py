@@ -1,44 +1,53 @@
-"""What a prioritised replay does to each row of a batch, in one compiled pass instead of ten over short arrays."""
+"""What a prioritised replay does with rows, in one compiled pass each instead of ten over short arrays."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from understudy.core.algorithm import Transitions
 from understudy.core.tensors import Array
-from understudy.learn.sum_tree import compiled
+from understudy.learn import compiled
+from understudy.learn.ring import Edit
+from understudy.learn.stretch import WIDTH, Windows, powers
+from understudy.learn.sum_tree import SumTree
 
 Rows = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Lines = tuple[Floats, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]
+"""All rows' facts as floats, whole numbers and bytes, and the bytes of an observation column, to be fetched early."""
 
 
-def clean(priorities: Array, missing: float, *, low: float, high: float) -> tuple[NDArray[np.float64], float]:
-    """Priorities within bounds, `missing` where there is none, and the largest of them."""
-    cleaned = np.empty(len(priorities), np.float64)
-    return cleaned, _clean(priorities, missing, low, high, cleaned)
+def compiled_windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -> Windows:
+    """What `windows_of` answers."""
+    facts = np.empty((len(columns["row"]), WIDTH), np.float32)
+    n_open = compiled.windows(
+        columns["row"], columns["is_first"], columns["terminated"], columns["reward"], columns["weight"],
+        max(0, lead - (needs.n_step - 1)), powers(needs.discount, needs.n_step), needs.stack, facts,
+        facts.view(np.int32),
+    )  # fmt: skip
+    return Windows(facts, n_open)
 
 
-def accepted(facts: Array, rows: Rows, stamps: Array, *, stamp_at: int, weight_at: int) -> tuple[Rows, Array]:
-    """The rows that still hold what was drawn, -1 for the others, and their weights."""
-    kept, weight = np.empty(len(rows), np.int64), np.empty(len(rows), np.float64)
-    _accept(facts, facts.view(np.int32), rows, stamps, stamp_at, weight_at, kept, weight)
-    return kept, weight
+def draw(masses: SumTree, chance: NDArray[np.float64], *, beta: float, lines: Lines) -> tuple[Array, ...]:
+    """Rows for numbers from 0 to 1, [k, batch], and what is known of them: what `replay.Found` holds."""
+    places = np.empty((2, *chance.shape), np.int64)
+    reals, wholes = np.empty((3, *chance.shape), np.float32), np.empty((2, *chance.shape), np.int32)
+    compiled.draw(*masses.parts, chance, beta, *lines, places, reals, wholes)
+    return *places, *reals, *wholes
 
 
-@compiled
-def _clean(priorities: Any, missing: float, low: float, high: float, cleaned: Any) -> float:
-    largest = 0.0
-    for i in range(len(priorities)):
-        priority = priorities[i] if priorities[i] >= 0 else missing
-        cleaned[i] = min(max(priority, low), high)
-        largest = max(largest, cleaned[i])
+def feed_back(
+    masses: SumTree, rows: Rows, *, stamps: Array, priorities: Array, lines: Lines, rule: Array
+) -> tuple[int, float]:
+    """Give rows that still hold what was drawn new masses; how many priorities made no sense, and the largest."""
+    more, n_bad, largest = compiled.feed_back(*masses.parts, *lines[:2], rows, stamps, priorities, rule)
+    masses.n_rows += int(more)
+    return int(n_bad), largest
+
+
+def weigh(masses: SumTree, edit: Edit, *, rule: Array, missing: float) -> float:
+    """Carry out an edit; the largest of its priorities."""
+    more, largest = compiled.weigh(*masses.parts, edit.start, edit.weight, edit.priority, rule, missing)
+    masses.n_rows += int(more)
     return largest
-
-
-@compiled
-def _accept(
-    facts: Any, whole: Any, rows: Any, stamps: Any, stamp_at: int, weight_at: int, kept: Any, weight: Any
-) -> None:
-    for i in range(len(rows)):
-        row = rows[i]
-        kept[i] = row if whole[row, stamp_at] == stamps[i] else -1
-        weight[i] = facts[row, weight_at]

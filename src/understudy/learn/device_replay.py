@@ -100,6 +100,30 @@ def _stacked(rows: jax.Array, behind: jax.Array, stack: int) -> jax.Array:
     return rows[:, None] - jnp.minimum(jnp.arange(stack - 1, -1, -1), behind[rows][:, None])
 
 
+# Compiled once for all replays of one shape.
+_insert = jax.jit(insert_block, donate_argnums=0)
+_set_masses = jax.jit(set_masses, donate_argnums=0, static_argnames="config")
+_levels_of = jax.jit(levels_of)
+
+
+@partial(jax.jit, static_argnames=("k", "layout", "needs"))
+def _draw(
+    ring: DeviceRing, key: jax.Array, beta: jax.Array, *, k: int, layout: RowLayout, needs: Transitions
+) -> tuple[Batch, jax.Array, jax.Array]:
+    keys = jax.random.split(key, k)
+    batches, rows = jax.lax.map(lambda one: sample(ring, one, beta, layout=layout, needs=needs), keys)
+    return batches, rows, ring.columns["stamp"][rows]
+
+
+@partial(jax.jit, donate_argnums=0, static_argnames="config")
+def _feedback(
+    ring: DeviceRing, rows: jax.Array, stamps: jax.Array, priorities: jax.Array, *, config: ReplayConfig
+) -> DeviceRing:
+    rows, stamps, priorities = jnp.ravel(rows), jnp.ravel(stamps), jnp.ravel(priorities)
+    is_same = ring.columns["stamp"].at[rows].get(mode="clip") == stamps
+    return write_back(ring, rows, jnp.where(is_same, priorities, jnp.nan), config=config)
+
+
 class DeviceReplay:
     """The contract of `HostReplay` on the device; `ring` may be carried through a scan and put back."""
 
@@ -121,10 +145,8 @@ class DeviceReplay:
         )
         self.sample = partial(sample, layout=self.layout, needs=needs)
         self.write_back = partial(write_back, config=config)
-        self._insert = jax.jit(insert_block, donate_argnums=0)
-        self._set_masses = jax.jit(partial(set_masses, config=config), donate_argnums=0)
-        self._feedback = jax.jit(self._fed_back, donate_argnums=0)
-        self._draw = jax.jit(self._drawn, static_argnames="k")
+        self._set_masses = partial(_set_masses, config=config)
+        self._feedback = partial(_feedback, config=config)
 
     @property
     def n_sampleable(self) -> int:
@@ -164,7 +186,8 @@ class DeviceReplay:
             raise ConfigError(
                 "a draw from a replay without sampleable steps; insert chunks first, and see n_sampleable"
             )
-        return Drawn(*self._draw(self.ring, jax.random.key(rng.integers(1 << 32)), beta, k=k))
+        key = jax.random.key(rng.integers(1 << 32))
+        return Drawn(*_draw(self.ring, key, beta, k=k, layout=self.layout, needs=self.needs))
 
     def feedback(self, rows: Any, stamps: Any, priorities: Any) -> None:
         """Give drawn rows new priorities; rows that have left meanwhile and priorities without sense are ignored."""
@@ -188,36 +211,25 @@ class DeviceReplay:
         masses = np.zeros(self.capacity, np.float32)
         masses[: len(arrays["masses"])] = arrays["masses"]
         self._may_sample = masses > 0
-        levels = levels_of(jnp.asarray(masses), self.ring.levels)
+        levels = _levels_of(jnp.asarray(masses), self.ring.levels)
         self.ring = self.ring._replace(levels=levels, largest=jnp.float32(facts["largest"]))
         self._apply([nothing_at(stretch.start, stretch.n_rows) for stretch in reader.gone])
 
     def _layout_facts(self) -> dict[str, Any]:
         return layout_facts(self.needs, capacity=self.capacity, schema=self._schema) | {"form": "device"}
 
-    def _drawn(
-        self, ring: DeviceRing, key: jax.Array, beta: jax.Array, *, k: int
-    ) -> tuple[Batch, jax.Array, jax.Array]:
-        batches, rows = jax.lax.map(lambda one: self.sample(ring, one, beta), jax.random.split(key, k))
-        return batches, rows, ring.columns["stamp"][rows]
-
-    def _fed_back(self, ring: DeviceRing, rows: jax.Array, stamps: jax.Array, priorities: jax.Array) -> DeviceRing:
-        rows, stamps, priorities = jnp.ravel(rows), jnp.ravel(stamps), jnp.ravel(priorities)
-        is_same = ring.columns["stamp"].at[rows].get(mode="clip") == stamps
-        return self.write_back(ring, rows, jnp.where(is_same, priorities, jnp.nan))
-
     def _write(self, placed: Placed) -> None:
         stretch, windows = placed.stretch, placed.windows
         small = {
-            "returns": windows.returns, "factor": windows.factor, "weight": placed.weight, "ahead": windows.ahead,
-            "behind": np.broadcast_to(windows.behind, stretch.n_rows), "stamp": np.full(stretch.n_rows, stretch.stamp),
+            "returns": windows.returns, "factor": windows.factor, "weight": windows.weight, "ahead": windows.ahead,
+            "behind": windows.behind, "stamp": np.full(stretch.n_rows, stretch.stamp),
         }  # fmt: skip
         columns = {name: np.concatenate([part[name] for part in placed.parts]) for name in self.layout.columns} | small
         for first in range(0, stretch.n_rows, BLOCK):
             here = {name: column[first : first + BLOCK] for name, column in columns.items()}
             rows = stretch.start + first + np.arange(len(here["stamp"]))
             block = {name: _padded(here[name], shape, dtype) for name, (shape, dtype) in self._kinds.items()}
-            self.ring = self._insert(self.ring, _padded(rows, (), np.dtype(np.int32), fill=NOWHERE), block)
+            self.ring = _insert(self.ring, _padded(rows, (), np.dtype(np.int32), fill=NOWHERE), block)
 
     def _apply(self, edits: Iterable[Edit]) -> int:
         """Carry out edits, of which a later one wins; how many rows they made sampleable."""
@@ -225,7 +237,7 @@ class DeviceReplay:
         became = 0
         for edit in edits:
             may, here = edit.weight > 0, slice(edit.start, edit.start + len(edit.weight))
-            became += max(0, int(may.sum()) - int(self._may_sample[here].sum()))
+            became += int(may.sum())
             self._may_sample[here] = may
             changed["rows"].append(np.arange(here.start, here.stop))
             changed["weight"].append(edit.weight if self.needs.prioritised else may)

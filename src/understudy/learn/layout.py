@@ -49,6 +49,15 @@ class RowLayout:
             if name != "raw_action" and name not in OPTIONAL:
                 raise ConfigError(f"{name!r} is no optional column; give some of {['raw_action', *sorted(OPTIONAL)]}")
             self.columns[name] = actions if name == "raw_action" else Kept(OPTIONAL[name], ())
+        self._as_they_are = [name for name in self.columns if name not in ("action", "legal")]
+        self._reals = [name for name, kept in self.columns.items() if kept.dtype.kind == "f"]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether rows of both look the same, so that what was compiled for one serves the other."""
+        return isinstance(other, RowLayout) and (self.obs, self.columns) == (other.obs, other.columns)
+
+    def __hash__(self) -> int:
+        return hash((self.obs, *self.columns))
 
     def take(self, chunk: Chunk) -> dict[str, Array]:
         """The chunk's rows in the form a replay keeps; Refused says what is wrong with them."""
@@ -59,11 +68,13 @@ class RowLayout:
                 f"a chunk of {meta.game}, schema {meta.schema[:8]}; this replay holds {self._game.game}, schema "
                 f"{self._game.schema[:8]}",
             )
-        taken = {name: self._column(columns, name) for name in self.columns if name not in ("action", "legal")}
+        taken = {name: self._column(columns, name) for name in self._as_they_are}
         taken["action"] = self._actions(columns)
         if "legal" in self.columns:
             taken["legal"] = self._legal(columns, len(taken["action"]))
-        _check_numbers({**taken, "reward": columns["reward"]})
+        _check_numbers("reward", columns["reward"])
+        for name in self._reals:
+            _check_numbers(name, taken[name])
         return taken
 
     def _column(self, columns: Mapping[str, Array], name: str) -> Array:
@@ -87,6 +98,8 @@ class RowLayout:
             )
         if self.discrete is None:
             return column.reshape(len(column), self._size).astype(np.float32)
+        if self.discrete.start == 0 and column.dtype == np.int32:
+            return column
         # Padding of final and bootstrap rows may lie outside; nobody reads it, but it must fit the type.
         return np.asarray(column - self.discrete.start, np.int32)
 
@@ -100,8 +113,18 @@ class RowLayout:
         return legal
 
 
-def _check_numbers(columns: Mapping[str, Array]) -> None:
-    for name, column in columns.items():
-        # A NaN makes the largest number NaN, which is not below the bound either.
-        if column.dtype.kind == "f" and not (column.max() <= TOO_LARGE and column.min() >= -TOO_LARGE):
-            raise Refused("not_finite", f"{name!r} holds NaN, infinity or a number beyond {TOO_LARGE:g}")
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros that begin at a pair of cache lines, so that a record that fits into one never lies in two."""
+    size = math.prod(shape) * dtype.itemsize
+    spare = np.zeros(size + 128, np.uint8)
+    skip = -spare.ctypes.data % 128
+    return spare[skip : skip + size].view(dtype).reshape(shape)
+
+
+def _check_numbers(name: str, column: Array) -> None:
+    # Where the sum of squares is below the bound's square, so is each of them: one pass for most columns.
+    if float(np.vdot(column, column)) <= TOO_LARGE**2:
+        return
+    # A NaN makes the largest number NaN, which is not below the bound either.
+    if not (column.max() <= TOO_LARGE and column.min() >= -TOO_LARGE):
+        raise Refused("not_finite", f"{name!r} holds NaN, infinity or a number beyond {TOO_LARGE:g}")

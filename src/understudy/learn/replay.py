@@ -20,10 +20,11 @@ from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.tensors import Array
-from understudy.learn.layout import RowLayout
+from understudy.learn.layout import RowLayout, aligned_zeros
 from understudy.learn.replay_state import ReadChunks, RingReader, check_layout, layout_facts, ring_state
 from understudy.learn.ring import ALIGNMENT, ChunkId, Edit, Placed, Ring, nothing_at
 from understudy.learn.roster import Roster
+from understudy.learn.stretch import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH
 
 if TYPE_CHECKING:
     from understudy.learn.sum_tree import SumTree
@@ -62,8 +63,16 @@ class Drawn(NamedTuple):
     stamps: NDArray[np.int32]  # [k, batch]
 
 
-# One row's small facts lie together, half a cache line, so that a draw fetches them at once.
-_RETURN, _FACTOR, _ACTION, _REACH, _STAMP, _WEIGHT, _WIDTH = 0, 1, 2, 3, 4, 5, 8
+class Found(NamedTuple):
+    """Drawn rows and what is known of each, in arrays [k, batch]."""
+
+    rows: NDArray[np.int64]
+    following: NDArray[np.int64]  # the rows to bootstrap from
+    weight: NDArray[np.float32]
+    returns: NDArray[np.float32]
+    factor: NDArray[np.float32]
+    action: NDArray[np.int32]
+    stamps: NDArray[np.int32]
 
 
 class HostReplay:
@@ -86,19 +95,22 @@ class HostReplay:
             for name, kept in self.layout.columns.items()
             if not (name == "action" and self.layout.discrete)
         }
-        self._facts = np.zeros((self.capacity, _WIDTH), np.float32)
+        self._facts = aligned_zeros((self.capacity, WIDTH), np.dtype(np.float32))
         self._whole = self._facts.view(np.int32)
+        obs = self._columns[self.layout.obs[0]]
+        raw, obs = (column.view(np.uint8).reshape(self.capacity, -1) for column in (self._facts, obs))
+        self._lines = self._facts, self._whole, raw, obs
+        self._rule = np.array([self.config.alpha, self.config.min_priority, self.config.max_priority])
         self._largest = 1.0
 
     def _sample_by_priority(self) -> None:
         # Half a second of import that uniform replays do without.
         from understudy.learn import compiled_rows
-        from understudy.learn.compiled_windows import compiled_windows_of
         from understudy.learn.sum_tree import SumTree
 
         self._compiled = compiled_rows
         self._masses = SumTree(self.capacity)
-        self._ring = Ring(self.capacity, self.needs, windows=compiled_windows_of)
+        self._ring = Ring(self.capacity, self.needs, windows=compiled_rows.compiled_windows_of)
 
     @property
     def n_sampleable(self) -> int:
@@ -141,31 +153,21 @@ class HostReplay:
             )
         size = (k, batch or self.needs.batch)
         if isinstance(self._masses, Roster):
-            rows, weight = self._masses.draw(rng, size), np.ones(size, np.float32)
+            found = self._look_up(self._masses.draw(rng, size))
         else:
-            values = (np.arange(size[1]) + rng.random(size)) * (self._masses.total / size[1])
-            rows = self._masses.find(values)
-            mass = self._masses.leaves.take(rows)
-            # (n * p)^-beta over its largest in the batch: n and the total cancel.
-            weight = np.power(mass / mass.min(axis=1, keepdims=True), -beta).astype(np.float32)
-        facts = self._facts.take(rows, axis=0)
-        return Drawn(self._gather(rows, facts, weight), rows, facts.view(np.int32)[..., _STAMP].copy())
+            found = Found(*self._compiled.draw(self._masses, rng.random(size), beta=float(beta), lines=self._lines))
+        return Drawn(self._gather(found), found.rows, found.stamps)
 
     def feedback(self, rows: NDArray[np.int64], stamps: NDArray[np.int32], priorities: Array) -> None:
         """Give drawn rows new priorities; rows that have left meanwhile and priorities without sense are ignored."""
         if isinstance(self._masses, Roster):
             return
-        rows, stamps = np.asarray(rows).ravel(), np.asarray(stamps).ravel()
-        priorities = np.asarray(priorities, np.float64).ravel()
-        is_good = (priorities >= 0) & (priorities < np.inf)
-        n_good = np.count_nonzero(is_good)
-        if n_good < len(rows):
-            self.n_bad_priorities += len(rows) - int(n_good)
-            rows, stamps, priorities = rows[is_good], stamps[is_good], priorities[is_good]
-        if not len(rows):
-            return
-        rows, weight = self._compiled.accepted(self._facts, rows, stamps, stamp_at=_STAMP, weight_at=_WEIGHT)
-        self._masses.set(rows, self._mass(weight, priorities), only_positive=True)
+        n_bad, largest = self._compiled.feed_back(
+            self._masses, np.asarray(rows, np.int64).ravel(), stamps=np.asarray(stamps, np.int32).ravel(),
+            priorities=np.asarray(priorities, np.float64).ravel(), lines=self._lines, rule=self._rule,
+        )  # fmt: skip
+        self.n_bad_priorities += n_bad
+        self._largest = max(self._largest, largest)
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """What `restore` needs besides the chunks themselves."""
@@ -174,7 +176,7 @@ class HostReplay:
         arrays["weights"] = np.zeros(used, np.float32)
         for one in self._ring.stretches.values():  # between them lies what was there before, which nobody reads
             rows = slice(one.start, one.start + one.n_rows)
-            arrays["weights"][rows] = self._facts[rows, _WEIGHT]
+            arrays["weights"][rows] = self._facts[rows, WEIGHT]
         masses = self._masses
         arrays["masses"] = (masses.rows if isinstance(masses, Roster) else masses.leaves[:used]).copy()
         facts |= self._layout_facts() | {"largest": self._largest, "n_bad_priorities": self.n_bad_priorities}
@@ -200,61 +202,55 @@ class HostReplay:
         return layout_facts(self.needs, capacity=self.capacity, schema=self._game.schema)
 
     def _write(self, placed: Placed) -> None:
-        stretch, windows, at = placed.stretch, placed.windows, placed.stretch.start
+        stretch, at = placed.stretch, placed.stretch.start
+        self._facts[at : at + stretch.n_rows] = placed.windows.facts
+        self._whole[at : at + stretch.n_rows, STAMP] = stretch.stamp
         for part in placed.parts:
             end = at + len(part["action"])
             for name, column in self._columns.items():
                 column[at:end] = part[name]
             if self.layout.discrete:
-                self._whole[at:end, _ACTION] = part["action"]
+                self._whole[at:end, ACTION] = part["action"]
             at = end
-        facts, whole = self._facts[stretch.start : at], self._whole[stretch.start : at]
-        facts[:, _RETURN], facts[:, _FACTOR], facts[:, _WEIGHT] = windows.returns, windows.factor, placed.weight
-        whole[:, _REACH] = windows.ahead | windows.behind << 16
-        whole[:, _STAMP] = stretch.stamp
 
     def _apply(self, edit: Edit) -> int:
         """Carry out an edit; how many rows it made sampleable."""
-        before = len(self._masses)
         if isinstance(self._masses, Roster):
             self._masses.set_range(edit.start, edit.weight > 0)
         elif edit.priority is None:
             self._masses.clear_range(edit.start, len(edit.weight))
         else:
-            self._masses.set_range(edit.start, self._mass(edit.weight, edit.priority))
-        return max(0, len(self._masses) - before)
+            largest = self._compiled.weigh(self._masses, edit, rule=self._rule, missing=self._largest)
+            self._largest = max(self._largest, largest)
+        return int(np.count_nonzero(edit.weight))
 
-    def _mass(self, weight: Array, priority: Array) -> NDArray[np.float64]:
-        low, high = self.config.min_priority, self.config.max_priority
-        cleaned, largest = self._compiled.clean(priority, self._largest, low=low, high=high)
-        self._largest = max(self._largest, largest)
-        # NumPy's power runs on whole vectors, a compiled loop's on one number at a time.
-        return np.asarray(weight * np.power(cleaned, self.config.alpha))
+    def _look_up(self, rows: NDArray[np.int64]) -> Found:
+        facts = self._facts.take(rows, axis=0)
+        whole = facts.view(np.int32)
+        return Found(
+            rows, rows + (whole[..., REACH] & 0xFFFF), np.ones(rows.shape, np.float32), facts[..., RETURN].copy(),
+            facts[..., FACTOR].copy(), whole[..., ACTION].copy(), whole[..., STAMP].copy(),
+        )  # fmt: skip
 
-    def _gather(self, rows: NDArray[np.int64], facts: Array, weight: Array) -> Batch:
-        whole, layout = facts.view(np.int32), self.layout
-        following = rows + (whole[..., _REACH] & 0xFFFF)
+    def _seen(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of each stack, oldest first; the episode's first row is repeated."""
         if self.needs.stack == 1:
-            seen, seen_next = rows, following
-        else:
-            seen = _stacked(rows, whole[..., _REACH] >> 16, self.needs.stack)
-            next_whole = self._facts.take(following, axis=0).view(np.int32)
-            seen_next = _stacked(following, next_whole[..., _REACH] >> 16, self.needs.stack)
+            return rows
+        behind = self._whole[rows, REACH] >> 16
+        return np.asarray(rows[..., None] - np.minimum(np.arange(self.needs.stack - 1, -1, -1), behind[..., None]))
+
+    def _gather(self, found: Found) -> Batch:
+        layout, rows, following = self.layout, found.rows, found.following
+        seen, seen_next = self._seen(rows), self._seen(following)
         legal = self._columns.get("legal")
         return Batch(
             obs={name: self._columns[name].take(seen, axis=0) for name in layout.obs},
-            action=whole[..., _ACTION].copy() if layout.discrete else self._columns["action"].take(rows, axis=0),
-            reward=facts[..., _RETURN].copy(),
+            action=found.action if layout.discrete else self._columns["action"].take(rows, axis=0),
+            reward=found.returns,
             next_obs={name: self._columns[name].take(seen_next, axis=0) for name in layout.obs},
-            factor=facts[..., _FACTOR].copy(),
-            weight=weight,
+            factor=found.factor,
+            weight=found.weight,
             legal=None if legal is None else legal.take(rows, axis=0),
             next_legal=None if legal is None else legal.take(following, axis=0),
             extras={name: self._columns[name].take(rows, axis=0) for name in layout.extras},
         )
-
-
-def _stacked(rows: NDArray[np.int64], behind: Array, stack: int) -> NDArray[np.int64]:
-    """The rows of each stack, oldest first; the episode's first row is repeated."""
-    back = np.minimum(np.arange(stack - 1, -1, -1), behind[..., None])
-    return np.asarray(rows[..., None] - back)

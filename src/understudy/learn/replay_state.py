@@ -74,7 +74,8 @@ class RingReader:
     ) -> Iterator[Placed]:
         """One stretch after the other; `weight` holds the weights of all rows."""
         ring = self._ring
-        ring.stretches, ring.tails = {}, {}
+        ring.stretches.clear()
+        ring.tails.clear()
         for name in _COUNTERS:
             setattr(ring, name, int(facts[name]))
         stretches = [
@@ -117,11 +118,11 @@ class RingReader:
     def _remember(self, chunk: Chunk, lead: Mapping[str, Array]) -> dict[str, Array]:
         """The last rows of the chunk's open episode, kept for the chunk that follows it."""
         meta = chunk.meta
-        own = rows_of(chunk.columns, self._layout.take(chunk), chunk_no=meta.chunk_no, weight=1.0)
+        own = rows_of(chunk.columns, self._layout.take(chunk), weight=1.0)
         if chunk.columns["is_first"][0]:
             lead = {}
         n_open = windows_of(join_rows(lead, own), 0, needs=self._needs).n_open
-        kept = self._ring.lead_after(lead, own, n_open=n_open)
+        kept = self._ring.lead_after(lead, own, n_open=n_open, chunk_no=meta.chunk_no)
         if meta.chunk_no > self._recent.get(meta.session, (-1, {}))[0]:
             self._recent[meta.session] = meta.chunk_no, kept
         return kept
@@ -129,7 +130,7 @@ class RingReader:
     def _place(self, stretch: Stretch, chunk: Chunk, *, weight: Array, tail: "_SavedTail | None") -> Placed:
         lead = self._lead_of(stretch)
         rows = self._layout.take(chunk)
-        own = rows_of(chunk.columns, rows, chunk_no=stretch.chunk_no, weight=1.0)
+        own = rows_of(chunk.columns, rows, weight=1.0)
         windows = windows_of(join_rows(lead, own), stretch.lead, needs=self._needs)
         last = self._remember(chunk, lead)
         if tail is not None:
@@ -138,8 +139,8 @@ class RingReader:
             if kept:
                 kept["weight"], kept["priority"] = weights.copy(), priorities.copy()
             self._ring.tails[stretch.session] = Tail(stretch, ends_open(chunk.columns), kept)
-        parts = (lead, rows) if lead else (rows,)
-        return Placed(stretch, parts, windows, weight[stretch.start : stretch.start + stretch.n_rows], ())
+        windows.weight[:] = weight[stretch.start : stretch.start + stretch.n_rows]
+        return Placed(stretch, (lead, rows) if lead else (rows,), windows, ())
 
     def _lead_of(self, stretch: Stretch) -> dict[str, Array]:
         if stretch.lead == 0:
@@ -154,7 +155,7 @@ class RingReader:
         rows = {name: np.zeros((n, *kept.shape), kept.dtype) for name, kept in self._layout.columns.items()}
         flags = {name: np.zeros(n, np.bool_) for name in ("is_first", "terminated")}
         columns: dict[str, Array] = {"row": np.zeros(n, np.uint8), "reward": np.zeros(n, np.float32), **flags}
-        return rows_of(columns, rows, chunk_no=stretch.chunk_no - 1, weight=0.0)
+        return rows_of(columns, rows, weight=0.0) | {"chunk_no": np.full(n, stretch.chunk_no - 1, np.int64)}
 
 
 _SavedTail = tuple[int, Array, Array]

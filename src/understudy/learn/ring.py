@@ -10,9 +10,10 @@ chunk's stretch, whose lead-in repeats it, or here, shortened, once it is known 
 """
 
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +56,7 @@ class Tail:
     lead: dict[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(NamedTuple):
     """Rows from `start` on get the mass weight * priority^alpha; a NaN priority means the largest seen so far."""
 
     start: int
@@ -65,14 +65,12 @@ class Edit:
     """None where the rows lose their mass."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """What to write for one chunk: its parts one after the other from `stretch.start`, then the edits in order."""
 
     stretch: Stretch
     parts: tuple[Mapping[str, Array], ...]
     windows: Windows
-    weight: Floats
     edits: tuple[Edit, ...]
 
 
@@ -87,7 +85,9 @@ class Ring:
         """No row from here on was ever written."""
         self.n_steps_inserted = 0
         self.stamp = 0
-        self.stretches: dict[ChunkId, Stretch] = {}  # oldest first
+        self.stretches: OrderedDict[ChunkId, Stretch] = (
+            OrderedDict()
+        )  # oldest first; a dict looks for its first for long
         self.tails: dict[uuid.UUID, Tail] = {}
         self._needs = needs
         self.max_lead = needs.n_step - 1 + needs.stack - 1
@@ -95,7 +95,8 @@ class Ring:
     def place(self, chunk: Chunk, rows: Mapping[str, Array], *, weight: float) -> Placed:
         """A place for the chunk, whose kept columns are `rows`; nothing has changed when it raises."""
         meta, columns = chunk.meta, chunk.columns
-        if (meta.session, meta.chunk_no) in self.stretches:
+        name = meta.session, meta.chunk_no
+        if name in self.stretches:
             raise Refused("duplicate", f"chunk {meta.chunk_no} of session {meta.session} is in the replay already")
         tail = self.tails.get(meta.session)
         lead = tail.lead if tail is not None and _follows(tail, chunk) else {}
@@ -106,7 +107,7 @@ class Ring:
                 f"a stretch of {n_rows} rows does not fit into a replay of {self.capacity}; "
                 f"give it a capacity of at least {_rounded(n_rows)}, better many times that"
             )
-        own = rows_of(columns, rows, chunk_no=meta.chunk_no, weight=weight)
+        own = rows_of(columns, rows, weight=weight)
         joined = join_rows(lead, own)
         windows = self._windows_of(joined, n_lead, needs=self._needs)
         is_late = tail is not None and meta.chunk_no < tail.stretch.chunk_no  # nothing will continue it here
@@ -115,20 +116,19 @@ class Ring:
         if tail is not None and not is_late and not lead:
             edits += self._release(tail)
         stretch = Stretch(
-            meta.session, meta.chunk_no, start, n_rows, n_lead, int(lead["chunk_no"][0]) if lead else meta.chunk_no,
-            n_waiting, self._next_stamp(),
+            *name, start, n_rows, n_lead, int(lead["chunk_no"][0]) if lead else meta.chunk_no, n_waiting,
+            self._next_stamp(),
         )  # fmt: skip
-        self.stretches[meta.session, meta.chunk_no] = stretch
+        self.stretches[name] = stretch
         self.n_steps_inserted += meta.n_steps
-        joined["weight"] *= windows.may_sample
+        weights = windows.weight.copy()
         if not is_late:
-            kept = self.lead_after(lead, {**own, "weight": joined["weight"][n_lead:]}, n_open=windows.n_open)
+            own["weight"] = weights[n_lead:]
+            kept = self.lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
             self.tails[meta.session] = Tail(stretch, ends_open(columns), kept)
-        weights = joined["weight"].copy()
         weights[n_rows - 1 - n_waiting :] = 0.0  # they wait
         edits.append(Edit(start, weights, joined["priority"]))
-        parts = (lead, rows) if lead else (rows,)
-        return Placed(stretch, parts, windows, joined["weight"], tuple(edits))
+        return Placed(stretch, (lead, rows) if lead else (rows,), windows, tuple(edits))
 
     def close(self, session: uuid.UUID) -> list[Edit]:
         """Nothing more comes of this session: its waiting starts are released, shortened."""
@@ -168,29 +168,32 @@ class Ring:
         return self.stamp
 
     def _claim(self, n_rows: int) -> tuple[int, list[Edit]]:
-        """Where the next stretch begins, and the edits that empty the stretches in its way."""
-        size, edits = _rounded(n_rows), []
+        """Where the next stretch begins, and the edits that empty what it will not cover of those in its way."""
+        size, gone = _rounded(n_rows), []
         end = self.head + size
         if end > self.capacity:
             # What lies behind the head is the oldest, so that it leaves first.
-            edits += [self._drop(stretch) for stretch in self._oldest_within(self.head, self.capacity)]
+            gone = self._drop_oldest_within(self.head, self.capacity)
             self.head, end = 0, size
-        edits += [self._drop(stretch) for stretch in self._oldest_within(self.head, end)]
+        gone += self._drop_oldest_within(self.head, end)
         start, self.head, self.used = self.head, end, max(self.used, end)
+        edits = [
+            nothing_at(stretch.start, stretch.n_rows)
+            for stretch in gone
+            if stretch.start < start or stretch.start + stretch.n_rows > start + n_rows
+        ]
         return start, edits
 
-    def _oldest_within(self, begin: int, end: int) -> list[Stretch]:
-        found = []
-        for stretch in self.stretches.values():
-            if not begin <= stretch.start < end:
+    def _drop_oldest_within(self, begin: int, end: int) -> list[Stretch]:
+        gone: list[Stretch] = []
+        while self.stretches:
+            oldest = next(iter(self.stretches.values()))
+            if not begin <= oldest.start < end:
                 break
-            found.append(stretch)
-        return found
-
-    def _drop(self, stretch: Stretch) -> Edit:
-        del self.stretches[stretch.session, stretch.chunk_no]
-        self._forget_tail(stretch)
-        return nothing_at(stretch.start, stretch.n_rows)
+            self.stretches.popitem(last=False)
+            self._forget_tail(oldest)
+            gone.append(oldest)
+        return gone
 
     def _forget_tail(self, stretch: Stretch) -> None:
         tail = self.tails.get(stretch.session)
@@ -205,16 +208,19 @@ class Ring:
         stretch.n_waiting = 0
         return [Edit(stretch.start + stretch.n_rows - 1 - n, tail.lead["weight"][-n:], tail.lead["priority"][-n:])]
 
-    def lead_after(self, lead: Mapping[str, Array], own: Mapping[str, Array], *, n_open: int) -> dict[str, Array]:
+    def lead_after(
+        self, lead: Mapping[str, Array], own: Mapping[str, Array], *, n_open: int, chunk_no: int
+    ) -> dict[str, Array]:
         """The rows that the next chunk's stretch has to repeat."""
         wanted = min(self.max_lead, n_open)
         if wanted == 0:
             return {}
-        n_own = min(wanted, len(own["chunk_no"]) - 1)
+        n_rows = len(own["row"])
+        n_own = min(wanted, n_rows - 1)
         n_old = wanted - n_own
         kept = {}
-        for name, column in own.items():
-            part = column[len(column) - 1 - n_own : len(column) - 1]
+        for name, column in {**own, "chunk_no": np.full(n_rows, chunk_no, np.int64)}.items():
+            part = column[n_rows - 1 - n_own : n_rows - 1]
             kept[name] = np.concatenate([lead[name][len(lead[name]) - n_old :], part]) if n_old else part.copy()
         return kept
 
@@ -241,22 +247,22 @@ def ends_open(columns: Mapping[str, Array]) -> bool:
     return bool(columns["row"][-1] == _BOOTSTRAP)
 
 
-def rows_of(columns: Mapping[str, Array], rows: Mapping[str, Array], *, chunk_no: int, weight: float) -> dict[str, Any]:
-    n_rows = len(columns["row"])
-    priority = columns.get("priority")
-    return {
-        **rows,
-        **{name: columns[name] for name in ("row", "reward", "is_first", "terminated")},
-        "chunk_no": np.full(n_rows, chunk_no, np.int64),
-        "weight": np.full(n_rows, weight, np.float32),
-        "priority": np.full(n_rows, np.nan, np.float32) if priority is None else priority,
-    }
+def rows_of(columns: Mapping[str, Array], rows: Mapping[str, Array], *, weight: float) -> dict[str, Any]:
+    """A chunk's kept columns and the small ones from which windows and masses come."""
+    weights, priority = np.empty(len(columns["row"]), np.float32), columns.get("priority")
+    weights.fill(weight)
+    own = {**rows, "weight": weights, "priority": np.full_like(weights, np.nan) if priority is None else priority}
+    for name in ("row", "reward", "is_first", "terminated"):
+        own[name] = columns[name]
+    return own
 
 
-def join_rows(lead: Mapping[str, Array], own: Mapping[str, Array]) -> dict[str, Array]:
-    """The small columns of a stretch, from which its windows and masses come."""
+def join_rows(lead: Mapping[str, Array], own: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The small columns of a whole stretch."""
+    if not lead:
+        return own
     small = ("row", "reward", "is_first", "terminated", "weight", "priority")
-    return {name: np.concatenate([lead[name], own[name]]) if lead else own[name] for name in small}
+    return {name: np.concatenate([lead[name], own[name]]) for name in small}
 
 
 def nothing_at(start: int, n_rows: int) -> Edit:

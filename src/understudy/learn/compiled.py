@@ -1,0 +1,283 @@
+"""The compiled loops of a prioritised replay: its sum tree, its windows, what it looks up for a draw and takes back.
+
+They are on one page because numba's cache notices a change of a loop's own page only, not of the pages it calls.
+Signatures are given, so that one machine code takes columns of any strides, whether they may be written or not.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numba.core.cgutils
+import numba.extending
+import numpy as np
+
+from understudy.learn.stretch import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT
+
+types: Any = numba.types
+cgutils: Any = numba.core.cgutils
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _compiled(signature: Any) -> Callable[[_Function], _Function]:
+    """The function as machine code, kept on disk where there is a place for it."""
+
+    def compile_(function: _Function) -> _Function:
+        options: Any = {"nogil": True, "error_model": "numpy"}
+        try:
+            machine_code = numba.njit(signature, cache=True, **options)(function)
+        except RuntimeError:  # nowhere to write a cache: a read-only install for a user without a home
+            machine_code = numba.njit(signature, **options)(function)
+        return cast(_Function, machine_code)
+
+    return compile_
+
+
+def _column(kind: Any) -> Any:
+    """A column as chunks hold them: anywhere in what was read, perhaps with gaps, and perhaps not to be written."""
+    return types.Array(kind, 1, "A", readonly=True, aligned=False)
+
+
+_f4, _f8, _i4, _i8 = types.float32, types.float64, types.int32, types.int64
+_Nodes, _Numbers, _Facts, _Wholes = _f8[::1], _i8[::1], _f4[:, ::1], _i4[:, ::1]
+_Bytes = types.uint8[:, ::1]
+_Tree = (_Nodes, _Nodes, _Numbers)  # nodes level by level, sums up to each child of a level, where each level begins
+
+
+def _code_to_fetch(_: Any, array: Any, index: Any) -> Any:
+    """What numba compiles for a call of `_fetch`."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        ir = cgutils.ir
+        pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        at = builder.bitcast(builder.gep(data, [arguments[1]]), pointer)
+        builder.call(prefetch, [at, flag(0), flag(3), flag(1)])  # to read, and to keep near: data, not code
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64), emit
+
+
+_fetch: Any = numba.extending.intrinsic(_code_to_fetch)
+"""_fetch(array, index) asks for a cache line and waits for nothing; the index counts as if there was one axis.
+
+Rows lie anywhere in arrays larger than the cache, and waiting for them is most of a draw.
+"""
+
+
+# --- The tree --------------------------------------------------------------------------------------------------------
+
+
+@_compiled(_i8(*_Tree, _Numbers, _Nodes))
+def set_rows(nodes: Any, sums: Any, begin: Any, rows: Any, masses: Any) -> int:
+    """Give rows their masses; the answer is how many more rows have one now."""
+    parents, n, change = np.empty(len(rows), np.int64), 0, 0
+    eight, above = np.uint64(8), np.uint64(begin[1])
+    for i in range(len(rows)):
+        row = np.uint64(rows[i])
+        change += int(masses[i] > 0) - int(nodes[row] > 0)
+        nodes[row] = masses[i]
+        if n == 0 or parents[n - 1] != rows[i] >> 4:
+            parents[n] = rows[i] >> 4
+            n += 1
+            group = np.uint64((rows[i] >> 8) << 4)
+            _fetch(nodes, above + group)
+            _fetch(nodes, above + group + eight)
+            _fetch(sums, group)
+            _fetch(sums, group + eight)
+    for level in range(len(begin) - 1):
+        # Rows mostly come sorted, so that neighbours share parents and the list shrinks on its way up.
+        kept = 0
+        for i in range(n):
+            parent = parents[i]
+            at = np.uint64(begin[level] + (parent << 4))
+            if level == 0:
+                a, b, c, d = 0.0, 0.0, 0.0, 0.0
+                for j in range(0, 16, 4):
+                    a += nodes[at + np.uint64(j)]
+                    b += nodes[at + np.uint64(j + 1)]
+                    c += nodes[at + np.uint64(j + 2)]
+                    d += nodes[at + np.uint64(j + 3)]
+                total = (a + b) + (c + d)
+            else:
+                total, to = 0.0, at - above
+                for j in range(16):
+                    total += nodes[at + np.uint64(j)]
+                    sums[to + np.uint64(j)] = total
+            nodes[np.uint64(begin[level + 1] + parent)] = total
+            if kept == 0 or parents[kept - 1] != parent >> 4:
+                parents[kept] = parent >> 4
+                kept += 1
+        n = kept
+    return change
+
+
+_BELOW = 1 - 2.0**-53
+"""Times this, a number becomes the next smaller one."""
+
+
+@_compiled(types.void(*_Tree, _Nodes, _Numbers, _Bytes, _Bytes))
+def descend(nodes: Any, sums: Any, begin: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
+    """Write the row at each distance into the total, and fetch what is read of it next; `left` is used up."""
+    one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)  # unsigned: no look for minus
+    seven, eight, eleven, fifteen = np.uint64(7), np.uint64(8), np.uint64(11), np.uint64(15)
+    facts_width, obs_width = np.uint64(facts.shape[1]), np.uint64(obs.shape[1])
+    for i in range(len(rows)):
+        rows[i] = 0
+    # Level by level over the whole batch, so that loads do not wait for one another. In a node first the right four of
+    # its children, then the right one of the four, without branches.
+    for level in range(len(begin) - 2, 0, -1):
+        base = np.uint64(begin[level] - begin[1])
+        for i in range(len(rows)):
+            node = np.uint64(rows[i]) << four
+            at = base + node
+            value = min(left[i], sums[at + fifteen] * _BELOW)  # rounding leads past the end otherwise
+            to_b, to_c, to_d = sums[at + three], sums[at + seven], sums[at + eleven]
+            child = (np.uint64(value >= to_b) + np.uint64(value >= to_c) + np.uint64(value >= to_d)) << two
+            to_1, to_2, to_3 = sums[at + child], sums[at + child + one], sums[at + child + two]
+            child += np.uint64(value >= to_1) + np.uint64(value >= to_2) + np.uint64(value >= to_3)
+            left[i] = value - (sums[at + child - one] if child > 0 else 0.0)
+            rows[i] = np.int64(node + child)
+            if level == 1:
+                _fetch(nodes, (node + child) << four)
+                _fetch(nodes, ((node + child) << four) + eight)
+            elif level == 2:
+                _fetch(sums, (node + child) << four)
+                _fetch(sums, ((node + child) << four) + eight)
+    for i in range(len(rows)):
+        value = left[i]
+        at = np.uint64(rows[i]) << four
+        b, c = at + four, at + eight
+        to_b = (nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three])
+        to_c = to_b + ((nodes[b] + nodes[b + one]) + (nodes[b + two] + nodes[b + three]))
+        to_d = to_c + ((nodes[c] + nodes[c + one]) + (nodes[c + two] + nodes[c + three]))
+        at += (np.uint64(value >= to_b) + np.uint64(value >= to_c) + np.uint64(value >= to_d)) << two
+        value -= to_d if value >= to_d else (to_c if value >= to_c else (to_b if value >= to_b else 0.0))
+        to_1 = nodes[at]
+        to_2 = to_1 + nodes[at + one]
+        to_3 = to_2 + nodes[at + two]
+        at += np.uint64(value >= to_1) + np.uint64(value >= to_2) + np.uint64(value >= to_3)
+        while not nodes[at] > 0:  # rounding led past the end: the last one that has a mass
+            at -= one
+        rows[i] = np.int64(at)
+        _fetch(facts, at * facts_width)
+        _fetch(obs, at * obs_width)
+        _fetch(obs, (at + two) * obs_width - one)  # most rows bootstrap from the next
+
+
+# --- Rows ------------------------------------------------------------------------------------------------------------
+
+
+@_compiled(
+    types.void(
+        *_Tree, _f8[:, ::1], _f4, _Facts, _Wholes, _Bytes, _Bytes, _i8[:, :, ::1], _f4[:, :, ::1], _i4[:, :, ::1]
+    )
+)
+def draw(
+    nodes: Any, sums: Any, begin: Any, chance: Any, beta: float, facts: Any, whole: Any, raw: Any, obs: Any,
+    places: Any, reals: Any, wholes: Any,
+) -> None:  # fmt: skip
+    """Draw a row for each number from 0 to 1, one from each part of the total, and look up what is known of it.
+
+    Each batch gets its rows and the rows to bootstrap from as `places`; its weights, returns and factors as `reals`;
+    its actions and stamps as `wholes`. `chance` is used up.
+    """
+    n = chance.shape[1]
+    for k in range(len(chance)):
+        left, rows = chance[k], places[0, k]
+        part = nodes[-1] / n
+        for i in range(n):
+            left[i] = (i + left[i]) * part
+        descend(nodes, sums, begin, left, rows, raw, obs)
+        smallest = np.inf
+        for i in range(n):
+            row = np.uint64(rows[i])
+            left[i] = nodes[row]
+            smallest = min(smallest, left[i])
+            following = row + np.uint64(whole[row, REACH] & 0xFFFF)
+            places[1, k, i] = np.int64(following)
+            reals[1, k, i], reals[2, k, i] = facts[row, RETURN], facts[row, FACTOR]
+            wholes[0, k, i], wholes[1, k, i] = whole[row, ACTION], whole[row, STAMP]
+        for i in range(n):  # (n * p)^-beta over its largest in the batch: n and the total cancel
+            reals[0, k, i] = np.float32(left[i] / smallest) ** -beta
+
+
+@_compiled(types.UniTuple(_f8, 3)(*_Tree, _Facts, _Wholes, _column(_i8), _column(_i4), _column(_f8), _Nodes))
+def feed_back(
+    nodes: Any, sums: Any, begin: Any, facts: Any, whole: Any, rows: Any, stamps: Any, priorities: Any, rule: Any
+) -> tuple[Any, Any, Any]:
+    """Give the rows that still hold what was drawn their new masses.
+
+    The answer is how many more rows have a mass now, how many priorities made no sense, and the largest that counted.
+    """
+    alpha, low, high = np.float32(rule[0]), np.float32(rule[1]), np.float32(rule[2])
+    kept, masses = np.empty(len(rows), np.int64), np.empty(len(rows), np.float64)
+    n, n_bad, largest = 0, 0, np.float32(0.0)
+    for i in range(len(rows)):
+        row = rows[i]
+        if not (priorities[i] >= 0 and priorities[i] < np.inf):
+            n_bad += 1
+        elif whole[row, STAMP] == stamps[i] and nodes[row] > 0:
+            priority = min(max(np.float32(priorities[i]), low), high)
+            kept[n], masses[n] = row, np.float64(facts[row, WEIGHT]) * priority**alpha
+            largest = max(largest, priority)
+            n += 1
+    return set_rows(nodes, sums, begin, kept[:n], masses[:n]), n_bad, largest
+
+
+@_compiled(types.UniTuple(_f8, 2)(*_Tree, _i8, _column(_f4), _column(_f4), _Nodes, _f8))
+def weigh(
+    nodes: Any, sums: Any, begin: Any, start: int, weight: Any, priorities: Any, rule: Any, missing: float
+) -> tuple[Any, Any]:
+    """Give the rows from `start` on the mass weight * priority^alpha, with `missing` where there is no priority.
+
+    The answer is how many more rows have a mass now, and the largest priority.
+    """
+    alpha, low, high = np.float32(rule[0]), np.float32(rule[1]), np.float32(rule[2])
+    rows, masses = np.arange(start, start + len(weight)), np.empty(len(weight), np.float64)
+    largest = np.float32(0.0)
+    for i in range(len(weight)):
+        priority = min(max(priorities[i] if priorities[i] >= 0 else np.float32(missing), low), high)
+        masses[i] = np.float64(weight[i]) * priority**alpha
+        largest = max(largest, priority)
+    return set_rows(nodes, sums, begin, rows, masses), largest
+
+
+@_compiled(
+    _i8(
+        _column(types.uint8),
+        _column(types.boolean),
+        _column(types.boolean),
+        _column(_f4),
+        _column(_f4),
+        _i8,
+        _f8[::1],
+        _i8,
+        _Facts,
+        _Wholes,
+    )
+)
+def windows(
+    row: Any, is_first: Any, terminated: Any, reward: Any, weight: Any, first: int, powers: Any, stack: int,
+    facts: Any, whole: Any,
+) -> int:  # fmt: skip
+    """Write the windows of a stretch, as `stretch.windows_of` does; the answer is its `n_open`."""
+    n, last, begin, n_open = len(powers) - 1, len(row) - 1, 0, 0
+    while begin <= last:
+        stop = begin
+        while row[stop] == 0 and stop < last:
+            stop += 1
+        for i in range(begin, stop + 1):
+            behind, steps = min(i - begin, stack - 1), min(stop - i, n)
+            summed = 0.0
+            for j in range(steps):
+                summed += np.float64(reward[i + j]) * powers[j]
+            may_sample = steps > 0 and i >= first and (is_first[begin] or behind == stack - 1)
+            facts[i, WEIGHT] = weight[i] if may_sample else 0.0
+            facts[i, RETURN] = summed
+            facts[i, FACTOR] = 0.0 if steps > 0 and terminated[i + steps - 1] else powers[steps]
+            whole[i, REACH] = steps | behind << 16
+        begin, n_open = stop + 1, stop - begin if row[stop] == 2 else 0
+    return n_open
