@@ -26,6 +26,7 @@ from understudy.learn import learner as learner_module
 from understudy.learn.checkpoint import Checkpoint, Checkpoints
 from understudy.learn.learner import Learner
 from understudy.learn.sources import ReplaySource, RolloutSource
+from understudy.stores.local import LocalStore
 
 pytestmark = heavy
 
@@ -82,6 +83,13 @@ class Watch:
         patch.setattr(Actor, "collect", watched_collect)
         patch.setattr(Checkpoints, "save", watched_save)
         patch.setattr(Learner, "current", watched_current)
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarantine is read in pages; small ones, so that no run here has only one."""
+    real = LocalStore.quarantined
+    monkeypatch.setattr(LocalStore, "quarantined", lambda store, *, after_id=0: real(store, after_id=after_id, limit=7))
 
 
 @pytest.fixture

@@ -170,9 +170,8 @@ def main() -> None:
 def _preload() -> None:
     """Import what a training does; nothing may compute, or a fork would not be safe."""
     for name in (
-        "matplotlib.figure", "matplotlib.backends.backend_agg", "understudy.app.api", "understudy.app.seeds",
-        "understudy.cli.train", "understudy.learn.compiled_rows", "understudy.learn.compiled_windows",
-        "understudy.learn.sum_tree", *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "ppo")),
+        "matplotlib.figure", "matplotlib.backends.backend_agg", "numba", "understudy.app.api", "understudy.app.seeds",
+        "understudy.cli.train", *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "ppo")),
     ):  # fmt: skip
         importlib.import_module(name)
     bridge = importlib.import_module("jax._src.xla_bridge")

@@ -23,8 +23,8 @@ from understudy.app.data import DataFolder
 from understudy.core.chunk import Chunk
 from understudy.core.game import GameSpec
 from understudy.core.policy import decode_policy
-from understudy.core.ports import Audit, Stored
-from understudy.engines.history import History
+from understudy.core.ports import Audit, Candidate, Stored, WriteBatch
+from understudy.ingest.specs import SpecFolder
 from understudy.learn.algorithms.dqn import Dqn
 from understudy.learn.checkpoint import Checkpoint, decode_checkpoint
 from understudy.stores.local import LocalStore
@@ -215,19 +215,25 @@ class NoSpecs:
 # --- what runs learn from -------------------------------------------------------------------------------------------
 
 
+PLAYERS = [bytes([number]) * 16 for number in range(4)]
+
+
 def fill_store(data: DataFolder, *, steps: int) -> None:
-    """The store of a data folder: CartPole-v1 as four envs played it, `steps` steps each, half of them at random."""
+    """CartPole-v1 as four players played it, `steps` steps each, half of them at random."""
     choice = GameChoice(game="CartPole-v1")
-    game, envs = look_at(choice).spec, choice.make(4)
-    algorithm = Dqn(game)
-    policy = algorithm.policy(algorithm.init(jax.random.PRNGKey(0)))
-    actor = Actor(envs, game, root_seed=5, created_ms=1_700_000_000_000)
-    history = History(data.store, game)
-    for round_no in range(steps // 64):
-        history.add(actor.collect(policy, 64, round_no=round_no, explore=0.5).chunks)
-    history.flush()
-    history.close()
-    envs.close()
+    game, envs = look_at(choice).spec, choice.make(len(PLAYERS))
     path = data.games / game.game / f"{game.schema}.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(game.to_json())
+    algorithm = Dqn(game)
+    policy = algorithm.policy(algorithm.init(jax.random.PRNGKey(0)))
+    actor = Actor(envs, game, root_seed=5, created_ms=1_700_000_000_000)
+    with contextlib.closing(envs), LocalStore(data.store, specs=SpecFolder(data.games)) as store:
+        claim = store.claim("p", owner="test", ttl_s=60.0)
+        for round_no in range(steps // 64):
+            chunks = actor.collect(policy, 64, round_no=round_no, explore=0.5).chunks
+            candidates = [
+                Candidate(chunk.frame().stamped(player, 1_700_000_001), chunk)
+                for player, chunk in zip(PLAYERS, chunks, strict=True)
+            ]
+            store.write(WriteBatch("p", claim.epoch, None, candidates))
