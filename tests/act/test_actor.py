@@ -153,7 +153,7 @@ def test_an_actor_is_a_function_of_its_seed_and_rounds():
     assert [one.chunks for one in first] == [one.chunks for one in second]
     later = actor_of(MaskedEnv, incarnation=1)[0]
     other = collect(later, policy_for_masks(), [20, 9])
-    assert other[0].chunks[0].columns["obs"].tobytes() == first[0].chunks[0].columns["obs"].tobytes()
+    assert other[0].chunks[0].columns["obs"].tobytes() != first[0].chunks[0].columns["obs"].tobytes()
     assert other[0].chunks[0].meta.session != first[0].chunks[0].meta.session
     shifted = collect(actor_of(MaskedEnv, env_index0=3)[0], policy_for_masks(), [20])
     assert {one.env for one in shifted[0].episodes} <= {3, 4, 5}
@@ -266,3 +266,18 @@ def test_odd_numbers_come_back_in_chunks_that_can_be_refused(odd: float, kind: s
     for chunk in collect(actor, random_policy(game, kind, priority=priority), [20])[0].chunks:
         with pytest.raises(Refused, match="not_finite"):
             chunk.validate()
+
+
+def test_actions_of_a_wider_type_stay_inside_the_box():
+    class Wide(PlainEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = spaces.Box(-0.1, 0.1, (2,), np.float64)
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            assert self.action_space.contains(np.asarray(action)), action
+            return super().step(0)
+
+    actor, game = actor_of(Wide)
+    chunks = actor.collect(random_policy(game, "gaussian_clipped"), 40, round_no=0).chunks
+    assert all(np.abs(chunk.columns["action"]).max() <= 0.1 for chunk in chunks)

@@ -20,7 +20,8 @@ def test_seeds_hardly_ever_meet():
     starts = np.concatenate([episode_starts(root, first_env=0, num_envs=20) for root in range(5)])
     seeds = episode_seeds(starts, np.zeros(100, np.int64), n=100)
     assert len(np.unique(seeds)) > seeds.size - 5
-    assert 0.45 < (seeds / 2**32).mean() < 0.55
+    assert 0.45 < (seeds / 2**31).mean() < 0.55
+    assert seeds.max() < 2**31, "seeds from 2^31 on are held out"
 
 
 def test_seeds_are_handed_out_in_order_however_far_ahead_they_are_known():

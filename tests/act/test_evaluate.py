@@ -63,3 +63,17 @@ def test_seeds_and_episodes_must_agree(seeds: list[int], episodes: int | None):
     policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
     with pytest.raises(ConfigError, match="one seed for each"):
         evaluate(policy, make_envs(PlainEnv, 1), seeds=seeds, episodes=episodes)
+
+
+class EndlessEnv(PlainEnv):
+    """Nothing a player does ends it."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, _, _, _, info = super().step(action)
+        return obs, 1.0, False, False, info
+
+
+def test_an_episode_that_nothing_ends_is_cut(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("understudy.act.evaluate.MAX_STEPS", 25)
+    policy = random_policy(game_of(make_envs(EndlessEnv, 1)), "categorical")
+    assert evaluate(policy, make_envs(EndlessEnv, 2), seeds=[1, 2, 3]).tolist() == [25.0] * 3

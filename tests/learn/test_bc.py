@@ -106,5 +106,5 @@ def test_decay_pulls_at_kernels_alone():
 
 
 def test_needs_are_single_steps():
-    assert algorithm.needs == Transitions(batch=8)
+    assert algorithm.needs == Transitions(batch=8, is_cloning=True)
     assert Bc(TABLE, BcConfig(stack=4)).needs.stack == 4

@@ -58,7 +58,11 @@ class Actor:
         self._schema = game.schema
         self._chunk_no = self._first_step = 0
         self._seeds = EpisodeSeeds(
-            root_seed, first_env=env_index0, num_envs=self.num_envs, prepare=getattr(envs, "prepare", None)
+            root_seed,
+            incarnation=incarnation,
+            first_env=env_index0,
+            num_envs=self.num_envs,
+            prepare=getattr(envs, "prepare", None),
         )
         self._seed = np.zeros(self.num_envs, np.int64)  # of the open episodes
         self._standing = Standing(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))

@@ -9,20 +9,23 @@ from numpy.typing import NDArray
 from understudy.core.names import new_session
 
 
-def episode_starts(root_seed: int, *, first_env: int, num_envs: int) -> NDArray[np.uint64]:
-    """uint64[envs]: from where each env counts its seeds."""
-    envs = range(first_env, first_env + num_envs)
-    return np.array([int.from_bytes(_digest(f"episodes/{root_seed}/{env}", 8), "little") for env in envs], np.uint64)
+def episode_starts(root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0) -> NDArray[np.uint64]:
+    """uint64[envs]: from where each env counts its seeds; a new incarnation plays other episodes."""
+    names = [f"episodes/{root_seed}/{env}/{incarnation}" for env in range(first_env, first_env + num_envs)]
+    return np.array([int.from_bytes(_digest(name, 8), "little") for name in names], np.uint64)
 
 
 def episode_seeds(starts: NDArray[np.uint64], first: NDArray[np.int64], *, n: int) -> NDArray[np.uint32]:
-    """uint32[envs, n]: what each env is reset with for its episodes from its `first` on."""
+    """uint32[envs, n], below 2^31: what each env is reset with for its episodes from its `first` on.
+
+    Seeds from 2^31 on are held out: no actor ever plays them.
+    """
     number = (first[:, None] + np.arange(1, n + 1)).astype(np.uint64)
     # A counter through a mixing function (Steele's splitmix64): any episode's seed without those before it.
     z: NDArray[np.uint64] = starts[:, None] + number * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    seeds: NDArray[np.uint32] = (z >> np.uint64(32)).astype(np.uint32)
+    seeds: NDArray[np.uint32] = (z >> np.uint64(33)).astype(np.uint32)
     return seeds
 
 

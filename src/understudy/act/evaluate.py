@@ -13,6 +13,8 @@ from understudy.core.errors import ConfigError
 from understudy.core.policy import Policy
 
 MAX_SIDE_BY_SIDE = 128
+MAX_STEPS = 10_000
+"""Where an episode is cut in a game without a limit of its own: a policy that is stuck must not hang whoever waits."""
 
 
 def evaluate(
@@ -43,6 +45,11 @@ class _Evaluation:
         self._returns = np.zeros(len(seeds) + 1)  # the last one takes what nobody listens to
         self._episode = np.minimum(np.arange(live.num_envs), len(seeds))
         self._n_begun = min(live.num_envs, len(seeds))
+        self._left = np.full(live.num_envs, self._limit, np.int64)
+
+    @property
+    def _limit(self) -> int:
+        return self._policy.game.max_episode_steps or MAX_STEPS
 
     @np.errstate(all="ignore")  # a game's odd numbers show in its returns; warnings would only bury them
     def play(self, *, deterministic: bool) -> NDArray[np.float64]:
@@ -56,11 +63,13 @@ class _Evaluation:
             decision = policy.decide(live.inputs, noise, legal=live.legal, deterministic=deterministic)
             reward, terminated, truncated = live.step(live.actions(decision.action))
             self._returns[self._episode] += reward
-            ended = terminated | truncated
+            self._left -= 1
+            ended = terminated | truncated | (self._left == 0)
             if ended.any():
                 for env in np.flatnonzero(ended).tolist():
                     self._episode[env] = min(self._n_begun, silent)
                     self._n_begun += 1
+                self._left[ended] = self._limit
                 live.reset(self._env_seeds(), ended)
         return self._returns[:-1]
 

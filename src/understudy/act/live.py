@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from understudy.act.vector import MASK, Envs, columns_of
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
+from understudy.core.heads import env_actions
 from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import Array
 
@@ -49,7 +50,7 @@ class LiveEnvs:
             return decided if space.start == 0 else decided + np.int32(space.start)
         if decided.shape[1:] == space.shape and decided.dtype == space.dtype:
             return decided
-        return decided.reshape(len(decided), *space.shape).astype(space.dtype)
+        return env_actions(self.game, decided)
 
     def reset(self, seeds: Sequence[int | None], mask: Flags | None = None) -> None:
         """Begin an episode in the envs of the mask, or in all."""

@@ -17,10 +17,10 @@ class EpisodeSeeds:
     """Hands out seeds; `prepare`, where the envs have one, hears of them before they are needed."""
 
     def __init__(
-        self, root_seed: int, *, first_env: int, num_envs: int,
+        self, root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0,
         prepare: Callable[[NDArray[np.uint32]], None] | None = None,
     ) -> None:  # fmt: skip
-        self._starts = episode_starts(root_seed, first_env=first_env, num_envs=num_envs)
+        self._starts = episode_starts(root_seed, first_env=first_env, num_envs=num_envs, incarnation=incarnation)
         self._prepare, self._n_ahead = prepare, max(4, _AHEAD // num_envs)
         self.begin_at(np.zeros(num_envs, np.int64))
 

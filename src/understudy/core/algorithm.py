@@ -31,6 +31,8 @@ class Transitions:
     stack: int = 1
     """Observations per input, oldest first; 1 means the observation itself, without an axis for it."""
     prioritised: bool = False
+    is_cloning: bool = False
+    """Learns what others did, so its own actors have nothing to teach it."""
     extras: tuple[str, ...] = ()
     """Optional columns it reads as well, such as `logp`."""
 

@@ -37,7 +37,7 @@ class FromStore:
         self._view, self._steps, self._on_event, self._clock = StoreView(store), steps, on_event, clock
         self._learn_from = tuple(learn_from)
         self._cursor: Cursor | None = None
-        self._by_player: dict[bytes, list[ChunkId]] = {}
+        self._owners: dict[uuid.UUID, bytes] = {}
         self._heard_s: dict[uuid.UUID, float] = {}
         self.left_out_chunks = 0
         """Chunks of players who did not allow learning from them."""
@@ -113,13 +113,13 @@ class FromStore:
             return
         key = (chunk.meta.session, chunk.meta.chunk_no)
         try:
-            self.learner.insert(chunk)
+            self.learner.insert(chunk, is_own=False)
         except Refused as error:
             name = f"{key[0]}/{key[1]}"
             self._on_event(Guarded(env_steps=self.steps, what=f"a chunk was refused: {error}", chunks=[name]))
             return
         self._heard_s[frame.session] = float(frame.received_s)
-        self._by_player.setdefault(frame.player, []).append(key)
+        self._owners[frame.session] = frame.player
 
     def _end(self, session: uuid.UUID) -> None:
         if self._heard_s.pop(session, None) is not None:
@@ -128,7 +128,7 @@ class FromStore:
     def _forget(self, item: Forgotten) -> None:
         keys = list(item.chunks)
         if item.player is not None and not keys:
-            keys = self._by_player.pop(item.player, [])
+            keys = [key for key in self._replay.held() if self._owners.get(key[0]) == item.player]
         for session, number in keys:
             self._replay.evict(session, number)
 
@@ -138,18 +138,16 @@ class FromStore:
         """The learner's part, and how far the store was read; never a row of a player."""
         arrays, facts = self.learner.checkpoint()
         heard = {str(session): at_s for session, at_s in self._heard_s.items()}
-        owners = {player.hex(): [[str(session), number] for session, number in keys]
-                  for player, keys in self._by_player.items()}  # fmt: skip
+        held = {session for session, _ in self._replay.held()}
+        self._owners = {session: player for session, player in self._owners.items() if session in held}
+        owners = {str(session): player.hex() for session, player in self._owners.items()}
         return arrays, facts | {"cursor": self._cursor, "heard_s": heard, "owners": owners}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         self.learner.restore(arrays, facts, self._read)
         self._cursor = None if facts["cursor"] is None else Cursor(facts["cursor"])
         self._heard_s = {uuid.UUID(text): at_s for text, at_s in facts["heard_s"].items()}
-        self._by_player = {
-            bytes.fromhex(player): [(uuid.UUID(session), number) for session, number in keys]
-            for player, keys in facts["owners"].items()
-        }
+        self._owners = {uuid.UUID(session): bytes.fromhex(player) for session, player in facts["owners"].items()}
         self._policy = self.learner.current()
 
     def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:

@@ -92,9 +92,12 @@ class Learner:
         self._call: Callable[..., Any] = jax.jit(_guarded(algorithm), donate_argnums=0)
         self._is_compiled = False
 
-    def insert(self, chunk: Chunk) -> int:
-        """Take a chunk: how many steps it brought, 0 when it was played too long ago. Refused when it is broken."""
-        if self.lag_of(chunk) > (0 if self.is_on_policy else self.config.max_lag_versions):
+    def insert(self, chunk: Chunk, *, is_own: bool = True) -> int:
+        """Take a chunk: how many steps it brought, 0 when it was played too long ago. Refused when it is broken.
+
+        Versions of another run's actors say nothing about this learner's: their chunks are not `is_own`.
+        """
+        if is_own and self.lag_of(chunk) > (0 if self.is_on_policy else self.config.max_lag_versions):
             self.counts.stale_chunks += 1
             self.source.pass_over(chunk)
             return 0
@@ -209,7 +212,9 @@ def _value(knob: float | Schedule, progress: float) -> float:
 def _source(algorithm: Algorithm, config: LearnerConfig, root_seed: int) -> Source:
     needs = algorithm.needs
     if isinstance(needs, Transitions):
-        limiter = None if config.limiter is None else Limiter(config.limiter)
+        limiter = (
+            None if config.limiter is None else Limiter(config.limiter, batch=config.updates_per_call * needs.batch)
+        )
         replay = HostReplay(algorithm.game, needs, config.replay)
         return ReplaySource(replay, limiter, config.updates_per_call, needs.batch, root_seed)
     return RolloutSource(RolloutQueue(algorithm.game, needs), needs.steps * needs.envs)

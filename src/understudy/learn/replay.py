@@ -141,6 +141,10 @@ class HostReplay:
             self._apply(edit)
         return bool(edits)
 
+    def held(self) -> list[ChunkId]:
+        """(session, chunk_no) of what is in the ring, oldest first."""
+        return list(self._ring.stretches)
+
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
         """The chunks that what was drawn at these rows came from, each once."""
         return self._ring.chunks_of(rows)

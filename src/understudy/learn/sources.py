@@ -143,7 +143,8 @@ class RolloutSource:
         if bool(np.asarray(told.ok).all()):
             return ()
         row_ok = np.asarray(told.row_ok).reshape(-1, len(self._played))
-        spoiled = [not one.all() for one in row_ok.T]  # by env
+        # Where not a single row went well, the weights are to blame.
+        spoiled = [bool(row_ok.any()) and not one.all() for one in row_ok.T]  # by env
         return [one for chunks, is_bad in zip(self._played, spoiled, strict=True) if is_bad for one in chunks]
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:

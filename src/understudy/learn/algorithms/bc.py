@@ -66,7 +66,7 @@ class Bc:
 
     @property
     def needs(self) -> Transitions:
-        return Transitions(batch=self.config.batch, stack=self.config.stack)
+        return Transitions(batch=self.config.batch, stack=self.config.stack, is_cloning=True)
 
     @cached_property
     def head(self) -> Head:
