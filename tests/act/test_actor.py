@@ -276,7 +276,7 @@ def test_actions_of_a_wider_type_stay_inside_the_box():
 
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             assert self.action_space.contains(np.asarray(action)), action
-            return super().step(0)
+            return super().step(action)
 
     actor, game = actor_of(Wide)
     chunks = actor.collect(random_policy(game, "gaussian_clipped"), 40, round_no=0).chunks
