@@ -36,7 +36,13 @@ class Checkpoint:
     def encode(self) -> bytes:
         facts = canonical_json(dict(self.facts)).decode()
         metadata = {"format": FORMAT, "env_steps": str(self.env_steps), "facts": facts}
-        return tensors.encode(self.arrays, metadata | {"digest": _digest(self.arrays, metadata)})
+        raw = tensors.encode(self.arrays, metadata | {"digest": _digest(self.arrays, metadata)})
+        if (size_bytes := int.from_bytes(raw[:8], "little")) > _MAX_HEADER_BYTES:
+            raise ConfigError(
+                f"the checkpoint's header has {size_bytes} bytes, and at most {_MAX_HEADER_BYTES} are read again; keep "
+                "large state in arrays, not in facts"
+            )
+        return raw
 
 
 def decode_checkpoint(raw: bytes) -> Checkpoint:
