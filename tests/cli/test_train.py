@@ -15,11 +15,13 @@ from rich.console import Console
 
 import understudy
 from tests.app.switches import GAME, QUICK
+from understudy.app.runs import RunFolder
 from understudy.cli.root import run
 from understudy.cli.train import process_age_s
 from understudy.cli.training_view import Progress, duration, line, table, watching_run
 from understudy.core.events import CheckpointSaved, Compiling, Episode, Evaluation, Event, Guarded, Started, Update
 from understudy.core.lock import is_locked
+from understudy.core.spaces import Box
 
 SETS = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
 PROMISED = {
@@ -214,6 +216,9 @@ def test_what_lies_in_the_folder_of_the_call_can_be_imported(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
     said(capsys, "train", GAME, "--wrapper", "dimmer_of_mine:Dimmer", "--steps", "256", "--out", "R", *SETS)
+    seen = RunFolder(Path("R")).policy().game.obs[""]
+    assert isinstance(seen, Box)
+    assert seen.high == 2.0  # the wrapper's own, twice the game's
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
