@@ -51,9 +51,7 @@ class Inline:
                 "asynchronous is true, but this algorithm learns only from what its newest weights play; leave it false"
             )
         if getattr(learner.algorithm.needs, "is_cloning", False):
-            raise ConfigError(
-                "this algorithm clones what others did and would only copy itself; give --from-store DIR"
-            )
+            raise ConfigError("this algorithm clones what others did and would only copy itself; give --from-store DIR")
         self.learner, self._actor, self._config = learner, actor, config
         self._history, self._on_event = history, on_event
         self._round = self.steps = self._lag = 0
