@@ -1,5 +1,6 @@
 """understudy.train as a user writes it: what goes in, what comes out, and what is refused."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 import understudy
 from tests.app.switches import GAME, QUICK, Brighter, Switches
+from understudy.app.runs import RunFolder
 from understudy.app.train import Run
 from understudy.core.errors import ConfigError, Locked, MissingExtra
 from understudy.core.events import CheckpointSaved, Compiling, Episode, Evaluation, Event, Started, Update
@@ -46,6 +48,11 @@ def crash_at(env_steps: int) -> Any:
             raise Crash
 
     return hear
+
+
+def crash_at_start(event: Event) -> None:
+    if isinstance(event, Started):
+        raise Crash
 
 
 # --- what may be given -----------------------------------------------------------------------------------------------
@@ -129,6 +136,33 @@ def test_a_run_may_start_from_another_ones_policy(tmp_path: Path, trained: Run):
     run = train(tmp_path / "R", algorithm="dqn", init_from=trained.folder, steps=256, settings={"min_inserts": 10_000})
     assert run.policy.weights.keys() == trained.policy.weights.keys()
     assert run.result["return_mean"] == 10.0
+
+
+def test_a_run_that_started_from_another_one_goes_on_without_it(tmp_path: Path, trained: Run):
+    other = tmp_path / "other"
+    shutil.copytree(trained.folder, other)
+    asked: dict[str, Any] = {"algorithm": "dqn", "steps": 256, "settings": {"min_inserts": 10_000}}
+    with pytest.raises(Crash):
+        train(tmp_path / "R", init_from=other, **asked, on_event=crash_at_start)
+    shutil.rmtree(other)
+    assert not list((tmp_path / "R").glob("checkpoints/*"))
+    assert train(tmp_path / "R", None, resume=True).policy.weights.keys() == trained.policy.weights.keys()
+    assert RunFolder(tmp_path / "R").start() == trained.policy
+    (tmp_path / "R" / "start.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"start\.safetensors cannot be read"):
+        RunFolder(tmp_path / "R").start()
+
+
+def test_the_policy_of_a_run_that_nobody_could_judge_is_its_last(
+    tmp_path: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
+):
+    def not_installed(choice: Any) -> Any:
+        raise ConfigError("not installed")
+
+    monkeypatch.setattr("understudy.app.train.look_at", not_installed)
+    run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
+    assert run.result["return_mean"] is None
+    assert Path(run.result["policy"]).read_bytes() == run.policy.encode()
 
 
 def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, trained: Run):
@@ -280,6 +314,15 @@ def test_a_policy_of_another_game_is_refused_and_an_empty_folder_stays(tmp_path:
     assert list(tmp_path.rglob("*")) == [tmp_path / "R"]
     with pytest.raises(ConfigError, match="only from what it plays itself"):
         train(tmp_path / "R", algorithm="ppo", from_store=trained.folder)
+
+
+def test_a_folder_that_cannot_be_removed_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def busy(path: Path) -> None:
+        raise OSError(f"{path} is busy")
+
+    monkeypatch.setattr(Path, "rmdir", busy)
+    with pytest.raises(ConfigError, match="try ppo"):
+        understudy.train("Pendulum-v1", algorithm="dqn", out=tmp_path / "deep" / "R")
 
 
 def test_a_folder_with_something_in_it_is_never_written_to(tmp_path: Path):

@@ -24,7 +24,7 @@ def test_a_folder_is_empty_until_it_holds_a_run_or_anything_else(tmp_path: Path)
     root = tmp_path / "R"
     assert is_empty(root)
     root.mkdir()
-    for name in (".lock", "preset.toml", "network.json", ".run.json.123.tmp"):
+    for name in (".lock", "preset.toml", "network.json", "start.safetensors", ".run.json.123.tmp"):
         (root / name).touch()
         assert is_empty(root)
     assert not RunFolder(root).exists
@@ -64,6 +64,13 @@ def test_what_is_no_run_and_has_no_policy_says_so(tmp_path: Path):
     (tmp_path / "best.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(ConfigError, match="cannot be read"):
         RunFolder(tmp_path).policy()
+
+
+def test_where_no_evaluation_found_a_best_policy_the_last_one_is_the_runs(tmp_path: Path):
+    for name in ("last", "best"):
+        (tmp_path / f"{name}.safetensors").touch()
+        assert RunFolder(tmp_path).policy_path() == tmp_path / f"{name}.safetensors"
+    assert RunFolder(tmp_path).policy_path("last") == tmp_path / "last.safetensors"
 
 
 def test_seeds_are_sorted_as_numbers_and_other_folders_are_left_alone(tmp_path: Path):

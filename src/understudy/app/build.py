@@ -48,7 +48,7 @@ def build(
     needs, part, seed = algorithm.needs, settings.run, facts["seed"]
     is_on_policy = isinstance(needs, Rollouts)
     envs = opened.enter_context(contextlib.closing(choice.make(needs.envs if is_on_policy else part.envs)))
-    learner = _learner(algorithm, settings, facts, learner_config(settings))
+    learner = _learner(algorithm, folder, settings, facts=facts, config=learner_config(settings))
     history = None
     if not is_on_policy:
         history = opened.enter_context(contextlib.closing(History(folder.store, seen.spec)))
@@ -78,7 +78,8 @@ def build_from_store(
         raise ConfigError(
             f"{settings.algorithm} learns only from what it plays itself; use bc or dqn with --from-store"
         )
-    learner = _learner(algorithm, settings, facts, replace(learner_config(settings), limiter=None))
+    config = replace(learner_config(settings), limiter=None)
+    learner = _learner(algorithm, folder, settings, facts=facts, config=config)
     listener = Listener()
     engine = FromStore(
         learner, Path(facts["from_store"]), steps=settings.run.steps, clock=SystemClock(), on_event=listener
@@ -103,11 +104,12 @@ def _listening(training: Training, listener: Listener) -> Training:
     return training
 
 
-def _learner(algorithm: Any, settings: Settings, facts: Mapping[str, Any], config: LearnerConfig) -> Learner:
+def _learner(
+    algorithm: Any, folder: RunFolder, settings: Settings, *, facts: Mapping[str, Any], config: LearnerConfig
+) -> Learner:
     start = None
     if facts["init_from"] is not None:
-        policy = RunFolder(Path(facts["init_from"])).policy()
-        start, shapes = policy.weights, algorithm.policy(algorithm.init(jax.random.PRNGKey(0))).network.shapes()
+        start, shapes = folder.start().weights, algorithm.policy(algorithm.init(jax.random.PRNGKey(0))).network.shapes()
         # Biases fit almost anything; a policy that shares no kernel is of another kind.
         if not any(shapes.get(name) == array.shape for name, array in start.items() if array.ndim > 1):
             raise ConfigError(

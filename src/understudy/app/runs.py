@@ -5,6 +5,7 @@ RUN/preset.toml            every setting; with the game and the seed it makes th
 RUN/checkpoints/           where a killed run goes on
 RUN/store/                 what its actors played, when a replay must be filled again
 RUN/network.json           only where a network was given by its spec
+RUN/start.safetensors      only where it started from another run's policy
 RUN/curve.csv, curve.png   evaluations over time
 RUN/best.safetensors       the best policy evaluated so far; last.safetensors: the newest
 RUN/videos/                episodes of the best policy, where they were asked for
@@ -40,12 +41,16 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.root / "run.json").exists()
 
-    def create(self, facts: Mapping[str, Any], preset: str, network: NetworkSpec | None = None) -> None:
+    def create(
+        self, facts: Mapping[str, Any], preset: str, *, network: NetworkSpec | None = None, start: Policy | None = None
+    ) -> None:
         """Write down what was asked, durably, before anything else happens; run.json comes last and makes it a run."""
         make_folder(self.root.resolve())
         write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
         if network is not None:
             write_file(self.root / "network.json", network_to_json(network), mode=0o644)
+        if start is not None:
+            self.save_policy("start", start)
         self.write_json("run.json", facts)
 
     def facts(self) -> dict[str, Any]:
@@ -80,14 +85,18 @@ class RunFolder:
 
     def policy(self, name: str = "best") -> Policy:
         """The best policy, or the last one; ConfigError when there is none yet."""
+        return _read_policy(self.policy_path(name))
+
+    def policy_path(self, name: str = "best") -> Path:
+        """The file that `policy` reads: the last one where no evaluation has found a best one."""
         for one in (name, "last"):
-            path = self.root / f"{one}.safetensors"
-            if path.exists():
-                try:
-                    return decode_policy(path.read_bytes())
-                except Refused as error:
-                    raise ConfigError(f"{path} cannot be read: {error}") from None
+            if (path := self.root / f"{one}.safetensors").exists():
+                return path
         raise ConfigError(f"{self.root} holds no policy yet; train it first: understudy train GAME --out {self.root}")
+
+    def start(self) -> Policy:
+        """The policy of another run that this one started from, as it was then."""
+        return _read_policy(self.root / "start.safetensors")
 
     # --- the curve --------------------------------------------------------------------------------------------------
 
@@ -114,6 +123,13 @@ class RunFolder:
         return rows
 
 
+def _read_policy(path: Path) -> Policy:
+    try:
+        return decode_policy(path.read_bytes())
+    except (OSError, Refused) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; take it from a copy, or train anew") from None
+
+
 def _text(value: float) -> str:
     """Counts to the last digit, measures to the eighth."""
     return str(int(value)) if float(value).is_integer() else f"{value:.8g}"
@@ -131,7 +147,7 @@ def default_folder(parent: Path, game: str, algorithm: str) -> Path:
 
 def is_empty(folder: Path) -> bool:
     """Whether nothing would be overwritten there; what a run left that was killed before it began does not count."""
-    begun = {".lock", "preset.toml", "network.json"}
+    begun = {".lock", "preset.toml", "network.json", "start.safetensors"}
     if not folder.is_dir():
         return not folder.exists()
     return all(name in begun or _TEMPORARY.fullmatch(name) for name in os.listdir(folder))

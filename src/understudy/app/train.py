@@ -84,8 +84,7 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) ->
     root = out or default_folder(Path("runs"), name, settings.algorithm)
     if not is_empty(root):
         raise ConfigError(f"{root} is not empty; give another --out, or --resume to go on with the run there")
-    if wanted.init_from is not None:
-        RunFolder(wanted.init_from).policy()
+    start = None if wanted.init_from is None else RunFolder(wanted.init_from).policy()
     facts = {
         **choice.to_json(), "name": name, "algorithm": settings.algorithm, "seed": wanted.seed or 0, "until": until,
         "starts": 0, "created_ms": int(time.time() * 1000), "schema": spec.schema,
@@ -94,7 +93,8 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) ->
     }  # fmt: skip
     folder = RunFolder(root)
     with _held(folder, is_new=True):
-        folder.create(facts, settings.to_toml(), getattr(settings.config, "network", None))
+        network = getattr(settings.config, "network", None)
+        folder.create(facts, settings.to_toml(), network=network, start=start)
         return _trained(folder, choice, settings, facts, seen=seen, ears=ears)
 
 
@@ -139,11 +139,12 @@ def _held(folder: RunFolder, *, is_new: bool) -> Iterator[None]:
         for left in root.rglob(f".*.{os.getpid()}.tmp"):
             left.unlink(missing_ok=True)
         if is_new and isinstance(error, ConfigError) and not folder.checkpoints.exists():
-            shutil.rmtree(root)
-            for path in missing[1:]:
-                path.rmdir()
-            if not missing:
-                root.mkdir()  # it was there, and empty
+            with contextlib.suppress(OSError):  # the error that ended the block is the one to see
+                shutil.rmtree(root)
+                for path in missing[1:]:
+                    path.rmdir()
+                if not missing:
+                    root.mkdir()  # it was there, and empty
         raise
 
 
@@ -204,7 +205,7 @@ def result_of(training: Training, facts: Mapping[str, Any], *, env_class: str) -
         "resumed_at_step": training.resumed_at_step, "env_class": env_class, "algorithm": facts["algorithm"],
         "game": facts["name"], "seed": facts["seed"], "replay_ratio": round(counts.replay_ratio, 3),
         "skipped_updates": counts.skipped_updates, "run": str(training.folder.root),
-        "policy": str(training.folder.root / "best.safetensors"),
+        "policy": str(training.folder.policy_path()),
     }  # fmt: skip
 
 
