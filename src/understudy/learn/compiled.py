@@ -236,11 +236,11 @@ def weigh(
     The answer is how many more rows have a mass now, and the largest priority.
     """
     alpha, low, high = np.float32(rule[0]), np.float32(rule[1]), np.float32(rule[2])
-    rows, masses = np.arange(start, start + len(weight)), np.empty(len(weight), np.float64)
+    rows, masses = np.empty(len(weight), np.int64), np.empty(len(weight), np.float64)
     largest = np.float32(0.0)
     for i in range(len(weight)):
         priority = min(max(priorities[i] if priorities[i] >= 0 else np.float32(missing), low), high)
-        masses[i] = np.float64(weight[i]) * priority**alpha
+        rows[i], masses[i] = start + i, np.float64(weight[i]) * priority**alpha
         largest = max(largest, priority)
     return set_rows(nodes, sums, begin, rows, masses), largest
 
@@ -270,14 +270,16 @@ def windows(
         while row[stop] == 0 and stop < last:
             stop += 1
         for i in range(begin, stop + 1):
-            behind, steps = min(i - begin, stack - 1), min(stop - i, n)
-            summed = 0.0
-            for j in range(steps):
-                summed += np.float64(reward[i + j]) * powers[j]
+            at, behind, steps = np.uint64(i), min(i - begin, stack - 1), min(stop - i, n)
+            summed = np.float64(reward[at])
+            for j in range(1, steps):
+                summed += np.float64(reward[at + np.uint64(j)]) * powers[j]
             may_sample = steps > 0 and i >= first and (is_first[begin] or behind == stack - 1)
-            facts[i, WEIGHT] = weight[i] if may_sample else 0.0
-            facts[i, RETURN] = summed
-            facts[i, FACTOR] = 0.0 if steps > 0 and terminated[i + steps - 1] else powers[steps]
-            whole[i, REACH] = steps | behind << 16
+            facts[at, WEIGHT] = weight[at] if may_sample else np.float32(0.0)
+            facts[at, RETURN], facts[at, FACTOR] = summed, powers[steps]
+            whole[at, REACH] = steps | behind << 16
+        if stop > begin and terminated[stop - 1]:
+            for i in range(max(begin, stop - n), stop):
+                facts[i, FACTOR] = 0.0
         begin, n_open = stop + 1, stop - begin if row[stop] == 2 else 0
     return n_open

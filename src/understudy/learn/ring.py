@@ -121,12 +121,14 @@ class Ring:
         )  # fmt: skip
         self.stretches[name] = stretch
         self.n_steps_inserted += meta.n_steps
-        weights = windows.weight.copy()
+        weights = windows.weight
         if not is_late:
             own["weight"] = weights[n_lead:]
             kept = self.lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
             self.tails[meta.session] = Tail(stretch, ends_open(columns), kept)
-        weights[n_rows - 1 - n_waiting :] = 0.0  # they wait
+        if n_waiting:
+            weights = weights.copy()
+            weights[n_rows - 1 - n_waiting :] = 0.0
         edits.append(Edit(start, weights, joined["priority"]))
         return Placed(stretch, (lead, rows) if lead else (rows,), windows, tuple(edits))
 
