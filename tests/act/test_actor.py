@@ -272,7 +272,7 @@ def test_actions_of_a_wider_type_stay_inside_the_box():
     class Wide(PlainEnv):
         def __init__(self) -> None:
             super().__init__()
-            self.action_space = spaces.Box(-0.1, 0.1, (2,), np.float64)
+            self.action_space = spaces.Box(-0.1, 0.1, (2,), np.float64)  # type: ignore[assignment]
 
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             assert self.action_space.contains(np.asarray(action)), action
