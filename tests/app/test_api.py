@@ -14,6 +14,8 @@ import pytest
 
 import understudy
 from tests.app.switches import GAME, QUICK, Brighter, Switches
+from understudy.app.choice import GameChoice, choice_of
+from understudy.app.evaluation import evaluate_run
 from understudy.app.runs import RunFolder
 from understudy.app.train import Run
 from understudy.core.errors import ConfigError, Locked, MissingExtra
@@ -247,6 +249,26 @@ def test_a_run_on_an_object_goes_on_when_the_object_is_given_again(tmp_path: Pat
     with pytest.raises(ConfigError, match="do this in Python"):
         understudy.train(out=tmp_path / "R", resume=True)
     assert train(tmp_path / "R", Switches(), resume=True).result["env_steps"] == 1_024
+
+
+def test_what_is_left_out_with_an_object_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    filmed: list[GameChoice] = []
+    monkeypatch.setattr("understudy.app.api.film", lambda choice, *_, **__: filmed.append(choice) or [])
+
+    def lit() -> Switches:
+        return Switches(render_mode="rgb_array")
+
+    with pytest.raises(Crash):
+        train(tmp_path / "R", lit, wrapper=Brighter, frame_skip=2, steps=1_024, on_event=crash_at(512))
+    run = train(tmp_path / "R", lit, resume=True, video=1)
+    assert run.policy.game.obs[""] == Box((2,), np.dtype(np.float32), 0.0, 2.0)
+    assert run.result["env_steps"] == 1_024
+    assert [(one.game, one.frame_skip, list(one.wrappers)) for one in filmed] == [
+        (lit, 2, ["tests.app.switches:Brighter"])
+    ]
+    assert evaluate_run(run.folder, game=lit, episodes=2, seeds=1).played == 2
+    other = choice_of(RunFolder(run.folder).facts(), GameChoice(game=lit, frame_skip=3))
+    assert (other.frame_skip, other.wrappers) == (3, ["tests.app.switches:Brighter"])
 
 
 def test_a_run_killed_before_it_began_begins(tmp_path: Path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from understudy.app.choice import GameChoice, choice_from_json
+from understudy.app.choice import GameChoice, choice_of
 from understudy.app.evaluation import AT_THE_END, held_out_seeds
 from understudy.app.runs import RunFolder
 from understudy.app.settings import load
@@ -55,7 +55,7 @@ def train(
     if type(video) is not int or not 0 <= video <= MAX_VIDEOS:
         raise ConfigError(f"video is {video!r}; give how many episodes to film, from 0 to {MAX_VIDEOS}")
     if video:
-        check_video(choice or choice_from_json(RunFolder(_must(out)).facts()))
+        check_video(_as_it_was(choice, out))
     feeds = Feeds([Feed(name, open_sink) for name, open_sink in opened.items()])
     try:
         run = train_run(
@@ -72,11 +72,16 @@ def train(
 def _filmed(run: Run, choice: GameChoice | None, video: int) -> Run:
     if not video:
         return run
-    if choice is None or choice.is_named:
-        choice = choice_from_json(RunFolder(run.folder).facts())
+    choice = _as_it_was(choice, run.folder)
     seeds = held_out_seeds(video, series=AT_THE_END)
     paths = film(choice, run.policy, run.folder / "videos", seeds=seeds)
     return replace(run, result={**run.result, "videos": [str(path) for path in paths]})
+
+
+def _as_it_was(choice: GameChoice | None, out: str | Path | None) -> GameChoice:
+    if choice is not None and (out is None or not RunFolder(Path(out)).exists):
+        return choice
+    return choice_of(RunFolder(_must(out)).facts(), choice)
 
 
 def network_from(given: Any) -> NetworkSpec | tuple[int, ...] | None:

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -84,6 +84,15 @@ def choice_from_json(facts: Mapping[str, Any]) -> GameChoice:
             "Python, where the game can be given again"
         )
     return GameChoice(**{name: facts[name] for name in ("game", "env_kwargs", "wrappers", "frame_skip")})
+
+
+def choice_of(facts: Mapping[str, Any], given: GameChoice | None) -> GameChoice:
+    """The choice of a run with what is given again, such as an env object; what was left out is as it was."""
+    if given is None:
+        return choice_from_json(facts)
+    plain, fields = GameChoice(game=None).to_json(), given.to_json()
+    left_out = [name for name in ("env_kwargs", "wrappers", "frame_skip") if fields[name] == plain[name]]
+    return replace(given, **{name: facts[name] for name in left_out})
 
 
 def copies_of(env: gymnasium.Env[Any, Any]) -> Callable[[], gymnasium.Env[Any, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from understudy.act.evaluate import evaluate
 from understudy.act.vector import Envs
-from understudy.app.choice import GameChoice, Seen, choice_from_json, look_at
+from understudy.app.choice import GameChoice, Seen, choice_of, look_at
 from understudy.app.runs import RunFolder, seed_folders
 from understudy.core.errors import ConfigError
 from understudy.core.policy import Policy
@@ -104,7 +104,7 @@ def _returns(folder: RunFolder, *, episodes: int, seeds: int, policy: str, game:
     """float64[episodes] for one held-out seed after another."""
     facts = folder.facts()
     played = folder.policy(policy)
-    choice = choice_from_json(facts) if game is None else GameChoice(game=game)
+    choice = choice_of(facts, None if game is None else GameChoice(game=game))
     seen = look_at(choice)
     if seen.spec.schema != played.game.schema:
         raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from understudy.app.agree import check_agrees
 from understudy.app.build import build, build_from_store
-from understudy.app.choice import GameChoice, Seen, choice_from_json, look_at
+from understudy.app.choice import GameChoice, Seen, choice_of, look_at
 from understudy.app.evaluation import Judge, judge_of
 from understudy.app.picture import draw_curve
 from understudy.app.runs import RunFolder, default_folder, is_empty
@@ -108,8 +108,7 @@ def _resumed(folder: RunFolder, choice: GameChoice | None, wanted: Wanted, ears:
     check_agrees(folder.root, facts, settings, choice=choice, wanted=wanted)
     if (result := folder.result()) is not None:
         return Run(folder.root, folder.policy(), result)
-    if choice is None or choice.is_named:
-        choice = choice_from_json(facts)
+    choice = choice_of(facts, choice)
     with _held(folder, is_new=False):
         if settings.run.asynchronous:
             # Episodes begin anew, so their chunks must not meet those that were played before.
