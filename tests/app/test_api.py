@@ -213,6 +213,23 @@ def test_a_run_that_crashed_goes_on_and_ends_as_if_nothing_had_happened(tmp_path
     assert last == straight
 
 
+@pytest.mark.parametrize(
+    ("asked", "until"),
+    [({}, 9.0), ({"steps": 512}, None), ({"steps": 512, "until": 8}, 8.0), ({"settings": {"until": 7}}, 7.0)],
+)
+def test_a_preset_of_a_run_has_its_goal_too(asked: dict[str, Any], until: float | None, tmp_path: Path):
+    stop = stop_at(256)
+    first = train(tmp_path / "R", **asked, on_event=stop)
+    preset = str(first.folder / "preset.toml")
+    again = understudy.train(GAME, preset=preset, out=tmp_path / "S", on_event=stop)
+    assert (tmp_path / "S" / "preset.toml").read_text() == Path(preset).read_text()
+    assert first.result["until"] == again.result["until"] == until
+    given = understudy.train(GAME, preset=preset, until=3.5, out=tmp_path / "T", on_event=stop)
+    assert given.result["until"] == 3.5
+    (tmp_path / "R" / "result.json").unlink()
+    assert understudy.train(GAME, preset=preset, out=first.folder, resume=True, on_event=stop).result["until"] == until
+
+
 def test_an_ended_run_is_given_as_it_is(trained: Run):
     again = understudy.train(out=trained.folder, resume=True)
     assert again.result == trained.result
@@ -308,6 +325,7 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
         ({"seed": -1}, "seed is -1"),
         ({"seed": 1.5}, "seed is 1.5"),
         ({"until": float("nan")}, "until is nan"),
+        ({"settings": {"until": "soon"}}, "until is 'soon'; give the return to reach"),
         ({"steps": 0}, "steps is 0"),
         ({"eval_every": 0}, "eval_every is 0"),
         ({"init_from": "nowhere"}, "holds no policy"),

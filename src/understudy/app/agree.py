@@ -1,5 +1,6 @@
 """agree: whether what is asked of a run that goes on is what it was begun with."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,13 @@ def _of_choice(facts: Mapping[str, Any], choice: GameChoice | None) -> Iterator[
 def _of_facts(facts: Mapping[str, Any], wanted: Wanted) -> Iterator[Difference]:
     asked = {
         "algorithm": None if wanted.algorithm is None else algorithm_name(wanted.algorithm), "seed": wanted.seed,
-        "until": wanted.until, "init_from": wanted.init_from and str(wanted.init_from.resolve()),
+        "init_from": wanted.init_from and str(wanted.init_from.resolve()),
     }  # fmt: skip
     for name, value in asked.items():
         if value is not None and value != facts[name]:
             yield name, facts[name], value
+    if wanted.until is not None and wanted.until != (math.inf if facts["until"] is None else facts["until"]):
+        yield "until", facts["until"], wanted.until
     if wanted.from_store is not None:
         folder = str(wanted.from_store.resolve())
         if facts["from_store"] not in (folder, str(Path(folder) / "store")):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,19 @@ class RunPart:
     checkpoint_every: int = setting(10_000, 1, 10**12, "env steps between two checkpoints")
     asynchronous: bool = setting(False, 0, 1, "act ahead while learning; faster on idle cores, not exactly repeatable")
     ladder: bool = setting(False, 0, 1, "each env keeps its own share of random actions, as Ape-X does")
+    until: float | None = None
+    """The return at which the run is solved; infinity for no goal, None where the game is to say."""
+
+    def __post_init__(self) -> None:
+        check_until(self.until)
+
+
+def check_until(until: Any) -> None:
+    """ConfigError unless this is a return to reach, infinity or None."""
+    if until is None:
+        return
+    if isinstance(until, bool) or not isinstance(until, int | float) or not until > -math.inf:
+        raise ConfigError(f"until is {until!r}; give the return to reach, such as 475, or inf for no goal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
 """train: from a game and a few words to a trained policy in a run's folder."""
 
 import contextlib
+import math
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -76,19 +77,17 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) ->
     else:
         store = store_folder(wanted.from_store)
         spec = stored_spec(store, choice.name)
-    settings = resolve(wanted, spec)
-    until = wanted.until
-    if until is None and seen is not None and "steps" not in wanted.settings:
-        until = seen.threshold
+    settings = _with_goal(resolve(wanted, spec), wanted, seen)
+    until = settings.run.until
     name = choice.name if choice.is_named else spec.game
     root = out or default_folder(Path("runs"), name, settings.algorithm)
     if not is_empty(root):
         raise ConfigError(f"{root} is not empty; give another --out, or --resume to go on with the run there")
     start = None if wanted.init_from is None else RunFolder(wanted.init_from).policy()
     facts = {
-        **choice.to_json(), "name": name, "algorithm": settings.algorithm, "seed": wanted.seed or 0, "until": until,
-        "starts": 0, "created_ms": int(time.time() * 1000), "schema": spec.schema,
-        "from_store": store and str(store.resolve()),
+        **choice.to_json(), "name": name, "algorithm": settings.algorithm, "seed": wanted.seed or 0,
+        "until": None if until == math.inf else until, "starts": 0, "created_ms": int(time.time() * 1000),
+        "schema": spec.schema, "from_store": store and str(store.resolve()),
         "init_from": None if wanted.init_from is None else str(wanted.init_from.resolve()), "versions": versions(),
     }  # fmt: skip
     folder = RunFolder(root)
@@ -96,6 +95,14 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) ->
         network = getattr(settings.config, "network", None)
         folder.create(facts, settings.to_toml(), network=network, start=start)
         return _trained(folder, choice, settings, facts, seen=seen, ears=ears)
+
+
+def _with_goal(settings: Settings, wanted: Wanted, seen: Seen | None) -> Settings:
+    """The settings with the goal they come to, so that their preset makes the same run however steps were given."""
+    until = wanted.until if wanted.until is not None else settings.run.until
+    if until is None and seen is not None and "steps" not in wanted.settings:
+        until = seen.threshold
+    return replace(settings, run=replace(settings.run, until=math.inf if until is None else float(until)))
 
 
 def _resumed(folder: RunFolder, choice: GameChoice | None, wanted: Wanted, ears: _Ears) -> Run:

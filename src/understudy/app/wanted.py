@@ -1,12 +1,19 @@
 """Wanted: what the user asked for, and the settings that come of it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from understudy.app.settings import Resolver, Settings, algorithm_name, default_preset, read_preset, read_toml
+from understudy.app.settings import (
+    Resolver,
+    Settings,
+    algorithm_name,
+    check_until,
+    default_preset,
+    read_preset,
+    read_toml,
+)
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.network import NetworkSpec
@@ -36,8 +43,7 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed <= MAX_SEED):
             raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to {MAX_SEED}")
-        if self.until is not None and (not isinstance(self.until, int | float) or not math.isfinite(self.until)):
-            raise ConfigError(f"until is {self.until!r}; give the return to reach, such as 475")
+        check_until(self.until)
 
 
 def wanted_algorithm(wanted: Wanted) -> Any:

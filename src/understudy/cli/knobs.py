@@ -39,7 +39,11 @@ def settings_of(part: Any) -> list[dict[str, Any]]:
     return rows
 
 
-_OTHERS = {"widths": "widths of the layers (--network 64,64)", "network": "a network of one's own (in Python)"}
+_OTHERS = {
+    "widths": "widths of the layers (--network 64,64)",
+    "network": "a network of one's own (in Python)",
+    "until": "the return at which a run is solved (--until)",
+}
 
 
 def _plain(value: Any) -> Any:

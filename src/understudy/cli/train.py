@@ -19,6 +19,10 @@ from understudy.core.errors import ConfigError
 from understudy.core.events import Event
 
 _PATH = click.Path(path_type=Path)
+_UNTIL = (
+    "Solved at this return; inf: no goal (default: the preset's, else none where --steps or --from-store is given, "
+    "else what the game says)."
+)
 
 
 @click.command(
@@ -42,7 +46,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--frame-skip", default=1, metavar="K", help="Repeat each action for K frames.")
 @click.option("--seed", type=int, help="Seed of everything (default 0).")
 @click.option("--seeds", type=int, metavar="N", help="N runs with seeds from --seed on, in OUT/seed-S, and a summary.")
-@click.option("--until", type=float, metavar="RETURN", help="Solved at this return (default: what the game says).")
+@click.option("--until", type=float, metavar="RETURN", help=_UNTIL)
 @click.option("--steps", type=int, metavar="N", help="Env steps at most; updates, with --from-store.")
 @click.option("--eval-every", type=int, metavar="N", help="Env steps between two evaluations.")
 @click.option("--init-from", type=_PATH, metavar="RUN", help="Start from the best policy of another run.")
