@@ -10,7 +10,7 @@ import pytest
 
 import understudy
 from tests.app.switches import GAME, QUICK, Switches
-from understudy.app.evaluation import AFTERWARDS, AT_THE_END, WHILE_TRAINING, evaluate_run, held_out_seeds
+from understudy.app.evaluation import AFTERWARDS, AT_THE_END, CONFIRMING, WHILE_TRAINING, evaluate_run, held_out_seeds
 from understudy.app.seeds import together, train_seeds
 from understudy.core.errors import ConfigError
 
@@ -22,10 +22,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_no_two_series_of_seeds_share_one():
-    series = [held_out_seeds(500, series=number) for number in (WHILE_TRAINING, AT_THE_END, AFTERWARDS, AFTERWARDS + 1)]
-    assert len({seed for one in series for seed in one}) == 2_000
-    assert held_out_seeds(500, series=1) == series[1]
+def test_no_two_series_and_no_two_attempts_share_a_seed():
+    series = (WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS)
+    seeds = [held_out_seeds(100, series=one, attempt=attempt) for one in series for attempt in range(300)]
+    assert len({seed for one in seeds for seed in one}) == 4 * 300 * 100
+    assert min(map(min, seeds)) >= 1 << 31
+    assert max(map(max, seeds)) < 1 << 32
+    assert held_out_seeds(100, series=CONFIRMING, attempt=7) == seeds[300 + 7]
 
 
 def test_a_policy_is_judged_over_its_seeds(run: Path):

@@ -17,8 +17,11 @@ from understudy.core.policy import Policy
 from understudy.core.statistics import bootstrap, iqm
 from understudy.core.tensors import Array
 
-WHILE_TRAINING, AT_THE_END, AFTERWARDS = 0, 1, 2
-"""Series of held-out seeds; those from `AFTERWARDS` on are for evaluations of runs that have ended."""
+WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
+"""Series of held-out seeds; `AFTERWARDS` is for evaluations of runs that have ended."""
+_SERIES_BITS = 29
+_SPREAD = 0x9E3779B1
+"""Odd, so that different numbers stay different; neighbours go far apart, for games that mix their seeds badly."""
 
 MAX_EPISODES = 1_000_000
 _SIDE_BY_SIDE = 100
@@ -26,9 +29,11 @@ _SIDE_BY_SIDE = 100
 _GYM_SIDE_BY_SIDE = 10
 
 
-def held_out_seeds(count: int, *, series: int) -> list[int]:
-    """Env seeds that no actor ever trains on by design; each series is another set of them."""
-    return [int(seed) for seed in np.random.SeedSequence([0x5EED, series]).generate_state(count)]
+def held_out_seeds(count: int, *, series: int, attempt: int = 0) -> list[int]:
+    """Env seeds from 2^31 on, where no actor trains; no two series share one, nor two attempts of the same count."""
+    first = (1 << 31) + (series << _SERIES_BITS)
+    numbers = range(attempt * count, (attempt + 1) * count)
+    return [first + number * _SPREAD % (1 << _SERIES_BITS) for number in numbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,11 @@ class Judge:
 
     envs: Envs | None
 
-    def returns(self, policy: Policy, *, episodes: int, series: int) -> Array | None:
+    def returns(self, policy: Policy, *, episodes: int, series: int, attempt: int = 0) -> Array | None:
         if self.envs is None:
             return None
-        return evaluate(policy, self.envs, episodes=episodes, seeds=held_out_seeds(episodes, series=series))
+        seeds = held_out_seeds(episodes, series=series, attempt=attempt)
+        return evaluate(policy, self.envs, episodes=episodes, seeds=seeds)
 
 
 def judge_of(choice: GameChoice, seen: Seen, episodes: int, opened: contextlib.ExitStack) -> Judge:
@@ -113,7 +119,7 @@ def _returns(folder: RunFolder, *, episodes: int, seeds: int, policy: str, game:
     with contextlib.ExitStack() as opened:
         judge = judge_of(choice, seen, episodes, opened)
         for seed in range(seeds):
-            returns = judge.returns(played, episodes=episodes, series=AFTERWARDS + seed)
+            returns = judge.returns(played, episodes=episodes, series=AFTERWARDS, attempt=seed)
             assert returns is not None
             yield returns
 

@@ -202,7 +202,7 @@ def result_of(training: Training, facts: Mapping[str, Any], *, env_class: str) -
     until = facts["until"]
     mean = None if returns is None else float(returns.mean())
     return {
-        "solved": mean is not None and until is not None and mean >= until, "return_mean": mean,
+        "solved": training.is_solved, "return_mean": mean,
         "return_std": None if returns is None else float(returns.std()),
         "episodes": 0 if returns is None else len(returns), "until": until,
         "env_steps": training.engine.env_steps, "updates": counts.updates, "train_episodes": training.episodes,

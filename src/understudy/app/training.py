@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from understudy.app.evaluation import AT_THE_END, WHILE_TRAINING, Judge
+from understudy.app.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Judge
 from understudy.app.runs import RunFolder
 from understudy.app.settings import RunPart
 from understudy.core.errors import LearningFailed
@@ -70,7 +70,7 @@ class Training:
         self.episodes = 0
         self._recent: deque[float] = deque(maxlen=100)
         self._next_eval, self._next_checkpoint = part.eval_every, 0
-        self._restores = 0
+        self._restores = self._confirmations = 0
         self._asked_to_stop = False
         self.judged_steps = -1
         """When the last evaluation was."""
@@ -111,16 +111,16 @@ class Training:
     def _evaluate(self) -> None:
         started_s, env_steps = time.perf_counter(), self.engine.steps
         self._next_eval, self.judged_steps = env_steps + self._part.eval_every, env_steps
-        returns = self._returns(self.engine.policy, self._part.eval_episodes, series=WHILE_TRAINING)
-        if returns is None:
+        played = self._judge.returns(self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING)
+        if played is None or not len(returns := self._finite(played)):
             return
-        found = mean(returns)
-        is_best = found.value > self.best_mean
+        found, is_whole = mean(returns), len(returns) == len(played)
+        is_best = is_whole and found.value > self.best_mean
         if is_best:
             self.best_mean = found.value
             self.folder.save_policy("best", self.engine.policy)
-        if self._until is not None and found.value >= self._until:
-            self._confirm()
+        if is_whole and self._until is not None and found.value >= self._until:
+            self._confirm(self._until)
         self.clocks.eval_s += time.perf_counter() - started_s
         recent = [value for value in self._recent if math.isfinite(value)]
         low, high = (found.value if end is None else end for end in (found.low, found.high))
@@ -133,29 +133,39 @@ class Training:
             env_steps=env_steps, returns=returns.tolist(), mean=found.value, low=low, high=high, is_best=is_best
         ))  # fmt: skip
 
-    def _confirm(self) -> None:
-        """Whoever reaches the goal on one set of seeds must reach it on another; only then the run is solved."""
-        returns = self._returns(self.engine.policy, FINAL_EPISODES, series=AT_THE_END)
-        if returns is not None and self._until is not None and returns.mean() >= self._until:
+    def _confirm(self, until: float) -> None:
+        """Whoever reaches the goal must reach it on seeds that were never used before; only then the run is solved."""
+        returns = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self._confirmations)
+        self._confirmations += 1
+        if returns is not None and returns.mean() >= until:
             self.is_solved, self._final = True, returns
             self.folder.save_policy("best", self.engine.policy)
 
     def final_returns(self) -> Array | None:
-        """100 episodes of the best policy on seeds that no evaluation before has used."""
+        """100 episodes of the best policy on seeds that no evaluation before has used; None unless all are finite.
+
+        Of a run that is solved, they are those that confirmed it.
+        """
         if self._final is None:
-            self._final = self._returns(self.folder.policy(), FINAL_EPISODES, series=AT_THE_END)
+            self._final = self._hundred(self.folder.policy(), series=AT_THE_END)
+            # The goal counts when it was reached twice: in an evaluation, and here.
+            if self._final is not None and self._until is not None:
+                self.is_solved = min(self.best_mean, float(self._final.mean())) >= self._until
         return self._final
 
-    def _returns(self, policy: Policy, episodes: int, *, series: int) -> Array | None:
-        """Returns on held-out seeds; a game may say NaN or infinity, which is left out and told. None: nothing left."""
-        returns = self._judge.returns(policy, episodes=episodes, series=series)
-        if returns is None or (is_finite := np.isfinite(returns)).all():
-            return returns
-        self.hear(Guarded(
-            env_steps=self.engine.steps,
-            what=f"{(~is_finite).sum()} of {episodes} evaluated episodes returned NaN or infinity and are left out",
-        ))  # fmt: skip
-        return returns[is_finite] if is_finite.any() else None
+    def _hundred(self, policy: Policy, *, series: int, attempt: int = 0) -> Array | None:
+        returns = self._judge.returns(policy, episodes=FINAL_EPISODES, series=series, attempt=attempt)
+        return None if returns is None or len(self._finite(returns)) < len(returns) else returns
+
+    def _finite(self, returns: Array) -> Array:
+        """Without what a game said that is NaN or infinite, which is told."""
+        is_finite = np.isfinite(returns)
+        if not is_finite.all():
+            self.hear(Guarded(
+                env_steps=self.engine.steps, what=f"{(~is_finite).sum()} of {len(returns)} evaluated episodes returned "
+                "NaN or infinity: they are left out, and the others count neither as best nor towards the goal",
+            ))  # fmt: skip
+        return returns[is_finite]
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -167,7 +177,8 @@ class Training:
         arrays |= {"training.best_mean": np.array(self.best_mean), "training.recent": np.array(self._recent, float)}
         facts["training"] = {
             "next_eval": self._next_eval, "judged_steps": self.judged_steps, "episodes": self.episodes,
-            "restores": self._restores, "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s,
+            "restores": self._restores, "confirmations": self._confirmations,
+            "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s,
         }  # fmt: skip
         path = self.checkpoints.save(Checkpoint(env_steps, arrays, facts))
         self.folder.save_policy("last", self.engine.policy)
@@ -185,6 +196,7 @@ class Training:
         self._recent.extend(checkpoint.arrays["training.recent"].tolist())
         self._next_eval, self.judged_steps = facts["next_eval"], facts["judged_steps"]
         self.episodes, self._restores = facts["episodes"], facts["restores"]
+        self._confirmations = facts["confirmations"]
         self.clocks.train_s, self.clocks.eval_s = facts["train_s"], facts["eval_s"]
         self.resumed_at_step = checkpoint.env_steps
         self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every

@@ -165,7 +165,7 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
 
 def _outcome(result: Mapping[str, Any]) -> str:
     if result["return_mean"] is None:
-        return "trained; the game is not installed here, so nobody has played the policy yet"
+        return "trained; no return: the game is not installed here, or says returns that are not finite"
     played = f"return {result['return_mean']:.1f} over {result['episodes']} held-out episodes"
     if result["solved"]:
         return f"[bold green]solved[/]: {played}, goal {result['until']:g}"
@@ -174,7 +174,9 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
     if result["return_iqm"] is None:
-        return f"trained {result['seeds']} seeds; the game is not installed here, so nobody has played the policies yet"
+        return (
+            f"trained {result['seeds']} seeds; no returns: the game is not installed here, or says none that is finite"
+        )
     low, high = result["return_low"], result["return_high"]
     interval = "no interval below 5 seeds" if low is None else f"95 % interval {low:.1f} to {high:.1f}"
     return (
