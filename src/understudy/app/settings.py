@@ -16,7 +16,6 @@ from understudy.core.algorithm import Range, Schedule, setting
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.network import NetworkSpec
-from understudy.core.spaces import Box
 
 SECTIONS = ("run", "learner", "config", "knobs")
 
@@ -188,9 +187,9 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
 
 def default_preset(algorithm: str, game: GameSpec) -> str:
     """The preset for a kind of game: pixels, continuous actions, or small observations."""
-    is_pixels = any(
-        isinstance(one, Box) and one.dtype.itemsize == 1 and len(one.shape) >= 2 for one in game.obs.values()
-    )
+    from understudy.learn.architecture import image_channels  # brings JAX, which `--list` and others can do without
+
+    is_pixels = any(image_channels(one) is not None for one in game.obs.values())
     kind = "pixels" if is_pixels else "vector" if game.discrete is not None else "continuous"
     for name in (f"{algorithm}-{kind}", f"{algorithm}-vector"):
         if name in preset_names():
