@@ -34,7 +34,7 @@ def draw(masses: SumTree, chance: NDArray[np.float64], *, beta: float, lines: Li
     places = np.empty((2, *chance.shape), np.int64)
     reals, wholes = np.empty((3, *chance.shape), np.float32), np.empty((2, *chance.shape), np.int32)
     compiled.draw(*masses.parts, chance, beta, *lines, places, reals, wholes)
-    return *places, *reals, *wholes
+    return places, *reals, *wholes
 
 
 def feed_back(

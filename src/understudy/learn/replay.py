@@ -66,8 +66,7 @@ class Drawn(NamedTuple):
 class Found(NamedTuple):
     """Drawn rows and what is known of each, in arrays [k, batch]."""
 
-    rows: NDArray[np.int64]
-    following: NDArray[np.int64]  # the rows to bootstrap from
+    places: NDArray[np.int64]  # [2, k, batch]: the rows, and the rows to bootstrap from
     weight: NDArray[np.float32]
     returns: NDArray[np.float32]
     factor: NDArray[np.float32]
@@ -160,7 +159,7 @@ class HostReplay:
             found = self._look_up(self._masses.draw(rng, size))
         else:
             found = Found(*self._compiled.draw(self._masses, rng.random(size), beta=float(beta), lines=self._lines))
-        return Drawn(self._gather(found), found.rows, found.stamps)
+        return Drawn(self._gather(found), found.places[0], found.stamps)
 
     def feedback(self, rows: NDArray[np.int64], stamps: NDArray[np.int32], priorities: Array) -> None:
         """Give drawn rows new priorities; rows that have left meanwhile and priorities without sense are ignored."""
@@ -232,29 +231,28 @@ class HostReplay:
         facts = self._facts.take(rows, axis=0)
         whole = facts.view(np.int32)
         return Found(
-            rows, rows + (whole[..., REACH] & 0xFFFF), np.ones(rows.shape, np.float32), facts[..., RETURN].copy(),
-            facts[..., FACTOR].copy(), whole[..., ACTION].copy(), whole[..., STAMP].copy(),
+            np.stack([rows, rows + (whole[..., REACH] & 0xFFFF)]), np.ones(rows.shape, np.float32),
+            facts[..., RETURN].copy(), facts[..., FACTOR].copy(), whole[..., ACTION].copy(), whole[..., STAMP].copy(),
         )  # fmt: skip
 
-    def _seen(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _stacked(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of each stack, oldest first; the episode's first row is repeated."""
-        if self.needs.stack == 1:
-            return rows
         behind = self._whole[rows, REACH] >> 16
         return np.asarray(rows[..., None] - np.minimum(np.arange(self.needs.stack - 1, -1, -1), behind[..., None]))
 
     def _gather(self, found: Found) -> Batch:
-        layout, rows, following = self.layout, found.rows, found.following
-        seen, seen_next = self._seen(rows), self._seen(following)
-        legal = self._columns.get("legal")
+        layout, places, rows = self.layout, found.places, found.places[0]
+        seen = places if self.needs.stack == 1 else self._stacked(places)
+        obs = {name: self._columns[name].take(seen, axis=0) for name in layout.obs}  # and the next ones, at [1]
+        legal = self._columns["legal"].take(places, axis=0) if "legal" in self._columns else None
         return Batch(
-            obs={name: self._columns[name].take(seen, axis=0) for name in layout.obs},
+            obs={name: both[0] for name, both in obs.items()},
             action=found.action if layout.discrete else self._columns["action"].take(rows, axis=0),
             reward=found.returns,
-            next_obs={name: self._columns[name].take(seen_next, axis=0) for name in layout.obs},
+            next_obs={name: both[1] for name, both in obs.items()},
             factor=found.factor,
             weight=found.weight,
-            legal=None if legal is None else legal.take(rows, axis=0),
-            next_legal=None if legal is None else legal.take(following, axis=0),
+            legal=None if legal is None else legal[0],
+            next_legal=None if legal is None else legal[1],
             extras={name: self._columns[name].take(rows, axis=0) for name in layout.extras},
         )
