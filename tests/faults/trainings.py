@@ -20,6 +20,7 @@ from tests.faults.trainer import Fault, Job
 from understudy.act.actor import Actor
 from understudy.app.choice import GameChoice, look_at
 from understudy.app.data import DataFolder
+from understudy.app.runs import RunFolder
 from understudy.core.chunk import Chunk
 from understudy.core.game import GameSpec
 from understudy.core.policy import decode_policy
@@ -140,7 +141,7 @@ def traces(run: Path) -> dict[str, Any]:
         curve = [{name: text for name, text in row.items() if name != "train_s"} for row in csv.DictReader(file)]
     left_out = {*_CLOCKS, "run", "policy", "resumed_at_step"}
     return {
-        "last": (run / "last.safetensors").read_bytes(), "best": (run / "best.safetensors").read_bytes(),
+        "last": (run / "last.safetensors").read_bytes(), "best": RunFolder(run).policy_path().read_bytes(),
         "result": {name: value for name, value in result.items() if name not in left_out}, "curve": curve,
         "checkpoints": [_comparable(one) for one in checkpoints], "stored": stored(run),
         "files": sorted(path.name for path in run.iterdir()),

@@ -129,8 +129,7 @@ def _layer(layer: Layer, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Arra
         case Dense():
             return x @ own["kernel"] + own["bias"]
         case Conv():
-            steps, axes = (layer.stride, layer.stride), ("NHWC", "HWIO", "NHWC")
-            return jax.lax.conv_general_dilated(x, own["kernel"], steps, "VALID", dimension_numbers=axes) + own["bias"]
+            return _conv(layer, own["kernel"], x) + own["bias"]
         case LayerNorm():
             h = x - x.mean(-1, keepdims=True)
             return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + NORM_EPSILON) * own["scale"] + own["bias"]
@@ -153,6 +152,24 @@ def _layer(layer: Layer, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Arra
             return (x[..., None] == jnp.arange(layer.start, layer.start + layer.n)).astype(jnp.float32)
         case Constant():
             return jnp.broadcast_to(own["constant"], (len(x), layer.width))
+
+
+def _conv(layer: Conv, kernel: jax.Array, x: jax.Array) -> jax.Array:
+    """float32[batch, height, width, channels]; on a CPU as one product of patches.
+
+    XLA's convolutions on CPUs lose their fast path inside a scan, where all updates run, and are several times slower.
+    """
+    size, stride = layer.kernel, layer.stride
+    if jax.default_backend() != "cpu":
+        axes = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=axes)
+    rows, columns = ((side - size) // stride + 1 for side in x.shape[1:3])
+    parts = [
+        x[:, at : at + (rows - 1) * stride + 1 : stride, beside : beside + (columns - 1) * stride + 1 : stride]
+        for at in range(size)
+        for beside in range(size)
+    ]
+    return jnp.concatenate(parts, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 def _dueling(layer: Dueling, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
