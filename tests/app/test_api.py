@@ -270,7 +270,12 @@ def test_a_run_on_an_object_goes_on_when_the_object_is_given_again(tmp_path: Pat
 
 def test_what_is_left_out_with_an_object_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     filmed: list[GameChoice] = []
-    monkeypatch.setattr("understudy.app.api.film", lambda choice, *_, **__: filmed.append(choice) or [])
+
+    def film(choice: GameChoice, *_: Any, **__: Any) -> list[Path]:
+        filmed.append(choice)
+        return []
+
+    monkeypatch.setattr("understudy.app.api.film", film)
 
     def lit() -> Switches:
         return Switches(render_mode="rgb_array")

@@ -237,7 +237,7 @@ def test_without_the_guard_the_same_numbers_reach_the_weights(
         return call
 
     monkeypatch.setattr(learner_module, "_guarded", unguarded)
-    with pytest.raises(LearningFailed, match="the weights are not finite"):
+    with pytest.raises(LearningFailed, match="not finite"):  # seen when published, or after three restores
         train_watched(watch, tmp_path / "run", bad_numbers.SometimesSpoiled)
     assert watch.learner is not None
     assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(watch.learner.state))
