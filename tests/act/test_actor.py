@@ -12,7 +12,7 @@ from understudy.act.actor import Actor, Collected
 from understudy.act.chance import episode_seeds, episode_starts
 from understudy.act.vector import columns_of, game_of, make_envs
 from understudy.core.chunk import By, Chunk, RowKind, decode_chunk
-from understudy.core.errors import ConfigError, Refused
+from understudy.core.errors import ConfigError, GameFailed, Refused
 from understudy.core.game import GameSpec
 from understudy.core.names import session_time_s
 from understudy.core.policy import InitialPriority, Policy
@@ -281,3 +281,22 @@ def test_actions_of_a_wider_type_stay_inside_the_box():
     actor, game = actor_of(Wide)
     chunks = actor.collect(random_policy(game, "gaussian_clipped"), 40, round_no=0).chunks
     assert all(np.abs(chunk.columns["action"]).max() <= 0.1 for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [(ValueError("the engine died"), "the engine died"), (None, "failed in step"), (np.zeros(7, np.float32), "step")],
+    ids=["raises", "nothing", "another shape"],
+)
+def test_an_env_that_fails_is_named_and_its_cause_kept(gives: Any, said: str):
+    class Failing(PlainEnv):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            if isinstance(gives, Exception):
+                raise gives
+            return gives, 0.0, False, False, {}
+
+    actor, game = actor_of(Failing)
+    with pytest.raises(GameFailed, match=said) as caught:
+        actor.collect(random_policy(game, "categorical"), 5, round_no=0)
+    assert caught.value.__cause__ is not None
+    assert "Failing" in str(caught.value)

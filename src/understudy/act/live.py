@@ -1,13 +1,14 @@
 """LiveEnvs: a vector env together with what its players see now, as the columns a policy reads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from understudy.act.vector import MASK, Envs, columns_of
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.game import GameSpec
 from understudy.core.heads import env_actions
 from understudy.core.spaces import Box, Discrete
@@ -55,27 +56,49 @@ class LiveEnvs:
     def reset(self, seeds: Sequence[int | None], mask: Flags | None = None) -> None:
         """Begin an episode in the envs of the mask, or in all."""
         options = None if mask is None else {"reset_mask": mask}
-        obs, infos = self.envs.reset(seed=list(seeds), options=options)  # type: ignore[arg-type]
         mask = self._all if mask is None else mask
-        self.obs = self._columns(obs)
-        if self.legal is not None:
-            self._read_masks(infos, mask)
+        with self._blaming("reset"):
+            obs, infos = self.envs.reset(seed=list(seeds), options=options)  # type: ignore[arg-type]
+            self.obs = self._columns(obs)
+            if self.legal is not None:
+                self._read_masks(infos, mask)
         if self.frames is not None:
             for name, column in self.obs.items():
                 self.frames[name][mask] = column[mask][:, None]
 
     def step(self, action: Array) -> tuple[Array, Flags, Flags]:
         """Rewards, terminated and truncated; observations are those before any reset."""
-        obs, reward, terminated, truncated, infos = self.envs.step(action)
-        self.obs = self._columns(obs)
-        if self.legal is not None:
-            self._read_masks(infos, self._all)
+        try:  # no context manager here: this is every actor's hot path
+            obs, reward, terminated, truncated, infos = self.envs.step(action)
+            self.obs = self._columns(obs)
+            if self.legal is not None:
+                self._read_masks(infos, self._all)
+        except UnderstudyError:
+            raise
+        except Exception as error:
+            raise self._failed("step", error) from error
         if self.frames is not None:
             for name, column in self.obs.items():
                 frames = self.frames[name]
                 frames[:, :-1] = frames[:, 1:]
                 frames[:, -1] = column
         return reward, terminated, truncated
+
+    @contextmanager
+    def _blaming(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except UnderstudyError:
+            raise
+        except Exception as error:
+            raise self._failed(call, error) from error
+
+    def _failed(self, call: str, error: Exception) -> GameFailed:
+        what = f"{type(error).__name__}: {error}"
+        return GameFailed(
+            f"an env of {self.game.game} failed in {call}(): {what[:300]}; mend the env (gymnasium's check_env helps), "
+            "then go on with --resume; --debug shows where"
+        )
 
     def seen(self, envs: NDArray[np.int64]) -> dict[str, Array]:
         """Copies of what these envs show: their observations and, where the game has it, `legal`."""

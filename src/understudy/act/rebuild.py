@@ -60,5 +60,5 @@ def _first_legal(live: LiveEnvs) -> Array:
 def _not_reproducible(live: LiveEnvs, env: int, what: str) -> ConfigError:
     return ConfigError(
         f"env {env} of {live.game.game} cannot be rebuilt from its seed and actions: {what}; make the env draw all its "
-        "chance from reset(seed=...), or run without deterministic resume"
+        "chance from reset(seed=...), or train with --set asynchronous=true, which goes on with new episodes instead"
     )

@@ -116,7 +116,9 @@ def _make(game_id: str, env_kwargs: Mapping[str, Any]) -> Env:
         return gymnasium.make(game_id, disable_env_checker=True, **env_kwargs)
     except DependencyNotInstalled as error:
         raise MissingExtra(f"game {game_id!r} needs another package: {error}") from error
-    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+    except gymnasium.error.DeprecatedEnv as error:
+        raise ConfigError(f"game {game_id!r} is out of date: {error}") from error
+    except gymnasium.error.UnregisteredEnv as error:
         raise ConfigError(f"no game {game_id!r} is known; {_nearest(game_id)}") from error
     except ModuleNotFoundError as error:
         raise ConfigError(f"game {game_id!r} cannot be made: {error}; install the package it is in") from error

@@ -19,7 +19,10 @@ def store_folder(folder: Path) -> Path:
     for one in (folder / "store", folder):
         if (one / "catalogue.sqlite").exists():
             return one
-    raise ConfigError(f"there is no store in {folder}; give a data folder that 'understudy simulate --data' wrote")
+    raise ConfigError(
+        f"there is no store in {folder}; give a data folder with one, or store what was recorded: "
+        f"understudy ingest --data {folder} --until-empty"
+    )
 
 
 def stored_spec(store: Path, game: str) -> GameSpec:

@@ -196,6 +196,10 @@ def _judge_if_installed(choice: GameChoice, spec: GameSpec, settings: Settings, 
     return judge_of(choice, seen, settings.run.eval_episodes, opened)
 
 
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 def result_of(training: Training, facts: Mapping[str, Any], *, env_class: str) -> dict[str, Any]:
     """What the last line of `understudy train --json` says."""
     returns, counts, clocks = training.final_returns(), training.engine.learner.counts, training.clocks
@@ -203,14 +207,15 @@ def result_of(training: Training, facts: Mapping[str, Any], *, env_class: str) -
     mean = None if returns is None else float(returns.mean())
     return {
         "solved": training.is_solved, "return_mean": mean,
-        "return_std": None if returns is None else float(returns.std()),
+        "return_std": _finite(None if returns is None else float(returns.std())),
         "episodes": 0 if returns is None else len(returns), "until": until,
         "env_steps": training.engine.env_steps, "updates": counts.updates, "train_episodes": training.episodes,
         "train_s": round(clocks.train_s, 3), "compile_s": round(clocks.compile_s, 3),
         "eval_s": round(clocks.eval_s, 3), "startup_s": round(clocks.startup_s, 3),
         "resumed_at_step": training.resumed_at_step, "env_class": env_class, "algorithm": facts["algorithm"],
         "game": facts["name"], "seed": facts["seed"], "replay_ratio": round(counts.replay_ratio, 3),
-        "skipped_updates": counts.skipped_updates, "run": str(training.folder.root),
+        "skipped_updates": counts.skipped_updates,
+        "guarded_chunks": training.guarded_chunks, "run": str(training.folder.root),
         "policy": str(training.folder.policy_path()),
     }  # fmt: skip
 

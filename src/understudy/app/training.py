@@ -67,7 +67,7 @@ class Training:
         self.clocks, self.resumed_at_step = Clocks(), 0
         self.best_mean, self.is_solved = -math.inf, False
         self._final: Array | None = None
-        self.episodes = 0
+        self.episodes = self.guarded_chunks = 0
         self._recent: deque[float] = deque(maxlen=100)
         self._next_eval, self._next_checkpoint = part.eval_every, 0
         self._restores = self._confirmations = 0
@@ -80,6 +80,8 @@ class Training:
         if isinstance(event, Episode):
             self._recent.append(event.return_)
             self.episodes += 1
+        if isinstance(event, Guarded):
+            self.guarded_chunks += len(event.chunks)
         if self._listener is not None and self._listener(event) is Stop:
             self._asked_to_stop = True
 
@@ -177,6 +179,7 @@ class Training:
         arrays |= {"training.best_mean": np.array(self.best_mean), "training.recent": np.array(self._recent, float)}
         facts["training"] = {
             "next_eval": self._next_eval, "judged_steps": self.judged_steps, "episodes": self.episodes,
+            "guarded_chunks": self.guarded_chunks,
             "restores": self._restores, "confirmations": self._confirmations,
             "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s,
         }  # fmt: skip
@@ -196,6 +199,7 @@ class Training:
         self._recent.extend(checkpoint.arrays["training.recent"].tolist())
         self._next_eval, self.judged_steps = facts["next_eval"], facts["judged_steps"]
         self.episodes, self._restores = facts["episodes"], facts["restores"]
+        self.guarded_chunks = facts["guarded_chunks"]
         self._confirmations = facts["confirmations"]
         self.clocks.train_s, self.clocks.eval_s = facts["train_s"], facts["eval_s"]
         self.resumed_at_step = checkpoint.env_steps

@@ -157,8 +157,13 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
         lines.append(f"policy  {escape(result['policy'])}")
     lines.append(f"run     {escape(result['run'])}")
     lines += [f"video   {escape(path)}" for path in result.get("videos", ())]
-    lines.append(f"next: understudy evaluate {run} --episodes 100 --seeds 10")
-    if seeds is None and not result["solved"]:
+    if result["updates"] == 0:
+        refused = result.get("guarded_chunks", 0)
+        why = f"{count(refused)} chunks were refused" if refused else "the steps were too few for a first update"
+        lines.insert(1, f"[bold red]nothing was learned[/]: {why}")
+    if result["return_mean"] is not None:
+        lines.append(f"next: understudy evaluate {run} --episodes 100 --seeds 10")
+    if seeds is None and not result["solved"] and result["env_steps"]:
         lines.append(f"      understudy train {result['game']} --algorithm {result['algorithm']} --init-from {run}")
     out.print("\n".join(lines), soft_wrap=True)
 

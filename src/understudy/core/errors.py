@@ -12,6 +12,7 @@ UnderstudyError
 ├── StorageFull        no room; nothing was acknowledged (operator, retry helps)
 ├── StorageFailed      the disk refused; reopen to recover (operator)
 ├── Corrupt            stored bytes that fail their checksum (operator)
+├── GameFailed         an env that raised, or gave what does not fit its spaces (the game's author)
 ├── LearningFailed     a run that cannot go on, whatever was restored (caller)
 └── Closed             used after close (caller)
 """
@@ -102,6 +103,10 @@ class Corrupt(UnderstudyError):
     """Stored bytes that fail their checksum."""
 
     blame: Blame = "operator"
+
+
+class GameFailed(UnderstudyError):
+    """An env raised, or gave what does not fit its own spaces; the cause is chained."""
 
 
 class LearningFailed(UnderstudyError):

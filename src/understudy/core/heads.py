@@ -204,7 +204,9 @@ def head_for(game: GameSpec, kind: str | None = None) -> Head:
         return Head(kind, game.discrete.n)
     space = game.action.get("")
     if not isinstance(space, Box) or space.dtype.kind != "f":
-        raise ConfigError(f"{kind} gives numbers for one Box of floats; {game.game} has {dict(game.action)}")
+        raise ConfigError(
+            f"{game.game} has the actions {dict(game.action)}; policies take one Discrete or one Box of floats: wrap it"
+        )
     size = math.prod(space.shape)
     return Head(kind, size, _end(space.low, size, -math.inf), _end(space.high, size, math.inf))
 
