@@ -118,7 +118,8 @@ def test_n_step_windows_equal_a_plain_loop(how, rewards, n, discount):
     np.testing.assert_allclose(windows.returns, [one[0] for one in wanted], atol=1e-5)
     np.testing.assert_allclose(windows.factor, [one[1] for one in wanted], atol=1e-6)
     np.testing.assert_array_equal(columns["obs"][windows.bootstrap, 0], [one[2] for one in wanted])
-    kept = windows_of(columns, 0, needs=Transitions(batch=1, n_step=n, discount=discount))
+    weighted = {**columns, "weight": np.ones(len(columns["row"]), np.float32)}
+    kept = windows_of(weighted, 0, needs=Transitions(batch=1, n_step=n, discount=discount))
     at = np.flatnonzero(columns["row"] == 0)
     np.testing.assert_allclose(kept.returns[at], windows.returns, atol=1e-6)
     np.testing.assert_allclose(kept.factor[at], windows.factor, atol=1e-6)
