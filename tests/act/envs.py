@@ -27,7 +27,7 @@ class RandomEnv(gymnasium.Env[Any, Any]):
         assert self.action_space.contains(action), action
 
     def observe(self) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError("each game below says what it shows")
 
     def info(self) -> dict[str, Any]:
         return {}

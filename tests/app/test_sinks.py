@@ -181,7 +181,6 @@ def test_each_adapter_speaks_its_packages_language(
 
 
 def test_the_real_tensorboard_writer_writes_a_file(tmp_path: Path):
-    pytest.importorskip("tensorboardX")
     started = Started(env_steps=10, run=str(tmp_path), game="g", algorithm="dqn", seed=0, steps=100, until=None)
     feed = Feed("tensorboard", sinks_named("tensorboard")["tensorboard"])
     feed.hear(started)

@@ -157,7 +157,7 @@ def _layer(layer: Layer, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Arra
 def _conv(layer: Conv, kernel: jax.Array, x: jax.Array) -> jax.Array:
     """float32[batch, height, width, channels]; on a CPU as one product of patches.
 
-    XLA's convolutions on CPUs lose their fast path inside a scan, where all updates run, and are several times slower.
+    XLA's convolutions on CPUs lose their fast path inside a scan, where all updates run, and are slower than this.
     """
     size, stride = layer.kernel, layer.stride
     if jax.default_backend() != "cpu":

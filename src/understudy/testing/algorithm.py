@@ -36,7 +36,7 @@ class AlgorithmContract:
 
     def make(self) -> Algorithm:
         """The algorithm for a game of your choice."""
-        raise NotImplementedError
+        raise NotImplementedError("a subclass of AlgorithmContract gives make(): the algorithm under test")
 
     def make_masked(self) -> Algorithm:
         """The algorithm for a game that has legal masks."""

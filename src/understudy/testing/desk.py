@@ -138,11 +138,11 @@ class StoreFactory:
 
     def make(self, clock: Clock) -> FullStore:
         """A new, empty store; a second call gives another one."""
-        raise NotImplementedError
+        raise NotImplementedError("a subclass of a store contract gives make(): the store under test")
 
     def reopen(self, store: FullStore, clock: Clock) -> FullStore:
         """A new store over what a closed one left."""
-        raise NotImplementedError
+        raise NotImplementedError("a subclass of a store contract gives reopen(): a store over what a closed one left")
 
     def settle(self, store: FullStore) -> None:
         """Let everything the store puts off (sealing, flushing, compacting) happen now."""

@@ -59,7 +59,7 @@ class StreamContract:
 
     def make(self) -> Stream:
         """A new, empty stream."""
-        raise NotImplementedError
+        raise NotImplementedError("a subclass of StreamContract gives make(): the stream under test")
 
     def reopen(self, stream: Stream) -> Stream:
         """A new stream over what a closed one left."""
