@@ -36,7 +36,10 @@ def test_returns_are_those_of_episodes_played_alone(make: Any, kind: str, stack:
     policy = random_policy(game_of(make_envs(make, 1)), kind, stack=stack)
     got = evaluate(policy, make_envs(make, num_envs), seeds=SEEDS, episodes=7)
     assert got.dtype == np.float64
-    np.testing.assert_allclose(got, [by_hand(policy, make(), seed) for seed in SEEDS], rtol=1e-9)
+    # A row's float32 sums may round by the size of its batch, as the processor's kernels do; the
+    # discrete games hide that, a reward that is a function of a continuous action shows it.
+    rtol = 1e-5 if kind == "gaussian_tanh" else 1e-9
+    np.testing.assert_allclose(got, [by_hand(policy, make(), seed) for seed in SEEDS], rtol=rtol)
 
 
 def test_a_factory_is_asked_for_as_many_envs_as_there_are_seeds():
