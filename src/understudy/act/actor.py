@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.act.chance import actor_session, noise_rng
-from understudy.act.episodes import EpisodeDone, Standing, count
+from understudy.act.episodes import EpisodeEnded, Standing, count
 from understudy.act.live import LiveEnvs
 from understudy.act.priorities import best_value, n_step_td, q_of
 from understudy.act.rebuild import rebuild
@@ -36,7 +36,7 @@ class Collected:
     """What one collect brought: chunks env by env, and the episodes that ended, in the order they did."""
 
     chunks: list[Chunk]
-    episodes: list[EpisodeDone]
+    episodes: list[EpisodeEnded]
     env_steps: int
 
 
@@ -159,10 +159,10 @@ class Actor:
         )  # fmt: skip
         return Chunk(meta, cut.columns)
 
-    def _episodes(self, tape: Tape) -> list[EpisodeDone]:
+    def _episodes(self, tape: Tape) -> list[EpisodeEnded]:
         self._standing, returns, lengths = count(tape.reward, tape.ended, self._standing)
         envs = (tape.ends.env + self.env_index0).tolist()
-        return list(map(EpisodeDone, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended()))
+        return list(map(EpisodeEnded, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended()))
 
     def _keep_open_actions(self, tape: Tape) -> None:
         begin = np.where(tape.ended, np.arange(1, tape.steps + 1)[:, None], 0).max(0)  # 0: no episode ended here

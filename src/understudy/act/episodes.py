@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class EpisodeDone(NamedTuple):
+class EpisodeEnded(NamedTuple):
     """An episode that ended during a collect; `env` counts over all actors of a run."""
 
     env: int
