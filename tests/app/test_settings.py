@@ -7,17 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.app.settings import (
-    ALGORITHMS,
-    Resolver,
-    algorithm_class,
-    algorithm_name,
-    default_preset,
-    parse_value,
-    preset_names,
-    read_preset,
-    read_toml,
-)
+from understudy.app.algorithms import ALGORITHMS, algorithm_class, algorithm_name
+from understudy.app.presets import default_preset, preset_names, read_preset, read_toml
+from understudy.app.settings import Resolver, parse_value
 from understudy.app.wanted import Wanted, resolve, with_network
 from understudy.core.algorithm import Schedule
 from understudy.core.errors import ConfigError

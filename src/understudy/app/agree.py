@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from understudy.app.algorithms import algorithm_name
 from understudy.app.choice import GameChoice
-from understudy.app.settings import Resolver, Settings, algorithm_name, read_preset, read_toml
+from understudy.app.presets import read_preset, read_toml
+from understudy.app.settings import Resolver, Settings
 from understudy.app.wanted import Wanted
 from understudy.core.errors import ConfigError
 from understudy.core.network import NetworkSpec

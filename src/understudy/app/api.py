@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from understudy.app.algorithms import load
 from understudy.app.choice import GameChoice, choice_of
 from understudy.app.evaluation import AT_THE_END, held_out_seeds
 from understudy.app.runs import RunFolder
-from understudy.app.settings import load
 from understudy.app.sinks import Feed, Feeds, both, sinks_named
 from understudy.app.train import Run
 from understudy.app.train import train as train_run

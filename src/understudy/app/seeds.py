@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from understudy.app.algorithms import algorithm_name
 from understudy.app.api import train
 from understudy.app.runs import RunFolder, default_folder, is_empty
-from understudy.app.settings import algorithm_name
 from understudy.app.train import Run
 from understudy.app.wanted import MAX_SEED, Wanted, wanted_algorithm
 from understudy.core.errors import ConfigError

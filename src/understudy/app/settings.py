@@ -4,27 +4,18 @@ import dataclasses
 import difflib
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from understudy.app.algorithms import algorithm_class
 from understudy.core.algorithm import Range, Schedule, setting
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec
 from understudy.core.network import NetworkSpec
 
 SECTIONS = ("run", "learner", "config", "knobs")
-
-ALGORITHMS: Mapping[str, str] = {
-    "bc": "understudy.learn.algorithms.bc:Bc",
-    "dqn": "understudy.learn.algorithms.dqn:Dqn",
-    "ppo": "understudy.learn.algorithms.ppo:Ppo",
-}
-"""Short names; any other algorithm is named by its import path, `module:Class`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,101 +94,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return repr(value)
-
-
-def algorithm_class(name: str | type) -> Any:
-    """The class behind a short name or an import path; ConfigError names the nearest."""
-    found = load(ALGORITHMS.get(name, name), what="algorithm", known=ALGORITHMS) if isinstance(name, str) else name
-    for part in ("Config", "Knobs"):
-        if not dataclasses.is_dataclass(getattr(found, part, None)):
-            raise ConfigError(
-                f"algorithm {name!r} has no dataclass {part}; give a class that keeps to understudy.core.algorithm"
-            )
-    return found
-
-
-def algorithm_name(algorithm: str | type) -> str:
-    """What a run's folder calls an algorithm: its short name, or its import path."""
-    path = algorithm if isinstance(algorithm, str) else f"{algorithm.__module__}:{algorithm.__qualname__}"
-    return next((short for short, known in ALGORITHMS.items() if known == path), path)
-
-
-def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
-    """What an import path `module:Name` stands for."""
-    import importlib
-
-    module, _, attribute = path.partition(":")
-    if not attribute:
-        names = sorted(known)
-        near = difflib.get_close_matches(path, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}" if names else ""
-        raise ConfigError(f"there is no {what} {path!r}{hint} (or name your own as module:Class)")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{what} {path!r} cannot be imported: {error}; give module:Class on the Python path"
-        ) from None
-
-
-# --- presets ---------------------------------------------------------------------------------------------------------
-
-
-def preset_names() -> list[str]:
-    """The presets in the box."""
-    folder = resources.files("understudy") / "presets"
-    return sorted(one.name.removesuffix(".toml") for one in folder.iterdir() if one.name.endswith(".toml"))
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    """A preset by name, or by the path of its file."""
-    if name.endswith(".toml") or "/" in name:
-        return read_toml(Path(name))
-    if name not in preset_names():
-        near = difflib.get_close_matches(name, preset_names(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(preset_names())}"
-        raise ConfigError(f"there is no preset {name!r}{hint}")
-    return _parsed((resources.files("understudy") / "presets" / f"{name}.toml").read_text(), name)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A settings file; ConfigError says what is wrong with it."""
-    try:
-        return _parsed(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
-
-
-def _parsed(text: str, name: str) -> dict[str, Any]:
-    try:
-        fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not TOML: {error}") from None
-    if unknown := fields.keys() - {"algorithm", *SECTIONS}:
-        raise ConfigError(f"{name} has a section {sorted(unknown)[0]!r}; known are algorithm, {', '.join(SECTIONS)}")
-    if not isinstance(fields.get("algorithm", ""), str):
-        raise ConfigError(f'{name} has algorithm = {fields["algorithm"]!r}; give a name such as "dqn"')
-    for section in fields.keys() & SECTIONS:
-        if not isinstance(fields[section], dict):
-            raise ConfigError(
-                f"{name} has {section} = {fields[section]!r}; write a section [{section}] with its settings"
-            )
-    return fields
-
-
-def default_preset(algorithm: str, game: GameSpec) -> str:
-    """The preset for a kind of game: pixels, continuous actions, or small observations."""
-    from understudy.learn.architecture import image_channels  # brings JAX, which `--list` and others can do without
-
-    is_pixels = any(image_channels(one) is not None for one in game.obs.values())
-    kind = "pixels" if is_pixels else "vector" if game.discrete is not None else "continuous"
-    for name in (f"{algorithm}-{kind}", f"{algorithm}-vector"):
-        if name in preset_names():
-            return name
-    return ""
-
-
-# --- resolving -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from understudy.app.agree import check_agrees
+from understudy.app.algorithms import algorithm_name
 from understudy.app.build import build, build_from_store
 from understudy.app.choice import GameChoice, Seen, choice_of, look_at
 from understudy.app.evaluation import Judge, judge_of
 from understudy.app.picture import draw_curve
+from understudy.app.presets import read_toml
 from understudy.app.runs import RunFolder, default_folder, is_empty
-from understudy.app.settings import Resolver, Settings, algorithm_name, read_toml
+from understudy.app.settings import Resolver, Settings
 from understudy.app.stored import store_folder, stored_spec
 from understudy.app.training import Training
 from understudy.app.wanted import Wanted, resolve, with_network

@@ -5,15 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from understudy.app.settings import (
-    Resolver,
-    Settings,
-    algorithm_name,
-    check_until,
-    default_preset,
-    read_preset,
-    read_toml,
-)
+from understudy.app.algorithms import algorithm_name
+from understudy.app.presets import default_preset, read_preset, read_toml
+from understudy.app.settings import Resolver, Settings, check_until
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.network import NetworkSpec

@@ -7,7 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from understudy.app.settings import ALGORITHMS, LearnerPart, RunPart, algorithm_class, preset_names
+from understudy.app.algorithms import ALGORITHMS, algorithm_class
+from understudy.app.presets import preset_names
+from understudy.app.settings import LearnerPart, RunPart
 from understudy.core.algorithm import Range, Schedule
 
 
