@@ -15,8 +15,8 @@ from understudy.core import tensors
 from understudy.core.algorithm import Transitions
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
+from understudy.core.meta import ChunkId
 from understudy.learn.replay import HostReplay, ReplayConfig
-from understudy.learn.ring import ChunkId
 
 
 class Stored:

@@ -15,6 +15,9 @@ CHUNK_FORMAT = "understudy-chunk/1"
 KINDS = ("player", "actor")
 CONSENTS = ("granted", "denied", "unknown")
 
+ChunkId = tuple[uuid.UUID, int]
+"""(session, chunk_no): what a chunk is known by, everywhere."""
+
 _SCHEMA = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,6 +62,10 @@ class ChunkMeta:
     client: str = ""
     episodes: tuple[EpisodeNote, ...]
 
+    @property
+    def id(self) -> ChunkId:
+        return self.session, self.chunk_no
+
     def to_metadata(self) -> dict[str, str]:
         return {
             "format": CHUNK_FORMAT, "game": self.game, "schema": self.schema, "session": str(self.session),
@@ -66,6 +73,11 @@ class ChunkMeta:
             "kind": self.kind, "consent": self.consent, "client": self.client,
             "episodes": canonical_json([note.to_json() for note in self.episodes]).decode(),
         }  # fmt: skip
+
+
+def chunk_name(chunk: ChunkId) -> str:
+    """An id as people read it."""
+    return f"{chunk[0]}/{chunk[1]}"
 
 
 _META_KEYS = {

@@ -10,10 +10,11 @@ from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.events import Compiling, Guarded, OnEvent, Update
 from understudy.core.frame import FrameKind
+from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.policy import Policy
 from understudy.core.ports import Cursor, Forgotten, Stored
 from understudy.core.tensors import Array
-from understudy.engines.history import ChunkId, stored_chunks
+from understudy.engines.history import stored_chunks
 from understudy.learn.learner import Learner
 from understudy.learn.sources import ReplaySource
 from understudy.stores.view import StoreView
@@ -72,7 +73,7 @@ class FromStore:
             self._on_event(Compiling(env_steps=self.steps, what="update"))
         report = learner.step(self.progress)
         if report.bad_chunks:
-            names = [f"{session}/{number}" for session, number in report.bad_chunks]
+            names = list(map(chunk_name, report.bad_chunks))
             self._on_event(Guarded(env_steps=self.steps, what="updates on these were not finite", chunks=names))
         if report.must_restore:
             return False
@@ -111,12 +112,12 @@ class FromStore:
         if chunk.meta.kind != "actor" and chunk.meta.consent not in self._learn_from:
             self.left_out_chunks += 1
             return
-        key = (chunk.meta.session, chunk.meta.chunk_no)
         try:
             self.learner.insert(chunk, is_own=False)
         except Refused as error:
-            name = f"{key[0]}/{key[1]}"
-            self._on_event(Guarded(env_steps=self.steps, what=f"a chunk was refused: {error}", chunks=[name]))
+            self._on_event(
+                Guarded(env_steps=self.steps, what=f"a chunk was refused: {error}", chunks=[chunk_name(chunk.meta.id)])
+            )
             return
         self._heard_s[frame.session] = float(frame.received_s)
         self._owners[frame.session] = frame.player

@@ -19,12 +19,13 @@ from understudy.core.algorithm import Batch, Transitions
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
+from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.device_tree import NOWHERE, Levels, empty_levels, find, levels_of, set_leaves
 from understudy.learn.layout import RowLayout
 from understudy.learn.replay import Drawn, ReplayConfig
 from understudy.learn.replay_state import ReadChunks, RingReader, check_layout, layout_facts, ring_state
-from understudy.learn.ring import ALIGNMENT, ChunkId, Edit, Placed, Ring, nothing_at
+from understudy.learn.ring import ALIGNMENT, Edit, Placed, Ring, nothing_at
 
 BLOCK = 256
 """Rows that travel to the device at once; shorter stretches are padded, longer ones cut."""

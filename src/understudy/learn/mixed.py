@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from understudy.core.algorithm import Batch
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
+from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.replay import Drawn, HostReplay
 from understudy.learn.replay_state import ReadChunks
-from understudy.learn.ring import ChunkId
 
 
 class MixedReplay:

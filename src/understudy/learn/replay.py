@@ -19,10 +19,11 @@ from understudy.core.algorithm import Batch, Transitions
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
+from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.layout import RowLayout, aligned_zeros
 from understudy.learn.replay_state import ReadChunks, RingReader, check_layout, layout_facts, ring_state
-from understudy.learn.ring import ALIGNMENT, ChunkId, Edit, Placed, Ring, nothing_at
+from understudy.learn.ring import ALIGNMENT, Edit, Placed, Ring, nothing_at
 from understudy.learn.roster import Roster
 from understudy.learn.stretch import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH
 

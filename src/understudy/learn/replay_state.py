@@ -14,9 +14,10 @@ import numpy as np
 from understudy.core.algorithm import Transitions
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
+from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.layout import RowLayout
-from understudy.learn.ring import ChunkId, Placed, Ring, Stretch, Tail, ends_open, join_rows, rows_of
+from understudy.learn.ring import Placed, Ring, Stretch, Tail, ends_open, join_rows, rows_of
 from understudy.learn.stretch import windows_of
 
 ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from understudy.core.algorithm import Transitions
 from understudy.core.chunk import Chunk, RowKind
 from understudy.core.errors import ConfigError, Refused
+from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.stretch import Windows, windows_of
 
 ALIGNMENT = 16
 """Stretches begin at multiples of this, so that a node of the sum tree belongs to one of them."""
 
-ChunkId = tuple[uuid.UUID, int]
 Floats = NDArray[np.float32]
 _BOOTSTRAP = int(RowKind.BOOTSTRAP)  # an enum's members are slow to reach
 

@@ -11,12 +11,12 @@ from understudy.core.algorithm import Rollout, Rollouts
 from understudy.core.chunk import REQUIRED, Chunk, RowKind
 from understudy.core.errors import Refused
 from understudy.core.game import GameSpec
+from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.tensors import Array
 from understudy.core.windows import join, stack
 from understudy.learn.layout import TOO_LARGE
 
 Columns = Mapping[str, Array]
-ChunkId = tuple[uuid.UUID, int]
 
 
 @dataclass(slots=True)
@@ -75,9 +75,9 @@ class RolloutQueue:
         return len(self._full()) >= self._needs.envs
 
     def waiting(self) -> list[list[ChunkId]]:
-        """(session, chunk_no) of the chunks that `take` will use, for each env."""
+        """The chunks that `take` will use, for each env."""
         chosen = [self._tracks[session].chunks for session in self._full()[: self._needs.envs]]
-        return [[(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks] for chunks in chosen]
+        return [[chunk.meta.id for chunk in chunks] for chunks in chosen]
 
     def take(self) -> Rollout:
         """The steps of all envs, in the order of their sessions; what else waits is old from now on, and left out."""
@@ -98,7 +98,7 @@ class RolloutQueue:
         names = [*REQUIRED, *self._game.obs_columns, "action", "logp"]
         names += ["raw_action"] if self._game.discrete is None else []
         if missing := [name for name in names if name not in columns]:
-            raise Refused("bad_rollout", f"chunk {meta.session}/{meta.chunk_no} lacks {missing[0]!r}")
+            raise Refused("bad_rollout", f"chunk {chunk_name(meta.id)} lacks {missing[0]!r}")
         if self._game.has_legal and self._game.discrete is not None:
             columns.setdefault("legal", np.ones((chunk.n_rows, self._game.discrete.n), np.bool_))
             names.append("legal")
@@ -108,13 +108,13 @@ class RolloutQueue:
         """The session's track, without what is before a gap; Refused when the chunk came before."""
         track = self._tracks.setdefault(chunk.meta.session, _Track())
         if chunk.meta.chunk_no <= track.last_no:
-            raise Refused("duplicate", f"chunk {chunk.meta.session}/{chunk.meta.chunk_no} came before")
+            raise Refused("duplicate", f"chunk {chunk_name(chunk.meta.id)} came before")
         if chunk.meta.chunk_no > track.last_no + 1:
             track.chunks, track.lead = [], None
         return track
 
     def _check(self, chunk: Chunk, columns: Columns, *, has_past: bool) -> None:
-        name = f"chunk {chunk.meta.session}/{chunk.meta.chunk_no}"
+        name = f"chunk {chunk_name(chunk.meta.id)}"
         for key, column in columns.items():
             # A NaN is not below the bound either.
             if column.dtype.kind == "f" and not np.abs(column).max(initial=0) <= TOO_LARGE:

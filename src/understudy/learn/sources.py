@@ -1,6 +1,5 @@
 """Sources: where a learner's batches come from, replay or rollouts, behind the same few calls."""
 
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,12 +9,11 @@ import numpy as np
 
 from understudy.core.algorithm import Feedback
 from understudy.core.chunk import Chunk
+from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.limiter import Limiter
 from understudy.learn.replay import Drawn, HostReplay
 from understudy.learn.rollouts import RolloutQueue
-
-ChunkId = tuple[uuid.UUID, int]
 
 _REPLAY_STREAM = 2
 """Tag of the replay's random numbers among those that come from a run's root seed."""
