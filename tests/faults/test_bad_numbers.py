@@ -19,6 +19,7 @@ from understudy.act.actor import Actor
 from understudy.app.api import train
 from understudy.app.choice import GameChoice, look_at
 from understudy.app.train import Run
+from understudy.core.clock import SystemClock
 from understudy.core.errors import LearningFailed
 from understudy.core.events import Event, Guarded
 from understudy.engines.history import History
@@ -120,7 +121,7 @@ def names_of(ids: Any) -> set[str]:
 
 def quarantined(run: Path) -> set[str]:
     game = look_at(GameChoice(game="CartPole-v1")).spec
-    with contextlib.closing(History(run / "store", game)) as history:
+    with contextlib.closing(History(run / "store", game, clock=SystemClock())) as history:
         return names_of(history.quarantined)
 
 

@@ -15,12 +15,13 @@ from understudy.core.algorithm import Schedule
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.game import game_spec
+from understudy.core.meta import ChunkId
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.limiter import LimiterConfig
 from understudy.learn.replay import HostReplay, ReplayConfig
-from understudy.learn.sources import ChunkId, ReplaySource
+from understudy.learn.sources import ReplaySource
 
 GAME = game_spec("line", obs=3, actions=2)
 ROLLOUT, ENVS, STACK = 8, 2, 2
@@ -287,3 +288,10 @@ def test_a_checkpoint_of_other_settings_is_refused():
     other = Learner(Dqn(GAME, DqnConfig(widths=(9,), batch=16)), DqnKnobs(), root_seed=0)
     with pytest.raises(ConfigError, match="does not fit"):
         other.restore(arrays, facts, lambda _: iter(()))
+
+
+@pytest.mark.parametrize(("name", "value"), [("updates_per_call", 0), ("max_lag_versions", -1), ("max_skips", 0)])
+def test_settings_that_cannot_work_are_refused_when_they_are_made(name: str, value: int):
+    settings: Any = {name: value}
+    with pytest.raises(ConfigError, match=f"{name} is {value}; give a whole number from"):
+        LearnerConfig(**settings)

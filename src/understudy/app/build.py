@@ -51,7 +51,7 @@ def build(
     learner = _learner(algorithm, folder, settings, facts=facts, config=learner_config(settings))
     history = None
     if not is_on_policy:
-        history = opened.enter_context(contextlib.closing(History(folder.store, seen.spec)))
+        history = opened.enter_context(contextlib.closing(History(folder.store, seen.spec, clock=SystemClock())))
     listener = Listener()
     engine = Inline(
         learner, Actor(envs, seen.spec, root_seed=seed, created_ms=facts["created_ms"], incarnation=facts["starts"]),

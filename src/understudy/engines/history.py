@@ -1,18 +1,16 @@
 """A run's own store: what its actors played, so that a replay can be filled again after a kill."""
 
-import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from understudy.core.chunk import Chunk, chunk_of
+from understudy.core.clock import Clock
 from understudy.core.errors import Corrupt
 from understudy.core.frame import decode_frame
 from understudy.core.game import GameSpec
+from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.ports import Candidate, Cursor, Quarantined, Stored, Tail, WriteBatch
 from understudy.stores.local import LocalStore
-
-ChunkId = tuple[uuid.UUID, int]
 
 _PARTITION = "actors"
 _WRITE_CHUNKS = 256
@@ -36,7 +34,8 @@ class _OneGame:
 class History:
     """Chunks wait in memory until a checkpoint needs them on the disk; `read` gives them back."""
 
-    def __init__(self, folder: Path, game: GameSpec) -> None:
+    def __init__(self, folder: Path, game: GameSpec, *, clock: Clock) -> None:
+        self._clock = clock
         self._store = LocalStore(folder, specs=_OneGame(game))
         self._claim = self._store.claim(_PARTITION, owner="run", ttl_s=1e6)
         self._waiting: list[Chunk] = []
@@ -46,7 +45,7 @@ class History:
 
     def flush(self) -> None:
         """Make everything durable; a chunk that is there already, from before a kill, is stored once."""
-        now_s = int(time.time())
+        now_s = int(self._clock.now())
         for at in range(0, len(self._waiting), _WRITE_CHUNKS):
             part = self._waiting[at : at + _WRITE_CHUNKS]
             candidates = [Candidate(chunk.frame().stamped(_NOBODY, now_s), chunk) for chunk in part]
@@ -59,7 +58,7 @@ class History:
         if wanted := set(ids) - found.keys():
             # Not all of them decode: what has a NaN in its rewards never was in a replay.
             frames = [decode_frame(one.raw) for key, one in self._in_quarantine() if key in wanted]
-            found |= {_id(chunk): chunk for chunk in map(chunk_of, frames)}
+            found |= {chunk.meta.id: chunk for chunk in map(chunk_of, frames)}
         return in_order(found, ids)
 
     def _in_quarantine(self) -> Iterator[tuple[ChunkId, Quarantined]]:
@@ -94,16 +93,12 @@ def stored_chunks(tail: Callable[..., Tail], wanted: set[ChunkId]) -> dict[Chunk
             break
         cursor = page.cursor
         chunks = [item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None]
-        found |= {key: chunk for chunk in chunks if (key := _id(chunk)) in wanted}
+        found |= {key: chunk for chunk in chunks if (key := chunk.meta.id) in wanted}
     return found
 
 
 def in_order(found: Mapping[ChunkId, Chunk], ids: Sequence[ChunkId]) -> Iterator[Chunk]:
     """The chunks in the order of the ids; Corrupt when one is missing."""
-    if missing := [f"{session}/{number}" for session, number in ids if (session, number) not in found]:
+    if missing := [chunk_name(one) for one in ids if one not in found]:
         raise Corrupt(f"the run's store lacks {len(missing)} chunks of its checkpoint, such as {missing[0]}")
     return iter([found[key] for key in ids])
-
-
-def _id(chunk: Chunk) -> ChunkId:
-    return chunk.meta.session, chunk.meta.chunk_no

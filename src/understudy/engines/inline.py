@@ -13,18 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from understudy.act.actor import Actor, Collected
 from understudy.act.explore import ladder
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.events import Compiling, Episode, Guarded, OnEvent, Update
+from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
-from understudy.engines.history import ChunkId, History
+from understudy.engines.history import History
 from understudy.learn.checkpoint import part
-from understudy.learn.learner import Learner, Report
+from understudy.learn.learner import Learner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +37,14 @@ class InlineConfig:
     is_asynchronous: bool = False
     has_ladder: bool = False
     """Each env keeps its own share of random actions (Ape-X), instead of one that falls for all."""
+    calls_per_version: int = 4
+    """Asynchronous: calls of the learner before the actor gets newer weights; in lock-step, once a round."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"steps is {self.steps}; give a whole number from 1, such as 100000")
+        if self.collect < 1:
+            raise ConfigError(f"collect is {self.collect}; give a whole number from 1, such as 32")
 
 
 class Inline:
@@ -83,14 +90,8 @@ class Inline:
         for done in collected.episodes:
             self._on_event(Episode(env_steps=self.steps, env=done.env, return_=done.return_, length=done.length))
         self._insert(collected.chunks)
-        reports: list[Report] = []
-        while self.learner.may_step:
-            reports.append(self._update())
-            if reports[-1].must_restore:
-                return False
-        if reports:
-            self._publish(reports)
-        return True
+        calls_per_version = self._config.calls_per_version if self._config.is_asynchronous else None
+        return self.learner.run(self._is_closed.is_set, self, calls_per_version=calls_per_version)
 
     def _collect(self) -> Collected:
         if not self._config.is_asynchronous:
@@ -115,28 +116,25 @@ class Inline:
             try:
                 self.learner.insert(chunk)
             except Refused as error:
-                self._blame([(chunk.meta.session, chunk.meta.chunk_no)], f"a chunk was refused: {error}", error.reason)
+                self._blame([chunk.meta.id], f"a chunk was refused: {error}", error.reason)
 
-    def _update(self) -> Report:
-        if not self.learner.is_compiled:
-            self._on_event(Compiling(env_steps=self.steps, what="update"))
-        report = self.learner.step(self.progress)
-        if report.bad_chunks:
-            self._blame(report.bad_chunks, "updates on rows of these chunks were not finite", "not_finite")
-        return report
+    # --- what the learner says while it runs ------------------------------------------------------------------------
 
-    def _publish(self, reports: Sequence[Report]) -> None:
-        counts = self.learner.counts
-        self._policy = self.learner.publish()
-        told = [one.metrics for one in reports if one.metrics]
-        metrics = {name: float(np.mean([one[name] for one in told])) for name in (told[0] if told else ())}
+    def compiling(self) -> None:
+        self._on_event(Compiling(env_steps=self.steps, what="update"))
+
+    def blame(self, chunks: Sequence[ChunkId]) -> None:
+        self._blame(chunks, "updates on rows of these chunks were not finite", "not_finite")
+
+    def take(self, policy: Policy, metrics: Mapping[str, float]) -> None:
+        self._policy, counts = policy, self.learner.counts
         self._on_event(Update(
             env_steps=self.steps, updates=counts.updates, version=counts.version,
             replay_ratio=counts.replay_ratio, lag_versions=self._lag, metrics=metrics,
         ))  # fmt: skip
 
     def _blame(self, ids: Sequence[ChunkId], what: str, reason: str) -> None:
-        names = [f"{session}/{number}" for session, number in ids]
+        names = list(map(chunk_name, ids))
         self._on_event(Guarded(env_steps=self.steps, what=what, chunks=names))
         if self._history is not None:
             self._history.quarantine(ids, reason=reason)

@@ -9,7 +9,7 @@ rows that spoiled it are traced to their chunks, which are named and taken out o
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ import numpy as np
 
 from understudy.core.algorithm import Algorithm, Feedback, Schedule, Transitions
 from understudy.core.chunk import Chunk
-from understudy.core.errors import LearningFailed
+from understudy.core.errors import ConfigError, LearningFailed
+from understudy.core.meta import ChunkId
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
 from understudy.learn import sources
@@ -25,7 +26,7 @@ from understudy.learn.checkpoint import part, state_from_arrays, state_to_arrays
 from understudy.learn.limiter import Limiter, LimiterConfig
 from understudy.learn.replay import HostReplay, ReplayConfig
 from understudy.learn.rollouts import RolloutQueue
-from understudy.learn.sources import ChunkId, ReplaySource, RolloutSource, Source
+from understudy.learn.sources import ReplaySource, RolloutSource, Source
 
 MAX_RATIO_ERROR = 1e-3
 """How far an on-policy actor's probabilities may be off before the first gradient step."""
@@ -44,6 +45,11 @@ class LearnerConfig:
     """Actors' chunks played with weights older than this are left out; players' never are."""
     max_skips: int = 10
     """Skipped updates in a row before the last checkpoint is asked for."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("updates_per_call", 1), ("max_lag_versions", 0), ("max_skips", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{name} is {value}; give a whole number from {least}")
 
 
 @dataclass(slots=True)
@@ -74,6 +80,27 @@ class Report:
     bad_chunks: Sequence[ChunkId] = ()
     must_restore: bool = False
     """Too many updates in a row were skipped: go back to the last checkpoint."""
+
+
+class Watcher(Protocol):
+    """Who runs a learner and hears of it at once, in the thread that runs; engines do."""
+
+    @property
+    def progress(self) -> float:
+        """The share of the training that is behind it, for schedules."""
+        ...
+
+    def compiling(self) -> None:
+        """The first call comes, and takes longer than any other."""
+        ...
+
+    def blame(self, chunks: Sequence[ChunkId]) -> None:
+        """Updates on rows of these chunks were not finite, and were skipped."""
+        ...
+
+    def take(self, policy: Policy, metrics: Mapping[str, float]) -> None:
+        """The policy of a new version, and the mean of what the calls since the one before said."""
+        ...
 
 
 class Learner:
@@ -121,9 +148,28 @@ class Learner:
         """Whether there is data for a call, and the limiter lets it pass."""
         return self.source.may_update
 
-    @property
-    def is_compiled(self) -> bool:
-        return self._is_compiled
+    def run(self, stop: Callable[[], bool], watcher: Watcher, *, calls_per_version: int | None = None) -> bool:
+        """Repeat `step` until `stop()`, or until nothing is due; False when the last checkpoint must be taken again.
+
+        Weights are published every `calls_per_version` calls, and in the end where calls are left that no version has;
+        None: only then. What must be taken back is never published.
+        """
+        told: list[Mapping[str, float]] = []
+        while self.may_step and not stop():
+            if not self._is_compiled:
+                watcher.compiling()
+            report = self.step(watcher.progress)
+            if report.bad_chunks:
+                watcher.blame(report.bad_chunks)
+            if report.must_restore:
+                return False
+            told.append(report.metrics)
+            if len(told) == calls_per_version:
+                watcher.take(self.publish(), _means(told))
+                told = []
+        if told:
+            watcher.take(self.publish(), _means(told))
+        return True
 
     def step(self, progress: float) -> Report:
         """One compiled call; `progress` is the share of the run that is done, for schedules."""
@@ -203,6 +249,10 @@ class Learner:
         self.state = state_from_arrays(self.state, part(arrays, "state"))
         self.counts.rate_scale, self.counts.skips_in_a_row = self.counts.rate_scale / 2, 0
         self.source.go_back()
+
+
+def _means(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([one[name] for one in told])) for name in told[0]}
 
 
 def _value(knob: float | Schedule, progress: float) -> float:
