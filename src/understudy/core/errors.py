@@ -8,6 +8,7 @@ UnderstudyError
 ├── Refused            a frame or chunk that may not enter, with a reason code (sender)
 ├── PositionGone       a stream position that was trimmed (nobody: read on from `earliest`)
 ├── ClaimLost          another owner holds the partition, or a newer epoch (operator)
+├── Fenced             a newer learner releases this game's models; this one must stop (operator)
 ├── Locked             another process holds the folder (operator)
 ├── StorageFull        no room; nothing was acknowledged (operator, retry helps)
 ├── StorageFailed      the disk refused; reopen to recover (operator)
@@ -77,6 +78,12 @@ class ClaimLost(UnderstudyError):
     def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Fenced(UnderstudyError):
+    """A newer learner has taken over; whatever this one wanted to release was not."""
+
+    blame: Blame = "operator"
 
 
 class Locked(UnderstudyError):

@@ -311,3 +311,24 @@ class Specs(Protocol):
     def knows(self, game: str) -> bool:
         """Whether any schema of this game is registered."""
         ...
+
+
+# --- Objects: the ground of the registry ------------------------------------------------------------------------------
+
+
+class Objects(Protocol):
+    """Named bytes that are created once and never changed; a name is parts of A-Z a-z 0-9 . _ - joined by slashes."""
+
+    def get(self, name: str) -> bytes | None: ...
+
+    def create(self, name: str, raw: bytes) -> bool:
+        """Whether the object is new and durable now; False when one of that name is there, which stays as it is."""
+        ...
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """Names that begin with a folder's name and a slash, in order."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object that nobody refers to any more; none of that name is fine."""
+        ...

@@ -1,0 +1,117 @@
+"""Signed documents: facts with an Ed25519 signature, checked before anything in them is believed.
+
+    {"entry": {...}, "key_id": "16 hex", "signature": "base64"}      signature over PREFIX + canonical_json(entry)
+
+`cryptography` is loaded when a signature is first made or checked, not by importing this module.
+"""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from understudy.core.canonical import canonical_json, strict_json
+from understudy.core.errors import ConfigError, Refused
+
+MAX_SIGNED_BYTES = 256 * 1024
+KEY_BYTES = 32
+_PREFIX = b"understudy-entry/1\0"
+_KIND = "ed25519:"
+
+Trusted = Mapping[str, bytes]
+"""Public keys by their id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Whoever may speak for a deployment; holds the private key, so it is never shown."""
+
+    _private: bytes
+
+    def __post_init__(self) -> None:
+        if len(self._private) != KEY_BYTES:
+            raise ConfigError(f"a signing key has {KEY_BYTES} bytes, this one {len(self._private)}; restore it")
+
+    def __repr__(self) -> str:
+        return f"Signer({self.key_id})"
+
+    @property
+    def public(self) -> bytes:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self._private).public_key().public_bytes_raw()
+
+    @property
+    def key_id(self) -> str:
+        return key_id(self.public)
+
+    def sign(self, entry: Mapping[str, Any]) -> bytes:
+        """The entry as a signed document."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        signature = Ed25519PrivateKey.from_private_bytes(self._private).sign(_PREFIX + canonical_json(entry))
+        signed = {"entry": entry, "key_id": self.key_id, "signature": base64.b64encode(signature).decode()}
+        raw = canonical_json(signed)
+        if len(raw) > MAX_SIGNED_BYTES:
+            raise ConfigError(f"a document of {len(raw)} bytes cannot be signed; at most {MAX_SIGNED_BYTES} are read")
+        return raw
+
+
+def open_signed(raw: bytes, trusted: Trusted) -> dict[str, Any]:
+    """What a trusted key signed; Refused when anything about it is wrong."""
+    if len(raw) > MAX_SIGNED_BYTES:
+        raise Refused("too_large", f"a signed document of {len(raw)} bytes; at most {MAX_SIGNED_BYTES} are read")
+    found = strict_json(raw)
+    if not isinstance(found, dict) or found.keys() != {"entry", "key_id", "signature"}:
+        raise Refused("bad_entry", "a signed document has entry, key_id and signature, and nothing else")
+    entry, name = found["entry"], found["key_id"]
+    if not isinstance(entry, dict) or not isinstance(name, str):
+        raise Refused("bad_entry", "the entry is no object, or the key's id no text")
+    public = trusted.get(name)
+    if public is None:
+        raise Refused("unknown_key", f"signed by {name[:16]!r}, who is not among the {len(trusted)} trusted keys")
+    if not _fits(public, found["signature"], _PREFIX + canonical_json(entry)):
+        raise Refused("bad_signature", f"the signature of {name} does not fit what was signed")
+    return entry
+
+
+def _fits(public: bytes, signature: Any, message: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        decoded = base64.b64decode(signature, validate=True)
+        if base64.b64encode(decoded).decode() != signature:
+            return False  # base64 has several texts for the same bytes; only one is ours
+        Ed25519PublicKey.from_public_bytes(public).verify(decoded, message)
+    except (InvalidSignature, binascii.Error, TypeError, ValueError):
+        return False
+    return True
+
+
+def key_id(public: bytes) -> str:
+    """The short name of a public key."""
+    return hashlib.sha256(public).hexdigest()[:16]
+
+
+def public_key_text(public: bytes) -> str:
+    """A public key as people copy it."""
+    return _KIND + base64.b64encode(public).decode()
+
+
+def trusted_keys(*texts: str) -> dict[str, bytes]:
+    """Public keys as `ed25519:BASE64`, by their id."""
+    keys = {}
+    for text in texts:
+        try:
+            raw = base64.b64decode(text.removeprefix(_KIND), validate=True)
+        except binascii.Error:
+            raw = b""
+        if not text.startswith(_KIND) or len(raw) != KEY_BYTES:
+            raise ConfigError(
+                f"{text[:60]!r} is no public key; give one as {_KIND}BASE64, such as `understudy up` prints"
+            )
+        keys[key_id(raw)] = raw
+    return keys

@@ -1,0 +1,82 @@
+"""Catalogue: what a game's journal says, folded into one state: its models, its champion, who may release."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from understudy.core.errors import Refused
+from understudy.core.manifest import Manifest, manifest_from_json
+
+ALIASES = ("champion", "canary")
+MAX_WHY = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Which model an alias means, since which entry; model 0: none."""
+
+    model_no: int
+    number: int
+    at_s: float
+    why: str
+
+
+@dataclass(slots=True)
+class Catalogue:
+    """The state of one game's journal up to `number`; entries that are not genuine are passed over and counted."""
+
+    game: str
+    number: int = 0
+    epoch: int = 0
+    owner: str = ""
+    """Whoever took over last; only their releases are taken."""
+    models: dict[int, Manifest] = field(default_factory=dict)
+    aliases: dict[str, Pointer] = field(default_factory=dict)
+    history: list[Pointer] = field(default_factory=list)
+    """Every champion there was, oldest first."""
+    signed: dict[str, bytes] = field(default_factory=dict)
+    """Signed documents as they were read, by model name or alias: what a client checks for itself."""
+    bad_entries: int = 0
+
+    @property
+    def next_model_no(self) -> int:
+        return max(self.models, default=0) + 1
+
+    def points_to(self, alias: str) -> int:
+        """The model of an alias; 0 when there is none."""
+        pointer = self.aliases.get(alias)
+        return pointer.model_no if pointer else 0
+
+    def previous_champion(self) -> int:
+        """The champion before this one; 0 when there was none."""
+        now = self.points_to("champion")
+        return next((old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0)
+
+    def take(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        """Fold in the next entry; Refused when it cannot follow what is there."""
+        match entry.get("kind"):
+            case "takeover":
+                self.epoch, self.owner = self.epoch + 1, str(entry["owner"])
+            case "release":
+                self._release(entry, raw)
+            case "point":
+                self._point(entry, raw)
+            case kind:
+                raise Refused("bad_entry", f"this build knows no entry {kind!r}; install a newer one")
+
+    def _release(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        manifest = manifest_from_json(entry.get("manifest"))
+        if (manifest.game, manifest.model_no) != (self.game, self.next_model_no) or entry.get("epoch") != self.epoch:
+            raise Refused("bad_entry", f"{manifest.name} was released out of turn, by epoch {entry.get('epoch')!r}")
+        self.models[manifest.model_no] = manifest
+        self.signed[manifest.name] = raw
+
+    def _point(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        alias, model_no = entry.get("alias"), entry.get("model_no")
+        if alias not in ALIASES or model_no not in (0, *self.models):
+            raise Refused("bad_entry", f"{alias!r} cannot point to model {model_no!r}")
+        pointer = Pointer(model_no, entry["number"], float(entry["at_s"]), str(entry.get("why", ""))[:MAX_WHY])
+        self.aliases[alias] = pointer
+        self.signed[alias] = raw
+        if alias == "champion":
+            self.history.append(pointer)

@@ -1,0 +1,87 @@
+"""Objects: bytes under names that are created once and never changed, on a disk; the ground of the registry.
+
+One conditional write is all that is asked of a backend: create, unless it is there. A link gives that on a disk,
+If-None-Match on S3; see `cloud.py` for those.
+"""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.log import make_folder, storage_error, sync_folder
+from understudy.core.ports import Objects
+
+
+def open_objects(place: str | Path) -> Objects:
+    """The objects of a folder, or of a URL such as s3://bucket/path."""
+    text = str(place)
+    if "://" not in text or text.startswith("file://"):
+        return FolderObjects(Path(text.removeprefix("file://")))
+    from understudy.models.cloud import CloudObjects
+
+    return CloudObjects(text)
+
+
+_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+
+
+def check_object_name(name: str) -> str:
+    """The name itself; Refused when it could lead anywhere else."""
+    parts = name.split("/")
+    if len(name) > 512 or any(not part or part.startswith(".") or not set(part) <= _LETTERS for part in parts):
+        raise Refused("bad_name", f"{name[:60]!r} is no object's name; parts of A-Z a-z 0-9 . _ - and slashes")
+    return name
+
+
+class FolderObjects:
+    """Objects as files; what `create` said is there survives a power cut."""
+
+    def __init__(self, folder: Path) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is a file; give a folder for models")
+        self._folder = folder
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            return (self._folder / check_object_name(name)).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def create(self, name: str, raw: bytes) -> bool:
+        path = self._folder / check_object_name(name)
+        if path.exists():
+            return False
+        temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+        try:
+            make_folder(path.parent)
+            _write_synced(temporary, raw)
+            # A link, unlike a rename, never replaces what somebody else has just made.
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise storage_error(error, f"writing {name}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        sync_folder(path.parent)
+        return True
+
+    def list(self, prefix: str) -> Sequence[str]:
+        root = self._folder / check_object_name(prefix)
+        found = (Path(at) / file for at, _, files in os.walk(root) for file in files if not file.startswith("."))
+        return sorted(path.relative_to(self._folder).as_posix() for path in found)
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / check_object_name(name)).unlink()
+
+
+def _write_synced(path: Path, raw: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600), "wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,158 @@
+"""Registry: models by number, aliases that point to them, and one learner at a time that may release.
+
+    blobs/SHA256.safetensors        policies, written and read back before anything names them
+    registry/GAME/NNNNNNNNNN.json   the game's journal: takeover, release and point entries, each signed
+    games/GAME/SCHEMA.json          game specs
+
+A model exists when its entry does, so nobody ever sees half of one. A learner that was paused while another took over
+finds the next number taken, reads on, and learns that its epoch is over.
+"""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import ConfigError, Corrupt, Fenced, StorageFailed
+from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.manifest import MAX_POLICY_BYTES, Lineage, Manifest, make_manifest, model_name, open_policy
+from understudy.core.names import game_name
+from understudy.core.policy import Policy
+from understudy.core.ports import Objects
+from understudy.core.signed import Signer, Trusted
+from understudy.models.catalogue import ALIASES, MAX_WHY, Catalogue
+from understudy.models.shared import Entry, Shared
+
+
+class Registry:
+    """The models of a deployment; thread-safe. Without a signer it can only be read."""
+
+    def __init__(
+        self, objects: Objects, *, trusted: Trusted, signer: Signer | None = None, clock: Clock | None = None
+    ) -> None:
+        self._objects, self._trusted, self._signer = objects, trusted, signer
+        self._clock = clock or SystemClock()
+        self._games: dict[str, Shared[Catalogue]] = {}
+        self._lock = threading.Lock()
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    def games(self) -> list[str]:
+        """Games with a spec."""
+        return sorted({name.split("/")[1] for name in self._objects.list("games")})
+
+    def catalogue(self, game: str) -> Catalogue:
+        """The game's state, read on to its newest entry."""
+        return self._shared(game).now()
+
+    def policy(self, game: str, model_no: int) -> Policy:
+        """A model's policy; Refused unless its bytes are the ones that were signed."""
+        manifest = self._manifest(game, model_no)
+        return open_policy(manifest, self.policy_bytes(manifest))
+
+    def policy_bytes(self, manifest: Manifest) -> bytes:
+        """The bytes that lie where a model's should, not checked yet."""
+        raw = self._objects.get(_blob(manifest.policy_sha256))
+        if raw is None:
+            raise Corrupt(f"the policy of {manifest.name} is missing; restore it from a backup, or roll back")
+        return raw
+
+    def _manifest(self, game: str, model_no: int) -> Manifest:
+        models = self.catalogue(game).models
+        if model_no not in models:
+            known = ", ".join(map(str, sorted(models)[-5:])) or "none yet"
+            raise ConfigError(f"{model_name(game, model_no)} does not exist; the newest are {known}")
+        return models[model_no]
+
+    # --- Writing ----------------------------------------------------------------------------------------------------
+
+    def takeover(self, game: str, *, owner: str) -> int:
+        """A new epoch: from now on only its holder releases models of this game."""
+        epoch = 0
+
+        def entry(now: Catalogue) -> Entry:
+            nonlocal epoch
+            epoch = now.epoch + 1
+            return {"kind": "takeover", "owner": owner[:100]}
+
+        self._shared(game).write(entry)
+        return epoch
+
+    def release(self, policy: Policy, lineage: Lineage, *, epoch: int) -> Manifest:
+        """Put a model into the registry under the next number; Fenced when another learner has taken over."""
+        game, raw = policy.game.game, policy.encode()
+        if len(raw) > MAX_POLICY_BYTES:
+            raise ConfigError(f"a policy of {len(raw)} bytes; at most {MAX_POLICY_BYTES} can be released")
+        self._store_blob(raw)
+        manifest = make_manifest(policy, raw, model_no=1, lineage=lineage)
+
+        def entry(now: Catalogue) -> Entry:
+            nonlocal manifest
+            _check_epoch(now, epoch)
+            manifest = replace(manifest, model_no=now.next_model_no)
+            return {"kind": "release", "epoch": epoch, "manifest": manifest.to_json()}
+
+        self._shared(game).write(entry)
+        return manifest
+
+    def point(self, game: str, alias: str, model_no: int, *, why: str, epoch: int | None = None) -> None:
+        """Let an alias mean another model (0: none); an operator gives no epoch and is always heard."""
+        if alias not in ALIASES:
+            raise ConfigError(f"alias {alias!r} is not known; give one of {ALIASES}")
+        if model_no:
+            self._manifest(game, model_no)
+
+        def entry(now: Catalogue) -> Entry:
+            if epoch is not None:
+                _check_epoch(now, epoch)
+            return {"kind": "point", "alias": alias, "model_no": model_no, "why": why[:MAX_WHY]}
+
+        self._shared(game).write(entry)
+
+    def rollback(self, game: str, *, why: str) -> int:
+        """Make the champion before this one champion again; its number."""
+        previous = self.catalogue(game).previous_champion()
+        if not previous:
+            raise ConfigError(f"{game} has had no other champion to go back to; see 'understudy models list'")
+        self.point(game, "champion", previous, why=why)
+        return previous
+
+    def _store_blob(self, raw: bytes) -> None:
+        name = _blob(hashlib.sha256(raw).hexdigest())
+        self._objects.create(name, raw)
+        if self._objects.get(name) != raw:
+            raise StorageFailed(f"{name} does not read back as it was written; check the disk, then release again")
+
+    def _shared(self, game: str) -> Shared[Catalogue]:
+        with self._lock:
+            if game not in self._games:
+                name = game_name(game)
+                self._games[game] = Shared(
+                    self._objects, f"registry/{name}", Catalogue(name), trusted=self._trusted, signer=self._signer,
+                    clock=self._clock,
+                )  # fmt: skip
+            return self._games[game]
+
+    # --- Specs ------------------------------------------------------------------------------------------------------
+
+    def register(self, spec: GameSpec) -> None:
+        """Keep a game's spec; the same one twice is fine."""
+        self._objects.create(f"games/{game_name(spec.game)}/{spec.schema}.json", spec.to_json())
+
+    def specs(self, game: str) -> Sequence[GameSpec]:
+        """Every spec of a game."""
+        found = (self._objects.get(name) for name in self._objects.list(f"games/{game_name(game)}"))
+        return [spec_from_json(raw) for raw in found if raw is not None]
+
+
+def _blob(sha256: str) -> str:
+    return f"blobs/{sha256}.safetensors"
+
+
+def _check_epoch(now: Catalogue, epoch: int) -> None:
+    if epoch != now.epoch:
+        raise Fenced(
+            f"{now.owner} has taken over {now.game} (epoch {now.epoch}, ours is {epoch}); "
+            "nothing was released; stop this learner"
+        )

@@ -1,0 +1,77 @@
+"""Shared state: what many processes agree on, folded from a signed journal that all of them follow."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Refused, StorageFailed
+from understudy.core.ports import Objects
+from understudy.core.signed import Signer, Trusted, open_signed
+from understudy.models.journal import Journal
+
+_TRIES = 200
+_PAUSE_S = 0.01
+
+Entry = dict[str, Any]
+
+
+class Folded(Protocol):
+    """A state that grows by entries."""
+
+    number: int
+    """The last entry that was taken, or passed over."""
+    bad_entries: int
+
+    def take(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        """Fold in an entry; Refused when it cannot follow what is there, which leaves the state as it was."""
+        ...
+
+
+S = TypeVar("S", bound=Folded)
+
+
+class Shared(Generic[S]):
+    """A state and its journal; thread-safe. Entries that are not genuine are passed over and counted."""
+
+    def __init__(
+        self, objects: Objects, name: str, state: S, *, trusted: Trusted, signer: Signer | None, clock: Clock
+    ) -> None:
+        self._journal, self._state = Journal(objects, name), state
+        self._trusted, self._signer, self._clock = trusted, signer, clock
+        self._lock = threading.RLock()
+
+    def now(self) -> S:
+        """The state, read on to the newest entry."""
+        with self._lock:
+            state = self._state
+            for number, raw in self._journal.read(state.number):
+                try:
+                    entry = open_signed(raw, self._trusted)
+                    if (entry.get("journal"), entry.get("number")) != (self._journal.name, number):
+                        raise Refused("bad_entry", "it was signed for another place")
+                    state.take(entry, raw)
+                except (Refused, KeyError, TypeError, ValueError):
+                    state.bad_entries += 1
+                state.number = number
+            return state
+
+    def write(self, make: Callable[[S], Entry]) -> S:
+        """Write the entry that `make` finds right for the newest state; asked again when somebody else was faster."""
+        if self._signer is None:
+            raise ConfigError(
+                "what gateways share is read-only here; the signing key is in the deployment's data folder"
+            )
+        chance = random.Random()
+        for attempt in range(_TRIES):
+            with self._lock:
+                state = self.now()
+                number = state.number + 1
+                place = {"journal": self._journal.name, "number": number, "at_s": round(self._clock.now(), 3)}
+                raw = self._signer.sign(make(state) | place)
+                if self._journal.append(number, raw):
+                    return self.now()
+            time.sleep(_PAUSE_S * chance.random() * min(attempt, 10))
+        raise StorageFailed(f"{_TRIES} others wrote to {self._journal.name} at the same time; try again")

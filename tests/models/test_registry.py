@@ -1,0 +1,162 @@
+"""The registry: numbers never reused, one learner at a time, nothing half there."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.act.policies import random_policy
+from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused
+from understudy.core.game import game_spec
+from understudy.core.manifest import Lineage
+from understudy.core.policy import Policy
+from understudy.core.signed import Signer
+from understudy.models.journal import Journal
+from understudy.models.objects import FolderObjects
+from understudy.models.registry import Registry
+
+GAME = game_spec("pong", obs=6, actions=3)
+SIGNER = Signer(bytes(range(32)))
+TRUSTED = {SIGNER.key_id: SIGNER.public}
+LINEAGE = Lineage(algorithm="dqn")
+
+
+def policy(seed: int = 0) -> Policy:
+    return random_policy(GAME, "argmax", seed=seed)
+
+
+def registry(folder: Path, *, signs: bool = True) -> Registry:
+    return Registry(FolderObjects(folder), trusted=TRUSTED, signer=SIGNER if signs else None)
+
+
+def test_models_are_numbered_and_aliases_point_to_them(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="a")
+    first, second = (ours.release(policy(seed), LINEAGE, epoch=epoch) for seed in (0, 1))
+    assert (first.model_no, second.model_no) == (1, 2)
+    ours.point("pong", "champion", 1, why="the first")
+    ours.point("pong", "champion", 2, why="better", epoch=epoch)
+    theirs = registry(tmp_path, signs=False)
+    assert theirs.catalogue("pong").points_to("champion") == 2
+    assert theirs.policy("pong", 2) == policy(1)
+    assert [old.why for old in theirs.catalogue("pong").history] == ["the first", "better"]
+    assert ours.rollback("pong", why="it was not") == 1
+    assert theirs.catalogue("pong").points_to("champion") == 1
+
+
+def test_an_old_learner_releases_nothing_after_another_took_over(tmp_path: Path):
+    old, new = registry(tmp_path), registry(tmp_path)
+    epoch = old.takeover("pong", owner="old")
+    old.catalogue("pong")
+    newer = new.takeover("pong", owner="new")
+    for _ in range(3):
+        with pytest.raises(Fenced, match="new has taken over"):
+            old.release(policy(), LINEAGE, epoch=epoch)
+        with pytest.raises(Fenced):
+            old.point("pong", "champion", 0, why="mine", epoch=epoch)
+    assert new.release(policy(), LINEAGE, epoch=newer).model_no == 1
+
+
+def test_an_entry_signed_in_another_epoch_is_no_release(tmp_path: Path):
+    """What a paused process had already signed lies under a number that is taken, or is passed over."""
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="a")
+    ours.release(policy(), LINEAGE, epoch=epoch)
+    journal = Journal(FolderObjects(tmp_path), "registry/pong")
+    (_, _), (_, late) = journal.read()
+    ours.takeover("pong", owner="b")
+    assert not journal.append(3, late)
+    assert journal.append(4, late)
+    seen = registry(tmp_path).catalogue("pong")
+    assert (sorted(seen.models), seen.number, seen.bad_entries) == ([1], 4, 1)
+    assert ours.release(policy(1), LINEAGE, epoch=2).model_no == 2
+
+
+def test_forged_and_broken_entries_are_passed_over(tmp_path: Path):
+    ours = registry(tmp_path)
+    ours.release(policy(), LINEAGE, epoch=ours.takeover("pong", owner="a"))
+    journal = Journal(FolderObjects(tmp_path), "registry/pong")
+    facts = {"journal": "registry/pong", "number": 3, "at_s": 0.0, "kind": "point", "alias": "champion", "model_no": 1}
+    for number, raw in enumerate([Signer(b"x" * 32).sign(facts), b"", b"{}", SIGNER.sign({**facts, "number": 6}),
+                                  SIGNER.sign({**facts, "model_no": 9, "number": 7})], 3):  # fmt: skip
+        assert journal.append(number, raw)
+    seen = registry(tmp_path).catalogue("pong")
+    assert (seen.bad_entries, seen.points_to("champion"), seen.number) == (4, 1, 7)
+
+
+def test_a_missing_or_changed_policy_is_said_not_served(tmp_path: Path):
+    ours = registry(tmp_path)
+    ours.release(policy(), LINEAGE, epoch=ours.takeover("pong", owner="a"))
+    (blob,) = (tmp_path / "blobs").iterdir()
+    raw = bytearray(blob.read_bytes())
+    raw[-1] ^= 1
+    blob.write_bytes(raw)
+    with pytest.raises(Refused, match="bad_hash"):
+        ours.policy("pong", 1)
+    blob.unlink()
+    with pytest.raises(Corrupt, match="restore it"):
+        ours.policy("pong", 1)
+
+
+def test_what_does_not_exist_is_said_with_what_does(tmp_path: Path):
+    ours = registry(tmp_path)
+    with pytest.raises(ConfigError, match="none yet"):
+        ours.policy("pong", 3)
+    with pytest.raises(ConfigError, match="no other champion"):
+        ours.rollback("pong", why="")
+    with pytest.raises(ConfigError, match="not known"):
+        ours.point("pong", "king", 0, why="")
+    with pytest.raises(ConfigError, match="read-only"):
+        registry(tmp_path, signs=False).takeover("pong", owner="a")
+
+
+def _release_many(folder: Path, owner: int, count: int) -> None:
+    ours = registry(folder)
+    epoch = ours.catalogue("pong").epoch
+    for number in range(count):
+        ours.release(policy(1000 * owner + number), LINEAGE, epoch=epoch)
+
+
+def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_numbers(tmp_path: Path):
+    """Readers look all the time; a model they see can be opened, and a number never changes its bytes."""
+    reader = registry(tmp_path)
+    reader.takeover("pong", owner="all")
+    context, chance = multiprocessing.get_context("spawn"), random.Random(0)
+    started: list[multiprocessing.process.BaseProcess] = []
+    seen: dict[int, str] = {}
+
+    def start(owner: int) -> multiprocessing.process.BaseProcess:
+        process = context.Process(target=_release_many, args=(tmp_path, owner, 50))
+        process.start()
+        started.append(process)
+        return process
+
+    def look() -> None:
+        for number, manifest in registry(tmp_path, signs=False).catalogue("pong").models.items():
+            if number not in seen:
+                reader.policy("pong", number)
+            assert seen.setdefault(number, manifest.policy_sha256) == manifest.policy_sha256
+
+    running = [start(owner) for owner in range(8)]
+    killed, next_owner, deadline_s = 0, 8, time.monotonic() + 240
+    while any(process.is_alive() for process in running):
+        assert time.monotonic() < deadline_s
+        look()
+        alive = [process for process in running if process.is_alive()]
+        if killed < 8 and seen and alive:
+            victim = chance.choice(alive)
+            os.kill(victim.pid or 0, signal.SIGKILL)
+            victim.join()
+            running.remove(victim)
+            running.append(start(next_owner))
+            killed, next_owner = killed + 1, next_owner + 1
+    look()
+    assert [process.exitcode for process in running] == [0] * 8
+    assert killed == 8
+    assert sorted(seen) == list(range(1, len(seen) + 1))
+    assert len(seen) >= 8 * 50
+    assert registry(tmp_path).catalogue("pong").bad_entries == 0
