@@ -20,7 +20,7 @@ from understudy.learn.sources import ReplaySource
 from understudy.stores.view import StoreView
 
 IDLE_S = 60.0
-"""A session that was silent for this long is taken as ended."""
+"""A session that was silent for this long is taken as ended, if it was heard of since the training began."""
 
 
 class FromStore:
@@ -69,24 +69,34 @@ class FromStore:
                 f"nothing to learn from: {learner.counts.inserted_steps} steps could be used, {self.left_out_chunks} "
                 "chunks lack consent; record with consent='granted', or check the game and its schema"
             )
-        if not learner.is_compiled:
-            self._on_event(Compiling(env_steps=self.steps, what="update"))
-        report = learner.step(self.progress)
-        if report.bad_chunks:
-            names = list(map(chunk_name, report.bad_chunks))
-            self._on_event(Guarded(env_steps=self.steps, what="updates on these were not finite", chunks=names))
-        if report.must_restore:
-            return False
-        self._policy = learner.publish()
-        counts = learner.counts
+        calls = learner.counts.calls
+        return learner.run(lambda: learner.counts.calls > calls, self)
+
+    # --- what the learner says while it runs ------------------------------------------------------------------------
+
+    def compiling(self) -> None:
+        self._on_event(Compiling(env_steps=self.steps, what="update"))
+
+    def blame(self, chunks: Sequence[ChunkId]) -> None:
+        names = list(map(chunk_name, chunks))
+        self._on_event(Guarded(env_steps=self.steps, what="updates on these were not finite", chunks=names))
+
+    def take(self, policy: Policy, metrics: Mapping[str, float]) -> None:
+        self._policy, counts = policy, self.learner.counts
         self._on_event(Update(
             env_steps=self.steps, updates=counts.updates, version=counts.version, replay_ratio=counts.replay_ratio,
-            lag_versions=0, metrics=report.metrics,
+            lag_versions=0, metrics=metrics,
         ))  # fmt: skip
-        return True
+
+    # --- the store --------------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Read the store from where the last look ended."""
+        """Read the store from where the last look ended.
+
+        What it holds at the first look is taken as all there is: sessions that are open end there, however long ago
+        they were heard of, so that a training of the same store has the same bits whenever it begins.
+        """
+        is_first = self._cursor is None
         while True:
             page = self._view.tail(self._cursor, max_items=1024, wait_s=0.0)
             self._cursor = page.cursor
@@ -97,6 +107,9 @@ class FromStore:
                     self._take(item)
             if not page.items:
                 break
+        if is_first:
+            self.learner.end_sessions()
+            self._heard_s.clear()
         idle = [session for session, at_s in self._heard_s.items() if at_s < self._clock.now() - IDLE_S]
         for session in idle:
             self._end(session)

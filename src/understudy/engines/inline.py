@@ -45,6 +45,8 @@ class InlineConfig:
             raise ConfigError(f"steps is {self.steps}; give a whole number from 1, such as 100000")
         if self.collect < 1:
             raise ConfigError(f"collect is {self.collect}; give a whole number from 1, such as 32")
+        if self.calls_per_version < 1:
+            raise ConfigError(f"calls_per_version is {self.calls_per_version}; give a whole number from 1, such as 4")
 
 
 class Inline:
@@ -87,16 +89,20 @@ class Inline:
         collected = self._collect()
         self.steps += collected.env_steps
         self._round += 1
-        for done in collected.episodes:
-            self._on_event(Episode(env_steps=self.steps, env=done.env, return_=done.return_, length=done.length))
+        for one in collected.episodes:
+            self._on_event(Episode(env_steps=self.steps, env=one.env, return_=one.return_, length=one.length))
         self._insert(collected.chunks)
         calls_per_version = self._config.calls_per_version if self._config.is_asynchronous else None
-        return self.learner.run(self._is_closed.is_set, self, calls_per_version=calls_per_version)
+        return self.learner.run(self._must_stop, self, calls_per_version=calls_per_version)
+
+    def _must_stop(self) -> bool:
+        return self._ahead is not None and self._ahead.has_failed
 
     def _collect(self) -> Collected:
         if not self._config.is_asynchronous:
             return self.play(self._policy, self._round)
         if self._ahead is None:
+            self.learner.end_sessions()  # of before a resume: nothing follows what they played
             self._ahead = _Ahead(self, self._round)
         return self._ahead.take()
 
@@ -182,15 +188,17 @@ class _Ahead:
         self._engine, self._round = engine, round_no
         self._played: queue.Queue[Collected | BaseException] = queue.Queue(maxsize=1)
         self._stop = threading.Event()
+        self.has_failed = False
+        """Nothing more comes; the next `take` says why."""
         self._thread = threading.Thread(target=self._run, name="actor", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not (self._stop.is_set() or self.has_failed):
             try:
                 collected: Collected | BaseException = self._engine.play(self._engine.policy, self._round)
             except BaseException as error:
-                collected = error
+                collected, self.has_failed = error, True
             self._round += 1
             while not self._stop.is_set():
                 with contextlib.suppress(queue.Full):

@@ -143,6 +143,10 @@ class Learner:
             return 0
         return max(0, self.counts.version - int(chunk.columns["version"][0]))
 
+    def end_sessions(self) -> None:
+        """Nothing follows what was inserted so far: what waits for the next chunk of its session waits no longer."""
+        self.source.end_sessions()
+
     @property
     def may_step(self) -> bool:
         """Whether there is data for a call, and the limiter lets it pass."""

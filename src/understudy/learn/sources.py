@@ -27,6 +27,10 @@ class Source(Protocol):
         """A chunk was played too long ago to learn from it; others may follow it."""
         ...
 
+    def end_sessions(self) -> None:
+        """No chunk that comes goes on where one that is here ends."""
+        ...
+
     def go_back(self) -> None:
         """The weights were taken back: what only the newer ones may learn from leaves."""
         ...
@@ -65,6 +69,11 @@ class ReplaySource:
 
     def pass_over(self, chunk: Chunk) -> None:
         """Windows that would run into it end at the gap."""
+
+    def end_sessions(self) -> None:
+        """Windows that waited for the next chunk end with what there is."""
+        for session in dict.fromkeys(session for session, _ in self.replay.held()):
+            self.replay.close(session)
 
     def go_back(self) -> None:
         """Any weights may learn from a replay."""
@@ -120,6 +129,9 @@ class RolloutSource:
 
     def pass_over(self, chunk: Chunk) -> None:
         self.queue.pass_over(chunk)
+
+    def end_sessions(self) -> None:
+        """A rollout never waits."""
 
     def go_back(self) -> None:
         self.queue.drop()
