@@ -1,7 +1,9 @@
 """The learner: guard, lag, limiter, versions, and going on from a checkpoint as if nothing had happened."""
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -295,3 +297,103 @@ def test_settings_that_cannot_work_are_refused_when_they_are_made(name: str, val
     settings: Any = {name: value}
     with pytest.raises(ConfigError, match=f"{name} is {value}; give a whole number from"):
         LearnerConfig(**settings)
+
+
+# --- Running ---------------------------------------------------------------------------------------------------------
+
+
+class Listening:
+    """A watcher that writes down what it hears; the progress is a tenth per call."""
+
+    def __init__(self) -> None:
+        self.compilations, self.versions = 0, list[int]()
+        self.blamed, self.metrics = list[ChunkId](), list[Any]()
+        self.asked, self.threads = 0, set[int]()
+
+    @property
+    def progress(self) -> float:
+        self.asked += 1
+        return self.asked / 10
+
+    def compiling(self) -> None:
+        self.compilations += 1
+
+    def blame(self, chunks: Sequence[ChunkId]) -> None:
+        self.blamed += chunks
+
+    def take(self, policy: Any, metrics: Any) -> None:
+        self.versions.append(policy.version)
+        self.metrics.append(metrics)
+        self.threads.add(threading.get_ident())
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_run_is_its_steps_and_ends_with_what_is_due():
+    run, alone = (dqn(limiter=LimiterConfig(samples_per_insert=8.0, min_inserts=12)) for _ in range(2))
+    for number in range(4):
+        run.insert(played(number))
+        alone.insert(played(number))
+    heard = Listening()
+    assert run.run(never, heard)
+    told = [alone.step((call + 1) / 10).metrics for call in range(4)]
+    assert not alone.may_step
+    assert not run.may_step
+    assert bits(run.state) == bits(alone.state)
+    assert run.counts == replace(alone.counts, version=1)
+    assert (heard.compilations, heard.versions, heard.asked) == (1, [1], 4)
+    assert heard.metrics == [{name: np.mean([one[name] for one in told]) for name in told[0]}]
+    assert run.run(never, heard)  # nothing is due, nothing is published
+    assert (heard.compilations, heard.versions) == (1, [1])
+
+
+@pytest.mark.parametrize(("calls_per_version", "versions"), [(1, 5), (2, 3), (5, 1), (9, 1), (None, 1)])
+def test_a_run_publishes_every_so_many_calls_and_what_is_left_when_it_is_stopped(
+    calls_per_version: int | None, versions: int
+):
+    learner, heard = dqn(), Listening()
+    learner.insert(played(0))
+    assert learner.run(lambda: learner.counts.calls == 5, heard, calls_per_version=calls_per_version)
+    assert heard.versions == list(range(1, versions + 1))
+    assert bits(learner.current().weights) == bits(learner.algorithm.policy(learner.state).weights)
+
+
+def test_a_run_that_must_go_back_ends_at_once_and_publishes_nothing_of_it():
+    learner, heard = dqn(), Listening()
+    learner.insert(played(0))
+    arrays, _ = learner.checkpoint()
+    sound = replay_of(learner)._columns["obs"].copy()
+    replay_of(learner)._columns["obs"][:] = np.nan
+    assert not learner.run(never, heard, calls_per_version=4)
+    assert (learner.counts.calls, learner.counts.skips_in_a_row, heard.versions) == (3, 12, [])
+    learner.go_back(arrays)
+    replay_of(learner)._columns["obs"][:] = sound
+    assert learner.run(lambda: learner.counts.calls == 7, heard, calls_per_version=4)
+    assert (heard.versions, learner.counts.skips_in_a_row) == ([1], 0)
+
+
+def test_a_run_names_the_chunks_that_spoiled_its_updates():
+    learner, heard = dqn(), Listening()
+    for number in range(4):
+        learner.insert(played(number))
+    spoil(learner, 1, np.nan)
+    assert learner.run(lambda: bool(heard.blamed), heard)
+    assert (session_id(0), 1) in heard.blamed
+
+
+def test_a_run_in_a_thread_ends_when_it_is_told_and_leaves_a_learner_that_goes_on():
+    learner, heard, stop = dqn(), Listening(), threading.Event()
+    learner.insert(played(0))
+    thread = threading.Thread(target=learner.run, args=(stop.is_set, heard), kwargs={"calls_per_version": 1})
+    thread.start()
+    while learner.counts.version < 3 and thread.is_alive():
+        thread.join(0.01)
+    stop.set()
+    thread.join(60.0)
+    assert not thread.is_alive()
+    assert heard.versions == list(range(1, learner.counts.version + 1))
+    assert heard.threads == {thread.ident}
+    assert learner.counts.updates == 4 * learner.counts.calls
+    learner.step(0.5)
