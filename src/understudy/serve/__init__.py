@@ -1,0 +1,1 @@
+"""The platform over HTTP: one small versioned API for games, workers and the dashboard."""

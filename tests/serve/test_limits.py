@@ -1,0 +1,48 @@
+"""A key gets its rate and a short rush, and is told when to come back."""
+
+import pytest
+
+from understudy.serve.keys import Key
+from understudy.serve.limits import BURST_S, Limits
+from understudy.testing.clock import ManualClock
+
+KEY = Key(id="a", hash="", scopes=("play",), requests_s=10, bytes_s=1_000)
+OTHER = Key(id="b", hash="", scopes=("play",), requests_s=10, bytes_s=1_000)
+
+
+def test_requests_beyond_the_rate_wait_and_pass_when_they_come_back():
+    clock = ManualClock()
+    limits = Limits(clock)
+    passed = sum(limits.take(KEY, 0) == 0 for _ in range(100))
+    assert passed == 10 * BURST_S
+    wait_s = limits.take(KEY, 0)
+    assert 0 < wait_s <= 0.11
+    assert limits.take(OTHER, 0) == 0, "one key's rush is not another's"
+    clock.advance(wait_s)
+    assert limits.take(KEY, 0) == 0
+
+
+def test_over_a_long_time_the_rate_holds():
+    clock = ManualClock()
+    limits = Limits(clock)
+    sent = 0
+    for _ in range(10_000):
+        clock.advance(0.01)
+        sent += 500 if limits.take(KEY, 500) == 0 else 0
+    assert sent == pytest.approx(1_000 * 100, rel=0.05)
+
+
+def test_one_large_request_is_paid_for_afterwards():
+    clock = ManualClock()
+    limits = Limits(clock)
+    assert limits.take(KEY, 50_000) == 0
+    assert limits.take(KEY, 1) == pytest.approx(48, abs=0.1)
+
+
+def test_a_clock_that_goes_back_gives_nothing():
+    clock = ManualClock()
+    limits = Limits(clock)
+    while limits.take(KEY, 0) == 0:
+        pass
+    clock.advance(-3600)
+    assert limits.take(KEY, 0) > 0
