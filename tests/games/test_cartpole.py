@@ -6,6 +6,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from understudy.games import cartpole
 
@@ -28,6 +29,26 @@ def test_ten_thousand_random_steps_have_gymnasiums_bits():
             state = cartpole.reset(seed)
             assert state.astype(np.float32).tobytes() == first.tobytes()
     assert seed > 300
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 64])
+def test_carts_that_move_in_place_have_gymnasiums_bits(num_envs: int):
+    rng, carts, n_ended = np.random.default_rng(5), cartpole.Carts(num_envs), 0
+    envs: list[Any] = [gymnasium.make("CartPole-v1").unwrapped for _ in range(num_envs)]
+    for i, env in enumerate(envs):
+        env.reset(seed=i)
+        carts.state[:, i] = env.state
+    for _ in range(10_000 // num_envs):
+        actions = rng.integers(2, size=num_envs)
+        theirs = [env.step(action) for env, action in zip(envs, actions, strict=True)]
+        terminated = carts.step(actions)
+        assert terminated.tolist() == [step[2] for step in theirs]
+        assert carts.state.T.tobytes() == np.array([env.state for env in envs]).tobytes()
+        for i in np.flatnonzero(terminated).tolist():
+            n_ended += 1
+            envs[i].reset(seed=n_ended)
+            carts.state[:, i] = cartpole.reset(n_ended)
+    assert n_ended > 300
 
 
 def test_envs_side_by_side_have_the_bits_of_each_alone():

@@ -18,7 +18,7 @@ from understudy.act.live import LiveEnvs
 from understudy.act.priorities import best_value, n_step_td, q_of
 from understudy.act.rebuild import rebuild
 from understudy.act.seeds import EpisodeSeeds
-from understudy.act.tape import Cut, Ends, Tape
+from understudy.act.tape import Cut, Tape
 from understudy.act.vector import Envs
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
@@ -121,18 +121,18 @@ class Actor:
             tape.reward[t], tape.terminated[t], tape.truncated[t] = reward, terminated, truncated
             ended = terminated | truncated
             if np.count_nonzero(ended):  # a tenth of the cost of any()
-                self._end(tape, t, ended)
+                self._end(tape, ended)
             if tape.legal is not None:
                 live.check_masks()
         _write(tape, tape.steps, live)
         tape.close()
 
-    def _end(self, tape: Tape, t: int, ended: Flags) -> None:
+    def _end(self, tape: Tape, ended: Flags) -> None:
         """Keep what was last seen of the episodes that ended, and begin the next ones."""
         live, envs = self._live, ended.nonzero()[0]
         inputs = {} if tape.q is None else {name: rows[envs] for name, rows in live.inputs.items()}
         seeds = self._seeds.take(envs)
-        tape.ending.append(Ends(np.full(len(envs), t), envs, seeds, live.seen(envs), inputs))
+        tape.ending.append((seeds, live.seen(envs), inputs))
         self._seed[envs] = seeds
         live.reset(self._seed.tolist(), ended)
 

@@ -28,7 +28,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         self.single_action_space = gymnasium.spaces.Discrete(2)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._state = np.zeros((4, num_envs))
+        self._carts, self._rewards = cartpole.Carts(num_envs), np.ones(num_envs)
         self._elapsed = np.zeros(num_envs, np.int64)
         self._prepared: dict[int | None, NDArray[np.float64]] = {}
 
@@ -44,7 +44,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         mask = (options or {}).get("reset_mask")
         seeds = _seeds(seed, self.num_envs)
         envs = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        self._state[:, envs] = np.array([self._first_state(seeds[env]) for env in envs.tolist()]).T
+        self._carts.state[:, envs] = np.array([self._first_state(seeds[env]) for env in envs.tolist()]).T
         self._elapsed[envs] = 0
         return self._obs(), {}
 
@@ -54,16 +54,16 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
     ]:  # fmt: skip
         """One step of every env; an env that has ended goes on falling until it is reset."""
-        self._state, reward, terminated = cartpole.step(np, self._state, actions)
+        terminated = self._carts.step(actions)
         self._elapsed += 1
-        return self._obs(), reward, terminated, self._elapsed >= cartpole.MAX_EPISODE_STEPS, {}
+        return self._obs(), self._rewards.copy(), terminated, self._elapsed >= cartpole.MAX_EPISODE_STEPS, {}
 
     def _first_state(self, seed: int | None) -> NDArray[np.float64]:
         state = self._prepared.get(seed)
         return cartpole.reset(seed) if state is None else state
 
     def _obs(self) -> NDArray[np.float32]:
-        return self._state.T.astype(np.float32, order="C")
+        return self._carts.state.T.astype(np.float32, order="C")
 
 
 def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:

@@ -1,13 +1,13 @@
 """LiveEnvs: a vector env together with what its players see now, as the columns a policy reads."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.act.vector import MASK, Envs, columns_of
+from understudy.act.plain import MASK
+from understudy.act.vector import Envs, columns_of
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.game import GameSpec
 from understudy.core.heads import env_actions
@@ -57,18 +57,22 @@ class LiveEnvs:
         """Begin an episode in the envs of the mask, or in all."""
         options = None if mask is None else {"reset_mask": mask}
         mask = self._all if mask is None else mask
-        with self._blaming("reset"):
+        try:
             obs, infos = self.envs.reset(seed=list(seeds), options=options)  # type: ignore[arg-type]
             self.obs = self._columns(obs)
             if self.legal is not None:
                 self._read_masks(infos, mask)
+        except UnderstudyError:
+            raise
+        except Exception as error:
+            raise self._failed("reset", error) from error
         if self.frames is not None:
             for name, column in self.obs.items():
                 self.frames[name][mask] = column[mask][:, None]
 
     def step(self, action: Array) -> tuple[Array, Flags, Flags]:
         """Rewards, terminated and truncated; observations are those before any reset."""
-        try:  # no context manager here: this is every actor's hot path
+        try:
             obs, reward, terminated, truncated, infos = self.envs.step(action)
             self.obs = self._columns(obs)
             if self.legal is not None:
@@ -83,15 +87,6 @@ class LiveEnvs:
                 frames[:, :-1] = frames[:, 1:]
                 frames[:, -1] = column
         return reward, terminated, truncated
-
-    @contextmanager
-    def _blaming(self, call: str) -> Iterator[None]:
-        try:
-            yield
-        except UnderstudyError:
-            raise
-        except Exception as error:
-            raise self._failed(call, error) from error
 
     def _failed(self, call: str, error: Exception) -> GameFailed:
         what = f"{type(error).__name__}: {error}"

@@ -35,16 +35,17 @@ class Ends:
     """What a policy would decide on, where first priorities are wanted."""
 
 
-def _joined(parts: list[Ends]) -> Ends:
+Ending = tuple[NDArray[np.int64], dict[str, Array], dict[str, Array]]
+"""Of the episodes that ended with one time step, by env: `next_seed`, `seen` and `inputs`."""
+
+
+def _joined(parts: list[Ending], ended: Flags) -> Ends:
+    step, env = ended.nonzero()
     if not parts:
-        nothing = np.empty(0, np.int64)
-        return Ends(nothing, nothing, nothing, {}, {})
-    step, env, seed = (np.concatenate([getattr(part, name) for part in parts]) for name in ("step", "env", "next_seed"))
-    seen, inputs = (
-        {name: np.concatenate([getattr(part, kind)[name] for part in parts]) for name in getattr(parts[0], kind)}
-        for kind in ("seen", "inputs")
-    )
-    return Ends(step, env, seed, seen, inputs)
+        return Ends(step, env, step, {}, {})
+    seeds, *columns = zip(*parts, strict=True)
+    seen, inputs = ({name: np.concatenate([rows[name] for rows in kind]) for name in kind[0]} for kind in columns)
+    return Ends(step, env, np.concatenate(seeds), seen, inputs)
 
 
 @dataclass(eq=False)
@@ -59,8 +60,8 @@ class Tape:
     """How many action values are kept for first priorities; 0 for none."""
     open_seeds: list[int] = field(default_factory=list)
     """For each env the seed of the episode that was open when the tape began."""
-    ending: list[Ends] = field(default_factory=list)
-    """What ended with each time step at which something did."""
+    ending: list[Ending] = field(default_factory=list)
+    """For each time step at which something ended."""
 
     def __post_init__(self) -> None:
         size = (self.steps, self.num_envs)
@@ -87,7 +88,7 @@ class Tape:
     def close(self) -> None:
         """Put together what was noted step by step; call when the last step is written."""
         self.ended: Flags = self.terminated | self.truncated
-        self.ends = _joined(self.ending)
+        self.ends = _joined(self.ending, self.ended)
 
     def rows(self, *, is_first: Flags, version: int, priority: Array | None) -> list["Cut"]:
         """Every chunk's columns and notes, env by env; `is_first` bool[steps, envs]."""
@@ -98,18 +99,21 @@ class Tape:
         columns["version"], columns["by"] = is_step * np.uint32(version), is_step * np.uint8(By.BOT)
         if priority is not None:
             columns["priority"] = layout.decided(priority)
-        begins = self._begins()
+        begins = self._begins(layout)
         return [
             _cut(columns, layout, env, chunk=chunk, begins=begins[env])
             for env in range(self.num_envs)
             for chunk in layout.chunks
         ]
 
-    def _begins(self) -> list[list[tuple[int, int]]]:
-        """For each env the first step and the seed of its episodes; -1 where it began earlier."""
-        begins, ends = [[(-1, seed)] for seed in self.open_seeds], self.ends
-        for step, env, seed in zip(ends.step.tolist(), ends.env.tolist(), ends.next_seed.tolist(), strict=True):
-            begins[env].append((step + 1, seed))
+    def _begins(self, layout: "Layout") -> list[list["Begin"]]:
+        """For each env its episodes; those that begin behind the tape have no row in it, and any will do."""
+        begins: list[list[Begin]] = [[(-1, 0, seed)] for seed in self.open_seeds]
+        step, env = self.ends.step + 1, self.ends.env
+        row = layout.at[np.minimum(step, self.steps - 1), env]
+        columns = (column.tolist() for column in (env, step, row, self.ends.next_seed))
+        for one, *begin in zip(*columns, strict=True):
+            begins[one].append(tuple(begin))
         return begins
 
     def seeds_ended(self) -> list[int]:
@@ -153,6 +157,10 @@ class Tape:
         return steps
 
 
+Begin = tuple[int, int, int]
+"""An episode's first step, -1 where it began earlier; the row of that step; its seed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """One chunk to be: whose it is, which steps of the tape it holds, its columns and its episodes."""
@@ -164,16 +172,12 @@ class Cut:
     notes: tuple[EpisodeNote, ...]
 
 
-def _cut(
-    columns: dict[str, Array], layout: "Layout", env: int, *, chunk: tuple[int, int], begins: list[tuple[int, int]]
-) -> Cut:
+def _cut(columns: dict[str, Array], layout: "Layout", env: int, *, chunk: tuple[int, int], begins: list[Begin]) -> Cut:
     first, last = chunk
     start, stop = int(layout.at[first, env]), int(layout.at[last, env]) + 2
-    running = [seed for step, seed in begins if step <= first][-1]
+    running = [seed for step, _, seed in begins if step <= first][-1]
     notes = [EpisodeNote(row=0, seed=running)]
-    notes += [
-        EpisodeNote(row=int(layout.at[step, env]) - start, seed=seed) for step, seed in begins if first < step <= last
-    ]
+    notes += [EpisodeNote(row=row - start, seed=seed) for step, row, seed in begins if first < step <= last]
     rows = {name: column[start:stop] for name, column in columns.items()}
     return Cut(env, first, last + 1 - first, rows, tuple(notes))
 

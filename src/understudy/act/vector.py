@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from understudy.act.cartpole import GAME_ID as CARTPOLE
 from understudy.act.cartpole import CartPoleVector
+from understudy.act.plain import MASK, PlainEnvs
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.game import GameSpec, spec_from_gymnasium
 
@@ -19,9 +20,6 @@ Env = gymnasium.Env[Any, Any]
 Envs = VectorEnv[Any, Any, Any]
 Wrap = Callable[[Env], Env]
 Game = str | Callable[[], Env] | Env | Envs
-
-MASK = "action_mask"
-"""Where an env's info says which actions are legal."""
 
 
 def make_envs(
@@ -50,9 +48,7 @@ def make_envs(
             env = layer(env)
         return env
 
-    envs: Envs = SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
-    envs.spec = envs.envs[0].spec  # type: ignore[attr-defined]
-    return envs
+    return PlainEnvs(make_one, num_envs)
 
 
 def game_of(envs: Envs, *, name: str | None = None) -> GameSpec:
