@@ -7,9 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.networks import SPECS, image, plain, random_obs, random_weights
-from understudy.core.forward import compile_network
-from understudy.core.layers import Activation, Channels, Constant, Conv, Dense, Dueling
+from tests.core.networks import F32, SPECS, U8, image, plain, random_obs, random_weights
+from understudy.core.forward import compile_network, compile_row
+from understudy.core.layers import (
+    Activation,
+    Channels,
+    Constant,
+    Conv,
+    Dense,
+    Dueling,
+    Flatten,
+    ObservationNorm,
+    ScaleImage,
+)
+from understudy.core.network import Input, NetworkSpec, aligned
 
 
 def outputs(spec: Any, weights: Any, obs: Any) -> Any:
@@ -90,6 +101,51 @@ def test_a_constant_follows_the_batch_and_cannot_be_spoilt() -> None:
         found = run({"obs": np.zeros((batch, 5), np.float32)})["q"]
         np.testing.assert_array_equal(found, [[1, 2]] * batch)
         assert not found.flags.writeable
+
+
+SINGLE_NUMBERS = NetworkSpec(
+    {
+        "obs": Input((), F32, (ObservationNorm(), Activation("sigmoid"), Flatten())),
+        "obs.byte": Input((), U8, (ScaleImage(), Channels(), Activation("elu"))),
+    },
+    (Constant(2, 1.0), Activation("silu")),
+    {"q": (Dense(3),), "same": ()},
+)
+
+
+@pytest.mark.parametrize("spec", [*SPECS.values(), SINGLE_NUMBERS], ids=[*SPECS, "single numbers"])
+def test_one_row_alone_gives_what_it_gives_in_a_batch(spec: NetworkSpec) -> None:
+    rng = np.random.default_rng(7)
+    weights, obs = random_weights(spec, rng), random_obs(spec, 20, rng)
+    wanted, alone = compile_network(spec, weights)(obs), compile_row(spec, weights)
+    for at in range(20):
+        row = {name: column[at, ...] for name, column in obs.items()}
+        before = {name: column.copy() for name, column in row.items()}
+        found = alone(row)
+        assert found.keys() == wanted.keys()
+        for name, output in found.items():
+            np.testing.assert_allclose(output, wanted[name][at], atol=1e-5, rtol=1e-5)
+        for name, column in row.items():
+            np.testing.assert_array_equal(column, before[name])
+
+
+@pytest.mark.parametrize("axes", [(0,), (2,), (0, 3), (3, 1), (0, 1, 2, 3)])
+def test_channels_are_moved_last_however_many_there_are(axes: tuple[int, ...]) -> None:
+    for shape in ((4, 3, 2, 5), (20, 3, 2, 9)):
+        x = np.random.default_rng(8).random((2, *shape), np.float32)
+        spec = NetworkSpec({"obs": Input(shape, F32, (Channels(axes), Flatten()))}, (), {"q": ()})
+        wanted = x.transpose(0, *(axis + 1 for axis in range(4) if axis not in axes), *(axis + 1 for axis in axes))
+        np.testing.assert_array_equal(outputs(spec, {}, x), wanted.reshape(2, -1))
+        np.testing.assert_array_equal(compile_row(spec, {})({"obs": x[0]})["q"], wanted[0].ravel())
+
+
+def test_aligned_arrays_start_with_a_cache_line() -> None:
+    many = np.arange(100, dtype=np.float32)
+    for start in range(20):
+        found = aligned(many[start:90].reshape(-1, 2 if start % 2 == 0 else 1))
+        assert found.ctypes.data % 64 == 0
+        np.testing.assert_array_equal(found.ravel(), many[start:90])
+        assert aligned(found) is found
 
 
 def test_threads_share_a_network() -> None:

@@ -12,7 +12,7 @@ from tests.core.networks import F32, U8, random_obs, random_weights
 from understudy.core import tensors
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import GameSpec, game_spec, spec_from_gymnasium
-from understudy.core.heads import Head, head_for
+from understudy.core.heads import DISCRETE, GAUSSIAN, Head, env_actions, head_for
 from understudy.core.layers import Activation, Channels, Conv, Dense, Flatten, ScaleImage
 from understudy.core.network import Input, NetworkSpec
 from understudy.core.policy import InitialPriority, Policy, decode_policy
@@ -40,6 +40,34 @@ def test_one_observation_gives_what_a_batch_gives() -> None:
     assert [policy.act(row) for row in obs] == (batch.action + 10).tolist()
     assert {type(policy.act(row.tolist())) for row in obs} == {int}
     assert len(set(batch.action.tolist())) > 1
+
+
+MIXED = game_spec("mixed", obs={"a": Box((3,), F32), "b": Box((2, 2), U8)}, actions=Box((2,), F32, -1.0, 2.0))
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize(
+    ("game", "kind"),
+    [*((CART, kind) for kind in DISCRETE), *((MIXED, kind) for kind in GAUSSIAN)],
+)
+def test_act_and_decide_agree_also_by_chance(game: GameSpec, kind: str, stack: int) -> None:
+    policy, rng = policy_for(game, kind, stack=stack), np.random.default_rng(8)
+    mask = np.array([True, False, True]) if game is CART else None
+    for seed in range(20):
+        columns = random_obs(policy.network, 1, rng)
+        rows = [{name: column[0][at] if stack > 1 else column[0] for name, column in columns.items()}
+                for at in range(stack)]  # fmt: skip
+        given: Any = [row["obs"] if game is CART else {"a": row["obs.a"], "b": row["obs.b"]} for row in rows]
+        for deterministic in (True, False):
+            noise = policy.head.noise(np.random.default_rng(seed), 1)
+            legal = None if mask is None else mask[None]
+            wanted = policy.decide(columns, noise, legal=legal, deterministic=deterministic)
+            found = policy.act(
+                given if stack > 1 else given[0], legal=mask, deterministic=deterministic,
+                rng=np.random.default_rng(seed),
+            )  # fmt: skip
+            np.testing.assert_allclose(found, env_actions(game, wanted.action)[0], atol=1e-5)
+            assert type(found) is (int if game is CART else np.ndarray)
 
 
 def test_outputs_has_every_head_and_decide_reads_its_own() -> None:

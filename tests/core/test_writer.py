@@ -9,7 +9,7 @@ from understudy.core.errors import Refused
 from understudy.core.game import game_spec
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from understudy.core.tensors import DTYPES
-from understudy.core.writer import action_writer, check_mask, obs_writer, raw_action_writer
+from understudy.core.writer import action_writer, check_mask, obs_reader, obs_writer, raw_action_writer
 
 
 def written(space, value, *, action=False):
@@ -103,6 +103,22 @@ def test_action_names_are_taken_where_there_are_some():
     assert columns[0][0] == 1
     with pytest.raises(Refused, match="left"):
         action_writer(spec)(columns, 0, "up")
+
+
+def test_what_fits_is_read_without_a_copy():
+    one = game_spec("x", obs=3, actions=2)
+    parts = game_spec("x", obs={"a": Box((3,), F32), "b": Discrete(2)}, actions=2)
+    obs = np.arange(3, dtype=np.float32)
+    assert obs_reader(one)(obs)["obs"] is obs
+    found = obs_reader(parts)({"a": obs, "b": 1})
+    assert found["obs.a"] is obs
+    assert found["obs.b"].dtype == np.int32
+    assert found["obs.b"] == 1
+    stacked = obs_reader(one, stack=2)([obs, [4, 5, 6]])["obs"]
+    np.testing.assert_array_equal(stacked, [[0, 1, 2], [4, 5, 6]])
+    for read, value in ((obs_reader(one), [1, 2]), (obs_reader(one, stack=2), [obs, [np.nan] * 3])):
+        with pytest.raises(Refused):
+            read(value)
 
 
 def test_parts_are_found_by_nested_keys_dotted_names_and_indices():

@@ -10,7 +10,7 @@ import pytest
 
 from tests.core.networks import SPECS, plain, random_obs, random_weights
 from understudy.core.errors import ConfigError
-from understudy.core.forward import compile_network
+from understudy.core.forward import compile_network, compile_row
 from understudy.core.heads import GAUSSIAN, Head
 from understudy.core.layers import Constant, Dense, Dueling
 from understudy.core.network import NetworkSpec
@@ -54,6 +54,13 @@ def test_jax_and_numpy_give_the_same_outputs(name: str) -> None:
         assert ours[head].dtype == theirs[head].dtype == np.float32
         assert ours[head].shape == theirs[head].shape == (ROWS, *width)
         np.testing.assert_allclose(ours[head], theirs[head], atol=TOLERANCE, rtol=TOLERANCE)
+    alone = compile_row(spec, weights)
+    for at in range(32):
+        row = alone({column: values[at, ...] for column, values in obs.items()})
+        for head, width in spec.outputs().items():
+            assert row[head].dtype == np.float32
+            assert row[head].shape == width
+            np.testing.assert_allclose(row[head], theirs[head][at], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("has_masks", [False, True])

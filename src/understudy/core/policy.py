@@ -12,12 +12,12 @@ import numpy as np
 from understudy.core import tensors
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.forward import Forward, compile_network
+from understudy.core.forward import Forward, compile_network, compile_row
 from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.heads import Decision, Head, env_actions, head_for, head_from_json, head_to_json
+from understudy.core.heads import Decision, Head, env_actions, head_for, head_from_json, head_to_json, masked
 from understudy.core.network import NetworkSpec, Weights, checked_weights, network_from_json, network_to_json
 from understudy.core.tensors import Array
-from understudy.core.writer import Write, check_mask, obs_writer
+from understudy.core.writer import Read, check_mask, obs_reader
 
 POLICY_FORMAT = "understudy-policy/1"
 MAX_VERSION = (1 << 32) - 1
@@ -51,13 +51,19 @@ class Policy:
     priority: InitialPriority | None = None
 
     _forward: Forward = field(init=False, repr=False)
-    _write: Write = field(init=False, repr=False)
+    _row: Forward = field(init=False, repr=False)
+    _read: Read = field(init=False, repr=False)
+    _greedy: tuple[str, int] | None = field(init=False, repr=False)
+    """For discrete actions: the output whose largest element is taken, and the number of the first action."""
 
     def __post_init__(self) -> None:
         _check_fit(self)
         object.__setattr__(self, "weights", checked_weights(self.network, self.weights))
         object.__setattr__(self, "_forward", compile_network(self.network, self.weights, heads=self.head.outputs))
-        object.__setattr__(self, "_write", obs_writer(self.game))
+        object.__setattr__(self, "_row", compile_row(self.network, self.weights, heads=self.head.outputs))
+        object.__setattr__(self, "_read", obs_reader(self.game, stack=self.stack))
+        discrete = self.game.discrete
+        object.__setattr__(self, "_greedy", discrete and (self.head.outputs[0], discrete.start))
 
     def __eq__(self, other: object) -> bool:
         """Bit-equal: every fact and every weight."""
@@ -101,28 +107,30 @@ class Policy:
             raise ConfigError(
                 "act draws by chance and has no rng; give numpy.random.default_rng(seed), or deterministic"
             )
-        rows = (obs,) if self.stack == 1 else obs
-        if len(rows) != self.stack:
-            raise ConfigError(f"act got {len(rows)} observations; give the last {self.stack}, or use policy.player()")
-        columns = {name: np.empty((self.stack, *space.shape), space.dtype)
-                   for name, space in self.game.obs_columns.items()}  # fmt: skip
-        for at, row in enumerate(rows):
-            self._write(list(columns.values()), at, row)
-        batch = columns if self.stack == 1 else {name: column[None] for name, column in columns.items()}
+        if self.stack > 1 and len(obs) != self.stack:
+            raise ConfigError(f"act got {len(obs)} observations; give the last {self.stack}, or use policy.player()")
+        columns = self._read(obs)
+        mask = None if legal is None else self._mask(legal)
+        outputs = self._row(columns)
+        if deterministic and self._greedy is not None:
+            name, first = self._greedy
+            scores = outputs[name]
+            return first + int((scores if mask is None else masked(scores, mask)).argmax())
+        batch = {name: output[None] for name, output in outputs.items()}
         noise = None if rng is None or deterministic else self.head.noise(rng, 1)
-        decision = self.decide(batch, noise, legal=self._mask(legal), deterministic=deterministic)
+        decision = self.head.sample(
+            batch, noise, legal=None if mask is None else mask[None], deterministic=deterministic
+        )
         action = env_actions(self.game, decision.action)[0]
         return int(action) if self.head.is_discrete else action
 
-    def _mask(self, legal: Any) -> Array | None:
-        if legal is None:
-            return None
+    def _mask(self, legal: Any) -> Array:
         if not self.head.is_discrete:
             raise ConfigError(f"{self.game.game} has no discrete actions; leave out legal")
         mask = check_mask(legal, self.head.size)
         if not mask.any():
             raise ConfigError("legal allows no action; give a mask with at least one, or end the episode")
-        return mask[None]
+        return mask
 
     def player(self) -> "Player":
         """One that remembers the last observations of its episode, where the policy stacks them."""

@@ -19,13 +19,46 @@ from understudy.core.tensors import Array
 _SHORT = 32
 """Up to this length Python's sum is quicker than a call into NumPy."""
 
-Write = Callable[[Sequence[Array], int, Any], None]
-"""Writes one checked value into a row of its columns, or raises Refused; the row is scratch until then."""
+Columns = Sequence[Array] | Sequence[list[Any]]
+Write = Callable[[Columns, int, Any], None]
+"""Writes one checked value into a row of its columns, or raises Refused; the row is scratch until then.
+
+Where a list stands for a column, it gets the checked array itself.
+"""
+
+Read = Callable[[Any], dict[str, Array]]
+"""Gives the checked columns of one value, or raises Refused."""
 
 
 def obs_writer(spec: GameSpec) -> Write:
     """Writes observations of this game: one array, or a mapping or tuple that is taken apart by path."""
     return _tree_writer("obs", spec.obs, check_bounds=False)
+
+
+def obs_reader(spec: GameSpec, *, stack: int = 1) -> Read:
+    """Checks observations of this game, or sequences of `stack`; without a stack, an array that fits is not copied."""
+    write, spaces = obs_writer(spec), spec.obs_columns
+    (only, *more) = spaces
+
+    def read_only(obs: Any) -> dict[str, Array]:
+        column: list[Any] = [None]
+        write([column], 0, obs)
+        return {only: column[0]}
+
+    def read(obs: Any) -> dict[str, Array]:
+        columns: list[list[Any]] = [[None] for _ in spaces]
+        write(columns, 0, obs)
+        return {name: column[0] for name, column in zip(spaces, columns, strict=True)}
+
+    def read_stack(rows: Any) -> dict[str, Array]:
+        columns = {name: np.empty((stack, *space.shape), space.dtype) for name, space in spaces.items()}
+        for at, row in enumerate(rows):
+            write(list(columns.values()), at, row)
+        return columns
+
+    if stack > 1:
+        return read_stack
+    return read if more else read_only
 
 
 def action_writer(spec: GameSpec) -> Write:
@@ -61,7 +94,7 @@ def _discrete_writer(space: Discrete, names: Sequence[str]) -> Write:
     low, high = space.start, space.start + space.n
     by_name = {name: low + index for index, name in enumerate(names)}
 
-    def write(columns: Sequence[Array], at: int, action: Any) -> None:
+    def write(columns: Columns, at: int, action: Any) -> None:
         if type(action) is not int:
             action = _whole(action, by_name)
         if not low <= action < high:
@@ -91,7 +124,7 @@ def _tree_writer(what: str, leaves: Mapping[str, Space], *, check_bounds: bool) 
         for index, (path, space) in enumerate(sorted(leaves.items()))
     ]
 
-    def write(columns: Sequence[Array], at: int, value: Any) -> None:
+    def write(columns: Columns, at: int, value: Any) -> None:
         for index, path, keys, leaf in parts:
             leaf(columns[index : index + 1], at, _part(what, value, path, keys))
 
@@ -116,7 +149,7 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
     must_hold = (check_bounds or not is_float) and not _holds_all(space)
     array_type = np.ndarray
 
-    def write(columns: Sequence[Array], at: int, value: Any) -> None:
+    def write(columns: Columns, at: int, value: Any) -> None:
         if type(value) is not array_type or value.dtype != dtype or value.shape != shape:
             value = _converted(what, value, dtype, shape)
         # A sum is finite only if every element is; when it overflowed, look at each. NumPy's own sums would warn.
