@@ -138,6 +138,20 @@ def test_a_run_may_start_from_another_ones_policy(tmp_path: Path, trained: Run):
     run = train(tmp_path / "R", algorithm="dqn", init_from=trained.folder, steps=256, settings={"min_inserts": 10_000})
     assert run.policy.weights.keys() == trained.policy.weights.keys()
     assert run.result["return_mean"] == 10.0
+    init = run.result["init_from"]
+    assert (init["run"], init["new"]) == (str(trained.folder), [])
+    assert set(init["fit"]) == trained.policy.weights.keys()
+    assert trained.result["init_from"] is None
+
+
+def test_a_run_that_starts_from_another_one_says_which_weights_did_not_fit(tmp_path: Path, trained: Run):
+    heard: list[Event] = []
+    train(tmp_path / "R", algorithm="dqn", network="64,7", init_from=trained.folder, steps=256, on_event=heard.append)
+    assert isinstance(heard[0], Started)
+    init = heard[0].init_from
+    assert init is not None
+    assert init.fit == ["trunk.0.kernel", "trunk.0.bias", "heads.q.0.bias"]
+    assert set(init.new) == trained.policy.weights.keys() - set(init.fit)
 
 
 def test_a_run_that_started_from_another_one_goes_on_without_it(tmp_path: Path, trained: Run):
@@ -242,7 +256,7 @@ def test_an_ended_run_is_given_as_it_is(trained: Run):
         ({"game": "CartPole-v1"}, "begun with game"),
         ({"seed": 4}, "begun with seed 3, and 4"),
         ({"algorithm": "ppo"}, "begun with algorithm 'dqn'"),
-        ({"steps": 3_000}, "begun with steps 2000"),
+        ({"steps": 1_000}, "begun with steps 2000"),
         ({"until": 5.0}, "begun with until None"),
         ({"network": (9, 9)}, "begun with widths"),
         ({"settings": {"learning_rate": 0.5}}, "begun with learning_rate"),
@@ -354,7 +368,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 
 def test_a_policy_of_another_game_is_refused_and_an_empty_folder_stays(tmp_path: Path, trained: Run):
     (tmp_path / "R").mkdir()
-    with pytest.raises(ConfigError, match="fits this network"):
+    with pytest.raises(ConfigError, match=r"no kernel of .* is 2 x 64 there, and 4 x 9 is wanted; start from"):
         understudy.train("CartPole-v1", algorithm="dqn", network=(9,), init_from=trained.folder, out=tmp_path / "R")
     assert list(tmp_path.rglob("*")) == [tmp_path / "R"]
     with pytest.raises(ConfigError, match="only from what it plays itself"):
@@ -375,6 +389,12 @@ def test_a_folder_with_something_in_it_is_never_written_to(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not empty"):
         train(tmp_path, steps=256)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_is_no_folder_for_a_run(tmp_path: Path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"thesis\.txt is a file; give a folder"):
+        train(tmp_path / "thesis.txt", steps=256)
 
 
 def test_a_run_that_another_process_has_open_is_left_alone(tmp_path: Path):

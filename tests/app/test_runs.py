@@ -6,6 +6,7 @@ import pytest
 
 from understudy.app.runs import CURVE, RunFolder, default_folder, is_empty, seed_folders
 from understudy.core.errors import ConfigError
+from understudy.core.events import Guarded
 
 
 def row(env_steps: float) -> dict[str, float]:
@@ -54,6 +55,18 @@ def test_steps_of_a_long_run_stay_exact_in_the_curve(tmp_path: Path):
     folder.add_to_curve(row(12_345_678))
     folder.cut_curve(99_999_999)
     assert folder.curve_rows()[0]["env_steps"] == 12_345_678
+
+
+def test_what_the_guard_did_is_kept_and_cut_at_a_checkpoint(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.cut_guarded(5)
+    assert not folder.guarded.exists()
+    for steps in (10, 20):
+        folder.add_guarded(Guarded(env_steps=steps, what="a chunk, refused", chunks=["s/1", "s/2"]))
+    with folder.guarded.open("a") as file:
+        file.write("30")
+    folder.cut_guarded(10)
+    assert folder.guarded.read_text().splitlines() == ["env_steps,what,chunks", '10,"a chunk, refused",s/1 s/2']
 
 
 def test_what_is_no_run_and_has_no_policy_says_so(tmp_path: Path):

@@ -1,5 +1,7 @@
 """Settings: presets, files and single values, in this order, checked, and written down again."""
 
+import dataclasses
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.app.algorithms import ALGORITHMS, algorithm_class, algorithm_name
+from understudy.app.algorithms import ALGORITHMS, algorithm_class, algorithm_name, described
 from understudy.app.presets import default_preset, preset_names, read_preset, read_toml
 from understudy.app.settings import Resolver, parse_value
 from understudy.app.wanted import Wanted, resolve, with_network
@@ -18,6 +20,7 @@ from understudy.core.layers import Dense
 from understudy.core.names import game_name
 from understudy.core.network import Input, NetworkSpec
 from understudy.core.spaces import Box, Discrete
+from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.dqn import Dqn
 
 GAME = GameSpec(game=game_name("g"), obs={"": Box((3,), np.dtype(np.float32))}, action={"": Discrete(2)})
@@ -66,14 +69,42 @@ def test_the_algorithm_comes_from_the_words_the_file_the_preset_or_the_kind_of_t
     assert resolve(Wanted(), GAME).algorithm == "ppo"
     assert resolve(Wanted(from_store=tmp_path), GAME).algorithm == "bc"
     assert resolve(Wanted(preset="dqn-vector"), GAME).algorithm == "dqn"
-    assert resolve(Wanted(preset="dqn-vector", config_file=file), GAME).algorithm == "bc"
-    assert resolve(Wanted(algorithm="ppo", preset="dqn-vector", config_file=file), GAME).algorithm == "ppo"
+    assert resolve(Wanted(preset="bc-vector", config_file=file), GAME).algorithm == "bc"
+    assert resolve(Wanted(algorithm="bc", preset="bc-vector", config_file=file), GAME).algorithm == "bc"
 
 
-def test_a_preset_of_another_algorithm_shares_what_is_not_the_algorithms_own():
-    found = resolve(Wanted(algorithm="bc", preset="dqn-vector"), GAME)
+def test_two_that_name_different_algorithms_are_refused_by_name(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text('algorithm = "bc"\n')
+    for wanted, said in [
+        (Wanted(algorithm="ppo", preset="dqn-vector"), "--algorithm is for ppo, and --preset dqn-vector for dqn"),
+        (Wanted(algorithm="ppo", config_file=file), f"--algorithm is for ppo, and --config {file} for bc"),
+        (Wanted(preset="dqn-vector", config_file=file), f"--config {file} is for bc, and --preset dqn-vector for dqn"),
+    ]:
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            resolve(wanted, GAME)
+
+
+class OwnBc(Bc):
+    pass
+
+
+def test_an_own_algorithm_takes_from_a_preset_what_is_not_the_algorithms_own():
+    found = resolve(Wanted(algorithm=OwnBc, preset="dqn-vector"), GAME)
     assert found.learner.capacity == read_preset("dqn-vector")["learner"]["capacity"]
     assert found.config == algorithm_class("bc").Config()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_settings_read_from_the_source_are_those_of_the_class(name: str):
+    real, read = algorithm_class(name), described(name)
+    for part in ("Config", "Knobs"):
+        fields = [
+            {one.name: (one.default, one.metadata.get("range")) for one in dataclasses.fields(getattr(whose, part))}
+            for whose in (real, read)
+        ]
+        assert fields[0] == fields[1]
+    assert read.__doc__.splitlines()[0] == real.__doc__.splitlines()[0]
 
 
 def test_an_algorithm_is_known_by_its_short_name_however_it_was_given():

@@ -18,8 +18,19 @@ from tests.app.switches import GAME, QUICK
 from understudy.app.runs import RunFolder
 from understudy.cli.root import run
 from understudy.cli.train import process_age_s
-from understudy.cli.training_view import Progress, duration, line, table, watching_run
-from understudy.core.events import CheckpointSaved, Compiling, Episode, Evaluation, Event, Guarded, Started, Update
+from understudy.cli.training_view import Progress, duration, fitted, line, table, watching_run
+from understudy.core.errors import StorageFull
+from understudy.core.events import (
+    CheckpointSaved,
+    Compiling,
+    Episode,
+    Evaluation,
+    Event,
+    Guarded,
+    InitFrom,
+    Started,
+    Update,
+)
 from understudy.core.lock import is_locked
 from understudy.core.spaces import Box
 
@@ -131,6 +142,7 @@ def test_several_seeds_make_several_runs_and_one_summary(capsys: pytest.CaptureF
 def test_a_run_from_another_ones_policy_and_a_video(capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: str):
     words = ["--init-from", trained, "--steps", "256", "--video", "1", "--out", str(tmp_path / "R")]
     out, _ = said(capsys, "train", GAME, *words, *SETS)
+    assert f"from {trained}: all 6 weights fit" in out
     assert f"video   {tmp_path}/R/videos/episode-1.gif" in out
 
 
@@ -139,6 +151,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
     assert [name for name in ("bc", "dqn", "ppo") if f"\n{name}  " in "\n" + out] == ["bc", "dqn", "ppo"]
     assert "n_step 3 1 to 100 steps per transition" in [" ".join(line.split()) for line in out.splitlines()]
     assert "presets: " in out
+    assert "double true true or false the online network" in " ".join(out.split())
     out, _ = said(capsys, "train", "--list", "--algorithm", "dqn", "--json")
     fields = json.loads(out)
     assert list(fields["algorithms"]) == ["dqn"]
@@ -183,6 +196,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--video", "-1"], "video is -1"),
         ([GAME, "--log", "paper"], "give one or more of mlflow, tensorboard, wandb"),
         ([GAME, "--lst"], "--lst"),
+        ([GAME, "--algorithm", "ppo", "--preset", "dqn-vector"], "--algorithm is for ppo, and --preset dqn-vector for"),
         (["Pendulum-v1", "--algorithm", "dqn"], "try ppo"),
     ],
 )
@@ -250,6 +264,19 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_done(number: int, tmp_
     assert understudy.train(out=out, resume=True, on_event=stop).result["resumed_at_step"] > 0
 
 
+def test_a_full_disk_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise StorageFull("no room for a checkpoint; free some space and try again")
+
+    monkeypatch.setattr("understudy.learn.checkpoint.Checkpoints.save", full)
+    out = str(tmp_path / "R")
+    _, err = said(capsys, "train", GAME, "--steps", "512", "--out", out, *SETS, code=3)
+    assert f"go on with: understudy train --resume --out {out}" in err
+    assert err.splitlines()[-1] == "understudy: no room for a checkpoint; free some space and try again"
+
+
 # --- evaluate --------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +307,19 @@ def test_wrong_use_of_evaluate_is_refused(
     monkeypatch.chdir(tmp_path)
     _, err = said(capsys, "evaluate", *words, code=2)
     assert told in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["CartPole-v1", "--set", "nope=1"], ["CartPole-v1", "--algorithm", "x"], ["CartPole-v1", "--preset", "x"],
+        ["CartPole-v1", "--network", "a"], ["CartPole-v1", "--steps", "-5"], ["CartPole-v2"], ["--list"],
+    ],
+)  # fmt: skip
+def test_what_is_wrong_and_what_there_is_are_told_without_waiting_for_jax(words: list[str], tmp_path: Path):
+    code = f"import sys; from understudy.cli.root import run; print(run(['train', *{words}]), 'jax' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert out.splitlines()[-1] == ("0 False" if words == ["--list"] else "2 False")
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
@@ -343,6 +383,42 @@ def test_lines_are_few():
         for event in [*events(), CheckpointSaved(env_steps=3_000, path="p"), *events()[1:2] * 50]:
             hear(event)
     assert 3 <= out.file.getvalue().count("\n") <= 5  # type: ignore[attr-defined]
+
+
+def test_guards_of_a_kind_are_shown_a_few_times_and_then_counted():
+    out = Console(file=io.StringIO(), width=200)
+    refused = [Guarded(env_steps=step, what=f"a chunk was refused: {step}", chunks=["s/1"]) for step in range(100)]
+    with watching_run(out, Progress()) as hear:
+        for event in [*events(), *refused, Guarded(env_steps=3_000, what="weights of step 9 restored"), events()[-1]]:
+            hear(event)
+    told = out.file.getvalue()  # type: ignore[attr-defined]
+    assert told.count("a chunk was refused") == 3
+    assert told.count("RUN/guarded.csv has them all") == 1
+    assert told.count("weights of step 9 restored") == 1
+    assert "guarded 101 times" in told.splitlines()[-1]
+
+
+def test_a_run_from_a_store_is_counted_in_updates_alone():
+    started = Started(
+        env_steps=64, run="R", game="g", algorithm="bc", seed=0, steps=10_000, until=None, is_from_store=True
+    )
+    progress, out = Progress(), Console(file=io.StringIO(), width=200)
+    with watching_run(out, progress) as hear:
+        for event in [started, *events()[2:]]:
+            hear(event)
+    out.print(table(progress))
+    told = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "goes on at update 64" in told
+    assert "3 000 of 10 000" in told
+    assert "step" not in told
+
+
+def test_what_fitted_of_another_run_is_one_line():
+    names = [f"trunk.{number}.kernel" for number in range(9)]
+    assert fitted(InitFrom(run="S", fit=names, new=[])) == "from S: all 9 weights fit"
+    some = fitted(InitFrom(run="S", fit=names[:7], new=names[7:]))
+    assert some == "from S: 7 of 9 weights fit; new: trunk.7.kernel, trunk.8.kernel"
+    assert fitted(InitFrom(run="S", fit=[], new=names)).endswith("trunk.5.kernel and 3 more")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0.4, "0 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")])

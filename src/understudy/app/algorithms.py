@@ -1,9 +1,13 @@
 """Algorithms by name: which class a short name or an import path stands for."""
 
+import ast
 import dataclasses
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from understudy.core.errors import ConfigError
@@ -25,6 +29,28 @@ def algorithm_class(name: str | type) -> Any:
                 f"algorithm {name!r} has no dataclass {part}; give a class that keeps to understudy.core.algorithm"
             )
     return found
+
+
+def described(name: str) -> Any:
+    """What `algorithm_class` gives for a short name, as far as settings go, read from the source.
+
+    Importing an algorithm brings JAX, which takes seconds; a wrong setting is refused, and a list is shown, without.
+    """
+    module, _, title = ALGORITHMS[name].partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    source = Path(str(spec.origin))
+    body = ast.parse(source.read_text(encoding="utf-8")).body
+    space: dict[str, Any] = {"__name__": module}
+    exec(compile(ast.Module([one for one in body if _is_light(one)], []), source, "exec"), space)
+    says = next(ast.get_docstring(one) for one in body if isinstance(one, ast.ClassDef) and one.name == title)
+    return SimpleNamespace(Config=space[f"{title}Config"], Knobs=space[f"{title}Knobs"], __doc__=says)
+
+
+def _is_light(one: ast.stmt) -> bool:
+    if isinstance(one, ast.ImportFrom):
+        return one.module in ("dataclasses", "typing") or (one.module or "").startswith("understudy.core.")
+    return isinstance(one, ast.ClassDef) and one.name.endswith(("Config", "Knobs"))
 
 
 def algorithm_name(algorithm: str | type) -> str:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from understudy.act.actor import Actor
 from understudy.app.choice import GameChoice, Seen
 from understudy.app.evaluation import Judge, judge_of
@@ -64,7 +62,7 @@ def build(
     opened.callback(engine.close)
     return _listening(Training(
         engine, folder, part, judge=judge_of(choice, seen, part.eval_episodes, opened), until=facts["until"],
-        on_event=on_event,
+        on_event=on_event, extensions=facts.get("extensions", 0),
     ), listener)  # fmt: skip
 
 
@@ -85,8 +83,10 @@ def build_from_store(
         learner, Path(facts["from_store"]), steps=settings.run.steps, clock=SystemClock(), on_event=listener
     )
     opened.callback(engine.close)
-    training = Training(engine, folder, settings.run, judge=judge, until=facts["until"], on_event=on_event)
-    return _listening(training, listener)
+    return _listening(Training(
+        engine, folder, settings.run, judge=judge, until=facts["until"], on_event=on_event,
+        extensions=facts.get("extensions", 0),
+    ), listener)  # fmt: skip
 
 
 class Listener:
@@ -107,13 +107,5 @@ def _listening(training: Training, listener: Listener) -> Training:
 def _learner(
     algorithm: Any, folder: RunFolder, settings: Settings, *, facts: Mapping[str, Any], config: LearnerConfig
 ) -> Learner:
-    start = None
-    if facts["init_from"] is not None:
-        start, shapes = folder.start().weights, algorithm.policy(algorithm.init(jax.random.PRNGKey(0))).network.shapes()
-        # Biases fit almost anything; a policy that shares no kernel is of another kind.
-        if not any(shapes.get(name) == array.shape for name, array in start.items() if array.ndim > 1):
-            raise ConfigError(
-                f"no weight of {facts['init_from']} fits this network; start from a run of the same game with the same "
-                "widths"
-            )
+    start = None if facts["init_from"] is None else folder.start().weights
     return Learner(algorithm, settings.knobs, root_seed=facts["seed"], config=config, start=start)

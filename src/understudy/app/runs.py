@@ -7,12 +7,14 @@ RUN/store/                 what its actors played, when a replay must be filled 
 RUN/network.json           only where a network was given by its spec
 RUN/start.safetensors      only where it started from another run's policy
 RUN/curve.csv, curve.png   evaluations over time
+RUN/guarded.csv            what the guard refused or took back, where it did
 RUN/best.safetensors       the best policy evaluated so far; last.safetensors: the newest
 RUN/videos/                episodes of the best policy, where they were asked for
 RUN/result.json            there when the run has ended
 """
 
 import csv
+import io
 import json
 import os
 import re
@@ -21,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ConfigError, Refused
+from understudy.core.events import Guarded
 from understudy.core.log import make_folder, storage_error, write_file
 from understudy.core.network import NetworkSpec, network_from_json, network_to_json
 from understudy.core.policy import Policy, decode_policy
 
 CURVE = ("env_steps", "updates", "train_s", "return_mean", "return_low", "return_high", "train_return")
+GUARDED = ("env_steps", "what", "chunks")
 _TEMPORARY = re.compile(r"\..*\.tmp")
 
 
@@ -36,6 +40,7 @@ class RunFolder:
         self.root = root
         self.checkpoints, self.store = root / "checkpoints", root / "store"
         self.lock, self.curve, self.picture = root / ".lock", root / "curve.csv", root / "curve.png"
+        self.guarded = root / "guarded.csv"
 
     @property
     def exists(self) -> bool:
@@ -69,6 +74,12 @@ class RunFolder:
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
         write_file(self.root / name, (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode(), mode=0o644)
+
+    def extend(self, facts: Mapping[str, Any], preset: str) -> None:
+        """Make a run that has ended one that goes on; a kill in between leaves one that ends where it did."""
+        (self.root / "result.json").unlink()
+        self.write_json("run.json", facts)
+        write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
 
     def result(self) -> dict[str, Any] | None:
         """What came of the run, or None while it has not ended."""
@@ -122,6 +133,28 @@ class RunFolder:
                     rows.append({name: float(row[name]) for name in CURVE})
         return rows
 
+    # --- the guard --------------------------------------------------------------------------------------------------
+
+    def add_guarded(self, event: Guarded) -> None:
+        """One line for what the guard did: all of them are here, however few a terminal shows."""
+        is_new = not self.guarded.exists()
+        with self.guarded.open("a", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([GUARDED] if is_new else [])
+            writer.writerow([event.env_steps, event.what, " ".join(event.chunks)])
+
+    def cut_guarded(self, env_steps: int) -> None:
+        """Drop the lines behind these steps, which a killed run makes again."""
+        if not self.guarded.exists():
+            return
+        with self.guarded.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["chunks"] is not None]
+        with io.StringIO(newline="") as text:
+            writer = csv.DictWriter(text, GUARDED)
+            writer.writeheader()
+            writer.writerows(row for row in rows if int(row["env_steps"]) <= env_steps)
+            write_file(self.guarded, text.getvalue().encode(), mode=0o644)
+
 
 def _read_policy(path: Path) -> Policy:
     try:
@@ -151,6 +184,14 @@ def is_empty(folder: Path) -> bool:
     if not folder.is_dir():
         return not folder.exists()
     return all(name in begun or _TEMPORARY.fullmatch(name) for name in os.listdir(folder))
+
+
+def check_free(folder: Path) -> None:
+    """ConfigError unless a run may begin there."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; give a folder that is empty or not there yet: --out {folder}-1")
+    if not is_empty(folder):
+        raise ConfigError(f"{folder} is not empty; give another --out, or --resume to go on with what was begun there")
 
 
 def seed_folders(root: Path) -> Sequence[Path]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from understudy.app.algorithms import algorithm_name
 from understudy.app.api import train
-from understudy.app.runs import RunFolder, default_folder, is_empty
+from understudy.app.runs import RunFolder, check_free, default_folder
 from understudy.app.train import Run
 from understudy.app.wanted import MAX_SEED, Wanted, wanted_algorithm
 from understudy.core.errors import ConfigError
@@ -44,8 +44,8 @@ def train_seeds(
             config_file=asked.get("config"),
         )  # fmt: skip
         out = default_folder(Path("runs"), str(game), algorithm_name(wanted_algorithm(wanted)))
-    if not resume and not is_empty(out):
-        raise ConfigError(f"{out} is not empty; give another --out, or --resume to go on with the runs there")
+    if not resume:
+        check_free(out)
     runs = []
     for number in range(first, first + seeds):
         folder = out / f"seed-{number}"

@@ -1,6 +1,7 @@
 """train: from a game and a few words to a trained policy in a run's folder."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import shutil
@@ -9,25 +10,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy.app.agree import check_agrees
 from understudy.app.algorithms import algorithm_name
-from understudy.app.build import build, build_from_store
 from understudy.app.choice import GameChoice, Seen, choice_of, look_at
 from understudy.app.evaluation import Judge, judge_of
+from understudy.app.extend import asked_more, extended, without
 from understudy.app.picture import draw_curve
 from understudy.app.presets import read_toml
-from understudy.app.runs import RunFolder, default_folder, is_empty
+from understudy.app.runs import RunFolder, check_free, default_folder, is_empty
 from understudy.app.settings import Resolver, Settings
+from understudy.app.start import taken_from
 from understudy.app.stored import store_folder, stored_spec
-from understudy.app.training import Training
-from understudy.app.wanted import Wanted, resolve, with_network
+from understudy.app.wanted import Wanted, check_words, resolve, with_network
 from understudy.core.errors import ConfigError, Locked
 from understudy.core.events import OnEvent, Started
 from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
 from understudy.core.policy import Policy
+
+if TYPE_CHECKING:
+    from understudy.app.training import Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,6 @@ def train(
     round began, by `time.perf_counter`.
     """
     ears = _Ears(on_event, time.perf_counter() if began_s is None else began_s)
-    use_compile_cache()
     if resume and out is None:
         raise ConfigError("which run is to be resumed? give its folder: --resume --out runs/GAME-ALGORITHM-N")
     if resume and out is not None and (choice is None or not is_empty(out)):
@@ -72,6 +75,9 @@ def train(
 
 
 def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) -> Run:
+    check_words(wanted)  # here, since what comes next imports much and takes its time
+    if out is not None:
+        check_free(out)
     seen, store = None, None
     if wanted.from_store is None:
         seen = look_at(choice)
@@ -83,13 +89,12 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) ->
     until = settings.run.until
     name = choice.name if choice.is_named else spec.game
     root = out or default_folder(Path("runs"), name, settings.algorithm)
-    if not is_empty(root):
-        raise ConfigError(f"{root} is not empty; give another --out, or --resume to go on with the run there")
+    check_free(root)
     start = None if wanted.init_from is None else RunFolder(wanted.init_from).policy()
     facts = {
         **choice.to_json(), "name": name, "algorithm": settings.algorithm, "seed": wanted.seed or 0,
-        "until": None if until == math.inf else until, "starts": 0, "created_ms": int(time.time() * 1000),
-        "schema": spec.schema, "from_store": store and str(store.resolve()),
+        "until": None if until == math.inf else until, "starts": 0, "extensions": 0,
+        "created_ms": int(time.time() * 1000), "schema": spec.schema, "from_store": store and str(store.resolve()),
         "init_from": None if wanted.init_from is None else str(wanted.init_from.resolve()), "versions": versions(),
     }  # fmt: skip
     folder = RunFolder(root)
@@ -114,11 +119,18 @@ def _resumed(folder: RunFolder, choice: GameChoice | None, wanted: Wanted, ears:
     resolver = Resolver(facts["algorithm"], chosen)
     resolver.add(read_toml(folder.root / "preset.toml"))
     settings = with_network(resolver.settings(), folder.network())
-    check_agrees(folder.root, facts, settings, choice=choice, wanted=wanted)
-    if (result := folder.result()) is not None:
+    result = folder.result()
+    more = {} if result is None else asked_more(facts, settings, wanted)
+    check_agrees(folder.root, facts, settings, choice=choice, wanted=without(wanted, more))
+    if result is not None and not more:
         return Run(folder.root, folder.policy(), result)
     choice = choice_of(facts, choice)
     with _held(folder, is_new=False):
+        if result is not None:
+            for name, value in more.items():
+                resolver.set(name, value)
+            settings = with_network(resolver.settings(), folder.network())
+            facts = extended(folder, facts, settings, result)
         if settings.run.asynchronous:
             # Episodes begin anew, so their chunks must not meet those that were played before.
             facts["starts"] += 1
@@ -160,6 +172,9 @@ def _trained(
     folder: RunFolder, choice: GameChoice, settings: Settings, facts: Mapping[str, Any], *, seen: Seen | None,
     ears: _Ears, is_resumed: bool = False,
 ) -> Run:  # fmt: skip
+    from understudy.app.build import build, build_from_store  # late: JAX takes seconds, and a wrong word must not wait
+
+    use_compile_cache()
     with contextlib.ExitStack() as opened:
         if seen is not None:
             training = build(
@@ -174,13 +189,19 @@ def _trained(
         if is_resumed:
             training.resume()
         folder.cut_curve(training.judged_steps)
+        folder.cut_guarded(training.resumed_at_step or -1)
+        init_from = None
+        if facts["init_from"] is not None:
+            init_from = taken_from(facts["init_from"], folder.start().weights, training.engine.policy.network)
         training.clocks.startup_s = time.perf_counter() - ears.began_s
         training.hear(Started(
             env_steps=training.resumed_at_step, run=str(folder.root), game=facts["name"], seed=facts["seed"],
-            algorithm=settings.algorithm, steps=settings.run.steps, until=facts["until"],
+            algorithm=settings.algorithm, steps=settings.run.steps, until=facts["until"], init_from=init_from,
+            is_from_store=seen is None,
         ))  # fmt: skip
         training.run()
         result = result_of(training, facts, env_class=seen.env_class if seen is not None else "")
+        result["init_from"] = init_from and dataclasses.asdict(init_from)
         draw_curve(folder, title=f"{facts['name']}, {settings.algorithm}", goal=facts["until"])
         folder.write_json("result.json", result)  # last: from here on the run has ended
         policy = folder.policy()
@@ -202,7 +223,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def result_of(training: Training, facts: Mapping[str, Any], *, env_class: str) -> dict[str, Any]:
+def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str) -> dict[str, Any]:
     """What the last line of `understudy train --json` says."""
     returns, counts, clocks = training.final_returns(), training.engine.learner.counts, training.clocks
     until = facts["until"]

@@ -59,10 +59,12 @@ class Training:
 
     def __init__(
         self, engine: Engine, folder: RunFolder, part: RunPart, *, judge: Judge, until: float | None,
-        on_event: OnEvent | None,
+        on_event: OnEvent | None, extensions: int = 0,
     ) -> None:  # fmt: skip
+        """`extensions`: how often the run had ended before, and was asked to go on."""
         self.engine, self.folder, self._part = engine, folder, part
         self._judge, self._until, self._listener = judge, until, on_event
+        self._extensions = extensions
         self.checkpoints = Checkpoints(folder.checkpoints)
         self.clocks, self.resumed_at_step = Clocks(), 0
         self.best_mean, self.is_solved = -math.inf, False
@@ -82,6 +84,7 @@ class Training:
             self.episodes += 1
         if isinstance(event, Guarded):
             self.guarded_chunks += len(event.chunks)
+            self.folder.add_guarded(event)
         if self._listener is not None and self._listener(event) is Stop:
             self._asked_to_stop = True
 
@@ -93,7 +96,7 @@ class Training:
             self.step()
         if self.judged_steps != self.engine.steps:
             self._evaluate()
-        self.folder.save_policy("last", self.engine.policy)
+        self._save()  # also where it is solved: it may be asked to go on from here
 
     def step(self) -> None:
         """One round, then what is due after it."""
@@ -108,7 +111,9 @@ class Training:
         if self.engine.steps >= self._next_eval:
             self._evaluate()
         if self.engine.steps >= self._next_checkpoint and not self.is_solved:
+            started_s = time.perf_counter()
             self._save()
+            self.clocks.train_s += time.perf_counter() - started_s
 
     def _evaluate(self) -> None:
         started_s, env_steps = time.perf_counter(), self.engine.steps
@@ -149,7 +154,7 @@ class Training:
         Of a run that is solved, they are those that confirmed it.
         """
         if self._final is None:
-            self._final = self._hundred(self.folder.policy(), series=AT_THE_END)
+            self._final = self._hundred(self.folder.policy(), series=AT_THE_END, attempt=self._extensions)
             # The goal counts when it was reached twice: in an evaluation, and here.
             if self._final is not None and self._until is not None:
                 self.is_solved = min(self.best_mean, float(self._final.mean())) >= self._until
@@ -172,12 +177,15 @@ class Training:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        started_s, env_steps = time.perf_counter(), self.engine.steps
+        env_steps = self.engine.steps
         self._next_checkpoint = env_steps + self._part.checkpoint_every
         arrays, facts = self.engine.checkpoint()
         # Returns may be anything a game says, also what JSON cannot: NaN, infinities.
         arrays |= {"training.best_mean": np.array(self.best_mean), "training.recent": np.array(self._recent, float)}
+        if self._final is not None:
+            arrays["training.final"] = self._final
         facts["training"] = {
+            "is_solved": self.is_solved, "extensions": self._extensions,
             "next_eval": self._next_eval, "judged_steps": self.judged_steps, "episodes": self.episodes,
             "guarded_chunks": self.guarded_chunks,
             "restores": self._restores, "confirmations": self._confirmations,
@@ -185,7 +193,6 @@ class Training:
         }  # fmt: skip
         path = self.checkpoints.save(Checkpoint(env_steps, arrays, facts))
         self.folder.save_policy("last", self.engine.policy)
-        self.clocks.train_s += time.perf_counter() - started_s
         self.hear(CheckpointSaved(env_steps=env_steps, path=str(path)))
 
     def resume(self) -> bool:
@@ -202,6 +209,9 @@ class Training:
         self.guarded_chunks = facts["guarded_chunks"]
         self._confirmations = facts["confirmations"]
         self.clocks.train_s, self.clocks.eval_s = facts["train_s"], facts["eval_s"]
+        if facts.get("is_solved") and facts["extensions"] == self._extensions:
+            # It was killed between its last checkpoint and its result; nobody has asked for more.
+            self.is_solved, self._final = True, checkpoint.arrays["training.final"]
         self.resumed_at_step = checkpoint.env_steps
         self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every
         return True

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from understudy.app.algorithms import algorithm_name
+from understudy.app.algorithms import ALGORITHMS, algorithm_name, described
 from understudy.app.presets import default_preset, read_preset, read_toml
 from understudy.app.settings import Resolver, Settings, check_until
 from understudy.core.errors import ConfigError
@@ -42,11 +42,27 @@ class Wanted:
 
 def wanted_algorithm(wanted: Wanted) -> Any:
     """The algorithm that was asked for, in words, in a file or by a preset; else the one for the kind of training."""
-    if wanted.algorithm is not None:
-        return wanted.algorithm
-    file = read_toml(wanted.config_file) if wanted.config_file is not None else {}
-    base = read_preset(wanted.preset) if wanted.preset else {}
-    return file.get("algorithm") or base.get("algorithm") or ("ppo" if wanted.from_store is None else "bc")
+    named = {
+        "--algorithm": wanted.algorithm,
+        f"--config {wanted.config_file}": wanted.config_file and read_toml(wanted.config_file).get("algorithm"),
+        f"--preset {wanted.preset}": wanted.preset and read_preset(wanted.preset).get("algorithm"),
+    }
+    named = {source: one for source, one in named.items() if one is not None}
+    names = {source: algorithm_name(one) for source, one in named.items()}
+    first = next(iter(names), None)
+    for source, name in names.items():
+        # An algorithm of one's own may borrow what a preset says about the run and the learner.
+        if first is not None and name != names[first] and names[first] in ALGORITHMS:
+            raise ConfigError(f"{first} is for {names[first]}, and {source} for {name}; leave out one of the two")
+    return named[first] if first is not None else "ppo" if wanted.from_store is None else "bc"
+
+
+def check_words(wanted: Wanted) -> None:
+    """ConfigError for what is wrong whatever the game; without JAX, unless the algorithm is the user's own."""
+    algorithm = wanted_algorithm(wanted)
+    name = algorithm_name(algorithm)
+    chosen = described(name) if name in ALGORITHMS else None if isinstance(algorithm, str) else algorithm
+    _filled(Resolver(name, chosen), wanted, wanted.preset).values()
 
 
 def resolve(wanted: Wanted, game: GameSpec) -> Settings:
@@ -54,7 +70,12 @@ def resolve(wanted: Wanted, game: GameSpec) -> Settings:
     algorithm = wanted_algorithm(wanted)
     name = algorithm_name(algorithm)
     resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
-    if preset := wanted.preset or default_preset(name, game):
+    settings = _filled(resolver, wanted, wanted.preset or default_preset(name, game)).settings()
+    return settings if not isinstance(wanted.network, NetworkSpec) else with_network(settings, wanted.network)
+
+
+def _filled(resolver: Resolver, wanted: Wanted, preset: str | None) -> Resolver:
+    if preset:
         resolver.add(read_preset(preset))
     if wanted.config_file is not None:
         resolver.add(read_toml(wanted.config_file))
@@ -62,8 +83,7 @@ def resolve(wanted: Wanted, game: GameSpec) -> Settings:
         resolver.set(key, value)
     if wanted.network is not None and not isinstance(wanted.network, NetworkSpec):
         resolver.set("widths", list(wanted.network))
-    settings = resolver.settings()
-    return settings if not isinstance(wanted.network, NetworkSpec) else with_network(settings, wanted.network)
+    return resolver
 
 
 def with_network(settings: Settings, network: NetworkSpec | None) -> Settings:

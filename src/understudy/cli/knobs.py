@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from understudy.app.algorithms import ALGORITHMS, algorithm_class
+from understudy.app.algorithms import ALGORITHMS, algorithm_class, described
 from understudy.app.presets import preset_names
 from understudy.app.settings import LearnerPart, RunPart
 from understudy.core.algorithm import Range, Schedule
@@ -16,7 +16,7 @@ from understudy.core.algorithm import Range, Schedule
 def listed(algorithm: str | None) -> dict[str, Any]:
     """Every algorithm (or the one that was named) with its settings, and the presets."""
     names = [algorithm] if algorithm else sorted(ALGORITHMS)
-    found = {name: algorithm_class(name) for name in names}
+    found = {name: described(name) if name in ALGORITHMS else algorithm_class(name) for name in names}
     return {
         "algorithms": {
             name: {"says": _first_line(one), "config": settings_of(one.Config), "knobs": settings_of(one.Knobs)}
@@ -34,8 +34,10 @@ def settings_of(part: Any) -> list[dict[str, Any]]:
     for one in dataclasses.fields(part):
         limits: Range | None = one.metadata.get("range")
         default = None if one.default is dataclasses.MISSING else one.default
+        is_switch = isinstance(default, bool)
         rows.append({
-            "name": one.name, "default": _plain(default), "low": limits and limits.low, "high": limits and limits.high,
+            "name": one.name, "default": _plain(default), "is_switch": is_switch,
+            "low": None if is_switch else limits and limits.low, "high": None if is_switch else limits and limits.high,
             "says": limits.says if limits else _OTHERS.get(one.name, ""),
         })  # fmt: skip
     return rows
@@ -74,14 +76,17 @@ def show(out: Console, fields: Mapping[str, Any]) -> None:
 
 def _show(out: Console, rows: Sequence[Mapping[str, Any]], *, note: str) -> None:
     out.print(f"  [dim]{escape(note)}[/]", soft_wrap=True)
-    cells = [
-        (row["name"], _short(row["default"]), "" if row["low"] is None else f"{row['low']:g} to {row['high']:g}")
-        for row in rows
-    ]
+    cells = [(row["name"], _short(row["default"]), _range(row)) for row in rows]
     wide = [max((len(row[at]) for row in cells), default=0) for at in range(3)]
     for row, (name, default, limits) in zip(rows, cells, strict=True):
         line = f"    {name:{wide[0]}}  {default:{wide[1]}}  {limits:{wide[2]}}  {row['says']}".rstrip()
         out.print(escape(line), soft_wrap=True)
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    if row["is_switch"]:
+        return "true or false"
+    return "" if row["low"] is None else f"{row['low']:g} to {row['high']:g}"
 
 
 def _short(value: Any) -> str:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import console, count, examples, finish, json_object, json_option
 from understudy.cli.training_view import Progress, duration, watching_run
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.core.events import Event
 
 _PATH = click.Path(path_type=Path)
@@ -52,7 +52,7 @@ _UNTIL = (
 @click.option("--init-from", type=_PATH, metavar="RUN", help="Start from the best policy of another run.")
 @click.option("--from-store", type=_PATH, metavar="DIR", help="Learn from a data folder; the game is not played.")
 @click.option("--out", type=_PATH, metavar="DIR", help="The run's folder (default: runs/GAME-ALGORITHM-N).")
-@click.option("--resume", is_flag=True, help="Go on with the run in --out, where it was stopped or killed.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out; past its end with more --steps or --until.")
 @click.option("--video", default=0, metavar="N", help="Film N episodes of the best policy into RUN/videos.")
 @click.option("--log", default="", metavar="NAMES", help="Also log to tensorboard, wandb, mlflow (with commas).")
 @click.option("--list", "is_list", is_flag=True, help="Show algorithms with their settings, defaults and ranges.")
@@ -73,7 +73,7 @@ def train(game: str | None, sets: Sequence[str], env_kwargs: str, is_list: bool,
     try:
         with Interrupts() as interrupts:
             result = _trained(out, progress, game, asked, interrupts)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StorageFull, StorageFailed, OSError):
         _say_how_to_go_on(progress, asked["seeds"])
         raise
     if not as_json:
@@ -143,12 +143,14 @@ def _say_how_to_go_on(progress: Progress, seeds: int | None) -> None:
         has_out = any(word == "--out" or word.startswith("--out=") for word in words)
         words += [] if has_out else ["--out", str(Path(run.run).parent)]
         command = shlex.join(["understudy", *words, "--resume"])
-    print(f"stopped at step {progress.steps}; go on with: {command}", file=sys.stderr)
+    print(f"stopped at {progress.unit.removesuffix('s')} {progress.steps}; go on with: {command}", file=sys.stderr)
 
 
 def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> None:
     run = escape(shlex.quote(result["run"]))
-    work = f"{count(result['env_steps'])} steps and {count(result['updates'])} updates"
+    work = f"{count(result['updates'])} updates"
+    if result["env_steps"]:
+        work = f"{count(result['env_steps'])} steps and {work}"
     lines = [
         _outcome(result) if seeds is None else _outcome_of_seeds(result),
         f"{work} in {duration(result['train_s'])}, compiling took {result['compile_s']:.1f} s",
@@ -164,7 +166,7 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
     if result["return_mean"] is not None:
         lines.append(f"next: understudy evaluate {run} --episodes 100 --seeds 10")
     if seeds is None and not result["solved"] and result["env_steps"]:
-        lines.append(f"      understudy train {result['game']} --algorithm {result['algorithm']} --init-from {run}")
+        lines.append(f"      understudy train --resume --out {run} --steps {2 * result['env_steps']}")
     out.print("\n".join(lines), soft_wrap=True)
 
 

@@ -1,7 +1,8 @@
 """The live view of a run: a table in a terminal, a line now and then elsewhere."""
 
+import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,10 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.cli.options import count
-from understudy.core.events import Compiling, Episode, Evaluation, Event, Guarded, OnEvent, Started, Update
+from understudy.core.events import Compiling, Episode, Evaluation, Event, Guarded, InitFrom, OnEvent, Started, Update
 
 _LINE_EVERY_S = 5.0
 _WINDOW_S = 5.0
+_GUARDS_SHOWN = 3
+"""Of each kind; the others are counted, and lie in the run's folder."""
+_NAMES_SHOWN = 6
 
 
 class Progress:
@@ -31,6 +35,7 @@ class Progress:
         self.evaluation: Evaluation | None = None
         self._recent: deque[float] = deque(maxlen=100)
         self._seen: deque[tuple[float, int, int]] = deque()
+        self._guards: Counter[str] = Counter()
 
     def hear(self, event: Event) -> None:
         self.steps = max(self.steps, event.env_steps)
@@ -51,6 +56,25 @@ class Progress:
                 self._note()
             case Evaluation():
                 self.evaluation = event
+            case Guarded():
+                self._guards[_kind(event)] += 1
+
+    @property
+    def unit(self) -> str:
+        """What a run's progress is counted in."""
+        return "updates" if self.started is not None and self.started.is_from_store else "steps"
+
+    @property
+    def guards(self) -> int:
+        """How often the guard stepped in."""
+        return self._guards.total()
+
+    def is_news(self, event: Guarded) -> bool:
+        """Whether this kind of guarding, which was heard already, has not been shown too often."""
+        return self._guards[_kind(event)] <= _GUARDS_SHOWN
+
+    def is_last_news(self, event: Guarded) -> bool:
+        return self._guards[_kind(event)] == _GUARDS_SHOWN
 
     def _note(self) -> None:
         self._seen.append((self._now(), self.steps, self.updates))
@@ -87,10 +111,14 @@ def watching_run(out: Console, progress: Progress) -> Iterator[OnEvent]:
 
         def hear(event: Event) -> None:
             progress.hear(event)
-            if isinstance(event, Started | Guarded):
-                out.print(_said(event))
+            if isinstance(event, Started) or (isinstance(event, Guarded) and progress.is_news(event)):
+                out.print(_said(event, progress))
 
         yield hear
+
+
+def _kind(event: Guarded) -> str:
+    return re.sub(r"[0-9]+", "", event.what.partition(":")[0])
 
 
 class _Lines:
@@ -100,8 +128,10 @@ class _Lines:
     def __call__(self, event: Event) -> None:
         self._progress.hear(event)
         now_s = time.monotonic()
+        if isinstance(event, Guarded) and not self._progress.is_news(event):
+            return
         if isinstance(event, Started | Guarded | Compiling):
-            self._out.print(_said(event), soft_wrap=True)
+            self._out.print(_said(event, self._progress), soft_wrap=True)
         elif isinstance(event, Evaluation) or (isinstance(event, Update) and now_s >= self._next_s):
             self._out.print(line(self._progress), soft_wrap=True)
         else:
@@ -109,15 +139,30 @@ class _Lines:
         self._next_s = now_s + _LINE_EVERY_S
 
 
-def _said(event: Started | Guarded | Compiling) -> str:
+def _said(event: Started | Guarded | Compiling, progress: Progress) -> str:
+    at = f"at {progress.unit.removesuffix('s')} {count(event.env_steps)}"
     match event:
         case Started():
-            goes_on = f", goes on at step {count(event.env_steps)}" if event.env_steps else ""
-            return f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run {escape(event.run)}{goes_on}"
+            goes_on = f", goes on {at}" if event.env_steps else ""
+            told = f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run {escape(event.run)}{goes_on}"
+            return told if event.init_from is None or goes_on else f"{told}\n{escape(fitted(event.init_from))}"
         case Compiling():
             return "compiling ..."
-    return (
-        f"[yellow]guarded[/] at step {count(event.env_steps)}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
+    told = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
+    if progress.is_last_news(event):
+        told += "\n[yellow]guarded[/] further ones of this kind are only counted; RUN/guarded.csv has them all"
+    return told
+
+
+def fitted(found: InitFrom) -> str:
+    """Which weights of another run this one begins with, in one line."""
+    whole = len(found.fit) + len(found.new)
+    if not found.new:
+        return f"from {found.run}: all {whole} weights fit"
+    names = ", ".join(found.new[:_NAMES_SHOWN])
+    more = len(found.new) - _NAMES_SHOWN
+    return f"from {found.run}: {len(found.fit)} of {whole} weights fit; new: {names}" + (
+        f" and {more} more" if more > 0 else ""
     )
 
 
@@ -141,12 +186,17 @@ def duration(seconds: float | None) -> str:
 def line(progress: Progress) -> str:
     """Where a run stands, in one line."""
     steps_s, updates_s = progress.rates
-    parts = [f"{count(progress.steps)} steps", f"{count(progress.updates)} updates"]
+    shown = {"steps": (progress.steps, steps_s), "updates": (progress.updates, updates_s)}
+    if progress.unit == "updates":
+        del shown["steps"]
+    parts = [f"{count(done)} {unit}" for unit, (done, _) in shown.items()]
     if steps_s:
-        parts.append(f"{count(steps_s)} steps/s, {count(updates_s)} updates/s")
+        parts.append(", ".join(f"{count(rate)} {unit}/s" for unit, (_, rate) in shown.items()))
     if progress.evaluation is not None:
         parts.append(f"return {returns(progress.evaluation)}")
     parts += [f"lag {progress.lag_versions}, replay ratio {progress.replay_ratio:.1f}"]
+    if progress.guards:
+        parts.append(f"guarded {count(progress.guards)} times")
     if progress.left_s:
         parts.append(f"{duration(progress.left_s)} left at most")
     return "; ".join(parts)
@@ -160,15 +210,20 @@ def table(progress: Progress) -> Table:
         shown.add_row("[dim]starting ...[/]")
         return shown
     steps_s, updates_s = progress.rates
-    shown.add_row("steps", f"{count(progress.steps)} of {count(run.steps)}", f"{count(steps_s)}/s")
     waits = "[bold yellow]compiling ...[/]" if progress.is_compiling else f"{count(updates_s)}/s"
-    shown.add_row("updates", count(progress.updates), waits)
+    if progress.unit == "steps":
+        shown.add_row("steps", f"{count(progress.steps)} of {count(run.steps)}", f"{count(steps_s)}/s")
+        shown.add_row("updates", count(progress.updates), waits)
+    else:
+        shown.add_row("updates", f"{count(progress.steps)} of {count(run.steps)}", waits)
     goal = "" if run.until is None else f"goal {run.until:g}"
     best = "-" if progress.evaluation is None else returns(progress.evaluation)
     shown.add_row("return", f"[bold]{best}[/]", goal)
     if progress.train_return is not None:
         shown.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
     shown.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
+    if progress.guards:
+        shown.add_row("[yellow]guarded[/]", f"{count(progress.guards)} times", "[dim]RUN/guarded.csv[/]")
     left = duration(progress.left_s)
     shown.add_row("time left", left if run.until is None else f"{left} at most", "")
     return shown

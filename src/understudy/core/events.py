@@ -6,6 +6,17 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InitFrom:
+    """What a run took from another one's policy to begin with."""
+
+    run: str
+    fit: Sequence[str]
+    """Names of the weights it took."""
+    new: Sequence[str]
+    """Names of those that begin fresh: the other run has none of this name and shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """The run's folder is there and the first round begins; comes once, before every other event."""
 
@@ -20,6 +31,10 @@ class Started:
     """When the run ends at the latest, in env steps (updates, where it learns from a store)."""
     until: float | None
     """The return at which it ends earlier."""
+    is_from_store: bool = False
+    """Whether it learns from a store and plays nothing; every `env_steps` counts updates then."""
+    init_from: InitFrom | None = None
+    """What it begins with, where it was asked to start from another run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
