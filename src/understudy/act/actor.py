@@ -87,8 +87,9 @@ class Actor:
     ) -> Collected:  # fmt: skip
         self._make_ready(policy)
         tape = self._fresh_tape(policy, steps)
-        play = Play(policy, None if deterministic else self._noise(policy, steps, round_no), explore, deterministic)
-        self._play(play, tape)
+        noise = None if deterministic else self._noise(policy, steps, round_no)
+        how = {"explore": explore, "legal": self._live.legal, "deterministic": deterministic}
+        self._play(Play(policy, noise, how), tape)
         is_first = np.concatenate([self._standing.length[None] == 0, tape.ended[:-1]])
         priority = None if tape.q is None else _priority(policy, tape, last=self._live)
         cuts = tape.rows(is_first=is_first, version=policy.version, priority=priority)
@@ -217,18 +218,17 @@ class Play:
 
     policy: Policy
     noise: Array | None  # [steps, envs, ...]
-    explore: Any
-    deterministic: bool
+    how: dict[str, Any]
+    """What a policy and its head are told beside."""
 
     def decide(self, live: LiveEnvs, tape: Tape, t: int) -> Decision:
         """The decisions of one time step; keeps the action values where first priorities are wanted."""
         noise = None if self.noise is None else self.noise[t]
-        how = {"explore": self.explore, "legal": live.legal, "deterministic": self.deterministic}
         if tape.q is None:
-            return self.policy.decide(live.inputs, noise, **how)
+            return self.policy.decide(live.inputs, noise, **self.how)
         outputs = self.policy.outputs(live.inputs)
         tape.q[t] = q_of(outputs)
-        return self.policy.head.sample(outputs, noise, **how)
+        return self.policy.head.sample(outputs, noise, **self.how)
 
 
 def _write(tape: Tape, t: int, live: LiveEnvs) -> None:

@@ -30,12 +30,12 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._carts, self._rewards = cartpole.Carts(num_envs), np.ones(num_envs)
         self._elapsed = np.zeros(num_envs, np.int64)
-        self._prepared: dict[int | None, NDArray[np.float64]] = {}
+        self._first, self._place = np.zeros((4, 0)), dict[int | None, int]()
 
     def prepare(self, seeds: NDArray[np.uint32]) -> None:
         """Get ready for resets with these seeds, which makes them cheaper; forgets those of earlier calls."""
-        states = cartpole.reset_many(seeds).T
-        self._prepared = dict(zip(seeds.tolist(), states, strict=True))
+        self._first = cartpole.reset_many(seeds)
+        self._place = dict(zip(seeds.tolist(), range(len(seeds)), strict=True))
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -43,8 +43,8 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         """All observations, after a reset of those that the mask names, or of all."""
         mask = (options or {}).get("reset_mask")
         seeds = _seeds(seed, self.num_envs)
-        envs = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        self._carts.state[:, envs] = np.array([self._first_state(seeds[env]) for env in envs.tolist()]).T
+        envs = np.arange(self.num_envs) if mask is None else np.asarray(mask).nonzero()[0]
+        self._carts.state[:, envs] = self._first_states([seeds[env] for env in envs.tolist()])
         self._elapsed[envs] = 0
         return self._obs(), {}
 
@@ -58,9 +58,11 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         self._elapsed += 1
         return self._obs(), self._rewards.copy(), terminated, self._elapsed >= cartpole.MAX_EPISODE_STEPS, {}
 
-    def _first_state(self, seed: int | None) -> NDArray[np.float64]:
-        state = self._prepared.get(seed)
-        return cartpole.reset(seed) if state is None else state
+    def _first_states(self, seeds: Sequence[int | None]) -> NDArray[np.float64]:
+        try:
+            return self._first[:, [self._place[seed] for seed in seeds]]
+        except KeyError:  # of seeds that nobody told about
+            return np.array([cartpole.reset(seed) for seed in seeds]).T
 
     def _obs(self) -> NDArray[np.float32]:
         return self._carts.state.T.astype(np.float32, order="C")

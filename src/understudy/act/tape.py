@@ -109,11 +109,11 @@ class Tape:
     def _begins(self, layout: "Layout") -> list[list["Begin"]]:
         """For each env its episodes; those that begin behind the tape have no row in it, and any will do."""
         begins: list[list[Begin]] = [[(-1, 0, seed)] for seed in self.open_seeds]
-        step, env = self.ends.step + 1, self.ends.env
-        row = layout.at[np.minimum(step, self.steps - 1), env]
-        columns = (column.tolist() for column in (env, step, row, self.ends.next_seed))
-        for one, *begin in zip(*columns, strict=True):
-            begins[one].append(tuple(begin))
+        first, envs = self.ends.step + 1, self.ends.env
+        rows = layout.at[np.minimum(first, self.steps - 1), envs]
+        columns = (column.tolist() for column in (envs, first, rows, self.ends.next_seed))
+        for env, step, row, seed in zip(*columns, strict=True):
+            begins[env].append((step, row, seed))
         return begins
 
     def seeds_ended(self) -> list[int]:

@@ -57,17 +57,16 @@ class Carts:
     """Many carts in NumPy that move in place: the bits of `step` without its temporaries, in two thirds of its time."""
 
     def __init__(self, n: int) -> None:
-        self.state = np.zeros((4, n))
-        self._rates, self._rooms, self._far, self._beyond = (
-            np.empty((rows, n), dtype) for rows, dtype in ((4, float), (5, float), (2, float), (2, bool))
-        )
+        self.state = state = np.zeros((4, n))
+        """float64[4, n]; write into it, never put another in its place: the views below are of this one."""
+        rates, far, beyond = np.empty((4, n)), np.empty((2, n)), np.empty((2, n), np.bool_)
+        self._whole = rates, rates[::2], state[1::2], state[::2], far, beyond
+        self._rows = *state[2:], *rates[1::2], *np.empty((5, n)), *beyond
 
     def step(self, action: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
         """Push every cart; which of them left or let the pole fall."""
-        state, rates, far, beyond = self.state, self._rates, self._far, self._beyond
-        _, _, angle, spin = state
-        _, shove, _, turn = rates
-        cosine, sine, pull, a, b = self._rooms
+        rates, moves, speeds, places, far, beyond = self._whole
+        angle, spin, shove, turn, cosine, sine, pull, a, b, has_left, has_fallen = self._rows
         add, subtract, multiply, divide = np.add, np.subtract, np.multiply, np.divide
         np.cos(angle, cosine), np.sin(angle, sine)
         # Each line is one of `step`, in the same order; constants that are arrays need no conversion.
@@ -78,10 +77,10 @@ class Carts:
         divide(subtract(multiply(_GRAVITY, sine, b), multiply(cosine, pull, turn), b), a, turn)
         divide(multiply(multiply(_POLE_MOMENT, turn, a), cosine, a), _TOTAL_MASS, a)
         subtract(pull, a, shove)
-        rates[::2] = state[1::2]
-        add(state, multiply(_STEP_S, rates, rates), state)
-        np.greater(np.abs(state[::2], far), _LIMITS, beyond)
-        ended: NDArray[np.bool_] = np.logical_or(beyond[0], beyond[1])
+        moves[:] = speeds
+        add(self.state, multiply(_STEP_S, rates, rates), self.state)
+        np.greater(np.abs(places, far), _LIMITS, beyond)
+        ended: NDArray[np.bool_] = np.logical_or(has_left, has_fallen)
         return ended
 
 
