@@ -56,6 +56,9 @@ def _compiled(spec: NetworkSpec, weights: Weights, heads: Iterable[str] | None, 
     if len(inputs) > 1:
         return _many(inputs, trunk, ends)
     ((column, first),) = inputs
+    if len(ends) == 1:
+        ((name, last),) = ends
+        return _straight(column, name, first + trunk + last)
     body = first + trunk
 
     def run(obs: Mapping[str, Array]) -> dict[str, Array]:
@@ -63,6 +66,16 @@ def _compiled(spec: NetworkSpec, weights: Weights, heads: Iterable[str] | None, 
         for step in body:
             x = step(x)
         return _ends(x, ends)
+
+    return run
+
+
+def _straight(column: str, head: str, steps: Sequence[Step]) -> Forward:
+    def run(obs: Mapping[str, Array]) -> dict[str, Array]:
+        x = obs[column]
+        for step in steps:
+            x = step(x)
+        return {head: x}
 
     return run
 

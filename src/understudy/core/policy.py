@@ -51,19 +51,11 @@ class Policy:
     priority: InitialPriority | None = None
 
     _forward: Forward = field(init=False, repr=False)
-    _row: Forward = field(init=False, repr=False)
-    _read: Read = field(init=False, repr=False)
-    _greedy: tuple[str, int] | None = field(init=False, repr=False)
-    """For discrete actions: the output whose largest element is taken, and the number of the first action."""
 
     def __post_init__(self) -> None:
         _check_fit(self)
         object.__setattr__(self, "weights", checked_weights(self.network, self.weights))
         object.__setattr__(self, "_forward", compile_network(self.network, self.weights, heads=self.head.outputs))
-        object.__setattr__(self, "_row", compile_row(self.network, self.weights, heads=self.head.outputs))
-        object.__setattr__(self, "_read", obs_reader(self.game, stack=self.stack))
-        discrete = self.game.discrete
-        object.__setattr__(self, "_greedy", discrete and (self.head.outputs[0], discrete.start))
 
     def __eq__(self, other: object) -> bool:
         """Bit-equal: every fact and every weight."""
@@ -123,6 +115,20 @@ class Policy:
         )
         action = env_actions(self.game, decision.action)[0]
         return int(action) if self.head.is_discrete else action
+
+    @cached_property
+    def _read(self) -> Read:
+        return obs_reader(self.game, stack=self.stack)
+
+    @cached_property
+    def _row(self) -> Forward:
+        return compile_row(self.network, self.weights, heads=self.head.outputs)
+
+    @cached_property
+    def _greedy(self) -> tuple[str, int] | None:
+        """For discrete actions: the output whose largest element is taken, and the number of the first action."""
+        discrete = self.game.discrete
+        return None if discrete is None else (self.head.outputs[0], discrete.start)
 
     def _mask(self, legal: Any) -> Array:
         if not self.head.is_discrete:
