@@ -11,6 +11,7 @@ from understudy.core.heads import head_for
 from understudy.core.layers import (
     Activation,
     Channels,
+    Constant,
     Conv,
     Dense,
     Flatten,
@@ -23,7 +24,7 @@ from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES
-from understudy.learn.architecture import network_for
+from understudy.learn.architecture import network_for, policy_outputs
 from understudy.learn.networks import init_weights
 from understudy.testing.samples import random_rows, random_spec
 
@@ -106,3 +107,10 @@ def test_parts_of_an_observation_are_concatenated() -> None:
     assert list(spec.inputs) == ["obs.cam", "obs.kind", "obs.x"]
     convolved = 5 * 5 * 32
     assert spec.shapes()["trunk.0.kernel"] == (convolved + 4 + 3, 8)
+
+
+def test_a_policy_begins_undecided_and_has_what_its_head_reads():
+    steer = game_spec("steer", obs=3, actions=Box((2,), F32, -1.0, 1.0))
+    last = Dense(2, gain=0.01)
+    assert policy_outputs(head_for(game_spec("line", obs=3, actions=2))) == {"logits": (last,)}
+    assert policy_outputs(head_for(steer)) == {"mean": (last,), "log_std": (Constant(2),)}

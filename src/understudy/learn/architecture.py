@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from understudy.core.game import GameSpec
+from understudy.core.heads import Head
 from understudy.core.layers import (
     Activation,
     Channels,
+    Constant,
     Conv,
     Dense,
     Flatten,
@@ -31,6 +33,12 @@ MAX_CHOICES = 4096
 
 LARGE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1))
 SMALL = (Conv(16, 4, 2), Conv(32, 3, 2))
+
+
+def policy_outputs(head: Head) -> dict[str, tuple[Layer, ...]]:
+    """The last layers that a stochastic head reads from, for a policy that begins undecided."""
+    last = Dense(head.size, gain=0.01)
+    return {"logits": (last,)} if head.is_discrete else {"mean": (last,), "log_std": (Constant(head.size),)}
 
 
 def network_for(

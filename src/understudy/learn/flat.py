@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from understudy.core.heads import Decision, Head
 from understudy.core.layers import ObservationNorm
 from understudy.core.network import NetworkSpec
 from understudy.core.tensors import Array
@@ -40,6 +41,15 @@ def first_weights(key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None
         if start is not None and name in start and start[name].shape == shape:
             fresh[name] = jnp.asarray(start[name])
     return pack(spec, fresh)
+
+
+def decide(
+    spec: NetworkSpec, flat: Any, head: Head, *, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any
+) -> Decision:
+    """What a policy of these weights does, one decision per row of the observations."""
+    outputs = networks.apply(spec, unpack(spec, flat), obs)
+    noise = networks.noise(key, head, next(iter(outputs.values())).shape[0])
+    return networks.sample(head, outputs, noise, explore=explore, legal=legal)
 
 
 def observe(spec: NetworkSpec, flat: Any, obs: Mapping[str, Any]) -> Any:

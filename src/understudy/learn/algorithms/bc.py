@@ -12,13 +12,12 @@ import numpy as np
 from understudy.core.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
 from understudy.core.game import GameSpec
 from understudy.core.heads import Head, head_for
-from understudy.core.layers import Constant, Dense
 from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
-from understudy.learn.architecture import network_for
+from understudy.learn.architecture import network_for, policy_outputs
 
 MAX_SURPRISE = 1e12
 """No row of a sane game is this unlikely; one whose action its own mask forbids is."""
@@ -74,13 +73,11 @@ class Bc:
 
     @cached_property
     def network(self) -> NetworkSpec:
-        last, config = Dense(self.head.size, gain=0.01), self.config
-        heads: dict[str, Any] = {"logits": (last,)}
-        if self.game.discrete is None:
-            heads = {"mean": (last,), "log_std": (Constant(self.head.size),)}
+        config = self.config
         return config.network or network_for(
-            self.game, heads=heads, widths=config.widths, stack=config.stack, observation_norm=config.observation_norm
-        )
+            self.game, heads=policy_outputs(self.head), widths=config.widths, stack=config.stack,
+            observation_norm=config.observation_norm,
+        )  # fmt: skip
 
     @cached_property
     def _adam(self) -> Adam:
@@ -91,9 +88,7 @@ class Bc:
         return BcState(weights, self._adam.init(weights))
 
     def act(self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        outputs = networks.apply(self.network, flat.unpack(self.network, state.weights), obs)
-        noise = networks.noise(key, self.head, next(iter(outputs.values())).shape[0])
-        return networks.sample(self.head, outputs, noise, explore=explore, legal=legal)
+        return flat.decide(self.network, state.weights, self.head, obs=obs, key=key, explore=explore, legal=legal)
 
     def update(self, state: BcState, batch: Batch, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
         """One gradient step towards what was done."""

@@ -104,9 +104,7 @@ class Dqn:
         return DqnState(weights, jnp.copy(weights), self._adam.init(weights), jnp.zeros((), jnp.int32))
 
     def act(self, state: DqnState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        outputs = networks.apply(self.network, flat.unpack(self.network, state.weights), obs)
-        noise = networks.noise(key, self.head, outputs["q"].shape[0])
-        return networks.sample(self.head, outputs, noise, explore=explore, legal=legal)
+        return flat.decide(self.network, state.weights, self.head, obs=obs, key=key, explore=explore, legal=legal)
 
     def update(self, state: DqnState, batch: Batch, knobs: Mapping[str, Any]) -> tuple[DqnState, Feedback]:
         """One gradient step on Huber's loss of the n-step error; feedback carries the new priorities."""

@@ -13,13 +13,13 @@ from understudy.core.algorithm import Decision, Feedback, Rollout, Rollouts, Sch
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.heads import Head, head_for
-from understudy.core.layers import Constant, Dense
+from understudy.core.layers import Dense
 from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
-from understudy.learn.architecture import network_for
+from understudy.learn.architecture import network_for, policy_outputs
 from understudy.learn.returns import advantages
 
 MAX_RETURN = 1e12
@@ -100,11 +100,7 @@ class Ppo:
 
     @cached_property
     def network(self) -> NetworkSpec:
-        last, size = Dense(self.head.size, gain=0.01), self.head.size
-        is_discrete = self.game.discrete is not None
-        return self.config.network or self._made({"logits": (last,)} if is_discrete else {
-            "mean": (last,), "log_std": (Constant(size),),
-        })  # fmt: skip
+        return self.config.network or self._made(policy_outputs(self.head))
 
     @cached_property
     def value_network(self) -> NetworkSpec:
@@ -128,9 +124,7 @@ class Ppo:
         return PpoState(policy, value, self._adam.init((policy, value)), key)
 
     def act(self, state: PpoState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        outputs = networks.apply(self.network, flat.unpack(self.network, state.policy), obs)
-        noise = networks.noise(key, self.head, next(iter(outputs.values())).shape[0])
-        return networks.sample(self.head, outputs, noise, explore=explore, legal=legal)
+        return flat.decide(self.network, state.policy, self.head, obs=obs, key=key, explore=explore, legal=legal)
 
     def update(self, state: PpoState, batch: Rollout, knobs: Mapping[str, Any]) -> tuple[PpoState, Feedback]:
         """All epochs over one rollout; `ratio_error` says whether the policy that played is the one that learns."""
