@@ -43,3 +43,10 @@ class TestBc(AlgorithmContract):
 
     def make_masked(self) -> Algorithm:
         return Bc(MASKED, BcConfig(widths=(16,), batch=16))
+
+
+class TestBcOfContinuousActions(AlgorithmContract):
+    lane_tolerance = 1e-4
+
+    def make(self) -> Algorithm:
+        return Bc(PULL, BcConfig(widths=(64, 64), batch=64))
