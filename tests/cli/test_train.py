@@ -152,12 +152,18 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
     assert "n_step 3 1 to 100 steps per transition" in [" ".join(line.split()) for line in out.splitlines()]
     assert "presets: " in out
     assert "double true true or false the online network" in " ".join(out.split())
-    out, _ = said(capsys, "train", "--list", "--algorithm", "dqn", "--json")
+    out, _ = said(capsys, "train", "--list", "--json")
     fields = json.loads(out)
-    assert list(fields["algorithms"]) == ["dqn"]
-    for part in (*fields["algorithms"]["dqn"].values(), fields["run"], fields["learner"]):
-        for row in part if isinstance(part, list) else ():
-            assert row["says"], row
+    assert list(fields["algorithms"]) == ["bc", "dqn", "ppo"]
+    parts = [one[part] for one in fields["algorithms"].values() for part in ("config", "knobs")]
+    for row in (row for part in (*parts, fields["run"], fields["learner"]) for row in part):
+        assert row["says"], row
+        # A word, a list and a return have no range; all others have a default too.
+        if row["name"] not in ("activation", "network", "until", "widths"):
+            assert row["default"] is not None, row
+            assert row["is_switch"] or row["low"] < row["high"], row
+    out, _ = said(capsys, "train", "--list", "--algorithm", "dqn", "--json")
+    assert list(json.loads(out)["algorithms"]) == ["dqn"]
     _, err = said(capsys, "train", "--list", "--algorithm", "dqq", code=2)
     assert "did you mean 'dqn'" in err
 

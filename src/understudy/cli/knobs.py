@@ -11,6 +11,7 @@ from understudy.app.algorithms import ALGORITHMS, algorithm_class, described
 from understudy.app.presets import preset_names
 from understudy.app.settings import LearnerPart, RunPart
 from understudy.core.algorithm import Range, Schedule
+from understudy.core.layers import ACTIVATIONS
 
 
 def listed(algorithm: str | None) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def settings_of(part: Any) -> list[dict[str, Any]]:
 _OTHERS = {
     "widths": "widths of the layers (--network 64,64)",
     "network": "a network of one's own (in Python)",
+    "activation": f"what follows each layer: {', '.join(ACTIVATIONS)}",
     "until": "the return at which a run is solved (--until)",
 }
 
