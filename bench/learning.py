@@ -58,12 +58,15 @@ def _run(task: Task, seed: int) -> dict[str, Any]:
 
 
 def _row(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    found = bootstrap([[run["return_mean"]] for run in runs], iqm)
-    solved = sum(run["solved"] for run in runs)
+    # A run that nobody could judge has no return: it counts as not solved, and is told.
+    judged = [run for run in runs if run["return_mean"] is not None]
+    found = bootstrap([[run["return_mean"]] for run in judged], iqm) if judged else None
+    solved = sum(run["solved"] for run in judged)
     return {
         "task": task.name, "goal": task.goal, "is_share_of_player": task.store is not None, "solved": solved,
-        "seeds": len(runs), "learned": solved >= ENOUGH * len(runs), "iqm": found.value, "low": found.low,
-        "high": found.high, "median_env_steps": float(np.median([run["env_steps"] for run in runs])),
+        "seeds": len(runs), "judged": len(judged), "learned": solved >= ENOUGH * len(runs),
+        "iqm": found and found.value, "low": found and found.low, "high": found and found.high,
+        "median_env_steps": float(np.median([run["env_steps"] for run in runs])),
         "median_updates": float(np.median([run["updates"] for run in runs])), "runs": runs,
     }  # fmt: skip
 
@@ -73,8 +76,10 @@ def _show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         interval = "" if row["low"] is None else f"{row['low']:.1f} to {row['high']:.1f}"
         goal = f"{row['goal']:.0%} of the player" if row["is_share_of_player"] else f"{row['goal']:g}"
+        unjudged = row["seeds"] - row["judged"]
+        solved = f"{row['solved']} of {row['seeds']}" + (f", {unjudged} without evaluation" if unjudged else "")
         table.add_row(
-            row["task"], goal, f"{row['solved']} of {row['seeds']}", f"{row['iqm']:.1f}", interval,
+            row["task"], goal, solved, "" if row["iqm"] is None else f"{row['iqm']:.1f}", interval,
             f"{row['median_env_steps']:,.0f}", f"{row['median_updates']:,.0f}",
         )  # fmt: skip
     Console().print(table)

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import evaluator, guard, run, table
+from bench import evaluator, guard, learning, run, table
 from bench.against import link, payload
 from bench.bootstrap import times_better
 from bench.contest import Found, disagreements, in_order, learning_gate, on_cores, solve_all
 from bench.contestants import REQUIREMENTS, Contestant, ContestantError, Process
 from bench.figures import Gate
 from bench.measures import MEASURES, OURS, TRAINING, Goal, Measure
+from bench.tasks import TASKS
 from understudy.core.errors import ConfigError
 from understudy.games import cartpole
 
@@ -315,3 +316,23 @@ def test_our_replay_takes_the_peers_blocks_as_chunks(kind):
     chunk = ours._chunk(game_spec("bench-test", obs=obs, actions=2), kind, 512, new_session(time.time()))
     assert (payload.numbers_of(chunk.columns["obs"]) == np.arange(512, 1025)).all()
     assert chunk.meta.chunk_no == 1
+
+
+# --- Learning over seeds ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unjudged", [0, 1, 2, 10])
+def test_a_run_without_an_evaluation_counts_as_not_solved_and_is_told(
+    unjudged: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    runs = [
+        {"solved": True, "return_mean": None if at < unjudged else 500.0, "env_steps": 10, "updates": 1, "seed": at}
+        for at in range(10)
+    ]
+    row = learning._row(TASKS[0], runs)
+    assert (row["solved"], row["judged"], row["seeds"]) == (10 - unjudged, 10 - unjudged, 10)
+    assert row["learned"] == (unjudged <= 1)
+    assert row["iqm"] == (500.0 if unjudged < 10 else None)
+    learning._show([json.loads(json.dumps(row))])
+    assert (f"{unjudged} without evaluation" in capsys.readouterr().out) == (unjudged > 0)
