@@ -41,7 +41,7 @@ def _column(kind: Any) -> Any:
 _f4, _f8, _i4, _i8 = types.float32, types.float64, types.int32, types.int64
 _Nodes, _Numbers, _Facts, _Wholes = _f8[::1], _i8[::1], _f4[:, ::1], _i4[:, ::1]
 _Bytes = types.uint8[:, ::1]
-_Tree = (_Nodes, _Nodes, _Numbers)  # nodes level by level, sums up to each child of a level, where each level begins
+_Tree = types.Tuple((_Nodes, _Numbers))  # nodes level by level, and where each level begins
 
 
 def _code_to_fetch(_: Any, array: Any, index: Any) -> Any:
@@ -70,97 +70,83 @@ Rows lie anywhere in arrays larger than the cache, and waiting for them is most 
 # --- The tree --------------------------------------------------------------------------------------------------------
 
 
-@_compiled(_i8(*_Tree, _Numbers, _Nodes))
-def set_rows(nodes: Any, sums: Any, begin: Any, rows: Any, masses: Any) -> int:
+@_compiled(_i8(_Tree, _Numbers, _Nodes))
+def set_rows(tree: Any, rows: Any, masses: Any) -> int:
     """Give rows their masses; the answer is how many more rows have one now."""
-    parents, n, change = np.empty(len(rows), np.int64), 0, 0
+    nodes, begin = tree
+    parents, n, change, last = np.empty(len(rows) + 1, np.int64), 0, 0, -1
     eight, above = np.uint64(8), np.uint64(begin[1])
     for i in range(len(rows)):
-        row = np.uint64(rows[i])
+        row, parent = np.uint64(rows[i]), rows[i] >> 4
         change += int(masses[i] > 0) - int(nodes[row] > 0)
         nodes[row] = masses[i]
-        if n == 0 or parents[n - 1] != rows[i] >> 4:
-            parents[n] = rows[i] >> 4
+        if parent != last:
             n += 1
-            group = np.uint64((rows[i] >> 8) << 4)
-            _fetch(nodes, above + group)
-            _fetch(nodes, above + group + eight)
-            _fetch(sums, group)
-            _fetch(sums, group + eight)
+            parents[np.uint64(n)] = last = parent
+            group = above + np.uint64((parent >> 4) << 4)
+            _fetch(nodes, group)
+            _fetch(nodes, group + eight)
     for level in range(len(begin) - 1):
         # Rows mostly come sorted, so that neighbours share parents and the list shrinks on its way up.
-        kept = 0
-        for i in range(n):
-            parent = parents[i]
-            at = np.uint64(begin[level] + (parent << 4))
-            if level == 0:
-                a, b, c, d = 0.0, 0.0, 0.0, 0.0
-                for j in range(0, 16, 4):
-                    a += nodes[at + np.uint64(j)]
-                    b += nodes[at + np.uint64(j + 1)]
-                    c += nodes[at + np.uint64(j + 2)]
-                    d += nodes[at + np.uint64(j + 3)]
-                total = (a + b) + (c + d)
-            else:
-                total, to = 0.0, at - above
-                for j in range(16):
-                    total += nodes[at + np.uint64(j)]
-                    sums[to + np.uint64(j)] = total
-            nodes[np.uint64(begin[level + 1] + parent)] = total
-            if kept == 0 or parents[kept - 1] != parent >> 4:
-                parents[kept] = parent >> 4
-                kept += 1
+        kept, last, base, to = 0, -1, np.uint64(begin[level]), np.uint64(begin[level + 1])
+        for i in range(1, n + 1):
+            parent = parents[np.uint64(i)]
+            at = base + np.uint64(parent << 4)
+            a, b, c, d = 0.0, 0.0, 0.0, 0.0
+            for j in range(0, 16, 4):
+                a += nodes[at + np.uint64(j)]
+                b += nodes[at + np.uint64(j + 1)]
+                c += nodes[at + np.uint64(j + 2)]
+                d += nodes[at + np.uint64(j + 3)]
+            nodes[to + np.uint64(parent)] = (a + b) + (c + d)
+            kept += int(parent >> 4 != last)
+            parents[np.uint64(kept)] = last = parent >> 4
         n = kept
     return change
 
 
-_BELOW = 1 - 2.0**-53
-"""Times this, a number becomes the next smaller one."""
+@_compiled(types.Tuple((types.uint64, _f8))(_Nodes, types.uint64, _f8))
+def _child(nodes: Any, at: Any, value: Any) -> tuple[Any, Any]:
+    """Which of the 16 nodes from `at` on lies at this distance, and how far into it that is."""
+    one, two, three, four, eight = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4), np.uint64(8)
+    b, c = at + four, at + eight
+    # First the right four, then the right one of them, without branches.
+    to_b = (nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three])
+    to_c = to_b + ((nodes[b] + nodes[b + one]) + (nodes[b + two] + nodes[b + three]))
+    to_d = to_c + ((nodes[c] + nodes[c + one]) + (nodes[c + two] + nodes[c + three]))
+    at += (np.uint64(value >= to_b) + np.uint64(value >= to_c) + np.uint64(value >= to_d)) << two
+    value -= to_d if value >= to_d else (to_c if value >= to_c else (to_b if value >= to_b else 0.0))
+    to_1 = nodes[at]
+    to_2 = to_1 + nodes[at + one]
+    to_3 = to_2 + nodes[at + two]
+    at += np.uint64(value >= to_1) + np.uint64(value >= to_2) + np.uint64(value >= to_3)
+    value -= to_3 if value >= to_3 else (to_2 if value >= to_2 else (to_1 if value >= to_1 else 0.0))
+    while not nodes[at] > 0:  # rounding led past the end: to the end of the last one that has a mass
+        at -= one
+        value = nodes[at]
+    return at, value
 
 
-@_compiled(types.void(*_Tree, _Nodes, _Numbers, _Bytes, _Bytes))
-def descend(nodes: Any, sums: Any, begin: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
+@_compiled(types.void(_Tree, _Nodes, _Numbers, _Bytes, _Bytes))
+def descend(tree: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
     """Write the row at each distance into the total, and fetch what is read of it next; `left` is used up."""
-    one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)  # unsigned: no look for minus
-    seven, eight, eleven, fifteen = np.uint64(7), np.uint64(8), np.uint64(11), np.uint64(15)
+    nodes, begin = tree
+    one, two, four, eight = np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(8)  # unsigned: no look for minus
     facts_width, obs_width = np.uint64(facts.shape[1]), np.uint64(obs.shape[1])
     for i in range(len(rows)):
         rows[i] = 0
-    # Level by level over the whole batch, so that loads do not wait for one another. In a node first the right four of
-    # its children, then the right one of the four, without branches.
+    # Level by level over the whole batch, so that loads do not wait for one another.
     for level in range(len(begin) - 2, 0, -1):
-        base = np.uint64(begin[level] - begin[1])
+        base, below = np.uint64(begin[level]), np.uint64(begin[level - 1])
         for i in range(len(rows)):
-            node = np.uint64(rows[i]) << four
-            at = base + node
-            value = min(left[i], sums[at + fifteen] * _BELOW)  # rounding leads past the end otherwise
-            to_b, to_c, to_d = sums[at + three], sums[at + seven], sums[at + eleven]
-            child = (np.uint64(value >= to_b) + np.uint64(value >= to_c) + np.uint64(value >= to_d)) << two
-            to_1, to_2, to_3 = sums[at + child], sums[at + child + one], sums[at + child + two]
-            child += np.uint64(value >= to_1) + np.uint64(value >= to_2) + np.uint64(value >= to_3)
-            left[i] = value - (sums[at + child - one] if child > 0 else 0.0)
-            rows[i] = np.int64(node + child)
-            if level == 1:
-                _fetch(nodes, (node + child) << four)
-                _fetch(nodes, ((node + child) << four) + eight)
-            elif level == 2:
-                _fetch(sums, (node + child) << four)
-                _fetch(sums, ((node + child) << four) + eight)
+            at, left[i] = _child(nodes, base + (np.uint64(rows[i]) << four), left[i])
+            rows[i] = np.int64(at - base)
+            if level < 3:
+                group = below + ((at - base) << four)
+                _fetch(nodes, group)
+                _fetch(nodes, group + eight)
     for i in range(len(rows)):
-        value = left[i]
-        at = np.uint64(rows[i]) << four
-        b, c = at + four, at + eight
-        to_b = (nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three])
-        to_c = to_b + ((nodes[b] + nodes[b + one]) + (nodes[b + two] + nodes[b + three]))
-        to_d = to_c + ((nodes[c] + nodes[c + one]) + (nodes[c + two] + nodes[c + three]))
-        at += (np.uint64(value >= to_b) + np.uint64(value >= to_c) + np.uint64(value >= to_d)) << two
-        value -= to_d if value >= to_d else (to_c if value >= to_c else (to_b if value >= to_b else 0.0))
-        to_1 = nodes[at]
-        to_2 = to_1 + nodes[at + one]
-        to_3 = to_2 + nodes[at + two]
-        at += np.uint64(value >= to_1) + np.uint64(value >= to_2) + np.uint64(value >= to_3)
-        while not nodes[at] > 0:  # rounding led past the end: the last one that has a mass
-            at -= one
+        at, left[i] = _child(nodes, np.uint64(rows[i]) << four, left[i])
         rows[i] = np.int64(at)
         _fetch(facts, at * facts_width)
         _fetch(obs, at * obs_width)
@@ -171,12 +157,10 @@ def descend(nodes: Any, sums: Any, begin: Any, left: Any, rows: Any, facts: Any,
 
 
 @_compiled(
-    types.void(
-        *_Tree, _f8[:, ::1], _f4, _Facts, _Wholes, _Bytes, _Bytes, _i8[:, :, ::1], _f4[:, :, ::1], _i4[:, :, ::1]
-    )
+    types.void(_Tree, _f8[:, ::1], _f4, _Facts, _Wholes, _Bytes, _Bytes, _i8[:, :, ::1], _f4[:, :, ::1], _i4[:, :, ::1])
 )
 def draw(
-    nodes: Any, sums: Any, begin: Any, chance: Any, beta: float, facts: Any, whole: Any, raw: Any, obs: Any,
+    tree: Any, chance: Any, beta: float, facts: Any, whole: Any, raw: Any, obs: Any,
     places: Any, reals: Any, wholes: Any,
 ) -> None:  # fmt: skip
     """Draw a row for each number from 0 to 1, one from each part of the total, and look up what is known of it.
@@ -184,13 +168,13 @@ def draw(
     Each batch gets its rows and the rows to bootstrap from as `places`; its weights, returns and factors as `reals`;
     its actions and stamps as `wholes`. `chance` is used up.
     """
-    n = chance.shape[1]
+    nodes, n = tree[0], chance.shape[1]
     for k in range(len(chance)):
         left, rows = chance[k], places[0, k]
         part = nodes[-1] / n
         for i in range(n):
             left[i] = (i + left[i]) * part
-        descend(nodes, sums, begin, left, rows, raw, obs)
+        descend(tree, left, rows, raw, obs)
         smallest = np.inf
         for i in range(n):
             row = np.uint64(rows[i])
@@ -204,14 +188,15 @@ def draw(
             reals[0, k, i] = np.float32(left[i] / smallest) ** -beta
 
 
-@_compiled(types.UniTuple(_f8, 3)(*_Tree, _Facts, _Wholes, _column(_i8), _column(_i4), _column(_f8), _Nodes))
+@_compiled(types.UniTuple(_f8, 3)(_Tree, _Facts, _Wholes, _column(_i8), _column(_i4), _column(_f8), _Nodes))
 def feed_back(
-    nodes: Any, sums: Any, begin: Any, facts: Any, whole: Any, rows: Any, stamps: Any, priorities: Any, rule: Any
+    tree: Any, facts: Any, whole: Any, rows: Any, stamps: Any, priorities: Any, rule: Any
 ) -> tuple[Any, Any, Any]:
     """Give the rows that still hold what was drawn their new masses.
 
     The answer is how many more rows have a mass now, how many priorities made no sense, and the largest that counted.
     """
+    nodes = tree[0]
     alpha, low, high = np.float32(rule[0]), np.float32(rule[1]), np.float32(rule[2])
     kept, masses = np.empty(len(rows), np.int64), np.empty(len(rows), np.float64)
     n, n_bad, largest = 0, 0, np.float32(0.0)
@@ -224,13 +209,11 @@ def feed_back(
             kept[n], masses[n] = row, np.float64(facts[row, WEIGHT]) * priority**alpha
             largest = max(largest, priority)
             n += 1
-    return set_rows(nodes, sums, begin, kept[:n], masses[:n]), n_bad, largest
+    return set_rows(tree, kept[:n], masses[:n]), n_bad, largest
 
 
-@_compiled(types.UniTuple(_f8, 2)(*_Tree, _i8, _column(_f4), _column(_f4), _Nodes, _f8))
-def weigh(
-    nodes: Any, sums: Any, begin: Any, start: int, weight: Any, priorities: Any, rule: Any, missing: float
-) -> tuple[Any, Any]:
+@_compiled(types.UniTuple(_f8, 2)(_Tree, _i8, _column(_f4), _column(_f4), _Nodes, _f8))
+def weigh(tree: Any, start: int, weight: Any, priorities: Any, rule: Any, missing: float) -> tuple[Any, Any]:
     """Give the rows from `start` on the mass weight * priority^alpha, with `missing` where there is no priority.
 
     The answer is how many more rows have a mass now, and the largest priority.
@@ -242,7 +225,7 @@ def weigh(
         priority = min(max(priorities[i] if priorities[i] >= 0 else np.float32(missing), low), high)
         rows[i], masses[i] = start + i, np.float64(weight[i]) * priority**alpha
         largest = max(largest, priority)
-    return set_rows(nodes, sums, begin, rows, masses), largest
+    return set_rows(tree, rows, masses), largest
 
 
 @_compiled(

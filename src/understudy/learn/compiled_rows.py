@@ -33,7 +33,7 @@ def draw(masses: SumTree, chance: NDArray[np.float64], *, beta: float, lines: Li
     """Rows for numbers from 0 to 1, [k, batch], and what is known of them: what `replay.Found` holds."""
     places = np.empty((2, *chance.shape), np.int64)
     reals, wholes = np.empty((3, *chance.shape), np.float32), np.empty((2, *chance.shape), np.int32)
-    compiled.draw(*masses.parts, chance, beta, *lines, places, reals, wholes)
+    compiled.draw(masses.parts, chance, beta, *lines, places, reals, wholes)
     return places, *reals, *wholes
 
 
@@ -41,13 +41,13 @@ def feed_back(
     masses: SumTree, rows: Rows, *, stamps: Array, priorities: Array, lines: Lines, rule: Array
 ) -> tuple[int, float]:
     """Give rows that still hold what was drawn new masses; how many priorities made no sense, and the largest."""
-    more, n_bad, largest = compiled.feed_back(*masses.parts, *lines[:2], rows, stamps, priorities, rule)
+    more, n_bad, largest = compiled.feed_back(masses.parts, *lines[:2], rows, stamps, priorities, rule)
     masses.n_rows += int(more)
     return int(n_bad), largest
 
 
 def weigh(masses: SumTree, edit: Edit, *, rule: Array, missing: float) -> float:
     """Carry out an edit; the largest of its priorities."""
-    more, largest = compiled.weigh(*masses.parts, edit.start, edit.weight, edit.priority, rule, missing)
+    more, largest = compiled.weigh(masses.parts, edit.start, edit.weight, edit.priority, rule, missing)
     masses.n_rows += int(more)
     return largest

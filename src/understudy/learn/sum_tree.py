@@ -30,14 +30,12 @@ class SumTree:
             sizes.append(-(-(sizes[-1] // WIDTH) // WIDTH) * WIDTH)
         self._begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # where each level begins; last the root
         self._nodes = aligned_zeros((int(self._begin[-1]) + 1,), np.dtype(np.float64))
-        # For nodes above the leaves the sum up to each child, so that a search there only compares.
-        self._sums = aligned_zeros((int(self._begin[-1] - self._begin[1]) + 1,), np.dtype(np.float64))
         self.n_rows = 0
         """How many rows have a mass."""
         self.capacity = capacity
         self.leaves: Masses = self._nodes[:capacity]
-        self.parts = self._nodes, self._sums, self._begin
-        """What `descend` needs."""
+        self.parts = self._nodes, self._begin
+        """What the compiled loops need."""
 
     @property
     def total(self) -> float:
@@ -50,7 +48,7 @@ class SumTree:
 
     def set(self, rows: Rows, masses: Masses) -> None:
         """Give these rows their masses; where a row is named twice the last one holds."""
-        self.n_rows += set_rows(*self.parts, rows, masses)
+        self.n_rows += set_rows(self.parts, rows, masses)
 
     def set_range(self, start: int, masses: Masses) -> None:
         """Give the rows from `start` on their masses."""
@@ -64,5 +62,5 @@ class SumTree:
         """The rows at these distances into the total, in the shape of `values`; needs a total above 0."""
         rows = np.empty(values.size, np.int64)
         nothing = np.empty((0, 0), np.uint8)
-        descend(*self.parts, values.flatten(), rows, nothing, nothing)
+        descend(self.parts, values.flatten(), rows, nothing, nothing)
         return rows.reshape(values.shape)
