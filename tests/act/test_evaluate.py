@@ -42,18 +42,6 @@ def test_returns_are_those_of_episodes_played_alone(make: Any, kind: str, stack:
     np.testing.assert_allclose(got, [by_hand(policy, make(), seed) for seed in SEEDS], rtol=rtol)
 
 
-def test_a_factory_is_asked_for_as_many_envs_as_there_are_seeds():
-    asked = []
-
-    def factory(num_envs: int) -> Any:
-        asked.append(num_envs)
-        return make_envs("CartPole-v1", num_envs)
-
-    policy = random_policy(game_of(make_envs("CartPole-v1", 1)), "categorical")
-    assert len(evaluate(policy, factory, seeds=SEEDS)) == len(SEEDS)
-    assert asked == [len(SEEDS)]
-
-
 def test_chance_is_a_function_of_the_seeds():
     policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
     first, second = (evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS, deterministic=False) for _ in range(2))

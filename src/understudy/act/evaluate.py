@@ -1,7 +1,7 @@
 """evaluate: what a policy's episodes return, one for each seed; NumPy only."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,29 +12,20 @@ from understudy.act.vector import Envs
 from understudy.core.errors import ConfigError
 from understudy.core.policy import Policy
 
-MAX_SIDE_BY_SIDE = 128
 MAX_STEPS = 10_000
 """Where an episode is cut in a game without a limit of its own: a policy that is stuck must not hang whoever waits."""
 
 
 def evaluate(
-    policy: Policy, envs: Envs | Callable[[int], Envs], *, seeds: Sequence[int], episodes: int | None = None,
-    deterministic: bool = True,
-) -> NDArray[np.float64]:  # fmt: skip
+    policy: Policy, envs: Envs, *, seeds: Sequence[int], episodes: int | None = None, deterministic: bool = True
+) -> NDArray[np.float64]:
     """float64[episodes], in the order of the seeds; episodes are played side by side.
 
-    `envs` is a vector env that leaves resets to its caller, or makes one for a number of envs. Policies that draw by
-    chance get noise that depends on the seeds.
+    `envs` leaves resets to its caller. Policies that draw by chance get noise that depends on the seeds.
     """
     if not seeds or (episodes is not None and episodes != len(seeds)):
         raise ConfigError(f"{len(seeds)} seeds for {episodes} episodes; give one seed for each, at least one")
-    if not callable(envs):
-        return _Evaluation(policy, LiveEnvs(envs, policy.game), seeds).play(deterministic=deterministic)
-    made = envs(min(len(seeds), MAX_SIDE_BY_SIDE))
-    try:
-        return _Evaluation(policy, LiveEnvs(made, policy.game), seeds).play(deterministic=deterministic)
-    finally:
-        made.close()
+    return _Evaluation(policy, LiveEnvs(envs, policy.game), seeds).play(deterministic=deterministic)
 
 
 class _Evaluation:

@@ -1,7 +1,6 @@
 """make_envs: any game as a vector env that leaves resets to its caller, so that no last observation is lost."""
 
 import difflib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from understudy.act.cartpole import CartPoleVector
 from understudy.act.plain import MASK, PlainEnvs
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.game import GameSpec, spec_from_gymnasium
+from understudy.core.import_path import load
 
 Env = gymnasium.Env[Any, Any]
 Envs = VectorEnv[Any, Any, Any]
@@ -38,7 +38,7 @@ def make_envs(
     if game == CARTPOLE and builtin and not env_kwargs and not wrappers and frame_skip == 1:
         return CartPoleVector(num_envs)
     make = _maker(game, num_envs, dict(env_kwargs or {}))
-    layers = [_wrapper(one) for one in wrappers]
+    layers: list[Wrap] = [load(one, what="wrapper") if isinstance(one, str) else one for one in wrappers]
 
     def make_one() -> Env:
         env = make()
@@ -127,18 +127,6 @@ def _nearest(game_id: str) -> str:
     close = difflib.get_close_matches(game_id.lower(), by_lower, n=3, cutoff=0.4)
     known = [by_lower[one] for one in close] or ["CartPole-v1"]
     return f"did you mean {' or '.join(known)}? An id of a package of your own is written 'module:Name-v0'"
-
-
-def _wrapper(path: str | Wrap) -> Wrap:
-    if not isinstance(path, str):
-        return path
-    module_name, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"wrapper {path!r} cannot be imported: {error}; write 'module:Class'") from error
-    wrap: Wrap = found
-    return wrap
 
 
 def columns_of(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, Any]]]:

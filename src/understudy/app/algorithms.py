@@ -2,15 +2,15 @@
 
 import ast
 import dataclasses
-import difflib
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from understudy.core.errors import ConfigError
+from understudy.core.import_path import load
 
 ALGORITHMS: Mapping[str, str] = {
     "bc": "understudy.learn.algorithms.bc:Bc",
@@ -57,19 +57,3 @@ def algorithm_name(algorithm: str | type) -> str:
     """What a run's folder calls an algorithm: its short name, or its import path."""
     path = algorithm if isinstance(algorithm, str) else f"{algorithm.__module__}:{algorithm.__qualname__}"
     return next((short for short, known in ALGORITHMS.items() if known == path), path)
-
-
-def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
-    """What an import path `module:Name` stands for."""
-    module, _, attribute = path.partition(":")
-    if not attribute:
-        names = sorted(known)
-        near = difflib.get_close_matches(path, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}" if names else ""
-        raise ConfigError(f"there is no {what} {path!r}{hint} (or name your own as module:Class)")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{what} {path!r} cannot be imported: {error}; give module:Class on the Python path"
-        ) from None

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from understudy.app.algorithms import load
 from understudy.app.choice import GameChoice, choice_of
 from understudy.app.evaluation import AT_THE_END, held_out_seeds
 from understudy.app.runs import RunFolder
@@ -18,6 +17,7 @@ from understudy.app.video import check_video, film
 from understudy.app.wanted import Wanted
 from understudy.core.errors import ConfigError
 from understudy.core.events import OnEvent
+from understudy.core.import_path import load
 from understudy.core.network import NetworkSpec
 
 MAX_VIDEOS = 1_000
