@@ -28,7 +28,7 @@ class Found:
     order: list[str] = field(default_factory=list)
     """Who ran, one after the other."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Who could not run, and why."""
+    """Who could not run or was not asked to, and why."""
     failed: list[str] = field(default_factory=list)
     """Checks of the work that did not hold."""
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -165,6 +165,8 @@ def compare_all(measure: Measure, contestants: Sequence[Contestant], *, rounds: 
         with contextlib.ExitStack() as stack:
             processes: dict[str, Process] = {}
             for who in contestants:
+                if who.name in found.skipped:
+                    continue  # it failed in a part before
                 began_s = time.monotonic()
                 with _skipping(who.name, found):
                     processes[who.name] = stack.enter_context(Process(who, asked))

@@ -62,7 +62,7 @@ def wait_until_quiet(
 
 
 def read() -> Reading:
-    """The load, and the kernels where the load allows to measure them."""
+    """The load as it was before the kernels ran, which add to it."""
     load = os.getloadavg()[0]
     return Reading(load=load, kernels=kernels())
 

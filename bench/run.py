@@ -33,6 +33,7 @@ if __name__ == "__main__":
 from bench import guard, machine  # noqa: E402
 from bench.bootstrap import times_better  # noqa: E402
 from bench.contest import Found, compare_all, learning_gate, on_cores, solve_all  # noqa: E402
+from bench.contestants import Contestant  # noqa: E402
 from bench.figures import Gate, all_of, significant  # noqa: E402
 from bench.measures import MEASURES, OURS, Measure  # noqa: E402
 
@@ -100,28 +101,13 @@ def _remarks(options: argparse.Namespace) -> list[str]:
 def _measure(measure: Measure, options: argparse.Namespace, remarks: list[str], gates: list[Gate]) -> dict[str, Any]:
     """The result file of one measure; `gates` are those of this run so far, and get the one that is made here."""
     began_s, load, others = time.monotonic(), machine.load_average(), guard.Others()
-    wanted = (options.peers or "").lower().split(",")
-    contestants = [who for who in measure.contestants if who.is_ours or any(w in who.name.lower() for w in wanted)]
+    contestants, left_out = _asked(measure, options.peers)
     print(f"{measure.title}: {', '.join(who.name for who in contestants)}", flush=True)
     with on_cores(measure.cores) as cores:
-        if measure.is_solving:
-            found = solve_all(measure, contestants, seeds=options.seeds, quick=options.quick)
-            gates.append(gate := learning_gate(measure.name, found))
-        else:
-            found = compare_all(measure, contestants, rounds=options.rounds, quick=options.quick)
-    if not measure.is_solving:
-        gates.extend([] if gates else [_gate(options)])
-        gate = all_of(*((one.says, one.passed) for one in gates))
+        found = _contest(measure, contestants, options)
+    gate = _all_gates(measure, found, options, gates)
+    found.skipped |= left_out
     used = others.cores()
-    if not options.quick and (options.seeds < 10 or options.rounds < 5):
-        remarks = [*remarks, f"{options.seeds} seeds and {options.rounds} rounds; a figure wants 10 and 5 or more"]
-    if used is not None and used > guard.MAX_LOAD:
-        remarks = [*remarks, f"other processes kept {used} cores busy while this was measured"]
-    settings = {
-        who.name: {"module": who.module, "threads": found.threads[who.name], "settings": who.settings,
-                   "versions": found.versions.get(who.name, {})}
-        for who in contestants
-    }  # fmt: skip
     return {
         "format": 1,
         "measure": measure.name,
@@ -134,10 +120,10 @@ def _measure(measure: Measure, options: argparse.Namespace, remarks: list[str], 
         "cores": cores,
         "load_average_before": load,
         "others_cores": used,
-        "remarks": remarks,
+        "remarks": [*remarks, *_shortfalls(options, used)],
         "notes": list(measure.notes),
         "gate": {"passed": gate.passed, "says": gate.says},
-        "contestants": settings,
+        "contestants": {who.name: _told(who, found) for who in contestants},
         "requests": measure.parts,
         "order": found.order,
         "rows": _rows(measure, found, all_of((gate.says, gate.passed), ("a full run", not options.quick))),
@@ -145,6 +131,45 @@ def _measure(measure: Measure, options: argparse.Namespace, remarks: list[str], 
         "skipped": found.skipped,
         "failed": found.failed,
     }
+
+
+def _asked(measure: Measure, peers: str | None) -> tuple[list[Contestant], dict[str, str]]:
+    """Ours and the peers that `--peers` names; who is left out, and why."""
+    wanted = (peers or "").lower().split(",")
+    asked = [who for who in measure.contestants if who.is_ours or any(w in who.name.lower() for w in wanted)]
+    return asked, {who.name: f"left out by --peers {peers}" for who in measure.contestants if who not in asked}
+
+
+def _contest(measure: Measure, contestants: list[Contestant], options: argparse.Namespace) -> Found:
+    if measure.is_solving:
+        return solve_all(measure, contestants, seeds=options.seeds, quick=options.quick)
+    return compare_all(measure, contestants, rounds=options.rounds, quick=options.quick)
+
+
+def _all_gates(measure: Measure, found: Found, options: argparse.Namespace, gates: list[Gate]) -> Gate:
+    """What the figures of this measure depend on: its own learning, or all that was learned in this run."""
+    if measure.is_solving:
+        gates.append(learning_gate(measure.name, found))
+        return gates[-1]
+    gates.extend([] if gates else [_gate(options)])
+    return all_of(*((one.says, one.passed) for one in gates))
+
+
+def _shortfalls(options: argparse.Namespace, used: float | None) -> list[str]:
+    """What the reader of a full run must know: too few rounds, and who else was busy."""
+    found = []
+    if not options.quick and (options.seeds < 10 or options.rounds < 5):
+        found.append(f"{options.seeds} seeds and {options.rounds} rounds; a figure wants 10 and 5 or more")
+    if used is not None and used > guard.MAX_LOAD:
+        found.append(f"other processes kept {used} cores busy while this was measured")
+    return found
+
+
+def _told(who: Contestant, found: Found) -> dict[str, Any]:
+    return {
+        "module": who.module, "threads": found.threads[who.name], "settings": who.settings,
+        "versions": found.versions.get(who.name, {}),
+    }  # fmt: skip
 
 
 def _gate(options: argparse.Namespace) -> Gate:

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.measures import MEASURES  # noqa: E402
+
 BEGIN, END = "<!-- made by scripts/figures.py -->", "<!-- end of figures -->"
+_MADE = (("date", 10), ("commit", 7))
 PEERS = ("codec, encode", "codec, decode", "uniform batch", "stream, 16", "store, commits of 16 chunks, per core")
 
 
@@ -99,7 +104,8 @@ def _peers(bench: dict[str, Any]) -> str:
 def _learning(found: dict[str, Any]) -> str:
     rows = [
         f"Learning (`bench/learning.py`, {found['date']}; greedy return over 100 held-out episodes, IQM over seeds",
-        "with its 95 % interval; *solved* is the goal reached on two sets of 100 seeds):",
+        "with its 95 % interval; *solved*: an evaluation while training reached the goal, and so did 100 episodes on",
+        "env seeds that no evaluation before had used):",
         "",
         "| task | goal | solved | return, IQM | env steps, median | updates, median |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -109,14 +115,17 @@ def _learning(found: dict[str, Any]) -> str:
         interval = "" if row["low"] is None else f" ({row['low']:.1f} to {row['high']:.1f})"
         steps, updates = f"{row['median_env_steps']:,.0f}", f"{row['median_updates']:,.0f}"
         solved = f"{row['solved']} of {row['seeds']}"
-        rows.append(f"| {row['task']} | {goal} | {solved} | {row['iqm']:.1f}{interval} | {steps} | {updates} |")
+        middle = "none judged" if row["iqm"] is None else f"{row['iqm']:.1f}{interval}"
+        rows.append(f"| {row['task']} | {goal} | {solved} | {middle} | {steps} | {updates} |")
     return "\n".join(rows)
 
 
 def _learner(results: list[dict[str, Any]]) -> str:
+    days, commits = (", ".join(sorted({result[of][:size] for result in results})) for of, size in _MADE)
     rows = [
-        "The learner beside its peers (`bench/run.py`; medians of alternating rounds, ratio of medians with its 95 %",
-        "interval, a goal is met by the lower end; remarks and every value: `bench/results/learner-*.json`):",
+        f"The learner beside its peers (`bench/run.py`, {days}, commits {commits}; medians of",
+        "alternating rounds, ratio of medians with its 95 % interval, which says little where a remark below names",
+        "few seeds; a goal is met by the lower end; every value: `bench/results/learner-*.json`):",
         "",
         "| measure | peer | ours | theirs | times better | goal |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -124,8 +133,18 @@ def _learner(results: list[dict[str, Any]]) -> str:
     for result in results:
         for row in result["rows"]:
             rows += [_ratio_line(result, row, ratio) for ratio in row["ratios"]]
-    rows += ["", *(f"* {result['title']}: {remark}" for result in results for remark in result["remarks"])]
-    return "\n".join(rows).rstrip()
+    told = [f"* {result['title']}: {line}" for result in results for line in [*_left_out(result), *result["remarks"]]]
+    return "\n".join([*rows, "", *told]).rstrip()
+
+
+def _left_out(result: dict[str, Any]) -> list[str]:
+    """Every contestant of the measure that did not run, or not to the end, by the reason."""
+    ran = {who for row in result["rows"] for who in row["values"]} - result["skipped"].keys()
+    reasons: dict[str, list[str]] = {}
+    for who in MEASURES[result["measure"]].contestants:
+        if who.name not in ran:
+            reasons.setdefault(result["skipped"].get(who.name, "not asked for"), []).append(who.name)
+    return [f"**left out**: {'; '.join(names)} ({why})" for why, names in reasons.items()]
 
 
 def _ratio_line(result: dict[str, Any], row: dict[str, Any], ratio: dict[str, Any]) -> str:

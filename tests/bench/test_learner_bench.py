@@ -1,5 +1,6 @@
 """The learner's bench: ratios, order, guard, clock and evaluator, without any peer's environment."""
 
+import argparse
 import base64
 import json
 import math
@@ -13,11 +14,12 @@ import pytest
 from bench import evaluator, guard, learning, run, table
 from bench.against import link, payload
 from bench.bootstrap import times_better
-from bench.contest import Found, disagreements, in_order, learning_gate, on_cores, solve_all
+from bench.contest import Found, compare_all, disagreements, in_order, learning_gate, on_cores, solve_all
 from bench.contestants import REQUIREMENTS, Contestant, ContestantError, Process
 from bench.figures import Gate
 from bench.measures import MEASURES, OURS, TRAINING, Goal, Measure
 from bench.tasks import TASKS
+from scripts import figures
 from understudy.core.errors import ConfigError
 from understudy.games import cartpole
 
@@ -291,6 +293,33 @@ def test_a_row_tells_medians_interval_and_verdict(capsys):
     assert "9.09x" in said
     assert "skipped: x: no wheel" in said
     json.dumps(row, allow_nan=False)
+
+
+def test_who_is_left_out_is_named_in_the_result_the_table_and_the_readme(monkeypatch: pytest.MonkeyPatch):
+    measure = MEASURES["replay"]
+    contestants, left_out = run._asked(measure, "torch")
+    assert [who.name for who in contestants] == [OURS, "torchrl"]
+    assert left_out == {"cpprb": "left out by --peers torch"}
+    assert run._asked(measure, None) == (list(measure.contestants), {})
+
+    monkeypatch.setattr(run, "compare_all", lambda *_, **__: Found(threads={OURS: 1, "torchrl": 1}))
+    options = argparse.Namespace(peers="torch", quick=True, seeds=1, rounds=1)
+    result = run._measure(measure, options, [], [PASSED])
+    assert result["skipped"] == left_out
+    assert "skipped: cpprb: left out by --peers torch" in table.remarks(result)
+    result["rows"] = [{"values": {OURS: [1.0]}}]
+    told = ["**left out**: cpprb (left out by --peers torch)", "**left out**: torchrl (not asked for)"]
+    assert figures._left_out(result) == told
+
+
+def test_who_failed_in_one_part_is_not_started_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (tmp_path / "fake_contestant.py").write_text("raise ImportError('no wheel for this machine')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = compare_all(
+        MEASURES["replay"], [Contestant(name="x", module="fake_contestant")], rounds=1, quick=True
+    )  # fmt: skip
+    assert "no wheel for this machine" in found.skipped["x"]
+    assert capsys.readouterr().out.count("not ready") == 1
 
 
 def test_our_policies_speak_the_same_language_as_the_peers():
