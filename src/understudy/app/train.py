@@ -29,6 +29,7 @@ from understudy.core.events import OnEvent, Started
 from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
 from understudy.core.policy import Policy
+from understudy.learn.compile_cache import drop_broken
 
 if TYPE_CHECKING:
     from understudy.app.training import Training
@@ -255,6 +256,7 @@ def use_compile_cache() -> None:
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "understudy" / "jax"
     folder = os.environ.get("UNDERSTUDY_COMPILE_CACHE", str(default))
     if folder and not getattr(jax.config, "jax_compilation_cache_dir", None):
+        drop_broken(Path(folder))
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
