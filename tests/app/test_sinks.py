@@ -1,8 +1,14 @@
 """Logs of others: what they get, and that none of them can hold up a run."""
 
+import contextlib
+import importlib
+import os
+import sqlite3
+import struct
+import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +195,69 @@ def test_the_real_tensorboard_writer_writes_a_file(tmp_path: Path):
     assert feed.complaint == ""
     (file,) = (tmp_path / "tensorboard").iterdir()
     assert b"train/return" in file.read_bytes()
+
+
+FED = """
+import sys
+from understudy.app.sinks import Feed, sinks_named
+from understudy.core.events import Episode, Started
+run, name = sys.argv[1:]
+feed = Feed(name, sinks_named(name)[name])
+feed.hear(Started(env_steps=0, run=run, game="g", algorithm="dqn", seed=7, steps=100, until=None))
+for step in (5, 6):
+    feed.hear(Episode(env_steps=step, env=0, return_=step / 4, length=7))
+feed.close(timeout_s=200.0)
+sys.exit(feed.complaint or 0)
+"""
+"""In a process of its own: they start threads and services, and have much to warn of."""
+
+
+def fed_for_real(name: str, run: Path) -> None:
+    run.mkdir()
+    alone = {
+        "WANDB_MODE": "offline",
+        "DO_NOT_TRACK": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "HOME": str(run.parent),
+    }
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "MLFLOW_"))}
+    command = [sys.executable, "-c", FED, str(run), name]
+    told = subprocess.run(command, capture_output=True, text=True, env=kept | alone, cwd=run.parent, timeout=280)
+    assert told.returncode == 0, told.stderr
+
+
+def test_what_the_real_mlflow_wrote_can_be_read_back(tmp_path: Path):
+    fed_for_real("mlflow", tmp_path / "R")
+    with contextlib.closing(sqlite3.connect(tmp_path / "R" / "mlflow.db")) as database:
+        returns = database.execute("select step, value from metrics where key = 'train/return' order by step")
+        assert returns.fetchall() == [(5, 1.25), (6, 1.5)]
+        assert dict(database.execute("select key, value from params"))["seed"] == "7"
+        assert database.execute("select name, status from runs").fetchall() == [("R", "FINISHED")]
+
+
+def test_what_the_real_wandb_wrote_can_be_read_back(tmp_path: Path):
+    fed_for_real("wandb", tmp_path / "R")
+    (file,) = (tmp_path / "R" / "wandb").glob("offline-run-*/run-*.wandb")
+    told = list(wandb_records(file.read_bytes()))
+    rows = [{"/".join(item.nested_key) or item.key: item.value_json for item in one.history.item} for one in told]
+    assert [row["train/return"] for row in rows if row] == ["1.25", "1.5"]
+    assert [row["_step"] for row in rows if row] == ["5", "6"]
+    (started,) = [one.run for one in told if one.HasField("run")]
+    assert (started.project, started.display_name, started.run_group) == ("understudy", "R", "g")
+    assert {item.key: item.value_json for item in started.config.update}["seed"] == "7"
+
+
+def wandb_records(raw: bytes) -> Iterator[Any]:
+    """A log of blocks: 4 bytes of checksum, 2 of length, 1 that says whether the entry is whole; 7 before them all."""
+    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    assert raw[:4] == b":W&B"
+    assert len(raw) < 32_768, "more than one block"
+    at = 7
+    while at < len(raw):
+        size_bytes, kind = struct.unpack_from("<HB", raw, at + 4)
+        assert kind == 1
+        yield messages.Record.FromString(raw[at + 7 : at + 7 + size_bytes])
+        at += 7 + size_bytes
 
 
 def test_several_listeners_hear_everything_and_any_may_stop():
