@@ -41,6 +41,8 @@ def _column(kind: Any) -> Any:
 _f4, _f8, _i4, _i8 = types.float32, types.float64, types.int32, types.int64
 _Nodes, _Numbers, _Facts, _Wholes = _f8[::1], _i8[::1], _f4[:, ::1], _i4[:, ::1]
 _Bytes = types.uint8[:, ::1]
+# Groups are plain tuples: with named ones a call takes three times as long to begin.
+_Lines = types.Tuple((_Facts, _Wholes, _Bytes, _Bytes))  # what `compiled_rows.Lines` holds
 _Tree = types.Tuple((_Nodes, _Numbers))  # nodes level by level, and where each level begins
 
 
@@ -156,18 +158,17 @@ def descend(tree: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
 # --- Rows ------------------------------------------------------------------------------------------------------------
 
 
-@_compiled(
-    types.void(_Tree, _f8[:, ::1], _f4, _Facts, _Wholes, _Bytes, _Bytes, _i8[:, :, ::1], _f4[:, :, ::1], _i4[:, :, ::1])
-)
-def draw(
-    tree: Any, chance: Any, beta: float, facts: Any, whole: Any, raw: Any, obs: Any,
-    places: Any, reals: Any, wholes: Any,
-) -> None:  # fmt: skip
+_Drawn = types.Tuple((_i8[:, :, ::1], _f4[:, :, ::1], _i4[:, :, ::1]))
+
+
+@_compiled(types.void(_Tree, _f8[:, ::1], _f4, _Lines, _Drawn))
+def draw(tree: Any, chance: Any, beta: float, lines: Any, drawn: Any) -> None:
     """Draw a row for each number from 0 to 1, one from each part of the total, and look up what is known of it.
 
     Each batch gets its rows and the rows to bootstrap from as `places`; its weights, returns and factors as `reals`;
     its actions and stamps as `wholes`. `chance` is used up.
     """
+    (facts, whole, raw, obs), (places, reals, wholes) = lines, drawn
     nodes, n = tree[0], chance.shape[1]
     for k in range(len(chance)):
         left, rows = chance[k], places[0, k]
@@ -228,25 +229,15 @@ def weigh(tree: Any, start: int, weight: Any, priorities: Any, rule: Any, missin
     return set_rows(tree, rows, masses), largest
 
 
-@_compiled(
-    _i8(
-        _column(types.uint8),
-        _column(types.boolean),
-        _column(types.boolean),
-        _column(_f4),
-        _column(_f4),
-        _i8,
-        _f8[::1],
-        _i8,
-        _Facts,
-        _Wholes,
-    )
+_Columns = types.Tuple(
+    (_column(types.uint8), _column(types.boolean), _column(types.boolean), _column(_f4), _column(_f4))
 )
-def windows(
-    row: Any, is_first: Any, terminated: Any, reward: Any, weight: Any, first: int, powers: Any, stack: int,
-    facts: Any, whole: Any,
-) -> int:  # fmt: skip
+
+
+@_compiled(_i8(_Columns, _i8, _Nodes, _i8, types.Tuple((_Facts, _Wholes))))
+def windows(columns: Any, first: int, powers: Any, stack: int, out: Any) -> int:
     """Write the windows of a stretch, as `stretch.windows_of` does; the answer is its `n_open`."""
+    (row, is_first, terminated, reward, weight), (facts, whole) = columns, out
     n, last, begin, n_open = len(powers) - 1, len(row) - 1, 0, 0
     while begin <= last:
         stop = begin

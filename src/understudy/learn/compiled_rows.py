@@ -21,11 +21,10 @@ Lines = tuple[Floats, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]
 def compiled_windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -> Windows:
     """What `windows_of` answers."""
     facts = np.empty((len(columns["row"]), WIDTH), np.float32)
-    n_open = compiled.windows(
-        columns["row"], columns["is_first"], columns["terminated"], columns["reward"], columns["weight"],
-        max(0, lead - (needs.n_step - 1)), powers(needs.discount, needs.n_step), needs.stack, facts,
-        facts.view(np.int32),
-    )  # fmt: skip
+    small = columns["row"], columns["is_first"], columns["terminated"], columns["reward"], columns["weight"]
+    first = max(0, lead - (needs.n_step - 1))
+    factors, out = powers(needs.discount, needs.n_step), (facts, facts.view(np.int32))
+    n_open = compiled.windows(small, first, factors, needs.stack, out)
     return Windows(facts, n_open)
 
 
@@ -33,7 +32,7 @@ def draw(masses: SumTree, chance: NDArray[np.float64], *, beta: float, lines: Li
     """Rows for numbers from 0 to 1, [k, batch], and what is known of them: what `replay.Found` holds."""
     places = np.empty((2, *chance.shape), np.int64)
     reals, wholes = np.empty((3, *chance.shape), np.float32), np.empty((2, *chance.shape), np.int32)
-    compiled.draw(masses.parts, chance, beta, *lines, places, reals, wholes)
+    compiled.draw(masses.parts, chance, beta, lines, (places, reals, wholes))
     return places, *reals, *wholes
 
 
