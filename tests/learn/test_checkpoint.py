@@ -11,11 +11,11 @@ import pytest
 
 from understudy.core.errors import ConfigError, Corrupt, StorageFull
 from understudy.core.log import write_file
+from understudy.core.tensors import part
 from understudy.learn.checkpoint import (
     Checkpoint,
     Checkpoints,
     decode_checkpoint,
-    part,
     state_from_arrays,
     state_to_arrays,
 )

@@ -26,7 +26,7 @@ from understudy.core.game import GameSpec
 from understudy.core.heads import Decision
 from understudy.core.meta import ChunkMeta
 from understudy.core.policy import Policy
-from understudy.core.tensors import Array
+from understudy.core.tensors import Array, part
 
 Flags = NDArray[np.bool_]
 
@@ -201,8 +201,7 @@ class Actor:
         self._standing = Standing(arrays["return"].copy(), arrays["length"].copy())
         split = np.split(arrays["actions"], np.cumsum(self._standing.length)[:-1])
         self._open_actions = [[actions.copy()] if len(actions) else [] for actions in split]
-        seen = {name.removeprefix("live."): rows for name, rows in arrays.items() if name.startswith("live.")}
-        if seen:
+        if seen := part(arrays, "live"):
             rebuild(self._live, seen, seeds=self._seed.tolist(), actions=split)
 
     def _facts(self) -> dict[str, Any]:

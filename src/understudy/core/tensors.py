@@ -142,6 +142,11 @@ def view(data: bytes | memoryview, entry: Entry, *, data_start: int) -> Array:
     return array
 
 
+def part(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
+    """The arrays whose name begins with `name.`, without it."""
+    return {key[len(name) + 1 :]: array for key, array in arrays.items() if key.startswith(f"{name}.")}
+
+
 def check_bool(name: str, array: Array) -> None:
     """Refuse boolean columns that hold a byte other than 0 and 1."""
     if array.dtype == np.bool_ and array.size and int(array.view(np.uint8).max()) > 1:

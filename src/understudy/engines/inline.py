@@ -20,9 +20,8 @@ from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.events import Compiling, Episode, Guarded, OnEvent, Update
 from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.policy import Policy
-from understudy.core.tensors import Array
+from understudy.core.tensors import Array, part
 from understudy.engines.history import History
-from understudy.learn.checkpoint import part
 from understudy.learn.learner import Learner
 
 

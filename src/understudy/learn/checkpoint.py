@@ -106,11 +106,6 @@ class Checkpoints:
         return sorted(path for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def part(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
-    """The arrays whose name begins with `name.`, without it."""
-    return {key[len(name) + 1 :]: array for key, array in arrays.items() if key.startswith(f"{name}.")}
-
-
 def state_to_arrays(state: Any) -> dict[str, Array]:
     """The leaves of a pytree as NumPy arrays, numbered in JAX's order."""
     return {f"leaf{at:04d}": np.asarray(leaf) for at, leaf in enumerate(jax.tree.leaves(state))}

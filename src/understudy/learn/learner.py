@@ -20,9 +20,9 @@ from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, LearningFailed
 from understudy.core.meta import ChunkId
 from understudy.core.policy import Policy
-from understudy.core.tensors import Array
+from understudy.core.tensors import Array, part
 from understudy.learn import sources
-from understudy.learn.checkpoint import part, state_from_arrays, state_to_arrays
+from understudy.learn.checkpoint import state_from_arrays, state_to_arrays
 from understudy.learn.limiter import Limiter, LimiterConfig
 from understudy.learn.replay import HostReplay, ReplayConfig
 from understudy.learn.rollouts import RolloutQueue

@@ -2,18 +2,19 @@
 
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.algorithm import Batch
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
 from understudy.core.meta import ChunkId
-from understudy.core.tensors import Array
+from understudy.core.tensors import Array, part
 from understudy.learn.replay import Drawn, HostReplay
 from understudy.learn.replay_state import ReadChunks
+from understudy.learn.side_by_side import side_by_side
 
 
 class MixedReplay:
@@ -48,8 +49,8 @@ class MixedReplay:
 
     def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
         """How many starts became sampleable, in the part that the chunk's kind belongs to."""
-        part = self._players if chunk.meta.kind == "player" else self._actors
-        return part.insert(chunk, weight=weight)
+        replay = self._players if chunk.meta.kind == "player" else self._actors
+        return replay.insert(chunk, weight=weight)
 
     def close(self, session: uuid.UUID) -> int:
         """How many waiting starts became sampleable, because no more chunks of this session come."""
@@ -57,7 +58,7 @@ class MixedReplay:
 
     def evict(self, session: uuid.UUID, chunk_no: int) -> bool:
         """Whether rows of this chunk were here; none is drawn any more."""
-        found = [part.evict(session, chunk_no) for part in (self._players, self._actors)]
+        found = [replay.evict(session, chunk_no) for replay in (self._players, self._actors)]
         return any(found)
 
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
@@ -79,7 +80,7 @@ class MixedReplay:
         if n_players < wanted:
             found = self._actors.draw(k, rng=rng, beta=beta, batch=wanted - n_players)
             drawn.append(found._replace(rows=found.rows + self._players.capacity))
-        return drawn[0] if len(drawn) == 1 else _side_by_side(*drawn)
+        return drawn[0] if len(drawn) == 1 else side_by_side(drawn, partial(np.concatenate, axis=1))
 
     def feedback(self, rows: NDArray[np.int64], stamps: NDArray[np.int32], priorities: Array) -> None:
         """Give drawn rows new priorities."""
@@ -97,16 +98,5 @@ class MixedReplay:
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
         """Become the replay that `state` described: every later draw has the same bits."""
-        for name, part in (("players", self._players), ("actors", self._actors)):
-            own = {key.removeprefix(f"{name}."): array for key, array in arrays.items() if key.startswith(f"{name}.")}
-            part.restore(own, facts[name], read)
-
-
-def _side_by_side(one: Drawn, other: Drawn) -> Drawn:
-    def joined(a: Any, b: Any) -> Any:
-        if isinstance(a, Mapping):
-            return {name: joined(a[name], b[name]) for name in a}
-        return None if a is None else np.concatenate([a, b], axis=1)
-
-    batches = Batch(*(joined(a, b) for a, b in zip(one.batches, other.batches, strict=True)))
-    return Drawn(batches, joined(one.rows, other.rows), joined(one.stamps, other.stamps))
+        for name, replay in (("players", self._players), ("actors", self._actors)):
+            replay.restore(part(arrays, name), facts[name], read)

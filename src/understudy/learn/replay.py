@@ -6,7 +6,6 @@ Each observation is kept once. A row's return, discount factor and reach are com
 is a look-up. Which rows may be sampled, and what leaves when, is decided by `ring.Ring`.
 """
 
-import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,8 +123,6 @@ class HostReplay:
 
     def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
         """How many starts became sampleable; a chunk that is Refused changes nothing."""
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError(f"a chunk's weight is {weight}; give a number from 0, where 0 keeps it from being drawn")
         placed = self._ring.place(chunk, self.layout.take(chunk), weight=weight)
         self._write(placed)
         return sum(self._apply(edit) for edit in placed.edits)

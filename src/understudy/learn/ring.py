@@ -9,6 +9,7 @@ first. A start whose window is cut off by the end of its chunk waits there witho
 chunk's stretch, whose lead-in repeats it, or here, shortened, once it is known that nothing follows.
 """
 
+import math
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -94,6 +95,8 @@ class Ring:
 
     def place(self, chunk: Chunk, rows: Mapping[str, Array], *, weight: float) -> Placed:
         """A place for the chunk, whose kept columns are `rows`; nothing has changed when it raises."""
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(f"a chunk's weight is {weight}; give a number from 0, where 0 keeps it from being drawn")
         meta, columns = chunk.meta, chunk.columns
         name = meta.session, meta.chunk_no
         if name in self.stretches:

@@ -1,9 +1,9 @@
 """Rollouts: chunks that were just played, laid side by side in time for an on-policy algorithm."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from understudy.core.chunk import REQUIRED, Chunk, RowKind
 from understudy.core.errors import Refused
 from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId, chunk_name
-from understudy.core.tensors import Array
+from understudy.core.tensors import Array, part
 from understudy.core.windows import join, stack
 from understudy.learn.layout import TOO_LARGE
+from understudy.learn.side_by_side import side_by_side
 
 Columns = Mapping[str, Array]
 
@@ -83,7 +84,7 @@ class RolloutQueue:
         """The steps of all envs, in the order of their sessions; what else waits is old from now on, and left out."""
         parts = [self._part(self._tracks[session]) for session in self._full()[: self._needs.envs]]
         self.drop()
-        return _side_by_side(parts)
+        return side_by_side(parts, partial(np.stack, axis=1))
 
     def _full(self) -> list[uuid.UUID]:
         return sorted(session for session, track in self._tracks.items() if track.steps == self._needs.steps)
@@ -193,20 +194,5 @@ class RolloutQueue:
         """Go on from what `state` returned."""
         self._tracks = {}
         for at, (session, last_no) in enumerate(zip(arrays["sessions"], arrays["last_no"], strict=True)):
-            lead = {
-                name.removeprefix(f"lead{at}."): array
-                for name, array in arrays.items()
-                if name.startswith(f"lead{at}.")
-            }
+            lead = part(arrays, f"lead{at}")
             self._tracks[uuid.UUID(bytes=session.tobytes())] = _Track(lead=lead or None, last_no=int(last_no))
-
-
-def _side_by_side(parts: Sequence[Rollout]) -> Rollout:
-    """[envs] of [steps, ...] as [steps, envs, ...]."""
-
-    def beside(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Mapping):
-            return {name: beside([value[name] for value in values]) for name in values[0]}
-        return None if values[0] is None else np.stack(values, axis=1)
-
-    return Rollout(*(beside(values) for values in zip(*parts, strict=True)))

@@ -34,10 +34,6 @@ class Roster:
         """Rows drawn evenly, each independently of the others."""
         return self._rows[rng.integers(0, self._n, size)]
 
-    def holds(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which of these rows belong."""
-        return np.asarray(self._place[rows] >= 0)
-
     def restore(self, rows: NDArray[Any]) -> None:
         """Become the roster whose `rows` these were."""
         self._remove(self.rows.copy())
