@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Card
+from tests.faults.forker import Fault
 from tests.faults.profiles import heavy, sizes
-from tests.faults.trainer import Fault
 from tests.faults.trainings import (
     PLAYERS,
-    Trainer,
+    Forker,
     chunks_in,
     differences,
     every_file_reads,
@@ -82,10 +82,10 @@ SHORT = ["dqn by priority", "dqn by priority", "ppo with stacks and norms", "bc 
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    trainer = Trainer(tmp_path_factory.mktemp("trainer"))
-    yield trainer
-    trainer.close()
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    forker = Forker(tmp_path_factory.mktemp("forker"))
+    yield forker
+    forker.close()
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +96,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
 
 
 @pytest.fixture(scope="module")
-def wholes(trainer: Trainer, data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def wholes(forker: Forker, data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Gives the folder of a case's training that nothing happened to."""
 
     @functools.cache
     def whole(name: str) -> Path:
         run = tmp_path_factory.mktemp("whole") / "run"
-        ended = trainer.run([*CASES[name].words(data.root), "--out", run])
+        ended = forker.run([*CASES[name].words(data.root), "--out", run])
         assert ended.code == 0, ended.errors
         return run
 
@@ -123,7 +123,7 @@ def faults(case: Case, count: int, rng: random.Random) -> list[Fault]:
 
 @sizes("kills", short=len(SHORT), full=20)
 def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(
-    trainer: Trainer, data: DataFolder, wholes: Callable[[str], Path], tmp_path: Path, kills: int, seed: int, card: Card
+    forker: Forker, data: DataFolder, wholes: Callable[[str], Path], tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:
     rng = random.Random(seed)
     names = SHORT if kills == len(SHORT) else [name for name in CASES for _ in range(kills // len(CASES))]
@@ -131,9 +131,9 @@ def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(
     for name in dict.fromkeys(names):
         case, run = CASES[name], tmp_path / name
         plan = faults(case, names.count(name), rng)
-        places += killed(trainer, [*case.words(data.root), "--out", run], case, plan)
+        places += killed(forker, [*case.words(data.root), "--out", run], case, plan)
         newest = every_file_reads(run)[-1].env_steps
-        ended = trainer.run(["--resume", "--out", run])
+        ended = forker.run(["--resume", "--out", run])
         assert ended.code == 0, ended.errors
         assert ended.result["resumed_at_step"] == newest > 0
         assert not differences(traces(wholes(name)), traces(run)), f"{name}, seed {seed}, {plan}"
@@ -145,11 +145,11 @@ def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(
     )
 
 
-def killed(trainer: Trainer, words: Sequence[str | Path], case: Case, plan: Sequence[Fault]) -> list[str]:
+def killed(forker: Forker, words: Sequence[str | Path], case: Case, plan: Sequence[Fault]) -> list[str]:
     """Where a run was when it was killed, for each fault; after each, it goes on from its newest checkpoint."""
     places, run = [], Path(words[-1])
     for fault in plan:
-        ended = trainer.run(words, fault)
+        ended = forker.run(words, fault)
         assert ended.code == -signal.SIGKILL, ended
         newest = every_file_reads(run)[-1].env_steps
         assert 0 <= ended.died["step"] - newest <= case.every, f"{fault} repeats {ended.died['step']} - {newest}"
@@ -163,14 +163,14 @@ def killed(trainer: Trainer, words: Sequence[str | Path], case: Case, plan: Sequ
 
 @sizes("kills", short=1, full=5)
 def test_asynchronous_training_goes_on_from_its_checkpoint_and_counts_nothing_twice(
-    trainer: Trainer, data: DataFolder, tmp_path: Path, kills: int, seed: int, card: Card
+    forker: Forker, data: DataFolder, tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:
     rng, run = random.Random(seed), tmp_path / "run"
     case = Case("dqn", STEPS, EVERY, {**DQN, "prioritised": True, "asynchronous": True})
-    killed(trainer, [*case.words(data.root), "--out", run], case, faults(case, kills, rng))
+    killed(forker, [*case.words(data.root), "--out", run], case, faults(case, kills, rng))
     saved = checkpoint_after_restore(run, tmp_path / "copy")
     assert not [name for name, (was, now) in saved.items() if was != now]
-    ended = trainer.run(["--resume", "--out", run])
+    ended = forker.run(["--resume", "--out", run])
     assert ended.code == 0, ended.errors
     assert ended.result["resumed_at_step"] > 0
     assert counted_once(run, ended.result["env_steps"]) <= kills * (case.every + 2 * ROUND)
@@ -211,13 +211,13 @@ def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]
 
 
 def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_that_goes_on(
-    trainer: Trainer, data: DataFolder, tmp_path: Path, card: Card
+    forker: Forker, data: DataFolder, tmp_path: Path, card: Card
 ) -> None:
     case, run = CASES["ppo with stacks and norms"], tmp_path / "run"
-    first = trainer.start([*case.words(data.root), "--out", run], Fault(step=700, how="stop"))
+    first = forker.start([*case.words(data.root), "--out", run], Fault(step=700, how="stop"))
     try:
         assert first.wait() is None  # stopped, with its lock in hand
-        second = trainer.run(["--resume", "--out", run])
+        second = forker.run(["--resume", "--out", run])
         assert (second.code, "in use by another process" in second.errors) == (3, True), second
         first.signal(signal.SIGINT)
         first.signal(signal.SIGCONT)
@@ -228,7 +228,7 @@ def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_tha
     assert ended.code == 130, ended
     assert f"--resume --out {run}" in ended.errors
     newest = every_file_reads(run)[-1].env_steps
-    ended = trainer.run(["--resume", "--out", run])
+    ended = forker.run(["--resume", "--out", run])
     assert (ended.code, ended.result["resumed_at_step"]) == (0, newest), ended.errors
     assert 700 - case.every <= newest
     card.line("Ctrl-C while training, resumed", tried=1, held=1)
@@ -236,16 +236,16 @@ def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_tha
 
 
 def test_a_full_disk_under_a_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(
-    trainer: Trainer, data: DataFolder, wholes: Callable[[str], Path], tmp_path: Path, card: Card
+    forker: Forker, data: DataFolder, wholes: Callable[[str], Path], tmp_path: Path, card: Card
 ) -> None:
     name, run = "ppo with stacks and norms", tmp_path / "run"
-    ended = trainer.run([*CASES[name].words(data.root), "--out", run], Fault(step=1000, how="full"))
+    ended = forker.run([*CASES[name].words(data.root), "--out", run], Fault(step=1000, how="full"))
     assert ended.code == 3
     assert "no room for the checkpoint of step 1024" in ended.errors
     assert "Traceback" not in ended.errors
     assert every_file_reads(run)[-1].env_steps == 1024 - EVERY
     assert not list(run.rglob(".*.tmp"))
-    ended = trainer.run(["--resume", "--out", run])
+    ended = forker.run(["--resume", "--out", run])
     assert (ended.code, ended.result["resumed_at_step"]) == (0, 1024 - EVERY), ended.errors
     assert not differences(traces(wholes(name)), traces(run))
     card.line("disk full under a checkpoint, resumed to the same bits", tried=1, held=1)

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
+from tests.faults.forker import Fault, Job
 from tests.faults.processes import environment
-from tests.faults.trainer import Fault, Job
 from understudy.act.actor import Actor
 from understudy.app.choice import GameChoice, look_at
 from understudy.app.data import DataFolder
@@ -48,8 +48,8 @@ class Ended:
     """Where it was when it killed itself: the step, and in which call."""
 
 
-class Trainer:
-    """A process that forks one for each training; see `tests/faults/trainer.py`."""
+class Forker:
+    """A process that forks one for each training; see `tests/faults/forker.py`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._jobs = folder, 0
@@ -57,7 +57,7 @@ class Trainer:
         # Compiled once, by whoever comes first. A folder of its own: who is killed may leave half a program there.
         cache = {"UNDERSTUDY_COMPILE_CACHE": str(folder / "compiled")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.trainer"], env=environment() | cache, stdin=subprocess.PIPE,
+            [sys.executable, "-m", "tests.faults.forker"], env=environment() | cache, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._answer()
@@ -84,7 +84,7 @@ class Trainer:
     def _answer(self) -> Mapping[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, f"the trainer ended with {self._process.wait(10)}"
+        assert line, f"the forker ended with {self._process.wait(10)}"
         answer: Mapping[str, Any] = json.loads(line)
         return answer
 
@@ -98,12 +98,12 @@ class Trainer:
 class Training:
     """One training that was started."""
 
-    def __init__(self, trainer: Trainer, job: Job, pid: int) -> None:
-        self._trainer, self._job, self.pid = trainer, job, pid
+    def __init__(self, forker: Forker, job: Job, pid: int) -> None:
+        self._forker, self._job, self.pid = forker, job, pid
 
     def wait(self) -> Ended | None:
         """How it ended; None when it was stopped (SIGSTOP) instead."""
-        answer = self._trainer.ask({"wait": self.pid})
+        answer = self._forker.ask({"wait": self.pid})
         if answer["is_stopped"]:
             return None
         job = self._job

@@ -1,6 +1,6 @@
 """Trainings by our command line, each in a process of its own that dies where a test says.
 
-Run as `python -m tests.faults.trainer`. It imports once and forks a process for each job it reads from standard input,
+Run as `python -m tests.faults.forker`. It imports once and forks a process for each job it reads from standard input,
 a line of JSON each; JAX starts no thread before its first computation, so that a fork is as good as a start.
 """
 
