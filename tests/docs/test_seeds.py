@@ -44,6 +44,11 @@ def test_each_feature_has_one_command_or_says_not_yet():
     assert [seed for seed in SEEDS if seed.proof != NOT_YET and seed.command is None] == []
 
 
+def test_the_readme_counts_those_that_are_proved():
+    proved = sum(seed.command is not None for seed in SEEDS)
+    assert f"Today {proved} of the {len(SEEDS)} are proved" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.skipif(INSIDE in os.environ, reason="this run is itself the proof of a seed")
 @pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed.command], ids=lambda seed: seed.id)
 def test_the_proof_of_a_feature_passes(seed):
