@@ -17,6 +17,9 @@ sys.path.insert(0, str(ROOT))
 from bench.measures import MEASURES  # noqa: E402
 
 BEGIN, END = "<!-- made by scripts/figures.py -->", "<!-- end of figures -->"
+NOT_LEARNED = (
+    "Learning over ten seeds (`bench/learning.py`) has no result file yet; `make test` learns two seeds a task."
+)
 _MADE = (("date", 10), ("commit", 7))
 PEERS = ("codec, encode", "codec, decode", "uniform batch", "stream, 16", "store, commits of 16 chunks, per core")
 
@@ -49,7 +52,7 @@ def block() -> str:
     learner = [json.loads(path.read_text()) for path in sorted(results.glob("learner-*.json"))]
     learning = results / "learning.json"
     parts = [_about(bench), _goals(bench), _peers(bench)]
-    parts += [_learning(json.loads(learning.read_text()))] if learning.exists() else []
+    parts += [_learning(json.loads(learning.read_text())) if learning.exists() else NOT_LEARNED]
     parts += [_learner(learner)] if learner else []
     return "\n\n".join([*parts, *(_card(card) for card in cards[-1:])])
 

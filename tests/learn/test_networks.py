@@ -1,6 +1,8 @@
 """The JAX runtime against the NumPy one, first weights, running statistics and what losses read from heads."""
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -79,6 +81,19 @@ def test_jax_and_numpy_take_the_same_actions(kind: str, has_masks: bool) -> None
         assert (ours.action.dtype, ours.logp.dtype) == (theirs.action.dtype, theirs.logp.dtype)
         if not head.is_discrete:
             np.testing.assert_allclose(ours.raw_action, theirs.raw_action, atol=TOLERANCE)
+
+
+def test_what_actors_and_games_import_loads_no_jax() -> None:
+    code = """
+import importlib, pkgutil, sys
+for package in ("act", "client", "core"):
+    folder = importlib.import_module(f"understudy.{package}")
+    for module in pkgutil.iter_modules(folder.__path__, f"understudy.{package}."):
+        importlib.import_module(module.name)
+print("understudy.act.actor" in sys.modules, "jax" in sys.modules)
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert told.split() == ["True", "False"]
 
 
 @pytest.mark.parametrize("kind", ["categorical", *GAUSSIAN])

@@ -52,7 +52,7 @@ def values(learner: Learner, states: Any) -> Any:
     return learner.current().outputs({"obs": np.asarray(states)})["q"]
 
 
-# --- One state, reward 1, truncated at 10: worth 10; 6.5 is what it is worth where truncated is taken for terminated --
+# --- One state, reward 1, truncated at 10: worth 10, for ever; the ten rewards that were seen come to 6.5 ------------
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -92,6 +92,19 @@ def test_ppo_values_what_lies_behind_a_truncation():
     learner = ppo(ONE_STATE, steps=10, trace=0.8)
     play_and_learn(learner, one_state(), rounds=30)
     np.testing.assert_allclose(state_values(learner, np.ones((1, 1), np.float32)), 10.0, atol=0.05)
+
+
+def test_ppo_values_nothing_behind_an_end():
+    learner = ppo(ONE_STATE, steps=10, trace=0.8)
+    play_and_learn(learner, one_state("terminated"), rounds=30)
+    # The last of ten steps is worth 1, each before it 1 + 0.9 (0.2 V + 0.8 times the one after); V is their mean.
+    parts = [(1.0, 0.0)]
+    for _ in range(9):
+        parts.append((1 + 0.72 * parts[-1][0], 0.18 + 0.72 * parts[-1][1]))
+    rewards, share = np.mean(parts, axis=0)
+    wanted = rewards / (1 - share)
+    assert wanted < 6.5
+    np.testing.assert_allclose(state_values(learner, np.ones((1, 1), np.float32)), wanted, atol=0.05)
 
 
 # --- Five states in a row --------------------------------------------------------------------------------------------
