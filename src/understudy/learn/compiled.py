@@ -43,7 +43,7 @@ _Nodes, _Numbers, _Facts, _Wholes = _f8[::1], _i8[::1], _f4[:, ::1], _i4[:, ::1]
 _Bytes = types.uint8[:, ::1]
 # Groups are plain tuples: with named ones a call takes three times as long to begin.
 _Lines = types.Tuple((_Facts, _Wholes, _Bytes, _Bytes))  # what `compiled_rows.Lines` holds
-_Tree = types.Tuple((_Nodes, _Numbers))  # nodes level by level, and where each level begins
+_Tree = types.Tuple((_Nodes, _Nodes, _Numbers))  # what `SumTree.parts` holds
 
 
 def _code_to_fetch(_: Any, array: Any, index: Any) -> Any:
@@ -72,10 +72,19 @@ Rows lie anywhere in arrays larger than the cache, and waiting for them is most 
 # --- The tree --------------------------------------------------------------------------------------------------------
 
 
+_BELOW = 1 - 2.0**-53
+"""Times this, a number becomes the next smaller one."""
+SUMMED = 2
+"""From this level on the sums up to each child are kept too, so that a search there only compares.
+
+Below, they would double the cache lines that an update waits for; all above fits into the second-level cache.
+"""
+
+
 @_compiled(_i8(_Tree, _Numbers, _Nodes))
 def set_rows(tree: Any, rows: Any, masses: Any) -> int:
     """Give rows their masses; the answer is how many more rows have one now."""
-    nodes, begin = tree
+    nodes, sums, begin = tree
     parents, n, change, last = np.empty(len(rows) + 1, np.int64), 0, 0, -1
     eight, above = np.uint64(8), np.uint64(begin[1])
     for i in range(len(rows)):
@@ -94,13 +103,20 @@ def set_rows(tree: Any, rows: Any, masses: Any) -> int:
         for i in range(1, n + 1):
             parent = parents[np.uint64(i)]
             at = base + np.uint64(parent << 4)
-            a, b, c, d = 0.0, 0.0, 0.0, 0.0
-            for j in range(0, 16, 4):
-                a += nodes[at + np.uint64(j)]
-                b += nodes[at + np.uint64(j + 1)]
-                c += nodes[at + np.uint64(j + 2)]
-                d += nodes[at + np.uint64(j + 3)]
-            nodes[to + np.uint64(parent)] = (a + b) + (c + d)
+            if level < SUMMED:
+                a, b, c, d = 0.0, 0.0, 0.0, 0.0
+                for j in range(0, 16, 4):
+                    a += nodes[at + np.uint64(j)]
+                    b += nodes[at + np.uint64(j + 1)]
+                    c += nodes[at + np.uint64(j + 2)]
+                    d += nodes[at + np.uint64(j + 3)]
+                total = (a + b) + (c + d)
+            else:
+                total, summed = 0.0, at - np.uint64(begin[SUMMED])
+                for j in range(16):
+                    total += nodes[at + np.uint64(j)]
+                    sums[summed + np.uint64(j)] = total
+            nodes[to + np.uint64(parent)] = total
             kept += int(parent >> 4 != last)
             parents[np.uint64(kept)] = last = parent >> 4
         n = kept
@@ -129,10 +145,22 @@ def _child(nodes: Any, at: Any, value: Any) -> tuple[Any, Any]:
     return at, value
 
 
+@_compiled(types.Tuple((types.uint64, _f8))(_Nodes, types.uint64, _f8))
+def _summed_child(sums: Any, at: Any, value: Any) -> tuple[Any, Any]:
+    """What `_child` answers, where sums are kept."""
+    one, two, three, seven, eleven = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(7), np.uint64(11)
+    value = min(value, sums[at + np.uint64(15)] * _BELOW)  # rounding leads past the end otherwise
+    to_b, to_c, to_d = sums[at + three], sums[at + seven], sums[at + eleven]
+    child = (np.uint64(value >= to_b) + np.uint64(value >= to_c) + np.uint64(value >= to_d)) << two
+    to_1, to_2, to_3 = sums[at + child], sums[at + child + one], sums[at + child + two]
+    child += np.uint64(value >= to_1) + np.uint64(value >= to_2) + np.uint64(value >= to_3)
+    return at + child, value - (sums[at + child - one] if child > 0 else 0.0)
+
+
 @_compiled(types.void(_Tree, _Nodes, _Numbers, _Bytes, _Bytes))
 def descend(tree: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
     """Write the row at each distance into the total, and fetch what is read of it next; `left` is used up."""
-    nodes, begin = tree
+    nodes, sums, begin = tree
     one, two, four, eight = np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(8)  # unsigned: no look for minus
     facts_width, obs_width = np.uint64(facts.shape[1]), np.uint64(obs.shape[1])
     for i in range(len(rows)):
@@ -141,7 +169,12 @@ def descend(tree: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
     for level in range(len(begin) - 2, 0, -1):
         base, below = np.uint64(begin[level]), np.uint64(begin[level - 1])
         for i in range(len(rows)):
-            at, left[i] = _child(nodes, base + (np.uint64(rows[i]) << four), left[i])
+            node = np.uint64(rows[i]) << four
+            if level < SUMMED:
+                at, left[i] = _child(nodes, base + node, left[i])
+            else:
+                at, left[i] = _summed_child(sums, base - np.uint64(begin[SUMMED]) + node, left[i])
+                at += np.uint64(begin[SUMMED])
             rows[i] = np.int64(at - base)
             if level < 3:
                 group = below + ((at - base) << four)

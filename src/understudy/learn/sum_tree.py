@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.core.errors import ConfigError
-from understudy.learn.compiled import descend, set_rows
+from understudy.learn.compiled import SUMMED, descend, set_rows
 from understudy.learn.layout import aligned_zeros
 
 WIDTH = 16
@@ -30,12 +30,13 @@ class SumTree:
             sizes.append(-(-(sizes[-1] // WIDTH) // WIDTH) * WIDTH)
         self._begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # where each level begins; last the root
         self._nodes = aligned_zeros((int(self._begin[-1]) + 1,), np.dtype(np.float64))
+        self._sums = aligned_zeros((sum(sizes[SUMMED:]),), np.dtype(np.float64))
         self.n_rows = 0
         """How many rows have a mass."""
         self.capacity = capacity
         self.leaves: Masses = self._nodes[:capacity]
-        self.parts = self._nodes, self._begin
-        """What the compiled loops need."""
+        self.parts = self._nodes, self._sums, self._begin
+        """What the compiled loops need: nodes level by level, sums from `SUMMED` on, and where each level begins."""
 
     @property
     def total(self) -> float:
