@@ -22,6 +22,9 @@ def test_episodes_are_counted_across_collects(seed: int, num_envs: int, collects
                 if ended[t, env]:
                     wanted.append((total[env], length[env]))
                     total[env], length[env] = 0.0, 0
+        given_reward, given_ended = reward.copy(), ended.copy()
         standing, returns, lengths = count(reward, ended, standing)
+        assert (reward == given_reward).all(), "the caller's tape was changed"
+        assert (ended == given_ended).all()
         assert list(zip(returns.tolist(), lengths.tolist(), strict=True)) == wanted
         assert (standing.return_.tolist(), standing.length.tolist()) == (total, length)

@@ -29,7 +29,7 @@ def count(
 ) -> tuple[Standing, NDArray[np.float64], NDArray[np.int64]]:
     """Where the episodes stand after [steps, envs] more; return and length of those that ended, by step and env."""
     n_steps, num_envs = reward.shape
-    rewards, ends = reward.T.ravel(), ended.T.ravel()  # env after env
+    rewards, ends = reward.T.flatten(), ended.T.ravel()  # env after env; rewards are changed here, so copied
     first = np.arange(num_envs) * n_steps
     rewards[first] += before.return_
     begins = ends.copy()  # the step behind an end begins a part, as does an env's first step
@@ -39,9 +39,9 @@ def count(
     last = np.append(starts[1:], len(rewards)) - 1
     returns, lengths = np.add.reduceat(rewards, starts), last + 1 - starts
     lengths[np.searchsorted(starts, first)] += before.length
-    is_done, of_env = ends[last], starts // n_steps
+    has_ended, of_env = ends[last], starts // n_steps
     after = Standing(np.zeros(num_envs), np.zeros(num_envs, np.int64))
-    after.return_[of_env[~is_done]], after.length[of_env[~is_done]] = returns[~is_done], lengths[~is_done]
-    done = np.flatnonzero(is_done)
-    in_time = done[np.lexsort((of_env[done], last[done] % n_steps))]
+    after.return_[of_env[~has_ended]], after.length[of_env[~has_ended]] = returns[~has_ended], lengths[~has_ended]
+    closed = np.flatnonzero(has_ended)
+    in_time = closed[np.lexsort((of_env[closed], last[closed] % n_steps))]
     return after, returns[in_time], lengths[in_time]
