@@ -49,7 +49,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """A call of the learner ended: `updates` so far, and the means of what they said about themselves."""
+    """A version was published: `updates` so far, and the means of what those since the version before said."""
 
     env_steps: int
     updates: int
@@ -58,6 +58,7 @@ class Update:
     """Rows sampled for each step inserted, so far."""
     lag_versions: int
     metrics: Mapping[str, float]
+    """Finite numbers; what no update could say is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
