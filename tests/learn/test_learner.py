@@ -20,7 +20,7 @@ from understudy.core.game import game_spec
 from understudy.core.meta import ChunkId
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
-from understudy.learn.learner import Learner, LearnerConfig
+from understudy.learn.learner import Learner, LearnerConfig, Report
 from understudy.learn.limiter import LimiterConfig
 from understudy.learn.replay import HostReplay, ReplayConfig
 from understudy.learn.sources import ReplaySource
@@ -112,6 +112,7 @@ def test_where_every_row_fails_the_state_keeps_its_bits_and_no_chunk_is_blamed(b
     assert learner.counts.skipped_updates == learner.counts.skips_in_a_row == 12
     assert [report.must_restore for report in reports] == [False, False, True]
     assert [report.bad_chunks for report in reports] == [[], [], []]
+    assert [report.metrics for report in reports] == [{}, {}, {}]  # nothing was said that is a number
     assert replay_of(learner).n_sampleable > 0
 
 
@@ -372,6 +373,27 @@ def test_a_run_that_must_go_back_ends_at_once_and_publishes_nothing_of_it():
     replay_of(learner)._columns["obs"][:] = sound
     assert learner.run(lambda: learner.counts.calls == 7, heard, calls_per_version=4)
     assert (heard.versions, learner.counts.skips_in_a_row) == ([1], 0)
+
+
+def test_a_call_whose_updates_were_all_skipped_is_left_out_of_the_means_of_its_version():
+    learner, heard = dqn(), Listening()
+    learner.insert(played(0))
+    told, step = list[Any](), learner.step
+
+    def spoiled_at_first(progress: float) -> Any:
+        column = replay_of(learner)._columns["obs"]
+        sound = column.copy()
+        if not told:
+            column[:] = np.nan
+        told.append(step(progress).metrics)
+        column[:] = sound
+        return Report(told[-1])
+
+    learner.step = spoiled_at_first  # type: ignore[method-assign]
+    assert learner.run(lambda: learner.counts.calls == 3, heard, calls_per_version=2)
+    assert [bool(one) for one in told] == [False, True, True]
+    assert heard.metrics == told[1:]
+    assert np.isfinite([value for one in heard.metrics for value in one.values()]).all()
 
 
 def test_a_run_names_the_chunks_that_spoiled_its_updates():

@@ -74,7 +74,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a call did: its mean metrics, and the chunks that spoiled updates."""
+    """What a call did: the mean metrics of the updates that were not skipped, and the chunks that spoiled others."""
 
     metrics: Mapping[str, float]
     bad_chunks: Sequence[ChunkId] = ()
@@ -169,10 +169,10 @@ class Learner:
                 return False
             told.append(report.metrics)
             if len(told) == calls_per_version:
-                watcher.take(self.publish(), _means(told))
+                watcher.take(self.publish(), _together(told))
                 told = []
         if told:
-            watcher.take(self.publish(), _means(told))
+            watcher.take(self.publish(), _together(told))
         return True
 
     def step(self, progress: float) -> Report:
@@ -191,10 +191,8 @@ class Learner:
         counts.sampled_rows += self.source.rows_per_call
         self._count_skips(ok)
         self._check_ratio(told, ok)
-        metrics = {
-            name: float(np.mean(values[ok])) if ok.any() else float("nan") for name, values in told.metrics.items()
-        }
-        return Report(metrics, bad, counts.skips_in_a_row >= self.config.max_skips)
+        metrics = {name: np.asarray(values)[ok] for name, values in told.metrics.items()}
+        return Report(_means(metrics), bad, counts.skips_in_a_row >= self.config.max_skips)
 
     def _count_skips(self, ok: Array) -> None:
         self.counts.skipped_updates += int((~ok).sum())
@@ -255,8 +253,15 @@ class Learner:
         self.source.go_back()
 
 
-def _means(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([one[name] for one in told])) for name in told[0]}
+def _means(said: Mapping[str, Any]) -> dict[str, float]:
+    """The mean of the finite numbers of each name; without any, the name is left out."""
+    finite = {name: (array := np.asarray(values))[np.isfinite(array)] for name, values in said.items()}
+    return {name: float(np.mean(values)) for name, values in finite.items() if values.size}
+
+
+def _together(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for one in told for name in one)
+    return _means({name: [one[name] for one in told if name in one] for name in names})
 
 
 def _value(knob: float | Schedule, progress: float) -> float:
