@@ -15,6 +15,7 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
 from understudy.core.log import make_folder, sync_folder
 from understudy.core.names import GameName, PlayerName
+from understudy.core.ports import Ack, Outcome
 
 KEY_BYTES = 32
 
@@ -67,7 +68,7 @@ class Door:
     """Stamps the frames that may enter with their player's pseudonym and the time."""
 
     def __init__(self, key: bytes, game: GameName, clock: Clock) -> None:
-        self._key, self._game, self._clock = key, game, clock
+        self._key, self.game, self._clock = key, game, clock
         self._known: dict[PlayerName, bytes] = {}
 
     def admit(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> list[Frame | Refused]:
@@ -93,5 +94,15 @@ class Door:
         if known is None:
             if len(self._known) >= 4096:
                 self._known.clear()
-            known = self._known[player] = pseudonym(self._key, self._game, player)
+            known = self._known[player] = pseudonym(self._key, self.game, player)
         return known
+
+
+def ack_of(outcome: Outcome) -> Ack:
+    """What a client is told about a frame that a stream took or did not take."""
+    if outcome.durable:
+        return Ack(True)
+    if outcome.retry_after_s > 0:
+        return Ack(False, retry_after_s=outcome.retry_after_s, error=outcome.error or "")
+    # Without a time to come back, trying again would fail for ever.
+    return Ack(False, refused=outcome.error or "not_taken: the stream did not say why")

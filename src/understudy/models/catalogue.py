@@ -1,7 +1,7 @@
 """Catalogue: what a game's journal says, folded into one state: its models, its champion, who may release."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.core.errors import Refused
@@ -19,6 +19,8 @@ class Pointer:
     number: int
     at_s: float
     why: str
+    signed: bytes = b""
+    """The entry itself, as it was read: what a client checks."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,13 @@ class Catalogue:
     signed: dict[str, bytes] = field(default_factory=dict)
     """Signed documents as they were read, by model name or alias: what a client checks for itself."""
     bad_entries: int = 0
+
+    def copy(self) -> "Catalogue":
+        """The same state, which later entries leave alone."""
+        return replace(
+            self, models=dict(self.models), aliases=dict(self.aliases), history=list(self.history),
+            signed=dict(self.signed),
+        )  # fmt: skip
 
     @property
     def next_model_no(self) -> int:
@@ -75,7 +84,8 @@ class Catalogue:
         alias, model_no = entry.get("alias"), entry.get("model_no")
         if alias not in ALIASES or model_no not in (0, *self.models):
             raise Refused("bad_entry", f"{alias!r} cannot point to model {model_no!r}")
-        pointer = Pointer(model_no, entry["number"], float(entry["at_s"]), str(entry.get("why", ""))[:MAX_WHY])
+        why = str(entry.get("why", ""))[:MAX_WHY]
+        pointer = Pointer(model_no, entry["number"], float(entry["at_s"]), why, raw)
         self.aliases[alias] = pointer
         self.signed[alias] = raw
         if alias == "champion":

@@ -34,6 +34,7 @@ class Registry:
         self._objects, self._trusted, self._signer = objects, trusted, signer
         self._clock = clock or SystemClock()
         self._games: dict[str, Shared[Catalogue]] = {}
+        self._pictures: dict[str, Catalogue] = {}
         self._lock = threading.Lock()
 
     # --- Reading ----------------------------------------------------------------------------------------------------
@@ -43,8 +44,13 @@ class Registry:
         return sorted({name.split("/")[1] for name in self._objects.list("games")})
 
     def catalogue(self, game: str) -> Catalogue:
-        """The game's state, read on to its newest entry."""
-        return self._shared(game).now()
+        """The game's state at its newest entry; what is written later does not change it."""
+        shared = self._shared(game)
+        with shared.lock:
+            now, picture = shared.now(), self._pictures.get(game)
+            if picture is None or picture.number != now.number:
+                picture = self._pictures[game] = now.copy()
+            return picture
 
     def policy(self, game: str, model_no: int) -> Policy:
         """A model's policy; Refused unless its bytes are the ones that were signed."""

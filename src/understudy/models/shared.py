@@ -41,11 +41,12 @@ class Shared(Generic[S]):
     ) -> None:
         self._journal, self._state = Journal(objects, name), state
         self._trusted, self._signer, self._clock = trusted, signer, clock
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held by whoever reads more than one thing of the state."""
 
     def now(self) -> S:
         """The state, read on to the newest entry."""
-        with self._lock:
+        with self.lock:
             state = self._state
             for number, raw in self._journal.read(state.number):
                 try:
@@ -66,7 +67,7 @@ class Shared(Generic[S]):
             )
         chance = random.Random()
         for attempt in range(_TRIES):
-            with self._lock:
+            with self.lock:
                 state = self.now()
                 number = state.number + 1
                 place = {"journal": self._journal.name, "number": number, "at_s": round(self._clock.now(), 3)}

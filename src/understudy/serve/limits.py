@@ -44,6 +44,12 @@ class Limits:
             bucket.size_bytes -= size_bytes
         return wait_s
 
+    def owe(self, key: Key, size_bytes: int) -> None:
+        """Count bytes that came beyond those that were announced; later requests wait for them."""
+        bucket = self._buckets.get(key.id)
+        if bucket is not None and size_bytes > 0:
+            bucket.size_bytes -= size_bytes
+
 
 def _until_one(left: float, rate: float) -> float:
     # A little less is enough, since a time that was waited for is rounded.

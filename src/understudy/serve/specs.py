@@ -1,0 +1,65 @@
+"""Specs of games, as the routes need them: from memory while they are fresh, else from the registry."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from understudy.core.clock import Clock
+from understudy.core.errors import Corrupt, Refused, SpecError
+from understudy.core.game import GameSpec
+from understudy.models.registry import Registry
+
+T = TypeVar("T")
+
+_FRESH_S = 5.0
+"""After this the registry is asked again, since another gateway may have registered another schema."""
+
+_HOW = "an admin runs 'understudy games add', or use the development key, with which a game registers itself"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    specs: dict[str, GameSpec]
+    at_s: float
+
+
+class Specs:
+    """Every registered game's specs by schema; for the event loop, with the disk in a thread."""
+
+    def __init__(self, registry: Registry, executor: Executor, clock: Clock) -> None:
+        self._registry, self._executor, self._clock = registry, executor, clock
+        self._known: dict[str, _Known] = {}
+
+    async def of(self, game: str) -> dict[str, GameSpec]:
+        """A game's specs; Refused when it has none."""
+        known = self._known.get(game)
+        if known is None or self._clock.monotonic() - known.at_s > _FRESH_S:
+            known = _Known(await self._run(self._read, game), self._clock.monotonic())
+            if not known.specs:
+                raise Refused("not_registered", f"{game} is not registered; {_HOW}")
+            self._known[game] = known
+        return known.specs
+
+    async def one(self, game: str, schema: str | None) -> GameSpec | None:
+        """The spec of this schema; None when there is none."""
+        return (await self.of(game)).get(schema or "")
+
+    async def register(self, spec: GameSpec, *, may_add: bool) -> None:
+        """Keep a spec; Refused when it is new and the caller may not add any."""
+        if spec.schema in await self._run(self._read, spec.game):
+            return
+        if not may_add:
+            raise Refused("not_registered", f"{spec.game} is not registered with this schema; {_HOW}")
+        await self._run(self._registry.register, spec)
+        self._known.pop(spec.game, None)
+
+    def _read(self, game: str) -> dict[str, GameSpec]:
+        try:
+            return {spec.schema: spec for spec in self._registry.specs(game)}
+        except SpecError as error:
+            raise Corrupt(f"a spec of {game} in the registry is not readable: {error}; restore it") from None
+
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)

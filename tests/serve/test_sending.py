@@ -1,0 +1,307 @@
+"""Experience over HTTP: acked means durable, bad frames harm nobody else, and JSON ends as the same bytes."""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.serve.gateways import CART, Running, as_columns, frames_of, fresh, played, running
+from understudy.core.chunk import Chunk, chunk_of
+from understudy.core.door import deployment_key, pseudonym
+from understudy.core.errors import StorageFailed, StorageFull
+from understudy.core.frame import NO_PLAYER, CloseReport, close_frame, read_close
+from understudy.core.game import game_spec
+from understudy.core.names import new_session, player_name
+from understudy.core.parcel import encode_parcel
+from understudy.serve.house import GatewayConfig
+from understudy.testing.samples import cart_spec, random_chunk, random_spec
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("sending")) as found:
+        found.register()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def key(gateway: Running) -> str:
+    return gateway.key("play")
+
+
+def bodies(gateway: Running, session: Any) -> list[bytes]:
+    return [frame.body for frame in gateway.streamed() if frame.session == session]
+
+
+def accepted(reply: Any) -> list[bool]:
+    assert reply.status == 200, reply.raw
+    return [ack["accepted"] for ack in reply.json["acks"]]
+
+
+def reasons(reply: Any) -> list[str]:
+    return [(ack["refused"] or "").partition(":")[0] for ack in reply.json["acks"]]
+
+
+# --- Parcels ----------------------------------------------------------------------------------------------------------
+
+
+def test_acked_frames_are_in_the_stream_and_carry_a_pseudonym(gateway: Running, key: str):
+    frames = frames_of(played(n_chunks=5))
+    assert accepted(gateway.send(key, frames)) == [True] * 5
+    found = [frame for frame in gateway.streamed() if frame.session == frames[0].session]
+    assert [frame.body for frame in found] == [frame.body for frame in frames]
+    assert {frame.player for frame in found} == {pseudonym(deployment_key(gateway.folder), "cart", "ada")}
+    assert all(abs(frame.received_s - time.time()) < 60 for frame in found)
+
+
+def test_the_same_parcel_twice_is_acked_twice(gateway: Running, key: str):
+    """The stream may hold it twice; the store keeps each chunk once."""
+    frames = frames_of(played(n_chunks=2))
+    assert accepted(gateway.send(key, frames)) == accepted(gateway.send(key, frames)) == [True, True]
+    assert {chunk_of(frame).meta.chunk_no for frame in gateway.streamed() if frame.session == frames[0].session} == {
+        0, 1,
+    }  # fmt: skip
+
+
+def test_a_broken_frame_does_not_spoil_its_neighbours(gateway: Running, key: str):
+    one, two, three = frames_of(played(n_chunks=3))
+    raw = bytearray(encode_parcel([one, two, three], {one.session: player_name("ada")}))
+    raw[-len(three.body) - 64 - 10] ^= 1  # inside the second body
+    reply = gateway.ask("POST", "/v1/games/cart/frames", key, bytes(raw))
+    assert accepted(reply) == [True, False, True]
+    assert reasons(reply) == ["", "bad_body_checksum", ""]
+    assert bodies(gateway, one.session) == [one.body, three.body]
+
+
+def test_nobody_writes_as_somebody_else(gateway: Running, key: str):
+    (frame,) = frames_of(played(n_chunks=1))
+    stamped = frame.stamped(b"p" * 16, 0)
+    reply = gateway.ask(
+        "POST", "/v1/games/cart/frames", key, encode_parcel([stamped], {frame.session: player_name("x")})
+    )
+    assert reasons(reply) == ["stamped"]
+    reply = gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel([frame], {fresh(): player_name("ada")}))
+    assert reasons(reply) == ["no_player"]
+    assert bodies(gateway, frame.session) == []
+
+
+def test_a_chunk_of_another_game_is_refused_under_any_key(gateway: Running):
+    other = cart_spec("other")
+    gateway.register(other)
+    chunks = frames_of(played(other, n_chunks=1))
+    for wide in (gateway.key("play"), gateway.key("admin")):
+        assert reasons(gateway.send(wide, chunks)) == ["wrong_game"]
+    assert gateway.send(gateway.key("play", game="other"), chunks).code == "wrong_game"
+    assert accepted(gateway.send(gateway.key("play", game="other"), chunks, game="other")) == [True]
+
+
+def test_experience_of_actors_needs_the_scope_work(gateway: Running, key: str):
+    chunk = played(n_chunks=1)[0]
+    frame = Chunk(replace(chunk.meta, kind="actor"), chunk.columns).frame()
+    assert reasons(gateway.send(key, [frame])) == ["wrong_scope"]
+    assert accepted(gateway.send(gateway.key("play", "work"), [frame])) == [True]
+
+
+def test_a_parcel_of_64_frames_of_many_players_passes_and_65_do_not(gateway: Running, key: str):
+    frames = [frames_of(played(n_chunks=1, seed=seed))[0] for seed in range(65)]
+    players = {frame.session: player_name(f"p{at}") for at, frame in enumerate(frames)}
+    reply = gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel(frames[:64], players))
+    assert accepted(reply) == [True] * 64
+    assert len({frame.player for frame in gateway.streamed() if frame.session in players}) == 64
+    assert gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel(frames, players)).code == "bad_parcel"
+
+
+@pytest.mark.parametrize("body", [b"", b"UNPA", b"x" * 100, b"UNPA\xff\xff\xff\xff", b"UNPA\x02\0\0\0[]"])
+def test_what_is_no_parcel_is_refused(gateway: Running, key: str, body: bytes):
+    before = len(gateway.streamed())
+    reply = gateway.ask("POST", "/v1/games/cart/frames", key, body)
+    assert (reply.status, reply.code) in ((400, "bad_parcel"), (400, "bad_json"))
+    assert len(gateway.streamed()) == before
+
+
+def test_old_and_other_sessions_are_refused(gateway: Running, key: str):
+    for session in (new_session(time.time() - 9 * 86_400), new_session(time.time() + 2 * 86_400), uuid.uuid4()):
+        (reason,) = reasons(gateway.send(key, frames_of(played(n_chunks=1, session=session))))
+        assert reason in ("bad_session", "bad_session_time")
+
+
+def test_an_unknown_game_is_told_how_to_register(gateway: Running, key: str):
+    reply = gateway.send(key, frames_of(played(cart_spec("nobody"), n_chunks=1)), game="nobody")
+    assert (reply.status, reply.code) == (404, "not_registered")
+    assert "understudy games add" in reply.json["error"]["detail"]
+
+
+# --- Columns and closing ----------------------------------------------------------------------------------------------
+
+
+def test_columns_as_json_end_as_the_bytes_of_a_native_chunk(gateway: Running, key: str):
+    """Over random games of every kind of space, with optional columns."""
+    n_sent = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        spec = random_spec(rng, f"sample-{seed}")
+        gateway.register(spec)
+        chunk = random_chunk(spec, rng, session=fresh(), optional=("logp", "by", "frames", "legal"))
+        sent = as_columns(chunk)
+        reply = gateway.ask("POST", f"/v1/games/{spec.game}/columns", key, sent)
+        assert accepted(reply) == [True]
+        assert bodies(gateway, chunk.meta.session) == [chunk.encode()]
+        n_sent += 1
+    assert n_sent == 30
+
+
+def test_a_session_of_columns_can_be_closed(gateway: Running, key: str):
+    chunks = played(n_chunks=2)
+    for chunk in chunks:
+        assert accepted(gateway.ask("POST", "/v1/games/cart/columns", key, as_columns(chunk))) == [True]
+    n_steps = sum(chunk.meta.n_steps for chunk in chunks)
+    closing = {"player": "ada", "session": str(chunks[0].meta.session), "chunk_no": 2, "n_steps": n_steps}
+    assert accepted(gateway.ask("POST", "/v1/games/cart/close", key, closing)) == [True]
+    last = [frame for frame in gateway.streamed() if frame.session == chunks[0].meta.session][-1]
+    assert read_close(last) == CloseReport(2, n_steps)
+
+
+def change(sent: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return sent | changes
+
+
+def with_column(sent: dict[str, Any], name: str, values: Any) -> dict[str, Any]:
+    return sent | {"columns": sent["columns"] | {name: values}}
+
+
+def test_columns_that_are_no_chunk_are_refused_with_a_reason(gateway: Running, key: str):
+    chunk = random_chunk(CART, np.random.default_rng(5), session=fresh(), n_steps=3)
+    sent, n = as_columns(chunk), chunk.n_rows
+    wrong = [
+        change(sent, player=""), change(sent, player="\n"), change(sent, session="x"), change(sent, chunk_no=-1),
+        change(sent, chunk_no=1 << 64), change(sent, chunk_no=1 << 48), change(sent, first_step=1 << 70),
+        change(sent, consent="maybe"), change(sent, client="c" * 129), change(sent, episodes=[]),
+        change(sent, episodes=[{"row": 1}]), change(sent, episodes=[{"seed": 1 << 70}]),
+        change(sent, episodes=[{"match": "\ud800"}]), change(sent, episodes=[{"result": 1e301}]),
+        change(sent, episodes=[{"result": 10**400}]), change(sent, columns={}), change(sent, columns=[]),
+        change(sent, skipped_steps=10**400), change(sent, schema="x"), change(sent, schema="0" * 64),
+        change(sent, misspelt=1), with_column(sent, "reward", [1.0] * (n - 1)), with_column(sent, "reward", ["1"] * n),
+        with_column(sent, "reward", [1e39] * n), with_column(sent, "obs", [[1.0] * 3] * n),
+        with_column(sent, "obs", [[1.0] * 4] * (n - 1) + [[1.0]]), with_column(sent, "obs", [1e400] * n),
+        with_column(sent, "obs", [[1e39] * 4] * n), with_column(sent, "action", [0.5] * n),
+        with_column(sent, "action", [7] * n), with_column(sent, "action", [10**30] * n),
+        with_column(sent, "action", [None] * n), with_column(sent, "row", [-1] * n), with_column(sent, "row", []),
+        with_column(sent, "terminated", [0] * n), with_column(sent, "is_first", [1] * n),
+        with_column(sent, "legal", [[True] * 3] * n), with_column(sent, "../x", [1] * n),
+        with_column(sent, "obs", [[[[[[[[[1]]]]]]]]] * n),
+    ]  # fmt: skip
+    before = len(gateway.streamed())
+    for one in wrong:
+        reply = gateway.ask("POST", "/v1/games/cart/columns", key, one)
+        assert reply.status == 400, (one, reply.raw)
+        assert reply.json["error"]["detail"]
+    for raw in (b"", b"{", b"[" * 100_000, b"\xff", json.dumps(sent).encode()[:-1], b"null", b"NaN"):
+        assert gateway.ask("POST", "/v1/games/cart/columns", key, raw).status == 400
+    assert len(gateway.streamed()) == before
+    assert accepted(gateway.ask("POST", "/v1/games/cart/columns", key, sent)) == [True], "the right one passes"
+
+
+def test_columns_that_fit_two_specs_must_say_which(gateway: Running, key: str):
+    specs = [game_spec("twice", obs=names, actions=2) for names in (4, ["a", "b", "c", "d"])]
+    for spec in specs:
+        gateway.register(spec)
+    chunk = random_chunk(specs[1], np.random.default_rng(0), session=fresh())
+    sent = as_columns(chunk)
+    assert gateway.ask("POST", "/v1/games/twice/columns", key, sent).code == "which_schema"
+    sent["schema"] = specs[1].schema
+    assert accepted(gateway.ask("POST", "/v1/games/twice/columns", key, sent)) == [True]
+    assert bodies(gateway, chunk.meta.session) == [chunk.encode()]
+
+
+# --- Quota, metrics, failures -----------------------------------------------------------------------------------------
+
+
+def test_the_share_that_is_asked_for_falls_with_what_is_played(tmp_path: Path):
+    with running(tmp_path, GatewayConfig(target_steps_s=10.0)) as gateway:
+        gateway.register()
+        key = gateway.key("play")
+        (frame,) = frames_of(played(n_chunks=1))
+        reply = gateway.send(key, [frame])
+        assert accepted(reply) == [True]
+        body = encode_parcel([frame], {frame.session: player_name("ada")}, 10_000)
+        share = gateway.ask("POST", "/v1/games/cart/frames", key, body).json["keep_share"]
+        assert 0 < share < 0.01
+        columns = as_columns(played(n_chunks=1)[0]) | {"skipped_steps": 1_000_000}
+        assert gateway.ask("POST", "/v1/games/cart/columns", key, columns).json["keep_share"] < share / 2
+
+
+def test_without_a_target_everything_is_wanted(gateway: Running, key: str):
+    body = encode_parcel([], {}, 1 << 40)
+    assert gateway.ask("POST", "/v1/games/cart/frames", key, body).json == {"acks": [], "keep_share": 1.0}
+
+
+def test_metrics_tell_what_became_of_frames(gateway: Running, key: str):
+    gateway.send(key, frames_of(played(n_chunks=2)))
+    reply = gateway.ask("GET", "/metrics", gateway.key("read"))
+    assert reply.headers["content-type"].startswith("text/plain")
+    text = reply.raw.decode()
+    assert 'understudy_frames_total{fate="accepted",game="cart"}' in text
+    assert 'understudy_requests_total{route="POST /v1/games/{game}/frames",status="200"}' in text
+    assert 'understudy_keep_share{game="cart"} 1.0' in text
+    assert "understudy_waiting_bytes 0.0" in text
+    assert "ada" not in text
+    assert gateway.ask("GET", "/metrics", key).code == "wrong_scope"
+
+
+def test_a_stream_that_fails_asks_for_the_frames_again_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    errors: list[Exception] = [StorageFull("/secret/place"), StorageFailed("/secret"), RuntimeError("/secret")]
+    with running(tmp_path) as gateway:
+        gateway.register()
+        key, frames = gateway.key("play"), frames_of(played(n_chunks=1))
+        real = gateway.stream.append
+
+        def append(given: Any) -> Any:
+            if errors:
+                raise errors.pop(0)
+            return real(given)
+
+        monkeypatch.setattr(gateway.stream, "append", append)
+        for _ in range(3):
+            (ack,) = gateway.send(key, frames).json["acks"]
+            assert (ack["accepted"], ack["refused"], ack["retry_after_s"]) == (False, None, 1.0)
+            assert "secret" not in ack["error"]
+        assert accepted(gateway.send(key, frames)) == [True]
+
+
+def test_a_key_that_sends_too_much_is_told_when_to_come_back(gateway: Running):
+    frames = frames_of(played(n_chunks=3))
+    few = gateway.key("play", requests_s=2.0)
+    statuses = [gateway.send(few, frames).status for _ in range(6)]
+    assert statuses[:4] == [200] * 4
+    assert statuses[-1] == 429
+    reply = gateway.send(few, frames)
+    assert reply.code == "too_many"
+    assert 0 < reply.json["error"]["retry_after_s"] <= 1
+    assert reply.headers["retry-after"] == "1"
+    small = gateway.key("play", bytes_s=1000.0)
+    assert gateway.send(small, frames).status == 200
+    assert gateway.send(small, frames).status == 429, "one large request is paid for afterwards"
+
+
+def test_bytes_that_were_not_announced_are_paid_for_too(gateway: Running):
+    frames = frames_of(played(n_chunks=8))
+    body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+    small = gateway.key("play", bytes_s=1000.0)
+    headers = {"Authorization": f"Bearer {small}"}
+    parts = iter([body[:100], body[100:]])
+    reply = gateway.pool.request("POST", f"{gateway.url}/v1/games/cart/frames", body=parts, headers=headers)
+    assert reply.status == 200, "chunked"
+    assert gateway.send(small, frames).status == 429
+
+
+def test_closing_frames_and_drop_reports_travel_in_parcels_too(gateway: Running, key: str):
+    session = fresh()
+    closing = close_frame(session, 0, CloseReport(0, 0))
+    assert accepted(gateway.send(key, [closing])) == [True]
+    assert [frame.player != NO_PLAYER for frame in gateway.streamed() if frame.session == session] == [True]
