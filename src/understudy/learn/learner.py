@@ -21,7 +21,6 @@ from understudy.core.errors import ConfigError, LearningFailed
 from understudy.core.meta import ChunkId
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
-from understudy.learn import sources
 from understudy.learn.checkpoint import state_from_arrays, state_to_arrays
 from understudy.learn.limiter import Limiter, LimiterConfig
 from understudy.learn.replay import HostReplay, ReplayConfig
@@ -135,7 +134,7 @@ class Learner:
     @property
     def is_on_policy(self) -> bool:
         """Whether only what the newest weights have played may be learned from."""
-        return isinstance(self.source, RolloutSource)
+        return self.source.is_on_policy
 
     def lag_of(self, chunk: Chunk) -> int:
         """How many versions ago the weights that played an actor's chunk were published."""
@@ -244,7 +243,7 @@ class Learner:
         """Go back to a checkpoint; `read` gives chunks by id from the run's store."""
         self.state = state_from_arrays(self.state, part(arrays, "state"))
         self.counts = Counts(**facts["counts"])
-        sources.restore(self.source, part(arrays, "source"), facts["source"], read)
+        self.source.restore(part(arrays, "source"), facts["source"], read)
 
     def go_back(self, arrays: Mapping[str, Array]) -> None:
         """Take the weights of a checkpoint again and learn on half as fast; data and counts stay."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.limiter import Limiter
 from understudy.learn.replay import Drawn, HostReplay
+from understudy.learn.replay_state import ReadChunks
 from understudy.learn.rollouts import RolloutQueue
 
 _REPLAY_STREAM = 2
@@ -47,13 +48,22 @@ class Source(Protocol):
 
     @property
     def rows_per_call(self) -> int: ...
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether only what the newest weights have played may be learned from."""
+        ...
+
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]: ...
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
+        """Come, fresh, to the state of a checkpoint; `read` gives chunks by id from the run's store."""
+        ...
 
 
 @dataclass(slots=True)
 class ReplaySource:
     """A replay with its limiter; None: no bound, for training from a store."""
 
+    is_on_policy: ClassVar[bool] = False
     replay: HostReplay
     limiter: Limiter | None
     updates: int
@@ -115,11 +125,17 @@ class ReplaySource:
         arrays, facts = self.replay.state()
         return arrays, {"replay": facts, "limiter": None if self.limiter is None else self.limiter.state()}
 
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
+        self.replay.restore(arrays, facts["replay"], read)
+        if self.limiter is not None:
+            self.limiter.restore(facts["limiter"])
+
 
 @dataclass(slots=True)
 class RolloutSource:
     """A queue of what the current weights have just played; one update per rollout."""
 
+    is_on_policy: ClassVar[bool] = True
     queue: RolloutQueue
     rows: int
     _played: Sequence[Sequence[ChunkId]] = ()
@@ -160,12 +176,5 @@ class RolloutSource:
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         return self.queue.state(), {}
 
-
-def restore(source: Source, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: Any) -> None:
-    """Bring a fresh source to a checkpoint's state; `read` gives chunks by id from the run's store."""
-    if isinstance(source, ReplaySource):
-        source.replay.restore(arrays, facts["replay"], read)
-        if source.limiter is not None:
-            source.limiter.restore(facts["limiter"])
-    elif isinstance(source, RolloutSource):
-        source.queue.restore(arrays)
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
+        self.queue.restore(arrays)
