@@ -34,6 +34,12 @@ def test_the_best_value_is_a_legal_one():
     assert best_value(q, np.array([[True, False, True]])).tolist() == [3.0]
 
 
+def test_where_a_mask_allows_nothing_every_action_counts():
+    q = np.array([[[1.0, 5.0, 3.0], [-2.0, -9.0, -4.0]], [[0.0, -1e25, 7.0], [1.0, 2.0, 3.0]]], np.float32)
+    legal = np.array([[[0, 0, 0], [0, 1, 1]], [[0, 0, 0], [1, 0, 0]]], np.bool_)
+    assert best_value(q, legal).tolist() == [[5.0, -4.0], [7.0, 1.0]]
+
+
 def test_a_network_without_action_values_is_refused():
     with pytest.raises(ConfigError, match="need a head 'q'"):
         q_of({"logits": np.zeros((1, 2))})

@@ -120,6 +120,20 @@ def test_where_the_game_is_over_and_nothing_is_legal_the_update_is_finite():
     assert np.isfinite(state.weights).all()
 
 
+@pytest.mark.parametrize("double", [True, False])
+def test_where_a_game_was_stopped_and_nothing_is_legal_every_action_counts(double):
+    rng, nothing = np.random.default_rng(1), np.zeros((ROWS, ACTIONS), np.bool_)
+    q, target = (rng.normal(size=(STATES, ACTIONS)).astype(np.float32) for _ in range(2))
+    state = first["dqn"]._replace(weights=vector(doubles[double], q), target=vector(doubles[double], target))
+    some = nothing.copy()
+    some[1::2, 2] = True  # rows with a mask stay bound to it
+    wanted = np.where(some.any(1, keepdims=True), some, True)
+    (empty, told), (full, same) = (update[double](state, batch(~nothing, legal), KNOBS) for legal in (some, wanted))
+    assert bool(told.ok)
+    np.testing.assert_array_equal(told.priorities, same.priorities)
+    np.testing.assert_array_equal(empty.weights, full.weights)
+
+
 def test_bc_moves_no_illegal_action_and_counts_only_legal_ones():
     legal = np.zeros((ROWS, ACTIONS), np.bool_)
     legal[:, :2] = True
@@ -146,6 +160,24 @@ def test_ppo_learns_with_the_probabilities_its_masks_gave():
     _, told = jax.jit(ppo.update)(first["ppo"], rollout, knobs)
     assert bool(told.ok)
     assert float(told.ratio_error) < 1e-5
+
+
+class Stopped(MaskedEnv):
+    """Truncated after five steps, with a mask that allows nothing."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, _, info = super().step(action)
+        is_over = self.n_steps == 5
+        return obs, reward, False, is_over, {"action_mask": info["action_mask"] * (not is_over)}
+
+
+def test_first_priorities_stay_small_where_a_stopped_game_allows_nothing():
+    envs = make_envs(Stopped, 2)
+    game = game_of(envs)
+    policy = (dqn := Dqn(game, DqnConfig(widths=(8,), batch=8))).policy(dqn.init(jax.random.PRNGKey(0)))
+    chunks = Actor(envs, game, root_seed=0, created_ms=1).collect(policy, 16, round_no=0, explore=1.0).chunks
+    assert not any(chunk.columns["legal"].any(1).all() for chunk in chunks)
+    assert max(chunk.columns["priority"].max() for chunk in chunks) < 100
 
 
 # --- In an env that raises when it is cheated ------------------------------------------------------------------------

@@ -6,15 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.core.errors import ConfigError
-from understudy.core.heads import masked
+from understudy.core.heads import LOWEST, masked
 from understudy.core.tensors import Array
 
 Flags = NDArray[np.bool_]
 
 
 def best_value(q: Array, legal: Array | None) -> Array:
-    """The largest of the values of legal actions, along the last axis."""
+    """The largest of the values of legal actions, along the last axis; of all, where a mask allows nothing."""
     best: Array = (q if legal is None else masked(q, legal)).max(-1)
+    if legal is not None and (is_empty := best < LOWEST).any():
+        best[is_empty] = q[is_empty].max(-1)
     return best
 
 

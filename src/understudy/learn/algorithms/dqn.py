@@ -133,11 +133,15 @@ class Dqn:
         return (batch.weight * huber).mean(), error
 
     def _wanted(self, weights: Any, target: Any, batch: Batch) -> Any:
-        """What the taken actions should be worth: no illegal action is ever bootstrapped from."""
+        """What the taken actions should be worth: no illegal action is ever bootstrapped from.
+
+        A game that was stopped may say no more what is legal. It was not over, so that its value counts: of all.
+        """
         following = networks.apply(self.network, target, batch.next_obs)["q"]
         chooses = networks.apply(self.network, weights, batch.next_obs)["q"] if self.config.double else following
         if batch.next_legal is not None:
-            chooses = jnp.where(batch.next_legal, chooses, -jnp.inf)
+            legal = batch.next_legal | ~batch.next_legal.any(axis=1, keepdims=True)
+            chooses = jnp.where(legal, chooses, -jnp.inf)
         best = jnp.argmax(chooses, axis=1)
         value = jnp.take_along_axis(following, best[:, None], axis=1)[:, 0]
         return batch.reward + batch.factor * value
