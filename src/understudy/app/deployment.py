@@ -1,0 +1,71 @@
+"""A deployment: what every role and command of one data folder shares: its signing key, its models, its keys."""
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.app.data import DataFolder
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.door import create_once
+from understudy.core.errors import ConfigError
+from understudy.core.log import make_folder
+from understudy.core.ports import Objects
+from understudy.core.signed import KEY_BYTES, Signer, Trusted
+from understudy.models.objects import open_objects
+from understudy.models.registry import Registry
+from understudy.serve.keys import Keys
+
+_FIRST_ENTRY = "keys/0000000001.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One deployment, opened; it holds no locks, so any number of processes may have it open."""
+
+    data: DataFolder
+    objects: Objects
+    signer: Signer
+    trusted: Trusted
+    registry: Registry
+    keys: Keys
+    clock: Clock
+
+
+def open_deployment(data: DataFolder, *, models: str = "", clock: Clock | None = None) -> Deployment:
+    """The deployment of a data folder; `models` is a URL where models, specs and keys lie elsewhere."""
+    clock = clock or SystemClock()
+    objects = open_objects(models or models_folder(data))
+    signer = _signer(data.root, objects)
+    trusted = {signer.key_id: signer.public}
+    return Deployment(
+        data, objects, signer, trusted, Registry(objects, trusted=trusted, signer=signer, clock=clock),
+        Keys(objects, trusted=trusted, signer=signer, clock=clock), clock,
+    )  # fmt: skip
+
+
+def models_folder(data: DataFolder) -> Path:
+    """Where models, specs and keys lie when no URL says otherwise."""
+    return data.root / "models"
+
+
+def signing_key(data: DataFolder) -> Path:
+    """The file of the private key that signs models and keys."""
+    return data.root / "signing.key"
+
+
+def _signer(root: Path, objects: Objects) -> Signer:
+    """The folder's own signer, made on first use; processes that start at once agree on one."""
+    path = signing_key(DataFolder(root))
+    if not path.exists():
+        # Looked for again, since a process that starts at the same time makes the key first and entries then.
+        if objects.get(_FIRST_ENTRY) is not None and not path.exists():
+            raise ConfigError(
+                f"{path} is missing, and keys and models of this deployment were signed with it: under a new one "
+                "nobody would believe them; copy it from the machine that made it, or restore it from a backup"
+            )
+        make_folder(root)
+        create_once(path, secrets.token_bytes(KEY_BYTES))
+    raw = path.read_bytes()
+    if len(raw) != KEY_BYTES:
+        raise ConfigError(f"{path} has {len(raw)} bytes instead of {KEY_BYTES}; restore it from a backup")
+    return Signer(raw)

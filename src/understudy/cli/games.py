@@ -1,0 +1,118 @@
+"""understudy games: register, list and check games."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from understudy.app.choice import GameChoice, look_at
+from understudy.cli.deployed import deployment
+from understudy.cli.options import console, data_option, examples, finish, json_option
+from understudy.cli.train import import_from_here
+from understudy.core.errors import ConfigError
+from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.spaces import Discrete
+
+_WHAT = "GAME is a Gymnasium id, or a .json file with a game spec (what `spec.to_json()` gives)."
+
+
+@click.group(epilog=examples("understudy games add CartPole-v1 --data D", "understudy games list --data D --json"))
+def games() -> None:
+    """Register, list and check games."""
+
+
+@games.command(
+    epilog=examples("understudy games add CartPole-v1 --data D", "understudy games add my-game.json --data D --json"),
+    help=f"Register a game, so that keys without --registers may send steps of it.\n\n{_WHAT}",
+)
+@click.argument("game")
+@data_option
+@json_option
+def add(data_text: str | None, as_json: bool, game: str) -> int:
+    spec = _spec(game)
+    where = deployment(data_text)
+    known = {one.schema for one in where.registry.specs(spec.game)}
+    where.registry.register(spec)
+    if not as_json:
+        was = "was registered before" if spec.schema in known else "is registered"
+        console().print(f"{spec.game} {was} ({_words(spec)}, schema {spec.schema[:12]})")
+        console().print(f"[dim]next: understudy keys create --scopes play --game {spec.game}[/]")
+    return finish({**_fields(spec), "is_new": spec.schema not in known}, as_json=as_json)
+
+
+@games.command(name="list", epilog=examples("understudy games list --data D", "understudy games list --data D --json"))
+@data_option
+@json_option
+def list_games(data_text: str | None, as_json: bool) -> int:
+    """List registered games with their schemas and bots."""
+    registry = deployment(data_text, must_exist=True).registry
+    rows: list[dict[str, Any]] = []
+    for name in registry.games():
+        specs, catalogue = registry.specs(name), registry.catalogue(name)
+        rows.append({
+            "game": name, "schemas": [_fields(spec) for spec in specs], "models": len(catalogue.models),
+            "champion": catalogue.points_to("champion"), "canary": catalogue.points_to("canary"),
+        })  # fmt: skip
+    if not as_json:
+        table = Table("game", "observations", "actions", "schemas", "models", "champion", "canary")
+        for row in rows:
+            first, numbers = row["schemas"][0], [row[name] for name in ("models", "champion", "canary")]
+            table.add_row(
+                row["game"], first["observation"], first["actions"], str(len(row["schemas"])),
+                *(str(number or "") for number in numbers),
+            )  # fmt: skip
+        console().print(table if rows else "no games yet; next: understudy games add GAME")
+    return finish({"games": rows}, as_json=as_json)
+
+
+@games.command(
+    epilog=examples("understudy games check CartPole-v1", "understudy games check my-game.json --data D --json"),
+    help=f"Look whether a game can be recorded, and with --data whether it is registered; exits 1 when it is not."
+    f"\n\n{_WHAT}",
+)
+@click.argument("game")
+@data_option
+@json_option
+def check(data_text: str | None, as_json: bool, game: str) -> int:
+    spec = _spec(game)
+    fields, out = _fields(spec), console(as_json=as_json)
+    out.print(f"{spec.game} can be recorded: {_words(spec)}, schema {spec.schema[:12]}")
+    if data_text is None:
+        return finish(fields, as_json=as_json)
+    schemas = [one.schema for one in deployment(data_text, must_exist=True).registry.specs(spec.game)]
+    is_registered = spec.schema in schemas
+    if is_registered:
+        out.print("it is registered")
+    else:
+        others = f", only with schema {', '.join(one[:12] for one in schemas[:4])}" if schemas else ""
+        out.print(f"it is [yellow]not registered[/]{others}; next: understudy games add {game}")
+    return finish({**fields, "is_registered": is_registered}, as_json=as_json, code=0 if is_registered else 1)
+
+
+def _spec(game: str) -> GameSpec:
+    if not game.endswith(".json"):
+        import_from_here()
+        return look_at(GameChoice(game=game)).spec
+    try:
+        return spec_from_json(Path(game).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{game} cannot be read: {error.strerror}; give a game spec as a .json file") from None
+
+
+def _fields(spec: GameSpec) -> dict[str, Any]:
+    return {
+        "game": spec.game, "schema": spec.schema, "observation": _shapes(spec.obs), "actions": _shapes(spec.action)
+    }  # fmt: skip
+
+
+def _words(spec: GameSpec) -> str:
+    return f"observations {_shapes(spec.obs)}, actions {_shapes(spec.action)}"
+
+
+def _shapes(spaces: Any) -> str:
+    return "; ".join(f"{path + ': ' if path else ''}{_shape(space)}" for path, space in spaces.items())
+
+
+def _shape(space: Any) -> str:
+    return f"{space.n} choices" if isinstance(space, Discrete) else f"{space.dtype}{list(space.shape)}"

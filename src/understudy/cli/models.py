@@ -1,0 +1,135 @@
+"""understudy models: list, show, add, promote and roll back models."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from understudy.app.release import model_rows, parse_model, release_run
+from understudy.cli.deployed import deployment
+from understudy.cli.options import console, count, data_option, examples, finish, json_option, size
+from understudy.core.errors import ConfigError
+from understudy.core.manifest import open_policy
+
+
+@click.group(epilog=examples("understudy models list --data D", "understudy models rollback my-game --data D"))
+def models() -> None:
+    """List, show, add, promote and roll back models."""
+
+
+@models.command(
+    name="list", epilog=examples("understudy models list --data D", "understudy models list my-game --data D --json")
+)
+@click.argument("game", required=False)
+@data_option
+@json_option
+def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
+    """List models, of one game or of all, with what points to them."""
+    where = deployment(data_text, must_exist=True)
+    rows = model_rows(where, [game] if game else where.registry.games())
+    if not as_json:
+        table = Table("model", "points here", "algorithm", "steps learnt from", "size")
+        for row in rows:
+            learnt = count(row["steps"]) if row["steps"] else ""
+            table.add_row(row["model"], ", ".join(row["aliases"]), row["algorithm"], learnt, size(row["bytes"]))
+        console().print(table if rows else "no models yet; next: understudy models add RUN, or let people play")
+    return finish({"models": rows}, as_json=as_json)
+
+
+@models.command(
+    epilog=examples("understudy models show my-game/7 --data D", "understudy models show my-game/7 --data D --json")
+)
+@click.argument("model")
+@data_option
+@json_option
+def show(data_text: str | None, as_json: bool, model: str) -> int:
+    """Show a model's facts, and prove that its bytes are the ones that were signed."""
+    game, number = parse_model(model)
+    registry = deployment(data_text, must_exist=True).registry
+    catalogue = registry.catalogue(game)
+    if number not in catalogue.models:
+        known = ", ".join(f"{game}/{one}" for one in sorted(catalogue.models)[-5:]) or "none"
+        raise ConfigError(f"there is no model {model}; the newest are {known}")
+    manifest = catalogue.models[number]
+    open_policy(manifest, registry.policy_bytes(manifest))
+    history = [
+        {"since_s": one.at_s, "why": one.why} for one in catalogue.history if one.model_no == number
+    ]  # fmt: skip
+    fields = {**manifest.to_json(), "model": manifest.name, "champion_since": history}
+    del fields["golden"]
+    if not as_json:
+        _print(fields)
+    return finish(fields, as_json=as_json)
+
+
+def _print(fields: dict[str, Any]) -> None:
+    out, lineage = console(), fields["lineage"]
+    out.print(f"{fields['model']}: {size(fields['policy_bytes'])}, bytes and signature fit")
+    parent = f", from model {lineage['parent']}" if lineage["parent"] else ""
+    out.print(f"  {lineage['algorithm'] or 'by hand'}, seed {lineage['seed']}{parent}, {lineage['code_version']}")
+    if lineage["steps"]:
+        out.print(f"  learnt from {count(lineage['steps'])} steps")
+    for name, value in lineage["metrics"].items():
+        out.print(f"  {name} {value:g}")
+    for one in fields["champion_since"]:
+        out.print(f"  champion since {time.strftime('%Y-%m-%d %H:%M', time.localtime(one['since_s']))}: {one['why']}")
+
+
+@models.command(
+    epilog=examples("understudy models add runs/CartPole-v1-ppo-1 --data D", "understudy models add R --data D --json")
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--policy", "which", type=click.Choice(["best", "last"]), default="best", show_default=True,
+              help="Which of the run's policies.")  # fmt: skip
+@data_option
+@json_option
+def add(data_text: str | None, as_json: bool, run: Path, which: str) -> int:
+    """Release a finished run's policy as a model; it becomes champion at once where the game has none."""
+    released = release_run(deployment(data_text), run, which=which)
+    name = released.manifest.name
+    if not as_json:
+        console().print(f"released {name}" + (f"; champion: {released.verdict.why}" if released.is_champion else ""))
+        if not released.is_champion:
+            console().print(f"[dim]the champion stays; next: understudy models promote {name}[/]")
+    fields = {"model": name, "model_no": released.manifest.model_no, "is_champion": released.is_champion}
+    return finish({**fields, "why": released.verdict.why}, as_json=as_json)
+
+
+@models.command(
+    epilog=examples("understudy models promote my-game/7 --data D", "understudy models promote g/7 --why 'fun' --json")
+)
+@click.argument("model")
+@click.option("--why", default="by hand", show_default=True, help="Kept in the model's history.")
+@data_option
+@json_option
+def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
+    """Make a model the champion; players get it with their next episode."""
+    game, number = parse_model(model)
+    registry = deployment(data_text, must_exist=True).registry
+    registry.policy(game, number)  # its bytes are checked before anybody is sent to them
+    before = registry.catalogue(game).points_to("champion")
+    registry.point(game, "champion", number, why=why)
+    return _pointed(game, number, before, as_json=as_json)
+
+
+@models.command(
+    epilog=examples("understudy models rollback my-game --data D", "understudy models rollback my-game --data D --json")
+)
+@click.argument("game")
+@click.option("--why", default="by hand", show_default=True, help="Kept in the model's history.")
+@data_option
+@json_option
+def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
+    """Make the champion before this one champion again."""
+    registry = deployment(data_text, must_exist=True).registry
+    before = registry.catalogue(game).points_to("champion")
+    return _pointed(game, registry.rollback(game, why=why), before, as_json=as_json)
+
+
+def _pointed(game: str, number: int, before: int, *, as_json: bool) -> int:
+    if not as_json:
+        was = f" (before: {game}/{before})" if before and before != number else ""
+        console().print(f"champion of {game} is {game}/{number}{was}")
+    return finish({"game": game, "champion": number, "before": before}, as_json=as_json)

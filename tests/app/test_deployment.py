@@ -1,0 +1,105 @@
+"""A data folder's signing key, and releasing a run by hand."""
+
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.act.policies import random_policy
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment, signing_key
+from understudy.app.release import parse_model, release_run, static_checks
+from understudy.app.runs import RunFolder
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.game import game_spec
+
+GAME = game_spec("pong", obs=6, actions=3)
+
+
+def a_run(folder: Path, *, seed: int = 0, has_ended: bool = True) -> Path:
+    run = RunFolder(folder)
+    run.create({"algorithm": "dqn", "seed": seed, "game": "pong"}, "")
+    run.save_policy("best", random_policy(GAME, "argmax", seed=seed))
+    if has_ended:
+        run.write_json("result.json", {"return_mean": 12.5, "solved": True, "nothing": None})
+    return folder
+
+
+def test_processes_that_start_at_once_agree_on_one_signing_key_that_only_its_owner_reads(tmp_path: Path):
+    data = DataFolder(tmp_path / "D")
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda _: open_deployment(data), range(8)))
+    assert len({one.signer.key_id for one in opened}) == 1
+    assert stat.S_IMODE(signing_key(data).stat().st_mode) == 0o600
+    assert [path.name for path in data.root.iterdir()] == ["signing.key"]
+
+
+def test_a_lost_signing_key_is_not_replaced_behind_the_back_of_those_who_trust_it(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    open_deployment(data).keys.create(["play"])
+    signing_key(data).unlink()
+    with pytest.raises(ConfigError, match="restore it from a backup"):
+        open_deployment(data)
+    signing_key(data).write_bytes(b"short")
+    with pytest.raises(ConfigError, match="5 bytes instead of 32"):
+        open_deployment(data)
+
+
+def test_models_may_lie_under_a_url(tmp_path: Path):
+    url = f"file://{tmp_path / 'elsewhere'}"
+    opened = open_deployment(DataFolder(tmp_path / "D"), models=url)
+    opened.registry.register(GAME)
+    assert open_deployment(DataFolder(tmp_path / "D"), models=url).registry.games() == ["pong"]
+    assert open_deployment(DataFolder(tmp_path / "D")).registry.games() == []
+
+
+def test_the_first_run_that_is_added_becomes_champion_and_the_next_waits(tmp_path: Path):
+    opened = open_deployment(DataFolder(tmp_path / "D"))
+    first = release_run(opened, a_run(tmp_path / "one"))
+    second = release_run(opened, a_run(tmp_path / "two", seed=1))
+    assert (first.manifest.name, first.is_champion) == ("pong/1", True)
+    assert (second.manifest.name, second.is_champion) == ("pong/2", False)
+    lineage = first.manifest.lineage
+    assert (lineage.algorithm, lineage.metrics["return_mean"]) == ("dqn", 12.5)
+    catalogue = opened.registry.catalogue("pong")
+    assert (catalogue.points_to("champion"), catalogue.epoch) == (1, 1)
+    assert opened.registry.policy("pong", 2) == random_policy(GAME, "argmax", seed=1)
+
+
+def test_adding_a_run_does_not_take_the_game_from_its_learner(tmp_path: Path):
+    opened = open_deployment(DataFolder(tmp_path / "D"))
+    epoch = opened.registry.takeover("pong", owner="the learner")
+    release_run(opened, a_run(tmp_path / "one"))
+    assert opened.registry.catalogue("pong").epoch == epoch
+
+
+def test_a_run_that_has_not_ended_or_is_none_is_not_released(tmp_path: Path):
+    opened = open_deployment(DataFolder(tmp_path / "D"))
+    with pytest.raises(ConfigError, match="has not ended"):
+        release_run(opened, a_run(tmp_path / "one", has_ended=False))
+    with pytest.raises(ConfigError, match="is not a run"):
+        release_run(opened, tmp_path / "nothing")
+    assert opened.registry.games() == []
+
+
+def test_checks_see_outputs_that_are_not_finite_and_such_a_run_is_refused(tmp_path: Path):
+    policy = random_policy(GAME, "argmax")
+    assert all(check.passed for check in static_checks(policy))
+    huge = {name: np.full_like(array, 3e38) for name, array in policy.weights.items()}
+    wild = replace(policy, weights=huge)
+    with np.errstate(all="ignore"):
+        assert [check.name for check in static_checks(wild) if not check.passed] == ["outputs"]
+        run = a_run(tmp_path / "one")
+        RunFolder(run).save_policy("best", wild)
+        with pytest.raises(Refused, match="was not released"):
+            release_run(open_deployment(DataFolder(tmp_path / "D")), run)
+
+
+@pytest.mark.parametrize("text", ["", "pong", "pong/", "/1x", "pong/0", "pong/-1", "pong/1.0", "pong/" + "9" * 12])
+def test_what_names_no_model_is_refused(text: str):
+    with pytest.raises(ConfigError, match="GAME/NUMBER"):
+        parse_model(text)
+    assert parse_model("pong/7") == ("pong", 7)

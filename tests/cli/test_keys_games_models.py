@@ -1,0 +1,139 @@
+"""Keys, games and models from the command line, as an operator types them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.test_deployment import GAME, a_run
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.cli.root import run as run_command
+
+
+class Asked:
+    """Runs commands in this process with one data folder."""
+
+    def __init__(self, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._data, self._capsys = str(data), capsys
+
+    def __call__(self, line: str, *, code: int = 0) -> tuple[str, str]:
+        got = run_command([*line.split(), "--data", self._data])
+        out, errors = self._capsys.readouterr()
+        assert got == code, (line, out, errors)
+        assert "Traceback" not in errors
+        return out, errors
+
+    def json(self, line: str, *, code: int = 0) -> dict[str, Any]:
+        fields = json.loads(self(line + " --json", code=code)[0].splitlines()[-1])
+        assert isinstance(fields, dict)
+        return fields
+
+
+@pytest.fixture
+def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Asked:
+    return Asked(tmp_path / "D", capsys)
+
+
+def test_a_key_is_shown_once_and_kept_as_a_hash(ask: Asked, tmp_path: Path):
+    made = ask.json("keys create --scopes read,play --game pong --label table --expires-days 1")
+    keys = open_deployment(DataFolder(tmp_path / "D")).keys
+    keys.follow()
+    key = keys.check(made["key"])
+    assert (key.scopes, key.game, key.label, made["id"]) == (("play", "read"), "pong", "table", key.id)
+    secret = made["key"].rpartition("_")[2]
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "D").rglob("*") if path.is_file())
+    assert secret.encode() not in kept
+    listed = ask.json("keys list")["keys"]
+    assert [one["id"] for one in listed] == [key.id]
+    assert "hash" not in listed[0]
+    assert key.id in ask("keys list")[0]
+
+
+def test_a_key_can_be_revoked_by_its_beginning_or_by_itself(ask: Asked):
+    first, second = ask.json("keys create"), ask.json("keys create")
+    assert ask.json(f"keys revoke {first['id'][:10]}") == {"revoked": first["id"]}
+    said, _ = ask(f"keys revoke {second['key']}")
+    assert second["key"] not in said
+    assert ask.json("keys list") == {"keys": []}
+    assert "no keys yet" in ask("keys list")[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("keys create --scopes fly", "play,work,read,admin"),
+        ("keys create --scopes ,", "play,work,read,admin"),
+        ("keys create --game ../x", "not allowed"),
+        ("keys create --expires-days -1", "above 0"),
+        ("keys create --origin ftp://x", "https://game.example"),
+        ("keys create --requests-s 0", "above 0"),
+        ("games add nothing.json", "cannot be read"),
+        ("games add Nope-v1", "Nope"),
+        ("models add nowhere", "is not a run"),
+    ],
+)
+def test_wrong_use_is_told_in_one_message(ask: Asked, line: str, said: str):
+    _, errors = ask(line, code=2)
+    assert said in errors
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["keys list", "keys revoke abc", "games list", "models list", "models show g/1", "models promote g/1",
+     "models rollback g"],
+)  # fmt: skip
+def test_a_folder_without_a_deployment_says_how_to_start_one(ask: Asked, tmp_path: Path, line: str):
+    _, errors = ask(line, code=2)
+    assert "understudy up --data" in errors
+    assert not (tmp_path / "D").exists()
+
+
+def test_games_are_added_from_gymnasium_or_a_file_listed_and_checked(ask: Asked, tmp_path: Path):
+    (tmp_path / "pong.json").write_bytes(GAME.to_json())
+    assert ask.json("games add CartPole-v1")["is_new"]
+    assert not ask.json("games add CartPole-v1")["is_new"]
+    assert ask.json(f"games check {tmp_path / 'pong.json'}", code=1)["is_registered"] is False
+    assert ask.json(f"games add {tmp_path / 'pong.json'}")["game"] == "pong"
+    assert ask.json(f"games check {tmp_path / 'pong.json'}")["is_registered"]
+    assert [row["game"] for row in ask.json("games list")["games"]] == ["CartPole-v1", "pong"]
+    assert "2 choices" in ask("games list")[0]
+    (tmp_path / "bad.json").write_text("{}")
+    assert "spec" in ask(f"games add {tmp_path / 'bad.json'}", code=2)[1]
+
+
+def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_path: Path):
+    first, second = a_run(tmp_path / "one"), a_run(tmp_path / "two", seed=1)
+    assert ask.json(f"models add {first}")["is_champion"]
+    assert "models promote pong/2" in ask(f"models add {second}")[0]
+    assert "no other champion" in ask("models rollback pong", code=2)[1]
+    assert ask.json("models promote pong/2 --why better") == {"game": "pong", "champion": 2, "before": 1}
+    rows = ask.json("models list pong")["models"]
+    assert [(row["model"], row["aliases"]) for row in rows] == [("pong/1", []), ("pong/2", ["champion"])]
+    shown = ask.json("models show pong/2")
+    assert [one["why"] for one in shown["champion_since"]] == ["better"]
+    assert "bytes and signature fit" in ask("models show pong/1")[0]
+    assert ask.json("models rollback pong")["champion"] == 1
+    assert "does not exist" in ask("models promote pong/9", code=2)[1]
+    assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
+
+
+def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Path):
+    ask(f"models add {a_run(tmp_path / 'one')}")
+    (blob,) = (tmp_path / "D" / "models" / "blobs").iterdir()
+    raw = bytearray(blob.read_bytes())
+    raw[-1] ^= 1
+    blob.write_bytes(raw)
+    for line in ("models show pong/1", "models promote pong/1"):
+        assert "bad_hash" in ask(line, code=3)[1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["keys", "keys create", "keys list", "keys revoke", "games", "games add", "games list", "games check", "models",
+     "models list", "models show", "models add", "models promote", "models rollback"],
+)  # fmt: skip
+def test_every_command_has_help_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]):
+    assert run_command([*command.split(), "--help"]) == 0
+    assert capsys.readouterr().out.count("understudy ") >= 3
