@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,22 @@ def test_an_actor_that_fails_while_it_plays_ahead_ends_the_training_with_its_err
             one.step()
     assert actor.has_failed.is_set()
     assert actor.versions == [1]
+
+
+@dataclass(frozen=True)
+class OneRate:
+    """Knobs of an algorithm that forgot what its head plays with."""
+
+    learning_rate: float = 1e-3
+    target_rate: float = 1.0
+
+
+def test_an_epsilon_greedy_head_without_its_knob_is_refused_when_the_engine_is_made(tmp_path: Path):
+    learner = Learner(Dqn(GAME, DqnConfig(widths=(8,), batch=16, n_step=N_STEP)), OneRate(), root_seed=5)
+    made: dict[str, Any] = {"history": None, "on_event": [].append}
+    with pytest.raises(ConfigError, match="Knobs have no epsilon"):
+        Inline(learner, Playing(), config=InlineConfig(steps=1000), **made)  # type: ignore[arg-type]
+    Inline(learner, Playing(), config=InlineConfig(steps=1000, has_ladder=True), **made).step()  # type: ignore[arg-type]
 
 
 def test_settings_that_cannot_work_are_refused():

@@ -300,6 +300,29 @@ def test_settings_that_cannot_work_are_refused_when_they_are_made(name: str, val
         LearnerConfig(**settings)
 
 
+class Silent:
+    """An algorithm that leaves something out of its feedback."""
+
+    def __init__(self, algorithm: Any, field: str) -> None:
+        self._algorithm, self._field = algorithm, field
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._algorithm, name)
+
+    def update(self, state: Any, batch: Any, knobs: Any) -> Any:
+        updated, told = self._algorithm.update(state, batch, knobs)
+        return updated, told._replace(**{self._field: None})
+
+
+@pytest.mark.parametrize(("make", "field"), [(dqn, "priorities"), (ppo, "ratio_error")])
+def test_an_algorithm_that_does_not_tell_what_the_port_asks_for_is_refused(make, field):
+    whole = make()
+    run = Run(Learner(Silent(whole.algorithm, field), whole._knobs, root_seed=5, config=whole.config))
+    with pytest.raises(ConfigError, match=f"no {field}, and the algorithm"):
+        run.round(0)
+    assert run.learner.counts.calls == 0
+
+
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 

@@ -64,7 +64,7 @@ class Batch(NamedTuple):
     factor: Any  # float32[batch], discount^steps; 0 where the game terminated
     weight: Any  # float32[batch], importance weights; 1 where sampling is uniform
     legal: Any = None  # bool[batch, actions], or None where the game has no masks
-    next_legal: Any = None
+    next_legal: Any = None  # a row that allows nothing, of a game that was stopped, says nothing: take all as legal
     extras: Mapping[str, Any] = {}
 
 
@@ -90,8 +90,8 @@ class Feedback(NamedTuple):
     metrics: Mapping[str, Any]
     ok: Any  # bool: loss, gradient norm and every row are as they should be
     row_ok: Any  # bool[batch]: rows that did not spoil it
-    priorities: Any = None  # float32[batch], or None
-    ratio_error: Any = None  # float32: max |ratio - 1| before the first gradient step; on-policy algorithms only
+    priorities: Any = None  # float32[batch]: `prioritised` Transitions must tell them
+    ratio_error: Any = None  # float32: max |ratio - 1| before the first gradient step; Rollouts must tell it
 
 
 class Algorithm(Protocol):
@@ -99,6 +99,11 @@ class Algorithm(Protocol):
 
     `Config` and `Knobs` are frozen dataclasses of its own, with `setting` fields: a config is fixed for a run, since
     a change means a new compilation; knobs are numbers or schedules, and `update` gets their values of the moment.
+
+    Three names of knobs have a meaning outside of `update`, for algorithms that have them:
+    `epsilon`: the share of random actions its actors play with; an `epsilon_greedy` head needs it.
+    `importance`: how far, from 0 to 1, `Batch.weight` undoes what priorities do; without it, every weight is 1.
+    `learning_rate`: halved each time a run has to go back to its last checkpoint.
     """
 
     Config: Any

@@ -64,6 +64,15 @@ class Inline:
         self._history, self._on_event = history, on_event
         self._round = self.steps = self._lag = 0
         self._policy = learner.publish()
+        if (
+            self._policy.head.kind == "epsilon_greedy"
+            and not config.has_ladder
+            and "epsilon" not in learner.knobs_at(0)
+        ):
+            raise ConfigError(
+                "this algorithm's head is epsilon_greedy, and its Knobs have no epsilon to play with; add "
+                "epsilon: float | Schedule, set ladder, or choose another head, such as categorical"
+            )
         self._ahead: _Ahead | None = None
 
     @property
@@ -109,8 +118,10 @@ class Inline:
         """The actor's part of a round."""
         explore: Any = None
         if policy.head.kind == "epsilon_greedy":
-            epsilon = float(self.learner.knobs_at(self.progress)["epsilon"])
-            explore = ladder(self._actor.num_envs) if self._config.has_ladder else epsilon
+            if self._config.has_ladder:
+                explore = ladder(self._actor.num_envs)
+            else:
+                explore = float(self.learner.knobs_at(self.progress)["epsilon"])
         return self._actor.collect(policy, self._config.collect, round_no=round_no, explore=explore)
 
     def _insert(self, chunks: Sequence[Chunk]) -> None:

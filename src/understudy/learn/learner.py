@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.core.algorithm import Algorithm, Feedback, Schedule, Transitions
+from understudy.core.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transitions
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, LearningFailed
 from understudy.core.meta import ChunkId
@@ -284,6 +284,7 @@ def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
     def call(state: Any, batches: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:
         def one(state: Any, batch: Any) -> tuple[Any, Feedback]:
             updated, told = algorithm.update(state, batch, knobs)
+            _check_told(algorithm.needs, told)
             ok = told.ok & _all_finite(updated)
             kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
             return kept, told._replace(ok=ok)
@@ -291,6 +292,16 @@ def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
         return jax.lax.scan(one, state, batches)
 
     return call
+
+
+def _check_told(needs: Transitions | Rollouts, told: Feedback) -> None:
+    """Before the first call is compiled: what the port asks for is there."""
+    if isinstance(needs, Rollouts):
+        is_missing, name, why = told.ratio_error is None, "ratio_error", "needs Rollouts"
+    else:
+        is_missing, name, why = needs.prioritised and told.priorities is None, "priorities", "is prioritised"
+    if is_missing:
+        raise ConfigError(f"update's Feedback has no {name}, and the algorithm {why}; see core/algorithm.py")
 
 
 def _all_finite(tree: Any) -> Any:
