@@ -2,13 +2,13 @@
 
 import ast
 import dataclasses
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from understudy.core.algorithm import Schedule, setting
 from understudy.core.errors import ConfigError
 from understudy.core.import_path import load
 
@@ -39,18 +39,27 @@ def described(name: str) -> Any:
     module, _, title = ALGORITHMS[name].partition(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None
-    source = Path(str(spec.origin))
-    body = ast.parse(source.read_text(encoding="utf-8")).body
-    space: dict[str, Any] = {"__name__": module}
-    exec(compile(ast.Module([one for one in body if _is_light(one)], []), source, "exec"), space)
-    says = next(ast.get_docstring(one) for one in body if isinstance(one, ast.ClassDef) and one.name == title)
-    return SimpleNamespace(Config=space[f"{title}Config"], Knobs=space[f"{title}Knobs"], __doc__=says)
+    body = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")).body
+    classes = {one.name: one for one in body if isinstance(one, ast.ClassDef)}
+    parts = {part: _fields_only(classes[title + part]) for part in ("Config", "Knobs")}
+    return SimpleNamespace(**parts, __doc__=ast.get_docstring(classes[title]))
 
 
-def _is_light(one: ast.stmt) -> bool:
-    if isinstance(one, ast.ImportFrom):
-        return one.module in ("dataclasses", "typing") or (one.module or "").startswith("understudy.core.")
-    return isinstance(one, ast.ClassDef) and one.name.endswith(("Config", "Knobs"))
+def _fields_only(written: ast.ClassDef) -> type:
+    fields = [
+        (one.target.id, Any, _value(one.value))
+        for one in written.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.value is not None
+    ]
+    return dataclasses.make_dataclass(written.name, fields)
+
+
+def _value(written: ast.expr) -> Any:
+    """What a default means: a literal, or one of the two calls that settings are written with; nothing else is run."""
+    if isinstance(written, ast.Call) and isinstance(written.func, ast.Name):
+        call: Any = {"setting": setting, "Schedule": Schedule}[written.func.id]
+        return call(*map(_value, written.args))
+    return ast.literal_eval(written)
 
 
 def algorithm_name(algorithm: str | type) -> str:
