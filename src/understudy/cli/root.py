@@ -12,6 +12,7 @@ import click
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
 
 _COMMANDS = {
+    "config": ("understudy.cli.config:config", "make, show and check the config"),
     "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
     "demo": ("understudy.cli.demo:demo", "record, kill, recover, verify: the whole promise in a minute"),
     "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),

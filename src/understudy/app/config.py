@@ -1,0 +1,136 @@
+"""The platform's config: everything that can be set, what it means and its default; see `origins.py` for from where."""
+
+import ipaddress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from understudy.app.data import DataFolder, data_folder
+from understudy.core.errors import ConfigError
+from understudy.core.meta import CONSENTS
+
+if TYPE_CHECKING:
+    from understudy.serve.house import GatewayConfig
+    from understudy.serve.server import Listen
+
+ROLES = ("gateway", "ingest", "learner")
+DEFAULT_PORT = 8600
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the config; unknown keys are refused, so that a misspelt one is noticed."""
+
+
+class GatewaySection(Section, frozen=True, kw_only=True):
+    """[gateway]"""
+
+    host: Annotated[str, Meta(description="Where it listens; other than loopback needs TLS, or insecure.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Meta(ge=0, le=65535, description="0: any free one.")] = DEFAULT_PORT
+    hosts: Annotated[tuple[str, ...], Meta(description="Names it may be called by, besides those of loopback.")] = ()
+    certificate: Annotated[str, Meta(description="A PEM file; with certificate_key it speaks TLS.")] = ""
+    certificate_key: Annotated[str, Meta(description="The PEM file of its private key.")] = ""
+    insecure: Annotated[bool, Meta(description="Plain HTTP for other machines too, where something else encrypts.")] = (
+        False
+    )
+    target_steps_s: Annotated[
+        float, Meta(ge=0, description="Steps a second and game asked of players together; 0: all of them.")
+    ] = 0.0
+    canary_share: Annotated[float, Meta(gt=0, le=0.5, description="The share of episodes that a canary plays.")] = 0.2
+
+
+class ModelsSection(Section, frozen=True, kw_only=True):
+    """[models]"""
+
+    url: Annotated[
+        str, Meta(description="Models, specs and keys elsewhere, such as s3://BUCKET/PATH; empty: in the data folder.")
+    ] = ""
+
+
+class LearnerSection(Section, frozen=True, kw_only=True):
+    """[learner]"""
+
+    learn_from: Annotated[
+        tuple[str, ...],
+        Meta(description="Consents it learns from; empty: granted, and unknown too while only this machine plays."),
+    ] = ()
+    first_steps: Annotated[int, Meta(ge=1, description="Steps of people before the first bot is learnt.")] = 1000
+    simulator: Annotated[
+        str, Meta(description="A Gymnasium id in which candidates are tried; empty: live play decides.")
+    ] = ""
+
+
+class LogSection(Section, frozen=True, kw_only=True):
+    """[log]"""
+
+    json: Annotated[bool, Meta(description="Events as JSON lines, also in a terminal.")] = False
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """Everything that can be set."""
+
+    data: Annotated[str, Meta(description="The data folder.")] = ""
+    roles: Annotated[tuple[str, ...], Meta(description="What runs on this machine.")] = ROLES
+    gateway: GatewaySection = GatewaySection()
+    models: ModelsSection = ModelsSection()
+    learner: LearnerSection = LearnerSection()
+    log: LogSection = LogSection()
+
+    @property
+    def folder(self) -> DataFolder:
+        return data_folder(self.data)
+
+    @property
+    def learn_from(self) -> tuple[str, ...]:
+        """The consents to learn from; on loopback whoever plays is the developer."""
+        return self.learner.learn_from or (("granted", "unknown") if self.is_local else ("granted",))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the gateway."""
+        try:
+            return ipaddress.ip_address(self.gateway.host).is_loopback
+        except ValueError:
+            return self.gateway.host == "localhost"
+
+    @property
+    def listen(self) -> "Listen":
+        from understudy.serve.server import Listen
+
+        one = self.gateway
+        certificate, key = (
+            Path(text).expanduser() if text else None for text in (one.certificate, one.certificate_key)
+        )
+        return Listen(
+            host=one.host, port=one.port, certificate=certificate, certificate_key=key, insecure=one.insecure
+        )  # fmt: skip
+
+    @property
+    def gateway_config(self) -> "GatewayConfig":
+        from understudy.serve.house import GatewayConfig
+
+        one = self.gateway
+        made = GatewayConfig(
+            hosts=one.hosts, canary_share=one.canary_share, target_steps_s=one.target_steps_s or None
+        )  # fmt: skip
+        # A cloud's store is not asked twenty times a second.
+        return replace(made, follow_every_s=1.0) if "://" in self.models.url else made
+
+    def check(self) -> "Config":
+        """Itself; ConfigError when something in it cannot work."""
+        unknown = set(self.roles) - set(ROLES)
+        if unknown or not self.roles:
+            raise ConfigError(f"roles are {','.join(self.roles) or 'none'}; give one or more of {','.join(ROLES)}")
+        if not set(self.learner.learn_from) <= set(CONSENTS):
+            raise ConfigError(f"learner.learn_from is {list(self.learner.learn_from)}; give some of {list(CONSENTS)}")
+        for name in ("certificate", "certificate_key"):
+            path = getattr(self.gateway, name)
+            if path and not Path(path).expanduser().is_file():
+                raise ConfigError(f"gateway.{name} is {path}, where no file is; give a PEM file")
+        if "gateway" in self.roles:
+            _ = self.listen, self.gateway_config
+        return self

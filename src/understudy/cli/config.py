@@ -1,0 +1,87 @@
+"""understudy config: make, show and check the platform's config."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from understudy.app.origins import FILE_NAME, Resolved, config_file, example, resolve
+from understudy.cli.options import Command, console, data_option, examples, finish, json_option
+from understudy.core.errors import ConfigError
+from understudy.core.log import write_file
+
+
+def config_option(command: Command) -> Command:
+    """`--config FILE`, also from UNDERSTUDY_CONFIG, else the one in the data folder."""
+    return click.option(
+        "--config", "file", type=click.Path(path_type=Path), metavar="FILE",
+        help=f"A TOML file (or set UNDERSTUDY_CONFIG; default: {FILE_NAME} in the data folder).",
+    )(command)  # fmt: skip
+
+
+@click.group(epilog=examples("understudy config init --data D", "understudy config show --data D"))
+def config() -> None:
+    """Make, show and check the platform's config."""
+
+
+@config.command(
+    epilog=examples("understudy config init --data D", "understudy config init --config understudy.toml --json")
+)
+@config_option
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@data_option
+@json_option
+def init(data_text: str | None, as_json: bool, file: Path | None, force: bool) -> int:
+    """Write a config file with every value, what it means and its default."""
+    if file is None and data_text is None:
+        raise ConfigError("nowhere to write to; give --data DIR or --config FILE")
+    path = file or Path(str(data_text)).expanduser() / FILE_NAME
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already; look at it with 'understudy config show', or replace it: --force")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Inside the data folder its own place goes without saying.
+    text = example(str(Path(data_text).expanduser().resolve()) if data_text and file else "")
+    write_file(path, text.encode(), mode=0o644)
+    if not as_json:
+        console().print(f"wrote {path}; next: edit it, then understudy config check", soft_wrap=True)
+    return finish({"file": str(path)}, as_json=as_json)
+
+
+@config.command(epilog=examples("understudy config show --data D", "understudy config show --config F --json"))
+@config_option
+@data_option
+@json_option
+def show(data_text: str | None, as_json: bool, file: Path | None) -> int:
+    """Show every value and where it comes from; passwords are stars."""
+    values = _resolved(data_text, file).shown()
+    if not as_json:
+        table = Table("name", "value", "from")
+        for name, one in values.items():
+            table.add_row(name, _text(one["value"]), one["origin"], style="dim" if one["origin"] == "default" else "")
+        console().print(table)
+    return finish({"values": values}, as_json=as_json)
+
+
+@config.command(epilog=examples("understudy config check --data D", "understudy config check --config F --json"))
+@config_option
+@data_option
+@json_option
+def check(data_text: str | None, as_json: bool, file: Path | None) -> int:
+    """Look whether a platform could start with this config; exits 2 and says why when it could not."""
+    found = _resolved(data_text, file)
+    found.config.check()
+    where = config_file({"data": data_text}, file=file, environ=os.environ)
+    n_set = sum(origin != "default" for origin in found.origins.values())
+    if not as_json:
+        console().print(f"{where or 'no file'}: fine; {n_set} of {len(found.origins)} values are not the default")
+    return finish({"ok": True, "file": str(where) if where else None, "set": n_set}, as_json=as_json)
+
+
+def _resolved(data_text: str | None, file: Path | None) -> Resolved:
+    return resolve({"data": data_text}, file=file)
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,125 @@
+"""The config: which value wins, where it came from, and what is refused."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from understudy.app.config import Config
+from understudy.app.origins import FILE_NAME, Resolved, example, hidden, leaves, resolve
+from understudy.core.errors import ConfigError
+
+VARIABLE = "UNDERSTUDY_GATEWAY_PORT"
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / FILE_NAME).write_text(text)
+    return folder / FILE_NAME
+
+
+def port(found: Resolved) -> tuple[int, str]:
+    return found.config.gateway.port, found.origins["gateway.port"]
+
+
+def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_default(tmp_path: Path):
+    secret = tmp_path / "port"
+    secret.write_text("3\n")
+    file = write(tmp_path, "[gateway]\nport = 4\n")
+    environ = {VARIABLE: "2", f"{VARIABLE}_FILE": str(secret)}
+    flags = {"gateway.port": 1, "data": str(tmp_path)}
+    assert port(resolve(flags, environ=environ)) == (1, "flag --port")
+    assert port(resolve({**flags, "gateway.port": None}, environ=environ)) == (2, VARIABLE)
+    del environ[VARIABLE]
+    assert port(resolve({"data": str(tmp_path)}, environ=environ)) == (3, f"{VARIABLE}_FILE ({secret})")
+    assert port(resolve({"data": str(tmp_path)}, environ={})) == (4, str(file))
+    assert port(resolve({}, environ={})) == (8600, "default")
+
+
+def test_the_file_may_be_named_by_flag_or_variable_and_else_lies_in_the_data_folder(tmp_path: Path):
+    other = tmp_path / "other.toml"
+    other.write_text('data = "E"\nroles = ["ingest"]\n')
+    write(tmp_path, 'roles = ["gateway"]')
+    named = resolve({"data": str(tmp_path)}, file=other, environ={})
+    assert (named.config.data, named.config.roles) == (str(tmp_path), ("ingest",))
+    assert resolve({}, environ={"UNDERSTUDY_CONFIG": str(other)}).config.data == "E"
+    assert resolve({}, environ={"UNDERSTUDY_DATA": str(tmp_path)}).config.roles == ("gateway",)
+
+
+def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
+    environ = {
+        "UNDERSTUDY_GATEWAY_HOSTS": "a.example, b.example", "UNDERSTUDY_GATEWAY_INSECURE": "true",
+        "UNDERSTUDY_GATEWAY_TARGET_STEPS_S": "2.5", "UNDERSTUDY_ROLES": "gateway", "UNDERSTUDY_MODELS_URL": "s3://b/p",
+    }  # fmt: skip
+    config = resolve({}, environ=environ).config
+    assert config.gateway.hosts == ("a.example", "b.example")
+    assert (config.gateway.insecure, config.gateway.target_steps_s, config.roles) == (True, 2.5, ("gateway",))
+    assert config.gateway_config.follow_every_s == 1.0
+    assert config.gateway_config.target_steps_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[gateway]\nprot = 1", "did you mean gateway.port?"),
+        ("[gatewey]\nport = 1", "did you mean gateway.port?"),
+        ("port = 1", "did you mean gateway.port?"),
+        ("zzzzzz = 1", "known are data"),
+        ("gateway = 1", "sets gateway"),
+        ("[gateway]\nport = 'x'", "gateway.port is 'x'"),
+        ("[gateway]\nport = 70000", "65535"),
+        ("[gateway]\nport = true", "gateway.port is True"),
+        ("[gateway]\ncanary_share = 0.9", "0.5"),
+        ("[gateway", "is no TOML"),
+        ("roles = 'gateway, nothing'", "gateway,ingest,learner"),
+        ("roles = []", "gateway,ingest,learner"),
+        ("[learner]\nlearn_from = ['all']", "granted"),
+        ("[gateway]\nhost = '0.0.0.0'", "plain HTTP"),
+        ("[gateway]\ncertificate = 'nowhere.pem'", "where no file is"),
+    ],
+)
+def test_bad_files_are_refused_with_the_nearest_right_thing(tmp_path: Path, text: str, said: str):
+    write(tmp_path, text)
+    with pytest.raises(ConfigError) as told:
+        resolve({"data": str(tmp_path)}, environ={}).config.check()
+    assert said in str(told.value)
+
+
+def test_bad_variables_are_refused_and_those_of_games_left_alone(tmp_path: Path):
+    with pytest.raises(ConfigError, match="did you mean UNDERSTUDY_GATEWAY_PORT"):
+        resolve({}, environ={"UNDERSTUDY_GATEWAY_PROT": "1"})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve({}, environ={f"{VARIABLE}_FILE": str(tmp_path / "nowhere")})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve({}, file=tmp_path / "nowhere.toml", environ={})
+    resolve({}, environ={"UNDERSTUDY_URL": "http://x", "UNDERSTUDY_KEY": "uk_x"})
+
+
+def test_passwords_in_a_url_are_stars():
+    url = "https://name:secret@host/path?token=secret"
+    shown = resolve({}, environ={"UNDERSTUDY_MODELS_URL": url}).shown()
+    assert "secret" not in str(shown)
+    assert shown["models.url"] == {"value": "https://***@host/path?***", "origin": "UNDERSTUDY_MODELS_URL"}
+    assert hidden(5) == 5
+
+
+def test_the_example_names_every_value_and_changes_none(tmp_path: Path):
+    write(tmp_path, example())
+    found = resolve({"data": str(tmp_path)}, environ={})
+    assert set(found.origins.values()) == {"flag --data", "default"}
+    # Uncommented it says the same.
+    write(
+        tmp_path, "\n".join(line.removeprefix("# ") for line in example().splitlines() if " = " in line or "[" in line)
+    )
+    again = resolve({"data": str(tmp_path)}, environ={})
+    assert again.config == found.config
+    assert "default" not in again.origins.values()
+    assert all(leaf.name.rpartition(".")[2] in example() for leaf in leaves())
+
+
+def test_whose_steps_are_learnt_from_depends_on_who_can_reach_the_gateway():
+    def learns_from(**gateway: str) -> tuple[str, ...]:
+        return msgspec.convert({"gateway": gateway}, Config).learn_from
+
+    assert learns_from() == learns_from(host="localhost") == ("granted", "unknown")
+    assert learns_from(host="0.0.0.0") == learns_from(host="game.example") == ("granted",)
+    assert msgspec.convert({"learner": {"learn_from": ["granted"]}}, Config).learn_from == ("granted",)

@@ -1,0 +1,45 @@
+"""The config from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from understudy.cli.root import run
+
+
+def test_config_is_made_once_shown_with_origins_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    data = str(tmp_path / "D")
+    assert run(["config", "init", "--data", data, "--json"]) == 0
+    file = json.loads(capsys.readouterr().out)["file"]
+    assert run(["config", "init", "--data", data]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert run(["config", "init", "--data", data, "--force"]) == 0
+    monkeypatch.setenv("UNDERSTUDY_GATEWAY_PORT", "0")
+    Path(file).write_text('[models]\nurl = "https://me:secret@host/x"\n')
+    capsys.readouterr()
+    assert run(["config", "show", "--data", data, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)["values"]
+    assert values["gateway.port"] == {"value": 0, "origin": "UNDERSTUDY_GATEWAY_PORT"}
+    assert values["models.url"] == {"value": "https://***@host/x", "origin": file}
+    assert values["data"]["origin"] == "flag --data"
+    assert run(["config", "show", "--data", data]) == 0
+    assert "secret" not in capsys.readouterr().out
+    assert run(["config", "check", "--data", data, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "file": file, "set": 3}
+    monkeypatch.setenv("UNDERSTUDY_GATEWAY_HOST", "0.0.0.0")
+    assert run(["config", "check", "--data", data]) == 2
+    assert "insecure" in capsys.readouterr().err
+
+
+def test_config_init_needs_a_place(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    assert run(["config", "init"]) == 2
+    assert "--config FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["config", "config init", "config show", "config check"])
+def test_every_command_has_help_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]):
+    assert run([*command.split(), "--help"]) == 0
+    assert capsys.readouterr().out.count("understudy ") >= 3
