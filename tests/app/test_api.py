@@ -81,6 +81,15 @@ def test_an_env_is_copied_and_never_touched(tmp_path: Path):
     assert run.result["game"] == "Switches"
 
 
+def test_a_registered_env_is_trained_on_as_it_was_given(tmp_path: Path):
+    env: Any = Brighter(gymnasium.make("Switches-v0"))
+    env.unwrapped._presses = 3
+    run = train(tmp_path / "R", env, steps=256)
+    assert run.result["return_mean"] <= 3
+    assert run.policy.game.obs[""] == Box((2,), np.dtype(np.float32), 0.0, 2.0)
+    assert env.unwrapped.resets == 0
+
+
 def test_a_registered_env_a_function_and_a_class_are_games_too(tmp_path: Path):
     for number, game in enumerate([gymnasium.make("Switches-v0"), lambda: Switches(), Switches]):
         run = train(tmp_path / str(number), game, steps=256)

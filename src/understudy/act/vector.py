@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from understudy.act.cartpole import GAME_ID as CARTPOLE
 from understudy.act.cartpole import CartPoleVector
+from understudy.act.copies import copies_of
 from understudy.act.plain import MASK, PlainEnvs
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.game import GameSpec, spec_from_gymnasium
@@ -26,7 +27,7 @@ def make_envs(
     game: Game, num_envs: int, *, env_kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[str | Wrap] = (),
     frame_skip: int = 1, builtin: bool = True,
 ) -> Envs:  # fmt: skip
-    """`num_envs` envs of a game, stepped together: a Gymnasium id, a function that makes an env, or an env itself.
+    """`num_envs` envs of a game, stepped together: a Gymnasium id, a function that makes an env, or an env to copy.
 
     Wrappers (`"module:Class"` or functions) go on in order, above the frame skip; `builtin=False` leaves CartPole-v1
     to Gymnasium as well.
@@ -37,7 +38,7 @@ def make_envs(
         return _checked_vector(game, num_envs, is_plain=not (env_kwargs or wrappers or frame_skip > 1))
     if game == CARTPOLE and builtin and not env_kwargs and not wrappers and frame_skip == 1:
         return CartPoleVector(num_envs)
-    make = _maker(game, num_envs, dict(env_kwargs or {}))
+    make = _maker(game, dict(env_kwargs or {}))
     layers: list[Wrap] = [load(one, what="wrapper") if isinstance(one, str) else one for one in wrappers]
 
     def make_one() -> Env:
@@ -90,7 +91,7 @@ def _checked_vector(envs: Envs, num_envs: int, *, is_plain: bool) -> Envs:
     return envs
 
 
-def _maker(game: Any, num_envs: int, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
+def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
     if isinstance(game, str):
         return lambda: _make(game, env_kwargs)
     if not isinstance(game, gymnasium.Env):
@@ -99,12 +100,7 @@ def _maker(game: Any, num_envs: int, env_kwargs: dict[str, Any]) -> Callable[[],
         return lambda: game(**env_kwargs)
     if env_kwargs:
         raise ConfigError(f"settings {sorted(env_kwargs)} came with an env that exists; make it with them instead")
-    if num_envs == 1:
-        return lambda: game
-    spec = game.spec
-    if spec is None:
-        raise ConfigError(f"one env was given for {num_envs}, and it is not registered; give a function that makes one")
-    return lambda: gymnasium.make(spec, disable_env_checker=True)
+    return copies_of(game)
 
 
 def _make(game_id: str, env_kwargs: Mapping[str, Any]) -> Env:

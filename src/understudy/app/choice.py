@@ -1,8 +1,7 @@
 """Which game a run is about, how its envs are made, and what one look at them tells."""
 
-import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,10 +52,9 @@ class GameChoice:
 
     def make(self, num_envs: int) -> Envs:
         """That many envs, stepped together."""
-        game = copies_of(self.game) if isinstance(self.game, gymnasium.Env) else self.game
         try:
             return make_envs(
-                game, num_envs, env_kwargs=dict(self.env_kwargs), wrappers=list(self.wrappers),
+                self.game, num_envs, env_kwargs=dict(self.env_kwargs), wrappers=list(self.wrappers),
                 frame_skip=self.frame_skip,
             )  # fmt: skip
         except UnderstudyError:
@@ -93,23 +91,6 @@ def choice_of(facts: Mapping[str, Any], given: GameChoice | None) -> GameChoice:
     plain, fields = GameChoice(game=None).to_json(), given.to_json()
     left_out = [name for name in ("env_kwargs", "wrappers", "frame_skip") if fields[name] == plain[name]]
     return replace(given, **{name: facts[name] for name in left_out})
-
-
-def copies_of(env: gymnasium.Env[Any, Any]) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Makes envs like this one: from its spec where it is registered, else by copying."""
-    if env.spec is not None:
-        spec = env.spec
-        return lambda: gymnasium.make(spec, disable_env_checker=True)
-
-    def copied() -> gymnasium.Env[Any, Any]:
-        try:
-            return copy.deepcopy(env)
-        except Exception as error:
-            raise ConfigError(
-                f"{type(env.unwrapped).__name__} cannot be copied ({error}); give a function that makes one"
-            ) from error
-
-    return copied
 
 
 def _path_of(wrapper: Any) -> str:
