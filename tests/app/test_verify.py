@@ -19,7 +19,7 @@ from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt
 from understudy.core.game import GameSpec, game_spec
-from understudy.core.ports import Ack
+from understudy.core.ports import Ack, Casting
 
 SPEC = game_spec("tag", obs=3, actions=["left", "right"])
 
@@ -111,7 +111,7 @@ def test_forget_reaches_what_a_killed_game_left_in_the_spool(data: DataFolder) -
     record(data, player="bob", steps=10)
 
     class Away(LedgerLink):
-        def send(self, frames, players):
+        def send(self, frames, players, *, skipped_steps=0):
             raise TimeoutError("away")
 
     link = Away(local_link(data.root, SPEC, SystemClock()), data.ledger)
@@ -164,14 +164,22 @@ def test_leftovers_of_a_game_without_a_ledger_prove_nothing(data: DataFolder) ->
     record(data, player="ada", steps=150, ledger=False)
 
     class Away:
+        keep_share = 1.0
+
         def __init__(self, link: LocalLink) -> None:
             self._link = link
 
         def register(self, spec: GameSpec) -> None:
             self._link.register(spec)
 
-        def send(self, frames: object, players: object) -> Sequence[Ack]:
+        def send(self, frames: object, players: object, *, skipped_steps: int = 0) -> Sequence[Ack]:
             raise TimeoutError("away")
+
+        def bot(self, after: int, *, wait_s: float) -> Casting | None:
+            return None
+
+        def policy(self, model_no: int) -> bytes:
+            raise KeyError(model_no)
 
         def close(self) -> None:
             self._link.close()

@@ -15,10 +15,11 @@ import numpy as np
 from understudy.client import ClientConfig, Game, connect
 from understudy.client.sender import SenderConfig
 from understudy.core.chunk import Chunk, RowKind, chunk_of
+from understudy.core.errors import LinkFailed
 from understudy.core.frame import Frame, FrameKind, read_close, read_drop
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack
+from understudy.core.ports import Ack, Casting
 
 
 class FakeClock:
@@ -56,15 +57,22 @@ class MemoryLink:
         self.refuses: Any = None
         self.retry_after_s: float | None = None
         self.is_closed = False
+        self.keep_share = 1.0
+        self.skipped_steps = self.n_polls = 0
+        self.casting: Casting | None = None
+        self.policies: dict[int, bytes] = {}
 
     def register(self, spec: GameSpec) -> None:
         if self.is_down:
             raise ConnectionError("down")
         self.specs.append(spec)
 
-    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
+    def send(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+    ) -> Sequence[Ack]:
         self.n_sends += 1
-        assert 0 < len(frames) <= 64
+        assert len(frames) + skipped_steps > 0
+        assert len(frames) <= 64
         if self.is_down:
             raise ConnectionError("down")
         if self.retry_after_s is not None:
@@ -75,7 +83,17 @@ class MemoryLink:
         if self.loses_answers:
             self.loses_answers -= 1
             raise TimeoutError("the answer got lost")
+        self.skipped_steps += skipped_steps
         return [Ack(False, refused="not_today") if no else Ack(True) for no in refused]
+
+    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+        self.n_polls += 1
+        if self.is_down:
+            raise LinkFailed("unreachable", "down")
+        return self.casting if self.casting is not None and self.casting.number > after else None
+
+    def policy(self, model_no: int) -> bytes:
+        return self.policies[model_no]
 
     def close(self) -> None:
         self.is_closed = True

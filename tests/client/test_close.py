@@ -74,7 +74,7 @@ def test_a_sender_that_hangs_in_its_link_is_told_of(tmp_path, monkeypatch):
             super().__init__()
             self.goes_on = threading.Event()
 
-        def send(self, frames, players):
+        def send(self, frames, players, *, skipped_steps=0):
             self.goes_on.wait(30)
             return super().send(frames, players)
 
@@ -97,7 +97,7 @@ def test_two_threads_that_pump_at_once_count_an_answer_once(tmp_path):
     class Nested(MemoryLink):
         """Another thread pumps while this one waits for its answer."""
 
-        def send(self, frames, players):
+        def send(self, frames, players, *, skipped_steps=0):
             if self.n_sends == 0:
                 self.n_sends += 1
                 other = threading.Thread(target=game.pump)

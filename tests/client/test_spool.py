@@ -291,7 +291,7 @@ VICTIM = """
     class Down:
         address = "memory"
         def register(self, spec): raise ConnectionError
-        def send(self, frames, players): raise ConnectionError
+        def send(self, frames, players, *, skipped_steps=0): raise ConnectionError
         def close(self): pass
 
     game = connect("my-game", obs=2, actions=3, link=Down(), spool=sys.argv[1], linger_s=0.01)

@@ -21,7 +21,7 @@ from understudy.core.chunk import chunk_of
 from understudy.core.frame import Frame, FrameKind
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack
+from understudy.core.ports import Ack, Casting
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
 from understudy.ingest.service import IngestService
@@ -64,16 +64,26 @@ class Played:
 class Collected:
     """A link that keeps what it is given."""
 
+    keep_share = 1.0
+
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.players: dict[uuid.UUID, PlayerName] = {}
 
     def register(self, spec: GameSpec) -> None: ...
 
-    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
+    def send(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+    ) -> Sequence[Ack]:
         self.frames += frames
         self.players |= players
         return [Ack(True)] * len(frames)
+
+    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+        return None
+
+    def policy(self, model_no: int) -> bytes:
+        raise KeyError(model_no)
 
     def close(self) -> None: ...
 

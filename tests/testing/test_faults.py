@@ -14,7 +14,7 @@ from understudy.core.errors import StorageFailed
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName, player_name
-from understudy.core.ports import Ack
+from understudy.core.ports import Ack, Casting
 from understudy.streams.memory import MemoryStream
 from understudy.testing import Faults, FaultyLink, FaultyStream, FaultySync, ManualClock
 from understudy.testing.streams import read_all, sample_frames
@@ -26,6 +26,8 @@ RNG = np.random.default_rng(0)
 class RecordingLink:
     """Takes everything, and remembers it."""
 
+    keep_share = 1.0
+
     def __init__(self) -> None:
         self.taken: list[Frame] = []
         self.specs: list[GameSpec] = []
@@ -34,9 +36,17 @@ class RecordingLink:
     def register(self, spec: GameSpec) -> None:
         self.specs.append(spec)
 
-    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
+    def send(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+    ) -> Sequence[Ack]:
         self.taken += frames
         return [Ack(True)] * len(frames)
+
+    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+        return None
+
+    def policy(self, model_no: int) -> bytes:
+        raise KeyError(model_no)
 
     def close(self) -> None:
         self.is_closed = True

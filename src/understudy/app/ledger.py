@@ -18,7 +18,7 @@ from understudy.core.errors import Corrupt
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Link
+from understudy.core.ports import Ack, Casting, Link
 
 _MOST_LATENCIES = 20_000
 
@@ -39,9 +39,21 @@ class LedgerLink:
     def register(self, spec: GameSpec) -> None:
         self._link.register(spec)
 
-    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
+    @property
+    def keep_share(self) -> float:
+        return self._link.keep_share
+
+    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+        return self._link.bot(after, wait_s=wait_s)
+
+    def policy(self, model_no: int) -> bytes:
+        return self._link.policy(model_no)
+
+    def send(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+    ) -> Sequence[Ack]:
         began_s = time.perf_counter()
-        acks = self._link.send(frames, players)
+        acks = self._link.send(frames, players, skipped_steps=skipped_steps)
         self.latencies_s.append(time.perf_counter() - began_s)
         promises = [_promise(frame) for frame, ack in zip(frames, acks, strict=True) if ack.accepted]
         self.acked_steps += sum(promise.n_steps for promise in promises)

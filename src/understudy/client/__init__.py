@@ -1,6 +1,7 @@
 """What a game imports: `connect`, and the classes it returns."""
 
-from understudy.client.connect import ClientConfig, Game, Stats, connect
+from understudy.client.connect import ClientConfig, Game, connect
+from understudy.client.counts import Stats
 from understudy.client.episode import Episode
 from understudy.client.recorder import Recorder
 from understudy.client.sender import SenderConfig

@@ -2,11 +2,8 @@
 
 import atexit
 import contextlib
-import hashlib
 import os
 import random
-import secrets
-import sys
 import threading
 import warnings
 import weakref
@@ -16,19 +13,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from understudy.client.bot import Bots
+from understudy.client.counts import Stats
 from understudy.client.episode import Episode
+from understudy.client.http import HttpLink
 from understudy.client.local import LocalLink
+from understudy.client.place import Address, own_player, place_of, spool_tag, user_folder
 from understudy.client.recorder import Recorder
 from understudy.client.sender import Sender, SenderConfig
 from understudy.client.session import RecordingWarning, Sessions, Tolerance
 from understudy.client.spool import Spool
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import Door, create_once, deployment_key
+from understudy.core.door import Door, deployment_key
 from understudy.core.errors import Closed, ConfigError
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.meta import CONSENTS, KINDS, EpisodeNote
 from understudy.core.names import PlayerName, player_name
 from understudy.core.ports import Link
+from understudy.core.signed import trusted_keys
 from understudy.core.version import version
 
 Held = TypeVar("Held", Episode, Recorder)
@@ -55,7 +57,11 @@ class ClientConfig:
     close_timeout_s: float = 5.0
     """How long closing waits for acknowledgements; the rest stays spooled."""
     background: bool = True
-    """Send in a thread; otherwise the game calls `pump` now and then."""
+    """Send, and look for bots, in threads; otherwise the game calls `pump` now and then."""
+    trust: tuple[str, ...] = ()
+    """Public keys of those who may sign bots; none: the deployment's own, remembered from the first meeting."""
+    insecure: bool = False
+    """Allow http:// to other machines, where anybody on the way can read the key."""
     sender: SenderConfig = field(default_factory=SenderConfig)
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random = field(default_factory=random.Random)
@@ -65,28 +71,7 @@ class ClientConfig:
             raise ConfigError(f"kind is {self.kind!r}; give one of {KINDS}")
         if self.spool_cap_bytes < 64 * 1024:
             raise ConfigError(f"spool_cap_bytes is {self.spool_cap_bytes}; give at least 65536")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """What a Game did so far; steps are closed transitions."""
-
-    recorded_steps: int
-    spooled_steps: int
-    acked_steps: int
-    refused_steps: int
-    dropped_steps: int
-    sent_frames: int
-    acked_frames: int
-    refused_frames: int
-    failed_sends: int
-    adopted_sessions: int
-    expired_sessions: int
-    """What killed games left and nobody could send within a week; it was deleted."""
-    bad_inputs: int
-    ignored_calls: int
-    open_episodes: int
-    last_error: str
+        trusted_keys(*self.trust)
 
 
 class Game:
@@ -101,11 +86,15 @@ class Game:
         self._link, self._config, self._spool_folder = link, config, spool
         clock = config.clock
         self._tolerance = Tolerance(strict=config.strict)
-        self._sessions = Sessions(spec, kind=config.kind, client=_client_build(), clock=clock)
+        self._sessions = Sessions(spec, kind=config.kind, client=_client_build(), clock=clock, rng=config.rng)
         folder = Spool(spool / tag, cap_bytes=config.spool_cap_bytes)
         self._sender = Sender(
             link, self._sessions, folder, spec=spec, clock=clock, config=config.sender, rng=config.rng
         )
+        self._bots = Bots(
+            link, spec, spool / "bots" / tag, clock=clock, rng=config.rng, trust=config.trust,
+            has_thread=config.background,
+        )  # fmt: skip
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -141,11 +130,11 @@ class Game:
             raise ConfigError(f"consent is {consent!r}; give one of {CONSENTS}")
         name = self._own_player() if player is None else player_name(player)
         self._start()
-        session = self._sessions.acquire(name, note.seat)
+        session = self._sessions.acquire(name, note.seat, is_kept=self._sessions.keeping.keeps())
         # A sender that found no session sleeps long; from now on there are steps to cut after a linger.
         self._sender.wake.set()
         try:
-            made = make(self._sessions, session, note=note, consent=consent, tolerance=self._tolerance)
+            made = make(self._sessions, session, note=note, consent=consent, tolerance=self._tolerance, bots=self._bots)
         except BaseException:
             self._sessions.release(session)
             raise
@@ -158,20 +147,22 @@ class Game:
         return self._all_sent if self._closed else self._sender.flush(timeout_s, pumps=self._thread is None)
 
     def pump(self) -> float:
-        """One round of the sender, for games without a thread; seconds until the next one is due."""
-        return self._sender.step()
+        """One round of sending and of looking for bots, for games without threads; seconds until the next is due."""
+        return min(self._sender.step(), self._bots.pump())
 
     def stats(self) -> Stats:
         """What happened so far, as numbers."""
         counts, tolerance = self._sender.counts, self._tolerance
         return Stats(
             recorded_steps=self._sessions.handoff.put_steps + self._sessions.waiting_steps,
+            skipped_steps=self._sessions.keeping.skipped_steps, keep_share=self._sessions.keeping.share,
             spooled_steps=counts.spooled_steps, acked_steps=counts.acked_steps, refused_steps=counts.refused_steps,
             dropped_steps=counts.dropped_steps, sent_frames=counts.sent_frames, acked_frames=counts.acked_frames,
             refused_frames=counts.refused_frames, failed_sends=counts.failed_sends,
             adopted_sessions=counts.adopted_sessions, expired_sessions=counts.expired_sessions,
             bad_inputs=tolerance.bad_inputs, ignored_calls=tolerance.ignored_calls,
-            open_episodes=self._sessions.n_open, last_error=counts.last_error,
+            open_episodes=self._sessions.n_open, last_error=counts.last_error, bot=self._bots.name,
+            refused_bots=self._bots.refused_bots, last_bot_error=self._bots.last_error,
         )  # fmt: skip
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -181,6 +172,7 @@ class Game:
                 return self._all_sent
             self._closed = f"the game {self.spec.game} was closed; connect again to record"
         _GAMES.discard(self)
+        self._bots.stop()
         ended = self._sessions.close(self._closed)
         if self._thread is None:
             self._all_sent = self._sender.finish(ended, 0.0) or self._pump_rest()
@@ -194,6 +186,7 @@ class Game:
         if self._thread is None or not self._thread.is_alive():
             self._sender.release()
             self._link.close()
+            self._bots.join(_JOIN_S)
         else:
             warnings.warn(
                 f"the sender of {self.spec.game} did not end within {_JOIN_S} s, so its link is still busy; what was "
@@ -239,6 +232,7 @@ class Game:
         self._lock = threading.Lock()
         self._sessions.abandon(self._closed)
         self._sender.abandon()
+        self._bots.abandon()
 
 
 class Settings(TypedDict, total=False):
@@ -248,6 +242,8 @@ class Settings(TypedDict, total=False):
     spool_cap_bytes: int
     close_timeout_s: float
     background: bool
+    trust: tuple[str, ...]
+    insecure: bool
     sender: SenderConfig
     clock: Clock
     rng: random.Random
@@ -256,11 +252,12 @@ class Settings(TypedDict, total=False):
 def connect(
     game: str | None = None, *, obs: Any = None, actions: Any = None, has_legal: bool | None = None,
     max_episode_steps: int | None = None, spec: GameSpec | None = None, consent: str = "unknown",
-    kind: str | None = None, data: str | os.PathLike[str] | None = None, link: Link | None = None,
-    linger_s: float | None = None, strict: bool | None = None, config: ClientConfig | None = None,
-    **settings: Unpack[Settings],
+    kind: str | None = None, data: str | os.PathLike[str] | None = None, url: str | None = None,
+    key: str | None = None, link: Link | None = None, linger_s: float | None = None,
+    strict: bool | None = None, config: ClientConfig | None = None, **settings: Unpack[Settings],
 ) -> Game:  # fmt: skip
-    """A Game that records into `data` (or UNDERSTUDY_DATA), or through `link`.
+    """A Game that records to the platform at `url` with a `key` (or UNDERSTUDY_URL and UNDERSTUDY_KEY), into the folder
+    `data` (or UNDERSTUDY_DATA), or through `link`.
 
     `obs`, `actions`, `has_legal` and `max_episode_steps` describe the game as in `core.game.game_spec`; or give a whole
     `spec`. `kind`, `linger_s`, `strict` and `settings` go before what `config` says.
@@ -273,17 +270,18 @@ def connect(
     else:
         spec = game_spec(game, obs=obs, actions=actions, has_legal=bool(has_legal), max_episode_steps=max_episode_steps)
     config = _config(config, {**settings, "kind": kind, "linger_s": linger_s, "strict": strict})
+    folder, tag = config.spool or user_folder() / "spool", ""
     if link is not None:
-        if data is not None:
-            raise ConfigError(f"connect was given both data={str(data)!r} and a link; give the one to record through")
-        address = str(getattr(link, "address", type(link).__qualname__))
-        folder = config.spool or user_folder() / "spool"
+        if data is not None or url is not None:
+            raise ConfigError("connect was given a link and data= or url= as well; give the one to record through")
+        tag = spool_tag(str(getattr(link, "address", type(link).__qualname__)), spec.game)
+    elif isinstance(place := place_of(data, url, key), Address):
+        link = HttpLink(place, spec.game, insecure=config.insecure)
+        tag = spool_tag(link.address, spec.game, place.key)
     else:
-        data_folder = _data_folder(data)
-        link = local_link(data_folder, spec, config.clock)
-        address = "data"
-        folder = config.spool or data_folder / "spool"
-    return Game(spec, link, spool=folder, tag=spool_tag(address, spec.game), consent=consent, config=config)
+        link = local_link(place, spec, config.clock)
+        tag, folder = spool_tag("data", spec.game), config.spool or place / "spool"
+    return Game(spec, link, spool=folder, tag=tag, consent=consent, config=config)
 
 
 def _refuse_both(spec: GameSpec, game: str | None, shape: Sequence[str]) -> None:
@@ -306,53 +304,12 @@ def _config(config: ClientConfig | None, given: dict[str, Any]) -> ClientConfig:
     return replace(config, **changes)
 
 
-def _data_folder(data: str | os.PathLike[str] | None) -> Path:
-    given = data if data is not None else os.environ.get("UNDERSTUDY_DATA")
-    if not given:
-        raise ConfigError(
-            "connect was told no place to record to; give data='DIR' (or set UNDERSTUDY_DATA), or link=... of your own"
-        )
-    try:
-        folder = Path(given).resolve()
-        is_taken = folder.exists() and not folder.is_dir()
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"data={str(given)[:80]!r} is no folder: {error}; give a path such as 'D'") from None
-    if is_taken:
-        raise ConfigError(f"data={str(given)!r} is a file; give a folder")
-    return folder
-
-
 def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
     """The link into the embedded platform's own stream."""
     from understudy.streams.file import FileStream
 
     door = Door(deployment_key(data_folder), spec.game, clock)
     return LocalLink(FileStream(data_folder / "stream"), door=door, specs_folder=data_folder / "models" / "games")
-
-
-def spool_tag(address: str, game: str, key: str = "") -> str:
-    """The folder name that sessions of the same address, game and key share."""
-    return hashlib.sha256("\0".join((address, game, key)).encode()).hexdigest()[:16]
-
-
-def user_folder() -> Path:
-    """Where this user's programs keep such things."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "understudy"
-
-
-def own_player(folder: Path) -> PlayerName:
-    """A random player's name, made once and kept beside the spool."""
-    path = folder / "player"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        create_once(path, f"p-{secrets.token_hex(8)}".encode())
-    return player_name(path.read_text().strip())
 
 
 def _client_build() -> str:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
 
+from understudy.client.bot import Bots
+from understudy.client.deciding import Deciding
 from understudy.client.session import Session, Sessions, Tolerance
 from understudy.core.builder import Extras
 from understudy.core.chunk import By
@@ -28,14 +30,49 @@ class Episode:
     """One episode of one player; a decision closes the transition before it. Leaving without `end` cuts it."""
 
     def __init__(
-        self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance
-    ) -> None:
+        self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance,
+        bots: Bots,
+    ) -> None:  # fmt: skip
         self._sessions, self._session, self._tolerance = sessions, session, tolerance
+        self._deciding = Deciding(bots)
         self._over: str | None = None
         with session.lock:
             block = session.builder.begin(note, consent=consent)
             if block is not None:
                 session.handoff.put(session, block)
+
+    def act(self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None) -> Any:
+        """What the bot does, recorded as its decision; never waits. Where actions have names, it is the number.
+
+        While there is no bot: `otherwise`, which is an action or a function of the observation, else any legal action.
+        """
+        deciding, session = self._deciding, self._session
+        own = deciding.own_choice(obs, otherwise)
+        try:
+            action, by, extras = deciding.choose(obs, own, legal=legal, deterministic=deterministic)
+        except Exception as error:
+            with session.lock:
+                if self._over is not None or session.ended:
+                    self._late("act")
+                else:
+                    self._spoil(error)
+            return deciding.any_action(legal)
+        with session.lock:
+            if self._over is not None or session.ended:
+                self._late("act")
+                return action
+            builder = session.builder
+            try:
+                if deciding.model:
+                    builder.name_model(deciding.model)
+                is_full = builder.decide(obs, action, legal=legal, by=by, t_ms=session.t_ms(), extras=extras)
+            except Exception as error:
+                self._spoil(error)
+                return deciding.any_action(legal)
+            self._tolerance.decided = True
+            if is_full:
+                session.hand_over()
+        return action
 
     def acted(
         self, obs: Any, action: Any, *, legal: Any = None, by: Decider = "person", frames: int = 1,

@@ -58,16 +58,22 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.game, self._by, self._is_own = game, by, is_own
         self._recorder = game.recorder(player=player)
         self._has_legal = game.spec.has_legal
+        self._legal: Any = None
+
+    def act(self, obs: Any, *, deterministic: bool = False, otherwise: Any = None) -> Any:
+        """What the game's bot does for the last observation; give it to `step`."""
+        return self._recorder.act(obs, legal=self._legal, deterministic=deterministic, otherwise=otherwise)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
-        self._recorder.reset(obs, legal=info.get(MASK) if self._has_legal else None, seed=seed)
+        self._legal = info.get(MASK) if self._has_legal else None
+        self._recorder.reset(obs, legal=self._legal, seed=seed)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        legal = info.get(MASK) if self._has_legal else None
-        self._recorder.step(action, float(reward), obs, terminated, truncated, legal=legal, by=self._by)
+        self._legal = info.get(MASK) if self._has_legal else None
+        self._recorder.step(action, float(reward), obs, terminated, truncated, legal=self._legal, by=self._by)
         return obs, reward, terminated, truncated, info
 
     def close(self) -> None:

@@ -1,27 +1,40 @@
 """LocalLink: the way into any Stream of this process, through the same door as over the wire."""
 
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from understudy.core.door import Door
-from understudy.core.errors import Refused, StorageFailed, StorageFull
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.door import Door, ack_of
+from understudy.core.errors import Corrupt, LinkFailed, Refused, StorageFailed, StorageFull
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Outcome, Stream
+from understudy.core.ports import Ack, Casting, Stream
+
+if TYPE_CHECKING:
+    from understudy.models.registry import Registry
 
 RETRY_AFTER_S = 1.0
+_LOOK_EVERY_S = 0.25
 _REGISTERING = Lock()
 
 
 class LocalLink:
-    """Link over a Stream; specs go where the embedded platform looks for them."""
+    """Link over a Stream; specs go where the embedded platform looks for them, bots come from the models beside."""
 
-    def __init__(self, stream: Stream, *, door: Door, specs_folder: Path) -> None:
+    keep_share = 1.0
+
+    def __init__(self, stream: Stream, *, door: Door, specs_folder: Path, clock: Clock | None = None) -> None:
         self._stream, self._door, self._specs_folder = stream, door, specs_folder
+        self._clock = clock or SystemClock()
+        self._closing = threading.Event()
+        self._registry: Registry | None = None
+        self._trust: tuple[str, ...] = ()
 
     def register(self, spec: GameSpec) -> None:
         """Write the spec as GAME/SCHEMA.json, unless it is there."""
@@ -31,7 +44,9 @@ class LocalLink:
                 make_folder(path.parent)
                 write_file(path, spec.to_json(), mode=0o644)
 
-    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
+    def send(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+    ) -> Sequence[Ack]:
         """Append what the door lets in; accepted means durable in the stream."""
         judged = self._door.admit(frames, players)
         admitted = [frame for frame in judged if isinstance(frame, Frame)]
@@ -44,16 +59,45 @@ class LocalLink:
         except (StorageFull, StorageFailed, OSError) as error:
             # Nothing was promised; the spool keeps the frames until the disk takes them again.
             return [Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))] * len(frames)
-        return [_ack(outcome) for outcome in outcomes]
+        return [ack_of(outcome) for outcome in outcomes]
+
+    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+        """Who plays, by looking now and then."""
+        from understudy.models.casting import casting
+
+        while True:
+            registry = self._models()
+            catalogue = None if registry is None else registry.catalogue(self._door.game)
+            if catalogue is not None and catalogue.number > after:
+                return casting(catalogue, trust=self._trust)
+            if wait_s <= 0 or self._closing.is_set():
+                return None
+            self._clock.wait(self._closing, min(_LOOK_EVERY_S, wait_s))
+            wait_s -= _LOOK_EVERY_S
+
+    def policy(self, model_no: int) -> bytes:
+        """A model's policy as it lies in the registry, not checked."""
+        registry = self._models()
+        try:
+            if registry is None:
+                raise KeyError(model_no)
+            return registry.policy_bytes(registry.catalogue(self._door.game).models[model_no])
+        except (KeyError, Corrupt) as error:
+            raise LinkFailed("not_found", f"model {model_no} of {self._door.game}: {error}") from None
+
+    def _models(self) -> "Registry | None":
+        """The registry beside the specs; None until somebody who signs models has left a key there."""
+        from understudy.core.signed import trusted_keys
+        from understudy.models.objects import FolderObjects
+        from understudy.models.registry import Registry
+        from understudy.models.trust import read_trust
+
+        objects = FolderObjects(self._specs_folder.parent)
+        trust = read_trust(objects)
+        if trust != self._trust:
+            self._trust, self._registry = trust, Registry(objects, trusted=trusted_keys(*trust))
+        return self._registry
 
     def close(self) -> None:
+        self._closing.set()
         self._stream.close()
-
-
-def _ack(outcome: Outcome) -> Ack:
-    if outcome.durable:
-        return Ack(True)
-    if outcome.retry_after_s > 0:
-        return Ack(False, retry_after_s=outcome.retry_after_s, error=outcome.error or "")
-    # Without a time to come back, trying again would fail for ever.
-    return Ack(False, refused=outcome.error or "not_taken: the stream did not say why")

@@ -4,6 +4,10 @@ import contextlib
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
+from understudy.client.bot import Bots
+from understudy.client.deciding import Decided, Deciding
 from understudy.client.episode import BY, Decider, by_code
 from understudy.client.session import Session, Sessions, Tolerance
 from understudy.core.builder import Extras
@@ -15,15 +19,19 @@ class Recorder:
     """Records one env's steps, episode after episode, in one session a day; observations are copied when given."""
 
     def __init__(
-        self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance
-    ) -> None:
+        self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance,
+        bots: Bots,
+    ) -> None:  # fmt: skip
         self._sessions, self._session, self._tolerance = sessions, session, tolerance
+        self._bots, self._deciding = bots, Deciding(bots)
+        self._decided: Decided | None = None
         self._note, self._consent = note, consent
         self._is_closed = False
 
     def reset(self, obs: Any, *, legal: Any = None, seed: int | None = None) -> None:
         """An episode begins with this observation; one that is still running is cut at its last observation."""
         session = self._renewed()
+        self._deciding, self._decided = Deciding(self._bots), None
         with session.lock:
             if self._is_closed or session.ended:
                 self._tolerance.ignored_calls += 1
@@ -41,12 +49,25 @@ class Recorder:
             except Exception as error:
                 self._spoil(error)
 
+    def act(self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None) -> Any:
+        """What the bot does, as in `Episode.act`; recorded by the `step` that is told this very action."""
+        deciding = self._deciding
+        own = deciding.own_choice(obs, otherwise)
+        try:
+            self._decided = deciding.choose(obs, own, legal=legal, deterministic=deterministic)
+        except Exception as error:
+            with self._session.lock:
+                if not self._is_closed and not self._session.ended:
+                    self._spoil(error)
+            return deciding.any_action(legal)
+        return self._decided.action
+
     def step(
         self, action: Any, reward: float, next_obs: Any, terminated: bool, truncated: bool, *, legal: Any = None,
         by: Decider = "unknown", frames: int = 1, extras: Extras | None = None,
     ) -> None:  # fmt: skip
         """One env step: the action taken at the last observation and what came of it; `legal` is `next_obs`'s."""
-        session = self._session
+        session, decided, self._decided = self._session, self._decided, None
         with session.lock:
             builder = session.builder
             if self._is_closed or session.ended or not builder.in_episode:
@@ -55,7 +76,12 @@ class Recorder:
                 return
             t_ms = session.t_ms()
             try:
-                builder.act(action, by=BY.get(by) or by_code(by), frames=frames, t_ms=t_ms, extras=extras)
+                code = BY.get(by) or by_code(by)
+                if decided is not None and _is_same(decided.action, action):
+                    code, extras = decided.by, decided.extras
+                    if self._deciding.model:
+                        builder.name_model(self._deciding.model)
+                builder.act(action, by=code, frames=frames, t_ms=t_ms, extras=extras)
                 builder.add_reward(reward)
                 if terminated or truncated:
                     is_full = builder.finish(
@@ -87,16 +113,20 @@ class Recorder:
         self.close()
 
     def _renewed(self) -> Session:
-        session = self._session
-        if session.is_old and not self._is_closed:
+        session, is_kept = self._session, self._sessions.keeping.keeps()
+        if not self._is_closed and (session.is_old or session.is_kept != is_kept):
             with session.lock:
                 session.cut()
             # A game that was closed meanwhile has no new session; the old one says so.
             with contextlib.suppress(Closed):
-                self._session = self._sessions.renew(session)
+                self._session = self._sessions.renew(session, is_kept=is_kept)
         return self._session
 
     def _spoil(self, error: Exception) -> None:
         # The env has moved on, so there is nothing to try again: what follows is another episode.
         self._session.cut()
         self._tolerance.warn(self._tolerance.judge(error))
+
+
+def _is_same(chosen: Any, action: Any) -> bool:
+    return chosen is action or bool(np.array_equal(chosen, action))

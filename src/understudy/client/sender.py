@@ -16,7 +16,7 @@ from understudy.client.spool import Entry, SessionSpool, Spool
 from understudy.client.waiting import Waiting
 from understudy.core.block import Block, encode_block
 from understudy.core.clock import Clock
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, LinkFailed
 from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, Frame, close_frame, drop_frame
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
@@ -24,6 +24,8 @@ from understudy.core.ports import Ack, Link
 
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _MEMORY_BYTES = 8 * 1024 * 1024
+_TELL_EVERY_S = 10.0
+"""Skipped steps travel with what is sent; when nothing is, they are told this often, and the share is heard again."""
 _CHECK_BYTES = 1024 * 1024
 """The cap is looked at whenever this much was spooled, or a 32nd of it."""
 
@@ -70,6 +72,8 @@ class Sender:
         self._waiting = Waiting(memory_bytes=_MEMORY_BYTES)
         self._unchecked_bytes = 0
         self._losses = Losses()
+        self._keeping = sessions.keeping
+        self._tell_at_s = clock.monotonic() + _TELL_EVERY_S
         self._registered: set[str] = set()
         self._warned: set[str] = set()
         self._adopt_at_s = clock.monotonic()
@@ -83,12 +87,16 @@ class Sender:
             self._adopt()
             self._collect()
             batch = self._batch()
-        if batch:
+        if batch or self._must_tell():
             acks, error = self._send(batch)
             with self._work:
                 self._settle(batch, acks, error)
         with self._work:
             return self._wait_s()
+
+    def _must_tell(self) -> bool:
+        now_s = self._clock.monotonic()
+        return bool(self._keeping.untold_steps) and now_s >= self._tell_at_s and self._backoff.left_s <= 0
 
     def run(self, stop: threading.Event) -> None:
         """Repeat `step` until told to stop; nothing that goes wrong inside ends the thread."""
@@ -107,6 +115,8 @@ class Sender:
         due_s = [self._adopt_at_s - now_s]
         if self._waiting:
             due_s.append(self._backoff.left_s)
+        if self._keeping.untold_steps:
+            due_s.append(max(self._tell_at_s - now_s, self._backoff.left_s))
         for session in self._sessions.live():
             oldest_ms = session.builder.oldest_ms
             waited_s = 0.0 if oldest_ms is None else (session.t_ms() - oldest_ms) / 1000
@@ -263,15 +273,23 @@ class Sender:
 
     def _send(self, batch: Sequence[tuple[Entry, Frame]]) -> tuple[Sequence[Ack], str]:
         players: dict[uuid.UUID, PlayerName] = {entry.spool.session: entry.spool.player for entry, _ in batch}
+        skipped = self._keeping.untold_steps
         try:
             for spec in {entry.spool.spec.schema: entry.spool.spec for entry, _ in batch}.values():
                 if spec.schema not in self._registered:
                     self._link.register(spec)
                     self._registered.add(spec.schema)
-            acks = self._link.send([frame for _, frame in batch], players)
+            acks = self._link.send([frame for _, frame in batch], players, skipped_steps=skipped)
+            self._keeping.told(skipped, share=self._link.keep_share)
+            self._tell_at_s = self._clock.monotonic() + _TELL_EVERY_S
             if len(acks) == len(batch):
                 return acks, ""
             return (), f"{len(acks)} answers for {len(batch)} frames"
+        except LinkFailed as failed:
+            # Whoever answers next may know nothing of us: another gateway, or a new one.
+            self._registered.clear()
+            self._warn(failed.code, f"recorded steps wait on this machine and are sent later: {failed}")
+            return [Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))] * len(batch), str(failed)
         except Exception as error:
             # A timeout after success looks the same; sending again is a duplicate, which the store knows.
             return (), repr(error)[:300]
@@ -296,7 +314,7 @@ class Sender:
             if not (spool.is_closing and spool.is_idle):
                 spool.tidy()
         self._close_finished()
-        if again:
+        if again or error:
             self.counts.failed_sends += 1
             self.counts.last_error = error or self.counts.last_error
             self._backoff.failed(wholly=again == len(batch), retry_after_s=retry_after_s)

@@ -1,5 +1,6 @@
 """Sessions on the game's side: the episodes that follow one another for one player and seat, and their rows."""
 
+import random
 import uuid
 import warnings
 from collections import defaultdict
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from threading import Lock
 
 from understudy.client.handoff import Handoff
+from understudy.client.keeping import Keeping
 from understudy.core.ages import DAY_S
 from understudy.core.block import BlockPool
 from understudy.core.builder import ChunkBuilder
@@ -73,8 +75,9 @@ class Session:
     )  # fmt: skip
 
     def __init__(
-        self, builder: ChunkBuilder, *, player: PlayerName, seat: int, handoff: "Handoff[Session]", clock: Clock
-    ) -> None:
+        self, builder: ChunkBuilder, *, player: PlayerName, seat: int, handoff: "Handoff[Session] | Keeping",
+        clock: Clock,
+    ) -> None:  # fmt: skip
         self.id: uuid.UUID = builder.session
         self.builder, self.player, self.seat = builder, player, seat
         self.handoff, self.clock = handoff, clock
@@ -85,6 +88,11 @@ class Session:
         """A weak reference to the episode or recorder that records into it now."""
         self._monotonic = clock.monotonic
         self._started_s = self.idle_since_s = clock.monotonic()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its episodes are recorded; otherwise their steps are only counted."""
+        return not isinstance(self.handoff, Keeping)
 
     def t_ms(self) -> int:
         """Milliseconds since the session began."""
@@ -122,6 +130,10 @@ class Session:
             self.ended = True
 
 
+_Place = tuple[PlayerName, int, bool]
+"""A player, a seat, and whether what they do is recorded."""
+
+
 def _being_held() -> object:
     return True
 
@@ -129,33 +141,37 @@ def _being_held() -> object:
 class Sessions:
     """Every session a client has open; free ones are reused by the next episode of the same player and seat."""
 
-    def __init__(self, spec: GameSpec, *, kind: str, client: str, clock: Clock) -> None:
+    def __init__(
+        self, spec: GameSpec, *, kind: str, client: str, clock: Clock, rng: random.Random | None = None
+    ) -> None:
         self._spec, self._kind, self._client, self._clock = spec, kind, client, clock
         self._pool = BlockPool(spec)
         self.handoff: Handoff[Session] = Handoff(self._pool, clock=clock)
+        self.keeping = Keeping(self._pool, random.Random() if rng is None else rng)
         self.pool = self._pool
         self._lock = Lock()
         self._live: dict[uuid.UUID, Session] = {}
-        self._free: defaultdict[tuple[PlayerName, int], list[Session]] = defaultdict(list)
+        self._free: defaultdict[_Place, list[Session]] = defaultdict(list)
         self._closed: str | None = None
 
-    def acquire(self, player: PlayerName, seat: int) -> Session:
+    def acquire(self, player: PlayerName, seat: int, *, is_kept: bool = True) -> Session:
         """A session nobody else holds, for an episode or a recorder."""
         with self._lock:
             if self._closed:
                 raise Closed(self._closed)
-            free = self._free[player, seat]
+            free = self._free[player, seat, is_kept]
             session = free.pop() if free else None
             if session is None or session.is_old:
-                session = self._new(player, seat)
+                session = self._new(player, seat, is_kept)
             session.holder = _being_held
             return session
 
-    def _new(self, player: PlayerName, seat: int) -> Session:
+    def _new(self, player: PlayerName, seat: int, is_kept: bool) -> Session:
         builder = ChunkBuilder(
             self._spec, session=new_session(self._clock.now()), kind=self._kind, client=self._client, pool=self._pool
         )
-        session = Session(builder, player=player, seat=seat, handoff=self.handoff, clock=self._clock)
+        handoff = self.handoff if is_kept else self.keeping
+        session = Session(builder, player=player, seat=seat, handoff=handoff, clock=self._clock)
         self._live[session.id] = session
         return session
 
@@ -166,13 +182,13 @@ class Sessions:
                 return
             session.holder = None
             session.idle_since_s = self._clock.monotonic()
-            self._free[session.player, session.seat].append(session)
+            self._free[session.player, session.seat, session.is_kept].append(session)
 
-    def renew(self, session: Session) -> Session:
-        """The session for the next episode of whoever holds this one: the same, or a new one when it is old."""
-        if not session.is_old:
+    def renew(self, session: Session, *, is_kept: bool) -> Session:
+        """The session for the next episode of whoever holds this one: the same, unless it is old or of another kind."""
+        if not session.is_old and session.is_kept == is_kept:
             return session
-        fresh = self.acquire(session.player, session.seat)
+        fresh = self.acquire(session.player, session.seat, is_kept=is_kept)
         fresh.holder = session.holder
         self.release(session)
         return fresh
@@ -189,7 +205,7 @@ class Sessions:
     @property
     def waiting_steps(self) -> int:
         """Closed steps that are still with the game's side."""
-        return sum(session.builder.closed_steps for session in self.live())
+        return sum(session.builder.closed_steps for session in self.live() if session.is_kept)
 
     def retire(self, *, idle_s: float = IDLE_S) -> list[Session]:
         """End sessions that were free for long; they are no longer live."""
@@ -220,6 +236,7 @@ class Sessions:
     def abandon(self, why: str) -> None:
         """In a forked child: forget the parent's sessions without a trace; its locks may be held by nobody."""
         self._lock = Lock()
+        self.keeping.abandon()
         self._closed = why
         for session in self._live.values():
             session.lock = Lock()
@@ -229,7 +246,7 @@ class Sessions:
 
     def _forget(self, session: Session) -> None:
         del self._live[session.id]
-        key = (session.player, session.seat)
+        key = (session.player, session.seat, session.is_kept)
         free = self._free[key]
         if session in free:
             free.remove(session)

@@ -104,6 +104,13 @@ class ChunkBuilder:
         self.consent, self._note, self._is_first, self._episode_row = consent, note, True, self._at
         return block
 
+    def name_model(self, model: str) -> None:
+        """Say in the running episode's note which model decides from now on; blocks taken before do not have it."""
+        if self._note is not None and self._note.model != model:
+            self._note = replace(self._note, model=model)
+            if self._state == _OPEN or not self._is_first:
+                self._notes[-1] = replace(self._notes[-1], model=model)
+
     def decide(
         self, obs: Any, action: Any, *, legal: Any = None, by: int = By.UNKNOWN, frames: int = 1, t_ms: int = 0,
         extras: Extras | None = None,

@@ -13,6 +13,7 @@ UnderstudyError
 ├── StorageFull        no room; nothing was acknowledged (operator, retry helps)
 ├── StorageFailed      the disk refused; reopen to recover (operator)
 ├── Corrupt            stored bytes that fail their checksum (operator)
+├── LinkFailed         the platform was not reached, or took nothing of a request (operator, retry helps)
 ├── GameFailed         an env that raised, or gave what does not fit its spaces (the game's author)
 ├── LearningFailed     a run that cannot go on, whatever was restored (caller)
 └── Closed             used after close (caller)
@@ -110,6 +111,17 @@ class Corrupt(UnderstudyError):
     """Stored bytes that fail their checksum."""
 
     blame: Blame = "operator"
+
+
+class LinkFailed(UnderstudyError):
+    """A whole request came to nothing, nothing is lost by it; `code` is stable, `retry_after_s` what was asked for."""
+
+    retry_helps = True
+    blame: Blame = "operator"
+
+    def __init__(self, code: str, detail: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code, self.retry_after_s = code, retry_after_s
 
 
 class GameFailed(UnderstudyError):

@@ -24,6 +24,10 @@ MAX_VERSION = (1 << 32) - 1
 MAX_STACK = 64
 
 
+Choice = tuple[Any, float, Any]
+"""An action as the game takes it, its log probability (0 where it was certain), and itself before clip or tanh."""
+
+
 @dataclass(frozen=True, slots=True)
 class InitialPriority:
     """How an actor computes the priority a step enters the replay with."""
@@ -95,6 +99,12 @@ class Policy:
 
         `player()` keeps the stack by itself.
         """
+        return self.choose(obs, legal=legal, deterministic=deterministic, rng=rng)[0]
+
+    def choose(
+        self, obs: Any, *, legal: Any = None, deterministic: bool = True, rng: np.random.Generator | None = None
+    ) -> Choice:
+        """The same with what the policy knows about its choice."""
         if not deterministic and rng is None:
             raise ConfigError(
                 "act draws by chance and has no rng; give numpy.random.default_rng(seed), or deterministic"
@@ -104,17 +114,19 @@ class Policy:
         columns = self._read(obs)
         mask = None if legal is None else self._mask(legal)
         outputs = self._row(columns)
-        if deterministic and self._greedy is not None:
+        if self._greedy is not None and (deterministic or self.head.kind != "categorical"):
             name, first = self._greedy
             scores = outputs[name]
-            return first + int((scores if mask is None else masked(scores, mask)).argmax())
+            return first + int((scores if mask is None else masked(scores, mask)).argmax()), 0.0, None
         batch = {name: output[None] for name, output in outputs.items()}
         noise = None if rng is None or deterministic else self.head.noise(rng, 1)
         decision = self.head.sample(
             batch, noise, legal=None if mask is None else mask[None], deterministic=deterministic
         )
-        action = env_actions(self.game, decision.action)[0]
-        return int(action) if self.head.is_discrete else action
+        action, logp = env_actions(self.game, decision.action)[0], float(decision.logp[0])
+        if self.head.is_discrete:
+            return int(action), logp, None
+        return action, logp, decision.raw_action[0].reshape(action.shape)
 
     @cached_property
     def _read(self) -> Read:
@@ -221,8 +233,13 @@ class Player:
         self, obs: Any, *, legal: Any = None, deterministic: bool = True, rng: np.random.Generator | None = None
     ) -> Any:
         """What `env.step` takes; before there are enough observations, the episode's first is repeated."""
-        self._last.append(copy.deepcopy(obs))  # the env may reuse its array
-        missing = self.policy.stack - len(self._last)
-        rows = [self._last[0]] * missing + list(self._last)
-        stacked = rows if self.policy.stack > 1 else rows[0]
-        return self.policy.act(stacked, legal=legal, deterministic=deterministic, rng=rng)
+        return self.choose(obs, legal=legal, deterministic=deterministic, rng=rng)[0]
+
+    def choose(
+        self, obs: Any, *, legal: Any = None, deterministic: bool = True, rng: np.random.Generator | None = None
+    ) -> Choice:
+        """The same with what the policy knows about its choice."""
+        if self.policy.stack > 1:
+            self._last.append(copy.deepcopy(obs))  # the env may reuse its array
+            obs = [self._last[0]] * (self.policy.stack - len(self._last)) + list(self._last)
+        return self.policy.choose(obs, legal=legal, deterministic=deterministic, rng=rng)

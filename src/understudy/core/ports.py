@@ -290,18 +290,51 @@ class Ack:
     """Why it must be tried again, for people."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Casting:
+    """Who plays a game now, as signed documents that whoever asked checks for itself."""
+
+    number: int
+    """The newest entry of the game's journal; give it as `after` to wait for a newer one."""
+    champion: str | None = None
+    champion_release: str | None = None
+    canary: str | None = None
+    canary_release: str | None = None
+    canary_share: float = 0.0
+    """The share of episodes that the canary plays."""
+    trust: tuple[str, ...] = ()
+    """Public keys of the deployment, as texts; pinned by whoever meets it for the first time."""
+
+
 class Link(Protocol):
-    """The way from a client to the platform; never goes back a version."""
+    """The way from a client to the platform; never goes back a version. LinkFailed: try the whole call again later."""
+
+    @property
+    def keep_share(self) -> float:
+        """The probability with which the next episode should be recorded, by the last answer; 1 until one came."""
+        ...
 
     def register(self, spec: GameSpec) -> None:
         """Tell the platform what this game's rows look like; the same spec twice is fine."""
         ...
 
-    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
-        """Hand over at most 64 frames; one answer for each."""
+    def send(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+    ) -> Sequence[Ack]:
+        """Hand over at most 64 frames; one answer for each. `skipped_steps` were played and not recorded."""
         ...
 
-    def close(self) -> None: ...
+    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+        """Who plays, once that is newer than number `after`; None when nothing came within `wait_s`."""
+        ...
+
+    def policy(self, model_no: int) -> bytes:
+        """A model's policy as bytes, not checked."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; whoever waits in another call is woken."""
+        ...
 
 
 class Specs(Protocol):

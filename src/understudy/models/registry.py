@@ -3,6 +3,7 @@
     blobs/SHA256.safetensors        policies, written and read back before anything names them
     registry/GAME/NNNNNNNNNN.json   the game's journal: takeover, release and point entries, each signed
     games/GAME/SCHEMA.json          game specs
+    trust/KEYID.txt                 public keys of those who signed models
 
 A model exists when its entry does, so nobody ever sees half of one. A learner that was paused while another took over
 finds the next number taken, reads on, and learns that its epoch is over.
@@ -23,6 +24,7 @@ from understudy.core.ports import Objects
 from understudy.core.signed import Signer, Trusted
 from understudy.models.catalogue import ALIASES, MAX_WHY, Catalogue
 from understudy.models.shared import Entry, Shared
+from understudy.models.trust import write_trust
 
 
 class Registry:
@@ -90,6 +92,8 @@ class Registry:
         game, raw = policy.game.game, policy.encode()
         if len(raw) > MAX_POLICY_BYTES:
             raise ConfigError(f"a policy of {len(raw)} bytes; at most {MAX_POLICY_BYTES} can be released")
+        if self._signer is not None:
+            write_trust(self._objects, self._signer)
         self._store_blob(raw)
         manifest = make_manifest(policy, raw, model_no=1, lineage=lineage)
 

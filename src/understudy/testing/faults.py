@@ -16,6 +16,7 @@ from understudy.core.log import sync_data
 from understudy.core.names import PlayerName
 from understudy.core.ports import (
     Ack,
+    Casting,
     Claim,
     Cursor,
     ExperienceStore,
@@ -112,15 +113,30 @@ class FaultyLink:
     def register(self, spec: GameSpec) -> None:
         self._inner.register(spec)
 
-    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> Sequence[Ack]:
+    @property
+    def keep_share(self) -> float:
+        return self._inner.keep_share
+
+    def send(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+    ) -> Sequence[Ack]:
         taken = self._dice.taken(len(frames))
         arriving = self._dice.arrivals([frame for frame, ok in zip(frames, taken, strict=True) if ok])
         answers: dict[tuple[uuid.UUID, int], Ack] = {}
-        for frame, ack in zip(arriving, self._inner.send(arriving, players) if arriving else (), strict=True):
+        sent = self._inner.send(arriving, players, skipped_steps=skipped_steps) if arriving or skipped_steps else ()
+        for frame, ack in zip(arriving, sent, strict=True):
             answers[frame.session, frame.chunk_no] = ack
         if self._dice(self._faults.lose_answer):
             raise self._error()
         return [answers.get((frame.session, frame.chunk_no), Ack(False, retry_after_s=0.001)) for frame in frames]
+
+    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+        if self._dice(self._faults.lose_answer):
+            raise self._error()
+        return self._inner.bot(after, wait_s=wait_s)
+
+    def policy(self, model_no: int) -> bytes:
+        return self._inner.policy(model_no)
 
     def close(self) -> None:
         self._inner.close()

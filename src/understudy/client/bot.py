@@ -1,0 +1,293 @@
+"""Bots in the game: the last good ones from the disk at once, newer ones as they come, each checked before it plays.
+
+    link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden ─► disk ─► on stage
+
+Nothing here ever makes a game wait: a decision reads one attribute, and a thread that begins with the first decision
+does the rest.
+"""
+
+import contextlib
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from understudy.client.backoff import Backoff
+from understudy.client.bot_cache import BotCache, Kept
+from understudy.core.clock import Clock
+from understudy.core.errors import (
+    ConfigError,
+    Corrupt,
+    LinkFailed,
+    Refused,
+    StorageFailed,
+    StorageFull,
+    UnderstudyError,
+)
+from understudy.core.game import GameSpec
+from understudy.core.manifest import Manifest, manifest_from_json, open_policy
+from understudy.core.policy import Policy
+from understudy.core.ports import Casting, Link
+from understudy.core.signed import Trusted, open_signed, trusted_keys
+
+_POLL_S = 25.0
+"""How long one question waits for news."""
+_PUMP_EVERY_S = 1.0
+_RETRY_FIRST_S, _RETRY_CAP_S = 0.5, 30.0
+_AGAIN_FIRST_S, _AGAIN_CAP_S = 15.0, 600.0
+"""A refused bot is looked at again after this, in case it was damaged on its way; doubled up to the second."""
+_MAX_CANARY = 0.5
+_BAD = (Refused, Corrupt, ConfigError, KeyError, TypeError, ValueError, AttributeError)
+"""What checking strange documents may raise."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bot:
+    """A model that passed every check."""
+
+    manifest: Manifest
+    policy: Policy
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Who plays new episodes; replaced as a whole."""
+
+    champion: Bot | None = None
+    canary: Bot | None = None
+    canary_share: float = 0.0
+
+
+class Bots:
+    """The bots of one connected game; any thread may ask."""
+
+    def __init__(
+        self, link: Link, spec: GameSpec, folder: Path, *, clock: Clock, rng: random.Random, trust: Sequence[str],
+        has_thread: bool,
+    ) -> None:  # fmt: skip
+        self._link, self._spec, self._clock, self.rng = link, spec, clock, rng
+        self._cache, self._trust, self._has_thread = BotCache(folder), tuple(trust), has_thread
+        self._backoff = Backoff(clock, rng, first_s=_RETRY_FIRST_S, cap_s=_RETRY_CAP_S)
+        self._lock = threading.Lock()
+        self._stage: Stage | None = None
+        self._kept = Kept()
+        self._after = self._good_number = 0
+        self._again_at_s: float | None = None
+        self._again_s = _AGAIN_FIRST_S
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._has_registered = False
+        self._pump_at_s = clock.monotonic()
+        self.refused_bots = 0
+        self._refusal = self._link_error = ""
+
+    @property
+    def spec(self) -> GameSpec:
+        return self._spec
+
+    @property
+    def name(self) -> str:
+        """The champion's; empty while there is none, or before anybody asked for one."""
+        stage = self._stage
+        return stage.champion.name if stage is not None and stage.champion is not None else ""
+
+    @property
+    def last_error(self) -> str:
+        return self._refusal or self._link_error
+
+    def cast(self) -> Bot | None:
+        """Who plays the episode that asks: the canary with its share, else the champion; None while there is none."""
+        stage = self._stage
+        if stage is None:
+            stage = self._begin()
+        if stage.canary is not None and self.rng.random() < stage.canary_share:
+            return stage.canary
+        return stage.champion
+
+    def _begin(self) -> Stage:
+        with self._lock:
+            if self._stage is None:
+                self._stage = self._load()
+                if self._has_thread and not self._stop.is_set():
+                    name = f"understudy-bots-{self._spec.game}"
+                    self._thread = threading.Thread(target=self.run, args=(self._stop,), name=name, daemon=True)
+                    self._thread.start()
+            return self._stage
+
+    def _load(self) -> Stage:
+        """The last good bots. Their signatures were checked when they were kept; what may have rotted is checked."""
+        try:
+            self._kept = kept = self._cache.read()
+            if kept.casting is None:
+                return Stage()
+            known = trusted_keys(*(self._trust or self._cache.pinned()))
+            champion, canary = (self._restored(kept, alias, known) for alias in ("champion", "canary"))
+            self._after = self._good_number = kept.casting.number
+            return Stage(champion, canary, min(kept.casting.canary_share, _MAX_CANARY))
+        except (*_BAD, OSError) as error:
+            self._refuse(error)
+            return Stage()
+
+    def _restored(self, kept: Kept, alias: str, known: Trusted) -> Bot | None:
+        signed = kept.release(alias)
+        if signed is None:
+            return None
+        if signed["key_id"] not in known:
+            raise Refused(
+                "unknown_key", f"the bot on this disk was signed by {signed['key_id']}, who is not trusted now"
+            )
+        manifest = self._fitting(manifest_from_json(signed["entry"]["manifest"]))
+        return Bot(manifest, open_policy(manifest, self._cache.policy(manifest.policy_sha256)))
+
+    # --- News -------------------------------------------------------------------------------------------------------
+
+    def step(self, wait_s: float = _POLL_S) -> float:
+        """Ask once for news, and take them when they are good; how many seconds may pass before the next question."""
+        now_s = self._clock.monotonic()
+        if self._again_at_s is not None:
+            if now_s >= self._again_at_s:
+                self._after, self._again_at_s = self._good_number, None
+            else:
+                wait_s = min(wait_s, self._again_at_s - now_s)
+        try:
+            news = self._link.bot(self._after, wait_s=wait_s)
+            self._link_error = ""
+            if news is not None:
+                self._take(news)
+            self._backoff.succeeded()
+            return 0.0
+        except LinkFailed as failed:
+            if failed.code == "not_registered" and not self._has_registered:
+                return self._register()
+            self._link_error = str(failed)
+            self._backoff.failed(wholly=True, retry_after_s=failed.retry_after_s)
+        except Exception as error:
+            self._link_error = repr(error)[:300]
+            self._backoff.failed(wholly=True, retry_after_s=0.0)
+        return max(0.0, self._backoff.left_s)
+
+    def _register(self) -> float:
+        # A bot may be asked for before the first step is sent.
+        self._has_registered = True
+        with contextlib.suppress(LinkFailed):
+            self._link.register(self._spec)
+        return 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Repeat `step` until told to stop."""
+        while not stop.is_set():
+            wait_s = self.step()
+            if wait_s > 0:
+                self._clock.wait(stop, wait_s)
+
+    def pump(self) -> float:
+        """For games without threads: look for news, if any decision was asked for and it is time."""
+        if self._stage is None or self._has_thread or self._stop.is_set():
+            return float("inf")
+        left_s = self._pump_at_s - self._clock.monotonic()
+        if left_s <= 0:
+            left_s = max(_PUMP_EVERY_S, self.step(0.0))
+            self._pump_at_s = self._clock.monotonic() + left_s
+        return left_s
+
+    def _take(self, news: Casting) -> None:
+        try:
+            trusted = trusted_keys(*(self._trust or self._cache.pinned(news.trust)))
+            champion = self._opened(news, "champion", trusted)
+        except _BAD as error:
+            # The last good ones stay; a newer entry is waited for, and this one looked at again later.
+            self._refuse(error)
+            self._after, self._again_at_s = news.number, self._clock.monotonic() + self._again_s
+            self._again_s = min(2 * self._again_s, _AGAIN_CAP_S)
+            return self._keep(self._kept.casting)
+        self._refusal, self._again_at_s, self._again_s = "", None, _AGAIN_FIRST_S
+        canary = None
+        try:
+            canary = self._opened(news, "canary", trusted)
+        except _BAD as error:
+            # The champion plays on; a canary that cannot be checked plays nowhere.
+            self._refuse(error)
+        self._stage = Stage(champion, canary, min(news.canary_share, _MAX_CANARY))
+        self._after = self._good_number = news.number
+        return self._keep(news if canary else replace(news, canary_release=None))
+
+    def _opened(self, news: Casting, alias: str, trusted: Trusted) -> Bot | None:
+        point = self._entry(getattr(news, alias), "point", trusted)
+        if point is None:
+            if alias == "champion" and self._kept.seen[alias]:
+                raise Refused("old_bot", "the platform knows of no champion, yet there was one; is it the same one?")
+            return None
+        number, model_no = point["number"], point["model_no"]
+        if point["alias"] != alias or type(number) is not int or type(model_no) is not int:
+            raise Refused("bad_entry", f"the pointer of {alias} is one of {str(point['alias'])[:20]!r}")
+        if number < self._kept.seen[alias]:
+            raise Refused("old_bot", f"entry {number} is older than {self._kept.seen[alias]}, which was seen before")
+        self._kept.seen[alias] = number
+        if model_no == 0:
+            return None
+        release = self._entry(getattr(news, f"{alias}_release"), "release", trusted)
+        if release is None:
+            raise Refused("bad_entry", f"model {model_no} came without its release")
+        manifest = self._fitting(manifest_from_json(release["manifest"]))
+        if manifest.model_no != model_no:
+            raise Refused("bad_entry", f"{alias} means model {model_no}, the release is of {manifest.name}")
+        for bot in self._on_stage():
+            if bot.manifest == manifest:
+                return bot
+        raw = self._link.policy(model_no)
+        bot = Bot(manifest, open_policy(manifest, raw))
+        with contextlib.suppress(StorageFull, StorageFailed, OSError):
+            self._cache.keep_policy(manifest.policy_sha256, raw)
+        return bot
+
+    def _entry(self, text: str | None, kind: str, trusted: Trusted) -> dict[str, Any] | None:
+        if text is None:
+            return None
+        entry = open_signed(text.encode(), trusted)
+        if (entry.get("kind"), entry.get("journal")) != (kind, f"registry/{self._spec.game}"):
+            raise Refused(
+                "bad_entry", f"a {str(entry.get('kind'))[:20]} of {str(entry.get('journal'))[:80]} came instead"
+            )
+        return entry
+
+    def _fitting(self, manifest: Manifest) -> Manifest:
+        if (manifest.game, manifest.schema) != (self._spec.game, self._spec.schema):
+            raise Refused("wrong_schema", f"{manifest.name} learned another version of {self._spec.game} than this one")
+        return manifest
+
+    def _on_stage(self) -> list[Bot]:
+        stage = self._stage or Stage()
+        return [bot for bot in (stage.champion, stage.canary) if bot is not None]
+
+    def _refuse(self, error: Exception) -> None:
+        self.refused_bots += 1
+        self._refusal = str(error)[:300] if isinstance(error, UnderstudyError) else repr(error)[:300]
+
+    def _keep(self, casting: Casting | None) -> None:
+        self._kept = Kept(casting, self._kept.seen)
+        try:
+            self._cache.write(self._kept, [bot.manifest.policy_sha256 for bot in self._on_stage()])
+        except (StorageFull, StorageFailed, OSError) as error:
+            # They play all the same; only the next start has to fetch them again.
+            self._link_error = f"cannot be kept for the next start: {error}"[:300]
+
+    # --- Ends -------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Take no more news; whoever waits is woken when the link is closed."""
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is the parent's; the bots that are here play on."""
+        self._lock, self._thread, self._stop = threading.Lock(), None, threading.Event()
+        self._stop.set()

@@ -1,0 +1,75 @@
+"""Where a game records to: a data folder or an address with a key, and what a client keeps beside its spool."""
+
+import hashlib
+import os
+import secrets
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from understudy.core.door import create_once
+from understudy.core.errors import ConfigError
+from understudy.core.names import PlayerName, player_name
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A platform that is reached by HTTP."""
+
+    url: str
+    key: str = field(repr=False)
+
+
+def place_of(data: str | os.PathLike[str] | None, url: str | None, key: str | None) -> Path | Address:
+    """The folder or address that was named, by arguments first and by the environment then."""
+    if data is not None and url is not None:
+        raise ConfigError(f"connect was given both data={str(data)!r} and url={url!r}; give the one to record to")
+    if data is None and (url := url or os.environ.get("UNDERSTUDY_URL")):
+        if not (key := key or os.environ.get("UNDERSTUDY_KEY")):
+            raise ConfigError(f"{url} needs a key; give key=, or set UNDERSTUDY_KEY as `understudy up` prints it")
+        return Address(url, key)
+    if key is not None:
+        raise ConfigError("connect was given a key and no url; give url= too, or set UNDERSTUDY_URL")
+    return _data_folder(data)
+
+
+def _data_folder(data: str | os.PathLike[str] | None) -> Path:
+    given = data if data is not None else os.environ.get("UNDERSTUDY_DATA")
+    if not given:
+        raise ConfigError(
+            "connect was told no place to record to; give url= and key= (or set UNDERSTUDY_URL and UNDERSTUDY_KEY), "
+            "data='DIR' (or set UNDERSTUDY_DATA), or link=... of your own"
+        )
+    try:
+        folder = Path(given).resolve()
+        is_taken = folder.exists() and not folder.is_dir()
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"data={str(given)[:80]!r} is no folder: {error}; give a path such as 'D'") from None
+    if is_taken:
+        raise ConfigError(f"data={str(given)!r} is a file; give a folder")
+    return folder
+
+
+def spool_tag(address: str, game: str, key: str = "") -> str:
+    """The folder name that sessions of the same address, game and key share."""
+    return hashlib.sha256("\0".join((address, game, key)).encode()).hexdigest()[:16]
+
+
+def user_folder() -> Path:
+    """Where this user's programs keep such things."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "understudy"
+
+
+def own_player(folder: Path) -> PlayerName:
+    """A random player's name, made once and kept beside the spool."""
+    path = folder / "player"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        create_once(path, f"p-{secrets.token_hex(8)}".encode())
+    return player_name(path.read_text().strip())
