@@ -12,6 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 _MAX_HEAD_BYTES = 64 * 1024
+_GOODBYE_S = 1.0
 _TOO_LONG = b'{"error":{"code":"too_large","detail":"the head of the request is too long","retry_after_s":null}}'
 
 
@@ -29,7 +30,7 @@ class PatientConnection(HttpToolsProtocol):
         self._deadline_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
-        self._is_in_head = self._is_arriving = False
+        self._is_in_head = self._is_arriving = self._is_last = False
         self._head_bytes = 0
 
     # --- Time -------------------------------------------------------------------------------------------------------
@@ -90,6 +91,23 @@ class PatientConnection(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         super().timeout_keep_alive_handler()
+
+    def shutdown(self) -> None:
+        """The server stops: end at once when nothing is under way, else after the answer."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self._end_soon()
+        else:
+            self._is_last = True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_last:
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        # close() alone waits for the other side: for its goodbye under TLS, or for it to read.
+        self.loop.call_later(0.0 if not self.transport.get_write_buffer_size() else _GOODBYE_S, self.transport.abort)
 
     # --- What the parser says ---------------------------------------------------------------------------------------
 

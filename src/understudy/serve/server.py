@@ -1,5 +1,6 @@
 """A gateway on a socket: TLS or loopback, bounded connections, a stop that answers whoever is being served."""
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -110,6 +111,9 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.drain()
         await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
 
 
 def _bound(listen: Listen) -> socket.socket:

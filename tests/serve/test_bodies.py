@@ -1,0 +1,159 @@
+"""Bodies are bounded as they stream: by size, by time, packed and unpacked, and all together."""
+
+import asyncio
+import gzip
+import http.client
+import json
+import resource
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.gateways import Running, as_columns, frames_of, played, running
+from understudy.core.errors import Refused
+from understudy.core.names import player_name
+from understudy.core.parcel import MAX_PARCEL_BYTES, encode_parcel
+from understudy.serve.bodies import Room, read_body
+from understudy.serve.house import GatewayConfig
+from understudy.serve.routes import ROUTES
+
+PACKED = {"Content-Encoding": "gzip"}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("bodies"), GatewayConfig(body_timeout_s=1.0)) as found:
+        found.register()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def key(gateway: Running) -> str:
+    return gateway.key("admin")
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_packed_bodies_are_unpacked(gateway: Running, key: str):
+    frames = frames_of(played(n_chunks=6, max_steps=200))
+    body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+    for pack, name in ((gzip.compress, "gzip"), (zlib.compress, "deflate"), (bytes, "identity"), (bytes, "IDENTITY")):
+        headers = {"Content-Encoding": name}
+        reply = gateway.ask("POST", "/v1/games/cart/frames", key, pack(body), headers=headers)
+        assert [ack["accepted"] for ack in reply.json["acks"]] == [True] * 6
+    columns = json.dumps(as_columns(played(n_chunks=1, max_steps=400)[0])).encode()
+    reply = gateway.ask("POST", "/v1/games/cart/columns", key, gzip.compress(columns), headers=PACKED)
+    assert reply.json["acks"][0]["accepted"]
+
+
+def test_what_cannot_be_unpacked_is_refused(gateway: Running, key: str):
+    whole = gzip.compress(b"x" * 10_000)
+    wrong = [whole[:-1], whole[: len(whole) // 2], whole + b"x", whole + whole, b"", b"x", b"\x1f\x8b", whole[1:]]
+    for body in wrong:
+        reply = gateway.ask("POST", "/v1/games/cart/frames", key, body, headers=PACKED)
+        assert (reply.status, reply.code) == (415, "bad_encoding")
+    for name in ("br", "zstd", "gzip, gzip", "", "x" * 5000):
+        reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"x", headers={"Content-Encoding": name})
+        assert (reply.status, reply.code) == (415, "bad_encoding")
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_bodies_beyond_the_limit_are_refused_at_once(gateway: Running, key: str, route: Any):
+    """By what was announced, before a byte of it came."""
+    path = route.path.replace("{game}", "cart").replace("{model_no:int}", "1").replace("{schema}", "0" * 64)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    began_s = time.monotonic()
+    connection.putrequest(route.method, path)
+    connection.putheader("Authorization", f"Bearer {key}")
+    connection.putheader("Content-Length", str(route.max_bytes + 1))
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    assert time.monotonic() - began_s < 1
+    connection.close()
+
+
+def test_chunked_bodies_are_counted_while_they_come(gateway: Running, key: str):
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    connection.putrequest("POST", "/v1/games/cart/act")
+    connection.putheader("Authorization", f"Bearer {key}")
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+    part = b"2710\r\n" + b"x" * 10_000 + b"\r\n"
+    for _ in range(110):  # 1.1 MB of at most 1 MiB
+        connection.send(part)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_bombs_are_not_unpacked(gateway: Running, key: str):
+    bomb = gzip.compress(bytes(400_000_000), 9)
+    double = gzip.compress(bomb, 9)
+    before = peak_bytes()
+    for at in range(50):
+        path = ("frames", "columns", "act", "close")[at % 4]
+        began_s = time.monotonic()
+        reply = gateway.ask("POST", f"/v1/games/cart/{path}", key, bomb, headers=PACKED)
+        assert reply.status == 413
+        assert time.monotonic() - began_s < 1
+    assert gateway.ask("POST", "/v1/games/cart/frames", key, double, headers=PACKED).status == 400
+    assert peak_bytes() - before < 128 * 1024 * 1024, "once a whole parcel's room, and what a test needs"
+
+
+def test_a_body_that_drips_is_cut_off(gateway: Running, key: str):
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    began_s = time.monotonic()
+    connection.putrequest("POST", "/v1/games/cart/frames")
+    connection.putheader("Authorization", f"Bearer {key}")
+    connection.putheader("Content-Length", "1000")
+    connection.endheaders()
+    connection.send(b"UNPA")
+    reply = connection.getresponse()
+    assert (reply.status, json.loads(reply.read())["error"]["code"]) == (408, "too_slow")
+    assert 0.9 < time.monotonic() - began_s < 5
+    connection.close()
+
+
+def test_bodies_of_all_requests_together_have_their_room(tmp_path: Path):
+    with running(tmp_path, GatewayConfig(max_bodies_bytes=300_000)) as gateway:
+        gateway.register()
+        key = gateway.key("play")
+        reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"x" * 301_000)
+        assert (reply.status, reply.code) == (503, "busy")
+        assert reply.headers["retry-after"] == "1"
+        for _ in range(5):  # given back each time
+            reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"x" * 299_000)
+            assert (reply.status, reply.code) == (400, "bad_parcel")
+        packed = gzip.compress(b"x" * 299_900)
+        reply = gateway.ask("POST", "/v1/games/cart/frames", key, packed, headers=PACKED)
+        assert reply.code == "busy", "packed and unpacked lie in memory together"
+
+
+def test_room_is_given_back_whatever_happens():
+    room = Room(100)
+
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def parts() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * 40, "more_body": True}
+
+    async def try_it() -> None:
+        for receive, reason in ((gone, "gone"), (parts, "busy")):
+            with pytest.raises(Refused) as refused, room.hold() as held:
+                await read_body(receive, {}, max_bytes=1000, timeout_s=1, held=held)
+            assert refused.value.reason == reason
+            assert room.left_bytes == 100
+
+    asyncio.run(try_it())
+
+
+def test_the_largest_parcel_passes(gateway: Running, key: str):
+    reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"UNPA" + bytes(MAX_PARCEL_BYTES - 4))
+    assert reply.code != "too_large"
+    assert reply.status == 400

@@ -1,0 +1,169 @@
+"""Clients that are slow on purpose: each stage of a request has its time, and honest ones go on meanwhile."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serve.gateways import Running, running
+from understudy.core.game import game_spec
+from understudy.serve.house import GatewayConfig
+from understudy.serve.server import Listen
+
+HEAD_S, BODY_S, READ_S, IDLE_S = 0.5, 1.5, 0.7, 1
+OK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    listen = Listen(head_timeout_s=HEAD_S, body_timeout_s=BODY_S, read_timeout_s=READ_S, idle_timeout_s=IDLE_S)
+    with running(tmp_path_factory.mktemp("slow"), GatewayConfig(body_timeout_s=0.4), listen) as found:
+        found.register()
+        yield found
+
+
+def connect(gateway: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.server.port), 10)
+
+
+def until_closed(connection: socket.socket) -> tuple[bytes, float]:
+    """What still came, and after how many seconds the other side ended it."""
+    began_s, received = time.monotonic(), b""
+    try:
+        while part := connection.recv(1 << 20):
+            received += part
+    except ConnectionError:
+        pass
+    connection.close()
+    return received, time.monotonic() - began_s
+
+
+def answer(connection: socket.socket) -> bytes:
+    received = b""
+    while b"}" not in received:
+        part = connection.recv(65536)
+        assert part
+        received += part
+    return received
+
+
+def drip(connection: socket.socket, parts: list[bytes]) -> float:
+    """Send parts slowly; after how many seconds the other side had enough."""
+    began_s = time.monotonic()
+    with connection, contextlib.suppress(ConnectionError):
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(0.02)
+        raise AssertionError("all of it was taken")
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("begun", [b"", b"G", b"GET / HTTP/1.1\r\nHost: loc", OK[:-2], b"\r\n\r\n"])
+def test_a_head_that_does_not_come_is_not_waited_for(gateway: Running, begun: bytes):
+    connection = connect(gateway)
+    connection.sendall(begun)
+    received, after_s = until_closed(connection)
+    assert received == b""
+    assert HEAD_S * 0.8 < after_s < HEAD_S + 1
+
+
+def test_a_head_that_drips_gets_no_more_time(gateway: Running):
+    connection = connect(gateway)
+    assert drip(connection, [b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: ", *[b"x"] * 500]) < HEAD_S + 1
+
+
+def test_the_second_head_of_a_connection_has_its_time_too(gateway: Running):
+    connection = connect(gateway)
+    for _ in range(3):
+        connection.sendall(OK)
+        assert b"200 OK" in answer(connection)
+        time.sleep(HEAD_S * 0.6)
+    connection.sendall(OK[:10])
+    _, after_s = until_closed(connection)
+    assert after_s < HEAD_S + 0.5
+
+
+@pytest.mark.parametrize("noise", [b"", b"\r\n", b"\r\n\r\n"])
+def test_an_idle_connection_ends(gateway: Running, noise: bytes):
+    connection = connect(gateway)
+    connection.sendall(OK)
+    assert b"200 OK" in answer(connection)
+    connection.sendall(noise)
+    received, after_s = until_closed(connection)
+    assert received == b""
+    assert IDLE_S * 0.8 < after_s < IDLE_S + 1
+
+
+def test_a_body_that_was_refused_has_its_time_and_then_the_connection_serves_on(gateway: Running):
+    connection = connect(gateway)
+    connection.sendall(b"POST /v1/games/cart/frames HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n")
+    assert b"401 Unauthorized" in answer(connection)
+    connection.sendall(b"x" * 100)
+    connection.sendall(OK)
+    assert b"200 OK" in answer(connection)
+    connection.close()
+    connection = connect(gateway)
+    connection.sendall(b"POST /v1/games/cart/frames HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert b"401 Unauthorized" in answer(connection)
+    assert drip(connection, [b"1\r\nx\r\n"] * 500) < BODY_S + 1
+
+
+def test_a_head_without_end_is_cut_off(gateway: Running):
+    for piece in (b"X-%d: " + b"y" * 100 + b"\r\n", b"z" * 100):
+        connection = connect(gateway)
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ")
+        sent = 0
+        try:
+            while sent < 4_000_000:
+                connection.sendall(piece.replace(b"%d", str(sent).encode()) * 100)
+                sent += len(piece) * 100
+        except ConnectionError:
+            pass
+        assert sent < 4_000_000
+        connection.close()
+    assert gateway.ask("GET", "/healthz").status == 200
+
+
+def test_an_answer_that_nobody_reads_is_let_go(gateway: Running):
+    """A policy of some megabytes to a client that never reads: the connection ends, and its memory with it."""
+    spec = gateway.register(game_spec("large", obs=60_000, actions=2))
+    gateway.release(spec)
+    key = gateway.key("play")
+    request = (
+        f"GET /v1/games/large/models/1/policy HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n"
+    ).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(10)
+    connection.connect(("127.0.0.1", gateway.server.port))
+    connection.sendall(request * 8)
+    time.sleep(READ_S + 1.0)
+    received, after_s = until_closed(connection)
+    assert len(received) < 8 * 1_900_000
+    assert after_s < 5
+    reply = gateway.ask("GET", "/v1/games/large/models/1/policy", key)
+    assert len(reply.raw) > 1_900_000, "whoever reads gets all of it"
+
+
+def test_three_hundred_slow_clients_hold_up_nobody(gateway: Running):
+    slow = [connect(gateway) for _ in range(300)]
+    for connection in slow:
+        connection.sendall(OK[:-5])
+    times = []
+    for _ in range(40):
+        began_s = time.monotonic()
+        assert gateway.ask("GET", "/healthz").status == 200
+        times.append(time.monotonic() - began_s)
+    assert sorted(times)[20] < 0.05
+    for connection in slow:
+        assert until_closed(connection)[1] < HEAD_S + 2
+
+
+def test_requests_that_come_together_are_answered_in_order(gateway: Running):
+    connection = connect(gateway)
+    connection.sendall(OK * 50 + b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    received, _ = until_closed(connection)
+    assert received.count(b"200 OK") == 50
+    assert received.rindex(b"200 OK") < received.index(b"401 Unauthorized")

@@ -1,0 +1,235 @@
+"""A gateway starts only where keys are safe, says where it listens, and stops without losing what it acked."""
+
+import datetime
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+from tests.serve.gateways import as_columns, frames_of, played, running
+from understudy.core.errors import ConfigError
+from understudy.serve.gateway import Gateway
+from understudy.serve.house import GatewayConfig
+from understudy.serve.server import Listen, Server, is_loopback
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed one for localhost."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    paths = folder / "tls.crt", folder / "tls.key"
+    paths[0].write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return paths
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": "0.0.0.0"}, {"host": "192.168.1.2"}, {"host": "::"}, {"host": "play.example"}, {"port": -1},
+        {"port": 70_000}, {"certificate": Path("x")}, {"certificate_key": Path("x")}, {"head_timeout_s": 0},
+        {"max_connections": 0},
+    ],
+)  # fmt: skip
+def test_listening_where_keys_would_be_seen_is_refused(wrong: dict[str, Any]):
+    with pytest.raises(ConfigError):
+        Listen(**wrong)
+
+
+def test_plain_http_off_loopback_must_be_said():
+    assert Listen(host="0.0.0.0", insecure=True).insecure
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "localhost.evil.example", "::", ""))
+
+
+def test_a_port_that_is_taken_or_a_certificate_that_is_none_says_so(tmp_path: Path):
+    with running(tmp_path) as gateway, pytest.raises(ConfigError, match="give another port"):
+        Server(Gateway(lambda: None), Listen(port=gateway.server.port))  # type: ignore[arg-type, return-value]
+    (tmp_path / "x").write_text("no certificate")
+    for path in (tmp_path / "x", tmp_path / "missing"):
+        with pytest.raises(ConfigError, match="no certificate"):
+            Server(Gateway(lambda: None), Listen(certificate=path, certificate_key=path))  # type: ignore[arg-type, return-value]
+
+
+def test_a_gateway_that_cannot_start_says_so_and_leaves_nothing_open():
+    def broken() -> Any:
+        raise RuntimeError("no disk")
+
+    server = Server(Gateway(broken), Listen())
+    with pytest.raises(ConfigError, match="could not start"):
+        server.run()
+
+
+def test_tls_is_served_and_checked(tmp_path: Path):
+    crt, key_file = certificate(tmp_path)
+    listen = Listen(host="127.0.0.1", certificate=crt, certificate_key=key_file)
+    with running(tmp_path, listen=listen) as gateway:
+        assert gateway.url.startswith("https://127.0.0.1:")
+        address = f"https://localhost:{gateway.server.port}/healthz"
+        trusting = urllib3.PoolManager(ca_certs=str(crt), retries=False)
+        assert trusting.request("GET", address).json() == {"status": "ok"}
+        with pytest.raises(urllib3.exceptions.SSLError):
+            urllib3.PoolManager(retries=False, ssl_context=ssl.create_default_context()).request("GET", address)
+        with pytest.raises(urllib3.exceptions.HTTPError):
+            urllib3.PoolManager(retries=False).request("GET", f"http://localhost:{gateway.server.port}/healthz")
+
+
+def test_ipv6_works_where_there_is_one(tmp_path: Path):
+    try:
+        with running(tmp_path, listen=Listen(host="::1")) as gateway:
+            assert gateway.url.startswith("http://[::1]:")
+            assert gateway.ask("GET", "/healthz").status == 200
+    except ConfigError:
+        pytest.skip("this machine has no IPv6")
+
+
+def test_stopping_answers_whoever_is_being_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A send whose append is under way gets its ack, a long poll its 204, and then everything is closed."""
+    with running(tmp_path) as gateway:
+        gateway.register()
+        key, frames = gateway.key("play"), frames_of(played(n_chunks=4))
+        entered, go_on, real = threading.Event(), threading.Event(), gateway.stream.append
+
+        def slow(given: Any) -> Any:
+            entered.set()
+            assert go_on.wait(10)
+            return real(given)
+
+        monkeypatch.setattr(gateway.stream, "append", slow)
+        with ThreadPoolExecutor(3) as pool:
+            sending = [pool.submit(gateway.send, key, frames[at * 2 : at * 2 + 2]) for at in range(2)]
+            polling = pool.submit(gateway.ask, "GET", "/v1/games/cart/bot?after=5&wait_s=30", key)
+            assert entered.wait(10)
+            time.sleep(0.2)
+            began_s = time.monotonic()
+            gateway.server.stop()
+            assert polling.result(5).status == 204
+            assert time.monotonic() - began_s < 2
+            assert not any(one.done() for one in sending)
+            go_on.set()
+            for one in sending:
+                assert [ack["accepted"] for ack in one.result(10).json["acks"]] == [True, True]
+        gateway.thread.join(10)
+        assert not gateway.thread.is_alive()
+        assert {frame.body for frame in gateway.streamed()} == {frame.body for frame in frames}
+        with pytest.raises(urllib3.exceptions.HTTPError):
+            gateway.ask("GET", "/healthz")
+        gateway.server.stop()
+
+
+def test_what_was_acked_before_a_stop_is_there_for_the_next_gateway(tmp_path: Path):
+    acked: list[bytes] = []
+    for turn in range(3):
+        with running(tmp_path) as gateway:
+            gateway.register()
+            key = gateway.key("play")
+            stop = threading.Event()
+
+            def send(seed: int, gateway: Any = gateway, key: str = key, stop: Any = stop) -> None:
+                while not stop.is_set():
+                    frames = frames_of(played(n_chunks=2, seed=seed))
+                    try:
+                        reply = gateway.send(key, frames)
+                    except urllib3.exceptions.HTTPError:
+                        return
+                    if reply.status == 200:
+                        acks = reply.json["acks"]
+                        acked.extend(f.body for f, ack in zip(frames, acks, strict=True) if ack["accepted"])
+
+            with ThreadPoolExecutor(4) as pool:
+                work = [pool.submit(send, turn * 10 + seed) for seed in range(4)]
+                time.sleep(0.4)
+                gateway.server.stop()
+                time.sleep(0.3)
+                stop.set()
+                for one in work:
+                    one.result()
+    with running(tmp_path) as gateway:
+        found = {frame.body for frame in gateway.streamed()}
+    assert len(acked) > 20
+    assert set(acked) <= found
+
+
+def test_two_gateways_on_one_store_obey_a_revocation_within_two_seconds(tmp_path: Path):
+    one_folder, other_folder = tmp_path / "one", tmp_path / "other"
+    models = tmp_path / "models"
+    for folder in (one_folder, other_folder):
+        folder.mkdir()
+        (folder / "models").symlink_to(models)
+    models.mkdir()
+    with running(one_folder) as one, running(other_folder) as other:
+        one.register()
+        key = one.key("play")
+        until_s = time.monotonic() + 2
+        while other.ask("GET", "/v1/games", key).status != 200:
+            assert time.monotonic() < until_s, "a new key is known everywhere"
+        columns = as_columns(played(n_chunks=1)[0])
+        assert other.ask("POST", "/v1/games/cart/columns", key, columns).status == 200, "and so is a game"
+        one.keys.revoke(key.split("_")[1])
+        at_s = time.monotonic()
+        assert one.ask("GET", "/v1/games", key).code == "revoked_key"
+        while other.ask("GET", "/v1/games", key).status == 200:
+            assert time.monotonic() - at_s < 2
+        assert other.ask("GET", "/v1/games", key).code == "revoked_key"
+
+
+def test_a_process_stops_by_signal_and_says_zero(tmp_path: Path):
+    """The caller owns the signals: `stop` in a handler is all it takes."""
+    code = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from tests.serve.gateways import *\n"
+        "objects = FolderObjects(Path(sys.argv[1]) / 'models')\n"
+        "keys = Keys(objects, trusted=TRUSTED, signer=SIGNER, clock=SystemClock())\n"
+        "registry = Registry(objects, trusted=TRUSTED)\n"
+        "def house():\n"
+        "    return House(config=GatewayConfig(), stream=FileStream(Path(sys.argv[1]) / 'stream'), registry=registry,\n"
+        "                 keys=keys, trusted=TRUSTED, deployment_key=bytes(32), clock=SystemClock())\n"
+        "server = Server(Gateway(house), Listen())\n"
+        "signal.signal(signal.SIGTERM, lambda *_: server.stop())\n"
+        "server.run(lambda: print(server.url, flush=True))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert urllib3.PoolManager().request("GET", f"{url}/readyz").status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"canary_share": 0.0}, {"canary_share": 0.6}, {"keys_every_s": 1.5}, {"follow_every_s": 0.0},
+        {"max_poll_s": float("nan")}, {"body_timeout_s": -1.0}, {"max_bodies_bytes": 0},
+    ],
+)  # fmt: skip
+def test_configs_that_make_no_sense_are_refused(wrong: dict[str, Any]):
+    with pytest.raises(ConfigError):
+        GatewayConfig(**wrong)
