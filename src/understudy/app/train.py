@@ -19,6 +19,7 @@ from understudy.app.evaluation import Judge, judge_of
 from understudy.app.extend import asked_more, extended, without
 from understudy.app.picture import draw_curve
 from understudy.app.presets import read_toml
+from understudy.app.reproduce import begun_with
 from understudy.app.runs import RunFolder, check_free, default_folder, is_empty
 from understudy.app.settings import Resolver, Settings
 from understudy.app.start import taken_from
@@ -29,7 +30,7 @@ from understudy.core.events import OnEvent, Started
 from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
 from understudy.core.policy import Policy
-from understudy.learn.compile_cache import drop_broken
+from understudy.learn.compile_cache import use_compile_cache
 
 if TYPE_CHECKING:
     from understudy.app.training import Training
@@ -79,6 +80,7 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) ->
     check_words(wanted)  # here, since what comes next imports much and takes its time
     if out is not None:
         check_free(out)
+    choice, wanted, start = begun_with(choice, wanted)
     seen, store = None, None
     if wanted.from_store is None:
         seen = look_at(choice)
@@ -91,7 +93,6 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, ears: _Ears) ->
     name = choice.name if choice.is_named else spec.game
     root = out or default_folder(Path("runs"), name, settings.algorithm)
     check_free(root)
-    start = None if wanted.init_from is None else RunFolder(wanted.init_from).policy()
     facts = {
         **choice.to_json(), "name": name, "algorithm": settings.algorithm, "seed": wanted.seed or 0,
         "until": None if until == math.inf else until, "starts": 0, "extensions": 0,
@@ -247,16 +248,3 @@ def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str)
 def versions() -> dict[str, str]:
     """What a run depends on for its bits."""
     return {name: metadata.version(name) for name in ("understudy", "numpy", "jax", "gymnasium")}
-
-
-def use_compile_cache() -> None:
-    """Keep compiled programs on the disk, so that the next run of the same shape starts at once."""
-    import jax
-
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "understudy" / "jax"
-    folder = os.environ.get("UNDERSTUDY_COMPILE_CACHE", str(default))
-    if folder and not getattr(jax.config, "jax_compilation_cache_dir", None):
-        drop_broken(Path(folder))
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
