@@ -9,6 +9,7 @@ from typing import Any
 from understudy.act.actor import Actor
 from understudy.app.choice import GameChoice, Seen
 from understudy.app.evaluation import Judge, judge_of
+from understudy.app.learner_config import learner_config
 from understudy.app.runs import RunFolder
 from understudy.app.settings import Settings
 from understudy.app.training import Training
@@ -21,20 +22,6 @@ from understudy.engines.from_store import FromStore
 from understudy.engines.history import History
 from understudy.engines.inline import Inline, InlineConfig
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.limiter import LimiterConfig
-from understudy.learn.replay import ReplayConfig
-
-
-def learner_config(settings: Settings) -> LearnerConfig:
-    part = settings.learner
-    limiter = LimiterConfig(
-        samples_per_insert=part.samples_per_insert, min_inserts=part.min_inserts,
-        slack=max(2_048, 2 * part.updates_per_call * getattr(settings.config, "batch", 1)),
-    )  # fmt: skip
-    replay = ReplayConfig(capacity=part.capacity, alpha=part.alpha)
-    return LearnerConfig(
-        updates_per_call=part.updates_per_call, limiter=limiter, replay=replay, max_lag_versions=part.max_lag_versions
-    )
 
 
 def build(

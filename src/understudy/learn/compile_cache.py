@@ -39,3 +39,16 @@ def _is_whole(entry: os.DirEntry[str], *, checked_s: float) -> bool:
         return raw.startswith(_ZSTD) or bool(zlib.decompress(raw))
     except zlib.error:
         return False
+
+
+def use_compile_cache() -> None:
+    """Keep compiled programs on the disk, so that the next run of the same shape starts at once."""
+    import jax
+
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "understudy" / "jax"
+    folder = os.environ.get("UNDERSTUDY_COMPILE_CACHE", str(default))
+    if folder and not getattr(jax.config, "jax_compilation_cache_dir", None):
+        drop_broken(Path(folder))
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
