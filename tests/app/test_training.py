@@ -13,7 +13,7 @@ from understudy.app.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING
 from understudy.app.runs import RunFolder
 from understudy.app.settings import RunPart
 from understudy.app.training import Training
-from understudy.core.events import Evaluation, Event, Guarded
+from understudy.core.events import CheckpointSaved, Evaluation, Event, Guarded
 from understudy.core.tensors import Array
 
 GOAL = 9.0
@@ -23,8 +23,8 @@ ONE_GOOD = np.array([500.0] + [math.nan] * 99)
 class Rounds:
     """An engine of ten rounds that learns nothing."""
 
-    def __init__(self) -> None:
-        self.steps = 0
+    def __init__(self, size: int = 1) -> None:
+        self.steps, self._size = 0, size
         self.learner: Any = SimpleNamespace(compile_s=0.0, counts=SimpleNamespace(updates=0))
         self.policy: Any = SimpleNamespace(encode=lambda: b"policy")
 
@@ -34,10 +34,10 @@ class Rounds:
 
     @property
     def is_done(self) -> bool:
-        return self.steps == 10
+        return self.steps == 10 * self._size
 
     def step(self) -> bool:
-        self.steps += 1
+        self.steps += self._size
         return True
 
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -69,6 +69,28 @@ def training(folder: Path, judge: Says, heard: list[Event] | None = None) -> Tra
     return Training(
         Rounds(), run, part, judge=judge, until=GOAL, on_event=None if heard is None else heard.append  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("interval", "saved"),
+    [
+        (300, [256 * n for n in range(1, 11)]),
+        (512, [256, 768, 1_280, 1_792, 2_304, 2_560]),
+        (700, [256, 768, 1_280, 1_792, 2_304, 2_560]),
+        (100, [256 * n for n in range(1, 11)]),
+    ],
+)
+def test_no_more_than_an_interval_is_repeated_whatever_the_size_of_a_round(
+    interval: int, saved: list[int], tmp_path: Path
+):
+    run, heard = RunFolder(tmp_path), list[Event]()
+    run.cut_curve(100)
+    part = RunPart(eval_every=10**6, checkpoint_every=interval)
+    judge: Any = Says({WHILE_TRAINING: every(1.0)})
+    Training(Rounds(256), run, part, judge=judge, until=None, on_event=heard.append).run()
+    at = [event.env_steps for event in heard if isinstance(event, CheckpointSaved)]
+    assert sorted(set(at)) == saved
+    assert max(np.diff(at)) <= max(interval, 256)
 
 
 def every(value: float) -> Array:
