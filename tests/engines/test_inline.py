@@ -22,6 +22,7 @@ from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.limiter import LimiterConfig
 from understudy.learn.replay import ReplayConfig
 from understudy.learn.sources import ReplaySource
+from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 
 GAME = game_spec("line", obs=3, actions=2)
@@ -122,6 +123,44 @@ def test_an_actor_that_fails_while_it_plays_ahead_ends_the_training_with_its_err
             one.step()
     assert actor.has_failed.is_set()
     assert actor.versions == [1]
+
+
+class Late(Playing):
+    """An actor whose weights are older than those it is given."""
+
+    def collect(self, policy: Policy, steps: int, *, round_no: int, explore: Any) -> Collected:
+        older = replace(policy, version=max(0, policy.version - 2))
+        return super().collect(older, steps, round_no=round_no, explore=explore)
+
+
+def test_the_lag_of_what_was_played_is_told(tmp_path: Path):
+    heard: list[Event] = []
+    with contextlib.closing(engine(tmp_path, Late(), heard=heard)) as one:
+        for _ in range(4):
+            assert one.step()
+        assert one.learner.counts.stale_chunks == 0
+    assert [event.lag_versions for event in heard if isinstance(event, Update)] == [1, 2, 2, 2]
+
+
+def test_a_resume_reads_only_what_the_replay_still_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with contextlib.closing(engine(tmp_path, Playing())) as one:
+        for _ in range(40):
+            assert one.step()
+        saved = one.checkpoint()
+        assert one._history is not None
+        one._history._store.freeze(wait=True)
+    read, tail = list[int](), LocalStore.tail
+
+    def counted(store: LocalStore, cursor: Any, **how: Any) -> Any:
+        page = tail(store, cursor, **how)
+        read.append(len(page.items))
+        return page
+
+    monkeypatch.setattr(LocalStore, "tail", counted)
+    with contextlib.closing(engine(tmp_path, Playing())) as other:
+        other.restore(*saved)
+        assert n_sampleable(other) == n_sampleable(one)
+    assert read == [512 // 32 + 1]  # of 40: those that are held, and the one that the oldest's lead-in repeats
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class FromStore:
 
     def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
         """Chunks by id; those of players who were forgotten meanwhile are gone for good."""
-        found = stored_chunks(self._view.tail, set(ids))
+        found = stored_chunks(self._view, set(ids))
         return iter([found[key] for key in ids if key in found])
 
     def go_back(self, arrays: Mapping[str, Array]) -> None:

@@ -1,6 +1,6 @@
 """A run's own store: what its actors played, so that a replay can be filled again after a kill."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from understudy.core.chunk import Chunk, chunk_of
@@ -9,8 +9,9 @@ from understudy.core.errors import Corrupt
 from understudy.core.frame import decode_frame
 from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId, chunk_name
-from understudy.core.ports import Candidate, Cursor, Quarantined, Stored, Tail, WriteBatch
+from understudy.core.ports import Candidate, Quarantined, Stored, WriteBatch
 from understudy.stores.local import LocalStore
+from understudy.stores.view import StoreView
 
 _PARTITION = "actors"
 _WRITE_CHUNKS = 256
@@ -54,7 +55,7 @@ class History:
 
     def read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
         """The chunks with these ids, in this order, quarantined ones too; Corrupt when one is missing."""
-        found = stored_chunks(self._store.tail, set(ids))
+        found = stored_chunks(self._store, set(ids))
         if wanted := set(ids) - found.keys():
             # Not all of them decode: what has a NaN in its rewards never was in a replay.
             frames = [decode_frame(one.raw) for key, one in self._in_quarantine() if key in wanted]
@@ -83,12 +84,12 @@ class History:
         self._store.close()
 
 
-def stored_chunks(tail: Callable[..., Tail], wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:
-    """Chunks by id, from a store's tail; those that are not there are left out."""
+def stored_chunks(store: LocalStore | StoreView, wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:
+    """Chunks by id, from the oldest of them on; those that are not there are left out."""
     found: dict[ChunkId, Chunk] = {}
-    cursor: Cursor | None = None
+    cursor = store.behind(wanted)
     while len(found) < len(wanted):
-        page = tail(cursor, max_items=1024, wait_s=0.0)
+        page = store.tail(cursor, max_items=1024, wait_s=0.0)
         if not page.items:
             break
         cursor = page.cursor

@@ -144,6 +144,11 @@ class LocalStore:
         self._check_not_closed()
         return self._view.tail(cursor, max_items=max_items, wait_s=wait_s)
 
+    def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
+        """A cursor behind which all of these chunks lie, of those that are stored."""
+        self._check_not_closed()
+        return self._view.behind(chunks)
+
     def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
         self._check_not_closed()
         with self._state:

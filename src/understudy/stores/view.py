@@ -14,7 +14,16 @@ from understudy.core.frame import FrameKind, decode_frame
 from understudy.core.log import LogReader
 from understudy.core.ports import Cursor, Forgotten, Gone, SessionFilter, SessionInfo, Stored, Tail
 from understudy.core.session import SessionState, unpack_state
-from understudy.stores.catalogue import DAMAGED, EVENT_KIND, EXPIRED, FORGOTTEN, QUARANTINED, ArrivalRow, Catalogue
+from understudy.stores.catalogue import (
+    DAMAGED,
+    EVENT_KIND,
+    EXPIRED,
+    FORGOTTEN,
+    QUARANTINED,
+    STORED,
+    ArrivalRow,
+    Catalogue,
+)
 from understudy.stores.commits import (
     Event,
     Watermark,
@@ -95,6 +104,15 @@ class StoreView:
                 last = _last(items[-1]) if items else want - 1
                 return Tail(items, Cursor(str(last)))
             time.sleep(_POLL_S)
+
+    def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
+        """A cursor behind which all of these chunks lie, of those that are here; only the catalogue is read."""
+        first = self.catalogue.fact("sealed_below", 1)  # asked before the others: what they miss lies behind it
+        query = f"SELECT min(no) FROM arrivals WHERE session = ? AND chunk_no = ? AND kind < 9 AND fate = {STORED}"
+        for session, chunk_no in chunks:
+            if (row := self.catalogue.one(query, session.bytes, chunk_no)) is not None and row[0] is not None:
+                first = min(first, row[0])
+        return Cursor(str(first - 1))
 
     def _items(self, want: int, max_items: int) -> list[Stored | Forgotten]:
         try:
