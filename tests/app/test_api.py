@@ -18,7 +18,7 @@ from understudy.app.choice import GameChoice, choice_of
 from understudy.app.evaluation import evaluate_run
 from understudy.app.runs import RunFolder
 from understudy.app.train import Run
-from understudy.core.errors import ConfigError, Locked, MissingExtra
+from understudy.core.errors import ConfigError, GameFailed, Locked, MissingExtra
 from understudy.core.events import CheckpointSaved, Compiling, Episode, Evaluation, Event, Started, Update
 from understudy.core.layers import Dense
 from understudy.core.lock import FileLock
@@ -188,6 +188,25 @@ def test_the_policy_of_a_run_that_nobody_could_judge_is_its_last(
     run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
     assert run.result["return_mean"] is None
     assert Path(run.result["policy"]).read_bytes() == run.policy.encode()
+
+
+class Broken(Switches):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        raise RuntimeError("no disc\nin the drive")
+
+
+def test_a_game_that_fails_in_its_first_reset_is_told_in_a_line(tmp_path: Path):
+    with pytest.raises(GameFailed, match="Broken failed in its first reset: RuntimeError: no disc in the drive;"):
+        train(tmp_path / "R", Broken, steps=256)
+    assert not (tmp_path / "R").exists()
+
+
+def test_a_store_can_be_learned_from_where_the_game_fails(
+    tmp_path: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Switches, "reset", Broken.reset)
+    run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
+    assert run.result["return_mean"] is None
 
 
 def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, trained: Run):

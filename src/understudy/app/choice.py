@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 
 from understudy.act.vector import Envs, game_of, make_envs
-from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.game import GameSpec
 
 
@@ -117,5 +117,13 @@ def look_at(choice: GameChoice) -> Seen:
         found = getattr(envs.spec, "reward_threshold", None)
         env_class = f"{type(one).__module__}:{type(one).__qualname__}"
         return Seen(spec, found, env_class, type(one).__module__.startswith("understudy."))
+    except UnderstudyError:
+        raise
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise GameFailed(
+            f"an env of {choice.name} failed in its first reset: {what}; mend the env (gymnasium's check_env helps); "
+            "--debug shows where"
+        ) from error
     finally:
         envs.close()

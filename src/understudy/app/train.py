@@ -25,7 +25,7 @@ from understudy.app.settings import Resolver, Settings
 from understudy.app.start import taken_from
 from understudy.app.stored import store_folder, stored_spec
 from understudy.app.wanted import Wanted, check_words, resolve, with_network
-from understudy.core.errors import ConfigError, Locked
+from understudy.core.errors import ConfigError, GameFailed, Locked
 from understudy.core.events import OnEvent, Started
 from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
@@ -211,10 +211,10 @@ def _trained(
 
 
 def _judge_if_installed(choice: GameChoice, spec: GameSpec, settings: Settings, opened: contextlib.ExitStack) -> Judge:
-    """Envs to evaluate in when the game is here and is the one that was recorded."""
+    """Envs to evaluate in when the game is here, works, and is the one that was recorded."""
     try:
         seen = look_at(choice)
-    except ConfigError:
+    except (ConfigError, GameFailed):
         return Judge(None)
     if seen.spec.schema != spec.schema:
         return Judge(None)
