@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from understudy.app.algorithms import ALGORITHMS, algorithm_class, algorithm_name, described
+from understudy.app.learner_config import learner_config
 from understudy.app.presets import default_preset, preset_names, read_preset, read_toml
 from understudy.app.settings import Resolver, parse_value
 from understudy.app.wanted import Wanted, resolve, with_network
@@ -22,6 +23,7 @@ from understudy.core.network import Input, NetworkSpec
 from understudy.core.spaces import Box, Discrete
 from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.dqn import Dqn
+from understudy.learn.limiter import Limiter
 
 GAME = GameSpec(game=game_name("g"), obs={"": Box((3,), np.dtype(np.float32))}, action={"": Discrete(2)})
 NETWORK = NetworkSpec({"obs": Input((3,), np.dtype(np.float32), ())}, (Dense(4),), {"q": (Dense(2),)})
@@ -186,6 +188,15 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
         read_preset(str(tmp_path / "none.toml"))
     with pytest.raises(ConfigError, match="did you mean 'dqn-vector'"):
         read_preset("dqn-vektor")
+
+
+@pytest.mark.parametrize("preset", ["dqn-vector", "dqn-pixels", "bc-vector"])
+@pytest.mark.parametrize("samples_per_insert", [1e-3, 0.4, 8.0, 1e6])
+def test_every_rate_of_samples_within_its_range_is_taken(preset: str, samples_per_insert: float):
+    found = resolve(Wanted(preset=preset, settings={"samples_per_insert": samples_per_insert}), GAME)
+    limiter = learner_config(found).limiter
+    assert limiter is not None
+    Limiter(limiter, batch=found.config.batch)
 
 
 def test_a_network_has_a_file_of_its_own():
