@@ -198,6 +198,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--init-from", "nowhere"], "holds no policy"),
         ([GAME, "--from-store", "nowhere"], "no store in nowhere"),
         ([GAME, "--resume"], "which run"),
+        ([GAME, "--resume", "--seeds", "2"], "which runs are to be resumed? give their folder"),
         (["--resume", "--out", "nowhere"], "nowhere is not a run"),
         ([GAME, "--video", "-1"], "video is -1"),
         ([GAME, "--log", "paper"], "give one or more of mlflow, tensorboard, wandb"),

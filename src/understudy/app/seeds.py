@@ -38,6 +38,8 @@ def train_seeds(
         raise ConfigError(f"seeds is {seeds}; give how many runs to make, from 1 to {MAX_SEEDS}")
     if game is None:
         raise ConfigError("which game? several seeds need it, also to go on; give a Gymnasium id, such as CartPole-v1")
+    if out is None and resume:
+        raise ConfigError("which runs are to be resumed? give their folder: --resume --out runs/GAME-ALGORITHM-N")
     if out is None:
         wanted = Wanted(
             algorithm=asked.get("algorithm"), preset=asked.get("preset"), from_store=asked.get("from_store"),
