@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import By, Chunk
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.events import Compiling, Guarded, OnEvent, Update
@@ -30,13 +30,14 @@ class FromStore:
 
     def __init__(
         self, learner: Learner, store: Path, *, steps: int, clock: Clock, on_event: OnEvent,
-        learn_from: Sequence[str] = ("granted",),
+        learn_from: Sequence[str] = ("granted",), only_people: bool = False,
     ) -> None:  # fmt: skip
+        """`only_people`: chunks in which a bot or a script decided are left out, for cloning."""
         if not isinstance(learner.source, ReplaySource):
             raise ConfigError("an algorithm that learns from its own rollouts cannot learn from a store; use bc or dqn")
         self.learner, self._replay = learner, learner.source.replay
         self._view, self._steps, self._on_event, self._clock = StoreView(store), steps, on_event, clock
-        self._learn_from = tuple(learn_from)
+        self._learn_from, self._only_people = tuple(learn_from), only_people
         self._cursor: Cursor | None = None
         self._owners: dict[uuid.UUID, bytes] = {}
         self._heard_s: dict[uuid.UUID, float] = {}
@@ -47,6 +48,16 @@ class FromStore:
     @property
     def policy(self) -> Policy:
         return self._policy
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """How far the store was read."""
+        return self._cursor
+
+    @property
+    def n_usable(self) -> int:
+        """Steps that are here to learn from now."""
+        return self._replay.n_sampleable
 
     @property
     def steps(self) -> int:
@@ -125,6 +136,8 @@ class FromStore:
         if chunk.meta.kind != "actor" and chunk.meta.consent not in self._learn_from:
             self.left_out_chunks += 1
             return
+        if self._only_people and not is_by_people(chunk):
+            return
         try:
             self.learner.insert(chunk, is_own=False)
         except Refused as error:
@@ -176,3 +189,11 @@ class FromStore:
 
     def close(self) -> None:
         self._view.close()
+
+
+def is_by_people(chunk: Chunk) -> bool:
+    """Whether nobody but people decided here, as far as the chunk says."""
+    if chunk.meta.kind == "actor" or any(note.model for note in chunk.meta.episodes):
+        return False
+    by = chunk.columns.get("by")
+    return by is None or int(by.max()) <= By.PERSON
