@@ -1,5 +1,6 @@
 """understudy.train as a user writes it: what goes in, what comes out, and what is refused."""
 
+import functools
 import shutil
 import subprocess
 import sys
@@ -365,6 +366,8 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
         ({"network": "json:dumps"}, "give the path of a NetworkSpec"),
         ({"wrapper": "nowhere:Wrapper"}, "cannot be imported"),
         ({"wrapper": "json:dumps"}, "check wrappers"),
+        ({"wrapper": functools.partial(Brighter)}, "not found by an import, .* give a function that makes the env"),
+        ({"wrapper": lambda env: Brighter(env)}, "not found by an import"),
         ({"env_kwargs": {"nope": 1}}, "does not take"),
         ({"env_kwargs": {"presses": object()}}, "give plain values"),
         ({"env_kwargs": [1]}, "give an object"),

@@ -1,6 +1,7 @@
 """Which game a run is about, how its envs are made, and what one look at them tells."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,11 +21,13 @@ class GameChoice:
     """A Gymnasium id, a function that makes an env, or an env, which is copied and never touched."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[Any] = ()
-    """`module:Class`, or the class itself; the first goes on first."""
+    """`module:Class`, or the class itself where an import finds it; the first goes on first."""
     frame_skip: int = 1
     """Frames an action is repeated for."""
 
     def __post_init__(self) -> None:
+        for one in self.wrappers:
+            _path_of(one)
         if type(self.frame_skip) is not int or self.frame_skip < 1:
             raise ConfigError(f"frame_skip is {self.frame_skip!r}; give a whole number from 1 (1 repeats nothing)")
         if not isinstance(self.env_kwargs, Mapping):
@@ -94,7 +97,16 @@ def choice_of(facts: Mapping[str, Any], given: GameChoice | None) -> GameChoice:
 
 
 def _path_of(wrapper: Any) -> str:
-    return wrapper if isinstance(wrapper, str) else f"{wrapper.__module__}:{wrapper.__qualname__}"
+    """`module:Class` of a wrapper; ConfigError where that would not lead back to it from a run's folder."""
+    if isinstance(wrapper, str):
+        return wrapper
+    module, name = getattr(wrapper, "__module__", None), getattr(wrapper, "__qualname__", None)
+    if name is None or getattr(sys.modules.get(str(module)), name, None) is not wrapper:
+        raise ConfigError(
+            f"wrapper {name or wrapper!r} is not found by an import, so the run's folder cannot name it; put it at the "
+            "top of a module, or give a function that makes the env with it"
+        )
+    return f"{module}:{name}"
 
 
 @dataclass(frozen=True, slots=True)
