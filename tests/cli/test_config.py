@@ -1,11 +1,21 @@
 """The config from the command line."""
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from understudy.cli.root import run
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_config_is_made_once_shown_with_origins_and_checked(

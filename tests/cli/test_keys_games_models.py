@@ -1,6 +1,8 @@
 """Keys, games and models from the command line, as an operator types them."""
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,14 @@ from tests.app.test_deployment import GAME, a_run
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.cli.root import run as run_command
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 class Asked:

@@ -7,15 +7,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from understudy.core.errors import ConfigError, UnderstudyError
+
+WRONG_USE, NOT_CARRIED_OUT = 2, 3
+"""How a child ends that was given what cannot work, and one that met trouble; anything else is a crash."""
 
 
 class Child:
     """A running process; `latest` is the newest line it reported."""
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
-        self.name = name
+    def __init__(self, name: str, command: Sequence[str], *, on_log: Callable[[str], None] | None = None) -> None:
+        """`on_log` hears every line it writes to standard error, from a thread."""
+        self.name, self._on_log = name, on_log
         # Its standard input stays open as long as we live; the child stops when it closes.
         with _ignoring_interrupts():
             self._process = subprocess.Popen(
@@ -54,6 +60,8 @@ class Child:
         for line in self._process.stderr:
             self._errors.append(line)
             del self._errors[:-200]
+            if self._on_log is not None:
+                self._on_log(line.rstrip("\n"))
 
     def stop(self) -> None:
         """Ask it to finish its work and end."""
@@ -80,8 +88,8 @@ class Child:
 
 @contextlib.contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Children inherit this: Ctrl-C reaches the parent alone, at once or right after, which asks them to finish."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Children inherit this: being asked to stop reaches the parent alone, which asks them to finish."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -104,6 +112,16 @@ def stop_with_parent() -> threading.Event:
 
     threading.Thread(target=watch, daemon=True).start()
     return stop
+
+
+def run_role(work: Callable[[], None]) -> int:
+    """In a child: carry out the role; its exit code. What went wrong on purpose is told in one line."""
+    try:
+        work()
+    except UnderstudyError as error:
+        sys.stderr.write(f"{error}\n")
+        return WRONG_USE if isinstance(error, ConfigError) else NOT_CARRIED_OUT
+    return 0
 
 
 def python_module(name: str, *arguments: str) -> list[str]:

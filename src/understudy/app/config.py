@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from understudy.app.data import DataFolder, data_folder
 from understudy.core.errors import ConfigError
+from understudy.core.log import write_file
 from understudy.core.meta import CONSENTS
 
 if TYPE_CHECKING:
@@ -134,3 +135,16 @@ class Config(Section, frozen=True, kw_only=True):
         if "gateway" in self.roles:
             _ = self.listen, self.gateway_config
         return self
+
+
+def write_config(config: Config, path: Path) -> None:
+    """Hand a resolved config to child processes; not on their command line, where everybody could read it."""
+    write_file(path, msgspec.json.encode(config), mode=0o600)
+
+
+def read_config(path: Path) -> Config:
+    """What `write_config` wrote."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Config)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; it is written by 'understudy up'") from None

@@ -13,7 +13,7 @@ from understudy.app.data import DataFolder
 from understudy.app.requests import answer_all, forget_stale
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, StorageFull
-from understudy.core.ports import Candidate
+from understudy.core.ports import Candidate, Specs
 from understudy.ingest.check import check
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
@@ -31,12 +31,18 @@ RETENTION_S = 3600.0
 class IngestRole:
     """Everything between a data folder's stream and its store; a context manager."""
 
-    def __init__(self, data: DataFolder, *, retention_s: float = RETENTION_S, keep_s: float | None = None) -> None:
-        """`retention_s`: how long the stream keeps what is stored; `keep_s`: how long the store does, or for ever."""
+    def __init__(
+        self, data: DataFolder, *, retention_s: float = RETENTION_S, keep_s: float | None = None,
+        specs: Specs | None = None,
+    ) -> None:  # fmt: skip
+        """`retention_s`: how long the stream keeps what is stored; `keep_s`: how long the store does, or for ever.
+
+        `specs`: where games are registered, when not in the data folder.
+        """
         if not 0 <= retention_s < 1e10 or (keep_s is not None and not 0 < keep_s < 1e10):
             raise ConfigError(f"retention {retention_s} s, keep {keep_s} s: give times from 0 and above 0")
         self._data, self._retention_s, self._keep_s = data, retention_s, keep_s
-        self._specs = SpecFolder(data.games)
+        self._specs: Specs = specs or SpecFolder(data.games)
         if not (data.store / "catalogue.sqlite").exists():
             deployment_key(data.root)  # before the store: a store without a key is refused by every game
         self.store = LocalStore(data.store, specs=self._specs)

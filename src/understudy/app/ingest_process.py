@@ -1,23 +1,28 @@
 """The ingest role as a process of its own: reports lines of JSON, and drains when its standard input closes.
 
-Run as `python -m understudy.app.ingest_process DATA`.
+Run as `python -m understudy.app.ingest_process DATA [CONFIG]`, where CONFIG is the file that `up` wrote.
 """
 
 import sys
 import threading
 from pathlib import Path
 
-from understudy.app.children import report, stop_with_parent
+from understudy.app.children import report, run_role, stop_with_parent
+from understudy.app.config import read_config
 from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
 from understudy.app.ingest import IngestRole
 from understudy.app.logs import log_to_stderr
+from understudy.app.specs import RegistrySpecs
 
 _REPORT_EVERY_S = 0.25
 
 
-def main(data: DataFolder) -> None:
+def main(data: DataFolder, *, models: str = "") -> None:
+    """Follow the stream until told to stop; `models` is the URL of the registry, when it is not in the data folder."""
     stop = stop_with_parent()
-    with IngestRole(data) as role:
+    specs = RegistrySpecs(open_deployment(data, models=models).registry) if models else None
+    with IngestRole(data, specs=specs) as role:
         reporter = threading.Thread(target=_report_often, args=(role, stop), daemon=True)
         reporter.start()
         role.run(stop)
@@ -39,4 +44,6 @@ def _report(role: IngestRole) -> None:
 
 if __name__ == "__main__":
     log_to_stderr()
-    main(DataFolder(Path(sys.argv[1])))
+    folder = DataFolder(Path(sys.argv[1]))
+    url = read_config(Path(sys.argv[2])).models.url if len(sys.argv) > 2 else ""
+    raise SystemExit(run_role(lambda: main(folder, models=url)))

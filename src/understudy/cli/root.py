@@ -23,6 +23,7 @@ _COMMANDS = {
     "models": ("understudy.cli.models:models", "list, add, promote and roll back models"),
     "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
+    "up": ("understudy.cli.up:up", "run the platform: gateway, ingest, learner"),
     "version": ("understudy.cli.version:version", "print versions"),
 }
 

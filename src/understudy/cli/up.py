@@ -1,0 +1,157 @@
+"""understudy up."""
+
+import json
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from understudy.app.origins import resolve
+from understudy.app.supervise import Standing
+from understudy.app.up import GAME, Platform
+from understudy.cli.config import config_option
+from understudy.cli.options import console, count, data_option, examples
+
+INTERRUPTED = 130
+
+
+@click.command(
+    epilog=examples(
+        "understudy up --data D",
+        "understudy up --data D --port 8600 --json-ready",
+        "understudy up --data D --role gateway,ingest",
+    )
+)
+@config_option
+@click.option("--port", type=int, metavar="P", help="Where the gateway listens; 0: any free port (default 8600).")
+@click.option("--host", metavar="HOST", help="The address it listens on (default 127.0.0.1: this machine only).")
+@click.option("--role", "roles", metavar="ROLES", help="Only these of gateway,ingest,learner (default: all).")
+@click.option("--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key.")
+@data_option
+def up(
+    data_text: str | None, file: Path | None, port: int | None, host: str | None, roles: str | None, json_ready: bool
+) -> int:
+    """Run the platform: gateway, ingest and learner, each in a process that is restarted when it crashes.
+
+    Ctrl-C or SIGTERM stops it without losing anything: the gateway takes no more, what it acknowledged is stored, the
+    learner keeps what it learned. A second Ctrl-C ends it at once, which loses nothing that was acknowledged either.
+    """
+    flags = {"data": data_text, "gateway.port": port, "gateway.host": host, "roles": roles}
+    config, out, asked = resolve(flags, file=file).config, console(as_json=json_ready), _Asked()
+    view = _View(out)
+    with asked, Platform(config, tell=view.tell, log=view.log) as platform:
+        view.standings = platform.supervisor.standings
+        is_told = False
+
+        def each() -> None:
+            nonlocal is_told
+            if not is_told and platform.supervisor.is_ready:
+                is_told = True
+                _say_ready(platform, out, json_ready=json_ready)
+                view.begin()
+            view.refresh()
+
+        try:
+            platform.supervisor.run(asked.stop, each)
+        finally:
+            view.end()
+        finished = platform.supervisor.stop(asked.at_once)
+    if asked.number == signal.SIGINT:
+        return INTERRUPTED
+    return 0 if finished else 1
+
+
+class _Asked:
+    """Being asked to stop: the first time gently, the second time at once."""
+
+    def __init__(self) -> None:
+        self.stop, self.at_once, self.number = threading.Event(), threading.Event(), 0
+
+    def __enter__(self) -> "_Asked":
+        self._before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _ask(self, number: int, _frame: FrameType | None) -> None:
+        if self.stop.is_set():
+            self.at_once.set()
+        self.number = self.number or number
+        self.stop.set()
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _say_ready(platform: Platform, out: Console, *, json_ready: bool) -> None:
+    if json_ready:
+        sys.stdout.write(json.dumps(platform.ready_line()) + "\n")
+        sys.stdout.flush()
+        return
+    if platform.url is None:
+        return
+    out.print(f"[bold]ready[/] at {platform.url}; Ctrl-C stops it without losing anything", soft_wrap=True)
+    if platform.keys is None:
+        out.print("next: understudy keys create --scopes play --game GAME", soft_wrap=True)
+        return
+    out.print(f"\nexport UNDERSTUDY_URL={platform.url}\nexport UNDERSTUDY_KEY={platform.keys.key}", soft_wrap=True)
+    out.print(f"\n[dim]# the admin's key: {platform.keys.admin_key}[/]", soft_wrap=True)
+    out.print("[dim]# a game to start from; with the key above it registers itself:[/]")
+    out.print(GAME, markup=False, soft_wrap=True)
+
+
+class _View:
+    """Roles as a table in a terminal, as a line for each change elsewhere."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._live: Live | None = None
+        self.standings: dict[str, Standing] = {}
+        self._next_s = 0.0
+
+    def begin(self) -> None:
+        """From now on a table, where there is a terminal."""
+        if self._out.is_terminal:
+            self._live = Live(console=self._out, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def end(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def tell(self, standing: Standing, said: str) -> None:
+        colour = {"waiting": "yellow", "running": "green"}.get(standing.state, "dim")
+        self._out.print(f"[{colour}]{standing.role.name:<8}[/] {escape(said)}", soft_wrap=True)
+
+    def log(self, role: str, line: str) -> None:
+        """What a role wrote to standard error; events for people in a terminal, as they are elsewhere."""
+        if self._out.is_terminal:
+            self._out.print(f"[dim]{role:<8} {escape(line[:400])}[/]", soft_wrap=True)
+        else:
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+
+    def refresh(self) -> None:
+        if self._live is not None and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + 0.5
+            self._live.update(_table(self.standings), refresh=True)
+
+
+def _table(standings: dict[str, Standing]) -> Table:
+    table = Table("role", "state", "since", "restarts", "a second", "lag", min_width=64)
+    for standing in standings.values():
+        rates = ", ".join(f"{count(rate)} {name}" for name, rate in standing.rates().items() if rate)
+        lag_s = standing.report.get("lag_s")
+        table.add_row(
+            standing.role.name, standing.state, f"{max(0, time.time() - standing.since_s):.0f} s",
+            str(standing.restarts or ""), rates, "" if lag_s is None else f"{lag_s * 1000:.0f} ms",
+        )  # fmt: skip
+    return table

@@ -1,0 +1,123 @@
+"""The platform as an operator runs it: real processes, a real port, real kills."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cli.platforms import Sender, Up, processes_of, wait_for
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.app.origins import resolve
+from understudy.app.stats import stats
+from understudy.app.up import GAME, Platform, development_keys
+from understudy.cli.root import run as run_command
+
+pytestmark = pytest.mark.xdist_group("processes")
+ROLES = ("--role", "gateway,ingest")
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lost(tmp_path: Path):
+    data = tmp_path / "D"
+    with Up(data, *ROLES) as up:
+        assert set(up.ready) == {"url", "admin_key", "key"}
+        sender = Sender(up.ready["url"], up.ready["key"])
+        sender.register()
+        with sender:
+            for role in ("gateway", "ingest"):
+                sender.sends_on()
+                before = up.kill(role)
+                wait_for(partial(up.is_back, role))
+                assert up.standing(role)["pid"] != before
+            sender.sends_on()
+        # Asked to stop right after the last ack: what it acknowledged is stored before it ends.
+        assert up.stop() == 0, up.errors
+        assert up.process.stdout is not None
+        assert up.process.stdout.read() == "", "exactly one line"
+    assert sender.failures > 0, "the gateway was away for a moment"
+    assert stats(DataFolder(data))["steps"] == sender.acked_steps
+    assert stats(DataFolder(data))["quarantined"] == {}
+    assert "was killed by signal 9; restart 1" in up.errors
+    assert processes_of(data) == []
+    # The same keys and the same folder at the next start.
+    with Up(data, *ROLES) as again:
+        assert (again.ready["key"], again.ready["admin_key"]) == (up.ready["key"], up.ready["admin_key"])
+        assert again.stop(signal.SIGINT) == 130
+    assert processes_of(data) == []
+
+
+def test_a_revoked_key_is_refused_within_two_seconds_and_up_makes_another(tmp_path: Path):
+    data = tmp_path / "D"
+    with Up(data, *ROLES) as up:
+        sender = Sender(up.ready["url"], up.ready["key"])
+        sender.register()
+        assert sender.status() == 200
+        assert run_command(["keys", "revoke", up.ready["key"], "--data", str(data)]) == 0
+        began_s = time.monotonic()
+        wait_for(lambda: sender.status() == 401, timeout_s=10)
+        assert time.monotonic() - began_s < 2.0
+        second = subprocess.run(
+            [sys.executable, "-m", "understudy.cli.main", "up", "--data", str(data), "--port", "0"],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert second.returncode == 3
+        assert "in use by another process" in second.stderr
+    again = development_keys(open_deployment(DataFolder(data)))
+    assert again.key != up.ready["key"]
+    assert development_keys(open_deployment(DataFolder(data))) == again
+
+
+def test_the_game_that_up_prints_runs_as_it_is_and_a_killed_supervisor_takes_its_roles_with_it(tmp_path: Path):
+    data = tmp_path / "D"
+    with Up(data, *ROLES) as up:
+        environment = {"UNDERSTUDY_URL": up.ready["url"], "UNDERSTUDY_KEY": up.ready["key"], "HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", GAME], capture_output=True, text=True, timeout=60, env=environment
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert len(processes_of(data)) == 2
+        up.process.kill()
+        up.process.wait()
+        wait_for(lambda: not processes_of(data))
+    # They drained although nobody was left to ask them.
+    assert stats(DataFolder(data))["games"] == {"my-game": 1000}
+
+
+def test_what_cannot_work_is_told_in_one_line_and_leaves_no_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    data = tmp_path / "D"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert run_command(["up", "--data", str(data), "--port", port, "--role", "gateway"]) == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in capfd.readouterr().err
+    for arguments, said in (
+        (["--role", "gateway,cook"], "gateway,ingest,learner"),
+        (["--port", "99999"], "65535"),
+        (["--host", "0.0.0.0"], "plain HTTP"),
+        (["--config", str(tmp_path / "none.toml")], "cannot be read"),
+    ):
+        assert run_command(["up", "--data", str(data), *arguments]) == 2
+        assert said in capfd.readouterr().err
+    assert processes_of(data) == []
+    assert run_command(["up", "--help"]) == 0
+    assert capfd.readouterr().out.count("understudy ") >= 3
+
+
+def test_where_others_can_reach_it_no_development_key_is_made(tmp_path: Path):
+    flags = {"data": str(tmp_path / "D"), "gateway.host": "0.0.0.0", "gateway.insecure": True}
+    with Platform(resolve(flags, environ={}).config, tell=lambda *_: None) as platform:
+        assert platform.ready_line() == {"url": None, "key": None, "admin_key": None}
+    assert open_deployment(DataFolder(tmp_path / "D")).keys.all() == []
