@@ -181,6 +181,21 @@ def test_deterministic_play_takes_the_best_action():
         assert (chunk.columns["action"][steps] + 1 == best).all()
 
 
+class LateMaskEnv(MaskedEnv):
+    """Says what is legal only from its first step on."""
+
+    def check(self, action: Any) -> None: ...
+
+    def info(self) -> dict[str, Any]:
+        return super().info() if self.n_steps else {}
+
+
+def test_a_mask_that_the_first_reset_did_not_say_is_not_ignored():
+    actor, game = actor_of(LateMaskEnv)
+    with pytest.raises(ConfigError, match="LateMaskEnv says an action_mask now, and said none in its first reset"):
+        collect(actor, random_policy(game, "categorical"), [20])
+
+
 @pytest.mark.parametrize("make", [PlainEnv, MaskedEnv])
 @pytest.mark.parametrize("n", [1, 3, 5])
 def test_first_priorities_are_the_n_step_errors_of_the_chunk(make: Any, n: int):

@@ -15,6 +15,7 @@ import pytest
 
 import understudy
 from tests.app.switches import GAME, QUICK, Brighter, Switches
+from understudy.act.cartpole import CartPoleVector
 from understudy.app.choice import GameChoice, choice_of
 from understudy.app.evaluation import evaluate_run
 from understudy.app.runs import RunFolder
@@ -350,6 +351,7 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
     [
         ({"game": None}, "which game"),
         ({"game": 7}, "give a Gymnasium id"),
+        ({"game": CartPoleVector(3)}, "game is a vector env .* give a function that makes one env"),
         ({"game": "CartPol-v1"}, "did you mean CartPole-v1"),
         ({"algorithm": "dqm"}, "did you mean 'dqn'"),
         ({"algorithm": "nowhere:Algorithm"}, "cannot be imported"),

@@ -60,8 +60,7 @@ class LiveEnvs:
         try:
             obs, infos = self.envs.reset(seed=list(seeds), options=options)  # type: ignore[arg-type]
             self.obs = self._columns(obs)
-            if self.legal is not None:
-                self._read_masks(infos, mask)
+            self._read_masks(infos, mask)
         except UnderstudyError:
             raise
         except Exception as error:
@@ -75,8 +74,7 @@ class LiveEnvs:
         try:
             obs, reward, terminated, truncated, infos = self.envs.step(action)
             self.obs = self._columns(obs)
-            if self.legal is not None:
-                self._read_masks(infos, self._all)
+            self._read_masks(infos, self._all)
         except UnderstudyError:
             raise
         except Exception as error:
@@ -109,7 +107,13 @@ class LiveEnvs:
             )
 
     def _read_masks(self, infos: dict[str, Any], mask: Flags) -> None:
-        assert self.legal is not None
+        if self.legal is None:
+            if MASK in infos and not self.game.has_legal:
+                raise ConfigError(
+                    f"{self.game.game} says an {MASK} now, and said none in its first reset, so it would go unheard; "
+                    "say it in every info, from the first reset on"
+                )
+            return
         self.legal[mask] = True  # an env that says nothing allows everything
         if (given := infos.get(MASK)) is None:
             return

@@ -26,6 +26,11 @@ class GameChoice:
     """Frames an action is repeated for."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.game, gymnasium.vector.VectorEnv):
+            raise ConfigError(
+                f"game is a vector env ({type(self.game).__name__}), and a run makes its envs itself, some to train in "
+                "and some to evaluate in; give a function that makes one env"
+            )
         for one in self.wrappers:
             _path_of(one)
         if type(self.frame_skip) is not int or self.frame_skip < 1:
