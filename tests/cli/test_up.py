@@ -16,6 +16,7 @@ from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.origins import resolve
 from understudy.app.stats import stats
+from understudy.app.status import status
 from understudy.app.up import GAME, Platform, development_keys
 from understudy.cli.root import run as run_command
 
@@ -44,6 +45,14 @@ def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lo
                 wait_for(partial(up.is_back, role))
                 assert up.standing(role)["pid"] != before
             sender.sends_on()
+            now = status(DataFolder(data))
+            assert now["ok"], now
+            assert now["url"] == up.ready["url"]
+            assert {role["role"]: (role["restarts"], role["last_error"]) for role in now["roles"]} == dict.fromkeys(
+                ("gateway", "ingest"), (1, "was killed by signal 9")
+            )
+            assert 0 < now["steps"] == now["games"][0]["steps"]
+            wait_for(lambda: any(role["rates"].get("stored") for role in status(DataFolder(data))["roles"]))
         # Asked to stop right after the last ack: what it acknowledged is stored before it ends.
         assert up.stop() == 0, up.errors
         assert up.process.stdout is not None
@@ -53,6 +62,9 @@ def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lo
     assert stats(DataFolder(data))["quarantined"] == {}
     assert "was killed by signal 9; restart 1" in up.errors
     assert processes_of(data) == []
+    after = status(DataFolder(data))
+    assert not after["ok"]
+    assert {role["state"] for role in after["roles"]} == {"not running"}
     # The same keys and the same folder at the next start.
     with Up(data, *ROLES) as again:
         assert (again.ready["key"], again.ready["admin_key"]) == (up.ready["key"], up.ready["admin_key"])

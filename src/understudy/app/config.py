@@ -126,8 +126,9 @@ class Config(Section, frozen=True, kw_only=True):
         unknown = set(self.roles) - set(ROLES)
         if unknown or not self.roles:
             raise ConfigError(f"roles are {','.join(self.roles) or 'none'}; give one or more of {','.join(ROLES)}")
-        if not set(self.learner.learn_from) <= set(CONSENTS):
-            raise ConfigError(f"learner.learn_from is {list(self.learner.learn_from)}; give some of {list(CONSENTS)}")
+        allowed = [consent for consent in CONSENTS if consent != "denied"]
+        if not set(self.learner.learn_from) <= set(allowed):
+            raise ConfigError(f"learner.learn_from is {list(self.learner.learn_from)}; give some of {allowed}")
         for name in ("certificate", "certificate_key"):
             path = getattr(self.gateway, name)
             if path and not Path(path).expanduser().is_file():

@@ -13,19 +13,25 @@ from understudy.stores.view import StoreView
 
 def stats(data: DataFolder) -> dict[str, Any]:
     """Counts of the store, and bytes of every part."""
-    fields: dict[str, Any] = {
-        "steps": 0, "chunks": 0, "sessions": 0, "games": {}, "segments": 0, "unsealed_chunks": 0, "quarantined": {},
-        "parked": 0, "writer": data.has_writer(),
-    }  # fmt: skip
+    fields = no_counts() | {"writer": data.has_writer()}
     if (data.store / "catalogue.sqlite").exists():
         with StoreView(data.store) as view:
-            _count_store(view, fields)
+            count_store(view, fields)
             fields["sessions"] = sum(1 for _ in view.sessions(SessionFilter()))
     fields["bytes"] = {name: _size(path) for name, path in _parts(data).items()}
     return fields
 
 
-def _count_store(view: StoreView, fields: dict[str, Any]) -> None:
+def no_counts() -> dict[str, Any]:
+    """The counts of an empty store."""
+    return {
+        "steps": 0, "chunks": 0, "sessions": 0, "games": {}, "segments": 0, "unsealed_chunks": 0, "quarantined": {},
+        "parked": 0,
+    }  # fmt: skip
+
+
+def count_store(view: StoreView, fields: dict[str, Any]) -> None:
+    """Add what a store holds to these counts."""
     games: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     with view.snapshot() as unsealed:

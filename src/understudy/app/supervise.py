@@ -43,6 +43,8 @@ class Role:
     """Whether the platform is ready only when this role is."""
     stops_after: tuple[str, ...] = ()
     """Roles that must have ended before this one is asked to stop."""
+    gives_way_with: int | None = None
+    """The exit code by which it says that somebody else does its work now: then it is not started again."""
 
 
 @dataclass(slots=True)
@@ -140,7 +142,7 @@ class Supervisor:
     def _look_after(self, standing: Standing) -> None:
         now_s = self._clock.monotonic()
         if standing.child is None:
-            if now_s >= standing.due_s:
+            if now_s >= standing.due_s and standing.state != "ended":
                 self._start(standing)
         elif not standing.is_alive:
             self._ended(standing, now_s)
@@ -166,6 +168,9 @@ class Supervisor:
         standing.child, standing.last_error = None, _reason(code, lines[-1] if lines else "")
         if code == WRONG_USE and not has_run:
             raise ConfigError(lines[-1] if lines else f"the {standing.role.name} cannot work as it is set up")
+        if code is not None and code == standing.role.gives_way_with:
+            self._becomes(standing, "ended", f"gave way and is not started again: {lines[-1] if lines else ''}")
+            return
         pause_s = min(_FIRST_PAUSE_S * 2**standing.crashes, _LONGEST_PAUSE_S)
         standing.crashes, standing.restarts = standing.crashes + 1, standing.restarts + 1
         standing.due_s = now_s + pause_s
@@ -194,7 +199,7 @@ class Supervisor:
         while left:
             for name, standing in list(left.items()):
                 if not standing.is_alive:
-                    all_finished &= self._finished(standing)
+                    all_finished &= standing.state == "ended" or self._finished(standing)
                     del left[name]
                 elif not set(standing.role.stops_after) & left.keys() and name not in asked_s:
                     asked_s[name] = self._clock.monotonic()

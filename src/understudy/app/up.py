@@ -18,6 +18,9 @@ from understudy.core.door import deployment_key
 from understudy.core.errors import Refused
 from understudy.core.log import make_folder, write_file
 
+FENCED = 4
+"""How a learner ends when another one has taken over its games."""
+
 GAME = """import understudy
 
 game = understudy.connect("my-game", obs=2, actions=["left", "right"])
@@ -83,7 +86,8 @@ class Platform:
                 name="ingest", command=self._module("ingest_process"), drains_s=120.0, stops_after=("gateway",)
             ),
             "learner": Role(
-                name="learner", command=self._module("learner_process"), drains_s=120.0, is_needed=False
+                name="learner", command=self._module("learner_process"), drains_s=120.0, is_needed=False,
+                gives_way_with=FENCED,
             ),
         }  # fmt: skip
         return [known[name] for name in dict.fromkeys(self.config.roles) if name != "learner" or _has_learner()]

@@ -22,6 +22,7 @@ _COMMANDS = {
     "keys": ("understudy.cli.keys:keys", "make, list and revoke keys"),
     "models": ("understudy.cli.models:models", "list, add, promote and roll back models"),
     "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
+    "status": ("understudy.cli.status:status", "roles, rates, games and models of a running platform"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
     "up": ("understudy.cli.up:up", "run the platform: gateway, ingest, learner"),
     "version": ("understudy.cli.version:version", "print versions"),

@@ -1,0 +1,105 @@
+"""Status: what roles left in the data folder, and what an operator is told to do."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.test_deployment import GAME, a_run
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.app.release import release_run
+from understudy.app.status import status
+from understudy.cli.root import run as run_command
+from understudy.core.lock import FileLock
+from understudy.testing.clock import START_S, ManualClock
+
+ADVICE = "12 steps not learnt from: consent unknown; next: ask players"
+LEARNT = {
+    "phase": "bc", "doing": "wait", "why": "12 of 1000 steps", "error": "", "schedule": ["from 1000 steps: bc"],
+    "consent_unknown_steps": 12, "next": ADVICE,
+}  # fmt: skip
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    before = signal.getsignal(signal.SIGTERM)
+    with ExitStack() as opened:
+        yield opened
+    signal.signal(signal.SIGTERM, before)
+
+
+def leave(data: Path, role: str, held: ExitStack | None, **more: Any) -> None:
+    """What a supervisor leaves of a role; with its lock held, as long as it lives."""
+    folder = data / "roles"
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = {
+        "role": role, "state": "running", "pid": 1, "since_s": START_S, "restarts": 0, "last_error": "",
+        "at_s": START_S, "report": {}, "rates": {},
+    }  # fmt: skip
+    (folder / f"{role}.json").write_text(json.dumps(fields | more))
+    lock = FileLock(folder / f"{role}.lock", what=role)
+    held.enter_context(lock) if held is not None else lock.close()
+
+
+def look(data: Path, *, later_s: float = 0.0) -> dict[str, Any]:
+    return status(DataFolder(data), clock=ManualClock(START_S + later_s))
+
+
+def test_roles_games_schedule_and_advice_are_shown(tmp_path: Path, held: ExitStack):
+    data = tmp_path / "D"
+    release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
+    leave(data, "gateway", held, report={"url": "http://here"}, rates={"frames": 2.5})
+    leave(data, "ingest", held, report={"lag_s": 0.25})
+    leave(data, "learner", held, report={"games": {GAME.game: LEARNT}})
+    found = look(data)
+    assert (found["ok"], found["url"], found["lag_s"]) == (True, "http://here", 0.25)
+    assert {role["role"]: role["rates"] for role in found["roles"]}["gateway"] == {"frames": 2.5}
+    (game,) = found["games"]
+    assert (game["models"], game["champion"], game["phase"]) == (1, 1, "bc")
+    assert found["next"] == [f"pong: {ADVICE}"]
+
+
+def test_a_role_that_waits_fell_silent_or_ended_is_not_well(tmp_path: Path, held: ExitStack):
+    leave(tmp_path, "gateway", held, state="waiting", last_error="ended with 7: no luck")
+    leave(tmp_path, "ingest", None)
+    found = look(tmp_path)
+    assert [(role["state"], role["alive"]) for role in found["roles"]] == [("waiting", False), ("not running", False)]
+    assert found["next"][0] == "gateway waiting: ended with 7: no luck"
+    assert not found["ok"]
+    leave(tmp_path, "learner", held)
+    assert look(tmp_path)["roles"][2]["alive"]
+    silent = look(tmp_path, later_s=60)["roles"][2]
+    assert (silent["state"], silent["alive"], silent["rates"]) == ("silent", False, {})
+
+
+def test_a_standing_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path, held: ExitStack):
+    leave(tmp_path, "gateway", held)
+    (tmp_path / "roles" / "gateway.json").write_text('{"role": "gat')
+    assert look(tmp_path)["roles"][0]["state"] == "silent"
+
+
+def test_where_nothing_runs_one_is_told_how_to_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
+    assert run_command(["status", "--data", str(tmp_path / "D"), "--json"]) == 1
+    fields = json.loads(capsys.readouterr().out)
+    assert (fields["roles"], fields["games"], fields["steps"]) == ([], [], 0)
+    assert fields["next"][0].startswith("nothing runs here; next: understudy up")
+    assert not (tmp_path / "D").exists()
+
+
+def test_people_read_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):
+    data = tmp_path / "D"
+    release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
+    leave(data, "learner", held, report={"games": {GAME.game: LEARNT}}, at_s=4e9, restarts=3, last_error="[oops]")
+    assert run_command(["status", "--data", str(data)]) == 0
+    said = capsys.readouterr().out
+    for words in ("learner", "[oops]", "champion pong/1", "bc, wait: 12 of 1000 steps", "from 1000 steps: bc", ADVICE):
+        assert words in said
+    assert run_command(["status", "--help"]) == 0
+    assert capsys.readouterr().out.count("understudy ") >= 3
