@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from understudy.app.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING
+from understudy.app.picture import draw_curve
 from understudy.app.runs import RunFolder
 from understudy.app.settings import RunPart
+from understudy.app.sinks import numbers_of
 from understudy.app.training import Training
+from understudy.cli.training_view import returns
 from understudy.core.events import CheckpointSaved, Evaluation, Event, Guarded
 from understudy.core.tensors import Array
 
@@ -110,6 +113,25 @@ def test_every_confirmation_and_the_last_hundred_have_seeds_of_their_own_also_af
     assert second.final_returns() is not None
     assert judge.asked[-1] == (AT_THE_END, 0)
     assert not second.is_solved
+
+
+@pytest.mark.parametrize(("episodes", "has_interval"), [(4, False), (5, True)])
+def test_below_five_episodes_there_is_no_interval(episodes: int, has_interval: bool, tmp_path: Path):
+    heard = list[Event]()
+    one = training(tmp_path, Says({WHILE_TRAINING: np.arange(episodes) / 10}), heard)
+    one.run()
+    told = next(event for event in heard if isinstance(event, Evaluation))
+    assert (told.low is not None, told.high is not None) == (has_interval, has_interval)
+    row = (tmp_path / "curve.csv").read_text().splitlines()[1].split(",")
+    assert ([cell != "" for cell in row[4:6]], row[6]) == ([has_interval] * 2, "nan")
+    rows = RunFolder(tmp_path).cut_curve(100)
+    assert len(rows) == len(RunFolder(tmp_path).curve_rows()) == 10
+    assert math.isnan(rows[0]["return_low"]) is not has_interval
+    draw_curve(RunFolder(tmp_path), title="", goal=None)
+    assert numbers_of(told).keys() == {"evaluation/return"} | (
+        {"evaluation/low", "evaluation/high"} if has_interval else set()
+    )
+    assert ("(" in returns(told)) is has_interval
 
 
 def test_a_confirmed_run_ends_and_is_judged_by_what_confirmed_it(tmp_path: Path):

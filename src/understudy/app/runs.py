@@ -16,6 +16,7 @@ RUN/result.json            there when the run has ended
 import csv
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ from understudy.core.network import NetworkSpec, network_from_json, network_to_j
 from understudy.core.policy import Policy, decode_policy
 
 CURVE = ("env_steps", "updates", "train_s", "return_mean", "return_low", "return_high", "train_return")
+INTERVAL = ("return_low", "return_high")
+"""Columns that are empty (in memory: NaN) where there were too few episodes for an interval."""
 GUARDED = ("env_steps", "what", "chunks")
 _TEMPORARY = re.compile(r"\..*\.tmp")
 
@@ -114,13 +117,13 @@ class RunFolder:
     def cut_curve(self, env_steps: int) -> list[dict[str, float]]:
         """Drop the evaluations behind these steps, which a killed run makes again; what is left."""
         rows = [row for row in self.curve_rows() if row["env_steps"] <= env_steps]
-        lines = [",".join(CURVE), *(",".join(_text(row[name]) for name in CURVE) for row in rows)]
+        lines = [",".join(CURVE), *(",".join(_cells(row)) for row in rows)]
         write_file(self.curve, ("\n".join(lines) + "\n").encode(), mode=0o644)
         return rows
 
     def add_to_curve(self, row: Mapping[str, float]) -> None:
         with self.curve.open("a", newline="") as file:
-            csv.writer(file).writerow([_text(row[name]) for name in CURVE])
+            csv.writer(file).writerow(_cells(row))
 
     def curve_rows(self) -> list[dict[str, float]]:
         if not self.curve.exists():
@@ -129,8 +132,8 @@ class RunFolder:
         with self.curve.open(newline="") as file:
             for row in csv.DictReader(file):
                 # A kill may leave half a line.
-                if all(row.get(name) not in (None, "") for name in CURVE):
-                    rows.append({name: float(row[name]) for name in CURVE})
+                if all(row.get(name) not in ((None,) if name in INTERVAL else (None, "")) for name in CURVE):
+                    rows.append({name: float(row[name] or math.nan) for name in CURVE})
         return rows
 
     # --- the guard --------------------------------------------------------------------------------------------------
@@ -161,6 +164,10 @@ def _read_policy(path: Path) -> Policy:
         return decode_policy(path.read_bytes())
     except (OSError, Refused) as error:
         raise ConfigError(f"{path} cannot be read: {error}; take it from a copy, or train anew") from None
+
+
+def _cells(row: Mapping[str, float]) -> list[str]:
+    return ["" if name in INTERVAL and math.isnan(row[name]) else _text(row[name]) for name in CURVE]
 
 
 def _text(value: float) -> str:

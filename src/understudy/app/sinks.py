@@ -119,7 +119,8 @@ def numbers_of(event: Event) -> dict[str, float]:
             shown["learner/lag_versions"] = float(event.lag_versions)
             return shown | {f"learner/{name}": value for name, value in event.metrics.items()}
         case Evaluation():
-            return {"evaluation/return": event.mean, "evaluation/low": event.low, "evaluation/high": event.high}
+            ends = {"evaluation/low": event.low, "evaluation/high": event.high}
+            return {"evaluation/return": event.mean, **{name: end for name, end in ends.items() if end is not None}}
     return {}
 
 

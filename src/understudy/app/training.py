@@ -131,14 +131,15 @@ class Training:
             self._confirm(self._until)
         self.clocks.eval_s += time.perf_counter() - started_s
         recent = [value for value in self._recent if math.isfinite(value)]
-        low, high = (found.value if end is None else end for end in (found.low, found.high))
+        low, high = (math.nan if end is None else end for end in (found.low, found.high))
         self.folder.add_to_curve({
             "env_steps": env_steps, "updates": self.engine.learner.counts.updates, "train_s": self.clocks.train_s,
             "return_mean": found.value, "return_low": low, "return_high": high,
             "train_return": float(np.mean(recent)) if recent else math.nan,
         })  # fmt: skip
         self.hear(Evaluation(
-            env_steps=env_steps, returns=returns.tolist(), mean=found.value, low=low, high=high, is_best=is_best
+            env_steps=env_steps, returns=returns.tolist(), mean=found.value, low=found.low, high=found.high,
+            is_best=is_best,
         ))  # fmt: skip
 
     def _confirm(self, until: float) -> None:

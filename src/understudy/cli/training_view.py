@@ -167,7 +167,9 @@ def fitted(found: InitFrom) -> str:
 
 
 def returns(event: Evaluation) -> str:
-    """A return with its interval."""
+    """A return with its interval, where there is one."""
+    if event.low is None or event.high is None:
+        return f"{event.mean:.1f}"
     return f"{event.mean:.1f} ({event.low:.1f} to {event.high:.1f})"
 
 

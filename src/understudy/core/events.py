@@ -68,8 +68,9 @@ class Evaluation:
     env_steps: int
     returns: Sequence[float]
     mean: float
-    low: float
-    high: float
+    low: float | None
+    """Ends of the 95 % interval of the mean; None below 5 episodes, which say too little."""
+    high: float | None
     is_best: bool
 
 
