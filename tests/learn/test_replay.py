@@ -15,6 +15,7 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import game_spec
 from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES
+from understudy.learn.device_replay import DeviceReplay
 from understudy.learn.replay import HostReplay, ReplayConfig
 
 
@@ -282,7 +283,35 @@ def test_actors_priorities_and_weights_make_the_mass():
     assert moments.tolist() == [0, 1, 10, 11]
     assert counts == pytest.approx(np.array([2, 4, 2, 2]) * 1_000, abs=2)
     weight_of = dict(zip(drawn.batches.obs["obs"][0, :, 0].tolist(), drawn.batches.weight[0].tolist(), strict=True))
-    assert weight_of == pytest.approx({0: 1.0, 1: 2**-0.4, 10: 1.0, 11: 1.0})
+    # Importance undoes what priorities do: row 10 has the priority of row 1, however seldom it is meant to be drawn.
+    assert weight_of == pytest.approx({0: 1.0, 1: 2**-0.4, 10: 2**-0.4, 11: 2**-0.4})
+
+
+@pytest.mark.parametrize("make", [HostReplay, DeviceReplay])
+def test_importance_gives_no_weight_back(make):
+    """At beta 1 every step counts by its weight alone, whatever its priority."""
+    held = make(GAME, needs(prioritised=True, batch=4_096), ReplayConfig(capacity=64, alpha=0.7))
+    rng, weights = np.random.default_rng(0), (1.0, 3.0, 0.25)
+    for number, weight in enumerate(weights):
+        priority = rng.uniform(0.5, 2.0, size=5).astype(np.float32)
+        held.insert(Piece(number, 0, steps(4, first=10 * number)).chunk(priority=priority), weight=weight)
+    drawn = held.draw(16, rng=rng, beta=1.0)
+    moments = np.asarray(drawn.batches.obs["obs"][..., 0], np.int64)
+    counted = np.bincount(moments.ravel(), np.asarray(drawn.batches.weight, np.float64).ravel(), minlength=30)
+    counted = counted.reshape(3, 10)[:, :4]
+    due = np.repeat(np.array(weights) / (4 * sum(weights)), 4).reshape(3, 4)
+    np.testing.assert_allclose(counted / counted.sum(), due, rtol=0.05)
+
+
+@pytest.mark.parametrize("make", [HostReplay, DeviceReplay])
+def test_a_uniform_replay_refuses_weights_it_would_ignore(make):
+    held = make(GAME, needs(), ReplayConfig(capacity=64))
+    for weight in (0.5, 2.0):
+        with pytest.raises(ConfigError, match="draws evenly; give 0 or 1"):
+            held.insert(Piece(0, 0, steps(4)).chunk(), weight=weight)
+    assert held.insert(Piece(0, 0, steps(4)).chunk(), weight=0.0) == 0
+    assert held.insert(Piece(1, 0, steps(4)).chunk(), weight=1.0) == 4
+    assert (np.asarray(held.draw(2, rng=np.random.default_rng(0)).batches.weight) == 1.0).all()
 
 
 def test_feedback_moves_the_mass_and_ignores_rows_that_left():

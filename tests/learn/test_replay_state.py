@@ -77,7 +77,7 @@ def test_every_draw_after_a_restore_has_the_same_bits(order, shape, capacity, da
         if number == stop:
             twins.append(restored(held, stored))
         try:
-            became = {twin.insert(stored.keep(one.chunk()), weight=1 + number % 2) for twin in twins}
+            became = {twin.insert(stored.keep(one.chunk()), weight=1 + number % 2 * shape[2]) for twin in twins}
         except ConfigError:  # longer than the whole ring
             return
         assert len(became) == 1

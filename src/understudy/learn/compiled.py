@@ -212,7 +212,7 @@ def draw(tree: Any, chance: Any, beta: float, lines: Any, drawn: Any) -> None:
         smallest = np.inf
         for i in range(n):
             row = np.uint64(rows[i])
-            left[i] = nodes[row]
+            left[i] = nodes[row] / facts[row, WEIGHT]  # only what priorities did is undone, weights are meant
             smallest = min(smallest, left[i])
             following = row + np.uint64(whole[row, REACH] & 0xFFFF)
             places[1, k, i] = np.int64(following)

@@ -61,8 +61,8 @@ def set_masses(
 def sample(ring: DeviceRing, key: jax.Array, beta: Any, *, layout: RowLayout, needs: Transitions) -> tuple[Batch, Any]:
     """A batch and its rows, int32[batch]; stratified, with importance weights of at most 1."""
     rows = find(ring.levels, key, needs.batch)
-    mass = ring.levels[0][rows]
     columns = ring.columns
+    mass = ring.levels[0][rows] / columns["weight"][rows]  # only what priorities did is undone, weights are meant
     following = rows + columns["ahead"][rows]
     seen, seen_next = (_stacked(at, columns["behind"], needs.stack) for at in (rows, following))
     batch = Batch(

@@ -122,7 +122,10 @@ class HostReplay:
         return self._ring.n_steps_inserted
 
     def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
-        """How many starts became sampleable; a chunk that is Refused changes nothing."""
+        """How many starts became sampleable; a chunk that is Refused changes nothing.
+
+        Its steps are drawn `weight` times as often as others, and no importance weight takes that back.
+        """
         placed = self._ring.place(chunk, self.layout.take(chunk), weight=weight)
         self._write(placed)
         return sum(self._apply(edit) for edit in placed.edits)

@@ -97,6 +97,11 @@ class Ring:
         """A place for the chunk, whose kept columns are `rows`; nothing has changed when it raises."""
         if not (math.isfinite(weight) and weight >= 0):
             raise ConfigError(f"a chunk's weight is {weight}; give a number from 0, where 0 keeps it from being drawn")
+        if weight not in (0, 1) and not self._needs.prioritised:
+            raise ConfigError(
+                f"a chunk's weight is {weight}, and this replay draws evenly; give 0 or 1, or make it prioritised, "
+                "with an alpha of 0 to draw by weights alone"
+            )
         meta, columns = chunk.meta, chunk.columns
         name = meta.session, meta.chunk_no
         if name in self.stretches:
