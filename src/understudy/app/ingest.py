@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -11,6 +12,7 @@ import structlog
 
 from understudy.app.data import DataFolder
 from understudy.app.requests import answer_all, forget_stale
+from understudy.app.snapshot import snapshot_store
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, StorageFull
 from understudy.core.ports import Candidate, Specs
@@ -92,11 +94,21 @@ class IngestRole:
         return freed
 
     def _handlers(self) -> Mapping[str, Any]:
-        return {"barrier": self._barrier, "forget": self._forget, "replay": self._replay}
+        return {
+            "barrier": self._barrier, "forget": self._forget, "replay": self._replay, "snapshot": self._snapshot
+        }  # fmt: skip
 
     def _barrier(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         self.service.drain()
         return {"arrival": self.store.next_arrival - 1, "pid": os.getpid()}
+
+    def _snapshot(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"segments": self.snapshot(self._data.root / "snapshots" / Path(str(asked["name"])).name)}
+
+    def snapshot(self, target: Path) -> int:
+        """Copy the store as it is, with all that the stream held; how many segments it has."""
+        self.service.drain()
+        return snapshot_store(self.store, target)
 
     def _forget(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.forget([bytes.fromhex(text) for text in asked["players"]])

@@ -12,6 +12,7 @@ import click
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
 
 _COMMANDS = {
+    "backup": ("understudy.cli.backup:backup", "copy store, models and keys while the platform runs"),
     "config": ("understudy.cli.config:config", "make, show and check the config"),
     "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
     "demo": ("understudy.cli.demo:demo", "record, kill, recover, verify: the whole promise in a minute"),
@@ -21,6 +22,7 @@ _COMMANDS = {
     "ingest": ("understudy.cli.ingest:ingest", "follow the stream and store each step once"),
     "keys": ("understudy.cli.keys:keys", "make, list and revoke keys"),
     "models": ("understudy.cli.models:models", "list, add, promote and roll back models"),
+    "restore": ("understudy.cli.backup:restore", "make a data folder from a backup"),
     "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
     "status": ("understudy.cli.status:status", "roles, rates, games and models of a running platform"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),

@@ -1,0 +1,55 @@
+"""understudy backup and understudy restore."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from understudy.app.backup import Proof, back_up
+from understudy.app.backup import restore as restore_backup
+from understudy.app.origins import resolve
+from understudy.cli.options import console, count, data_option, examples, finish, json_option, size
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(epilog=examples("understudy backup B --data D", "understudy backup /mnt/b-2026-11-15 --data D --json"))
+@click.argument("target", type=_PATH, metavar="DIR")
+@click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="Seconds a running ingest may take.")
+@data_option
+@json_option
+def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float) -> int:
+    """Copy store, models and keys into DIR while the platform runs, then read every byte again.
+
+    The backup holds the deployment's secrets: keep it as you keep them.
+    """
+    config = resolve({"data": data_text}).config
+    began_s = time.monotonic()
+    proof = back_up(config.folder, target, models=config.models.url, timeout_s=timeout_s)
+    if not as_json:
+        console().print(f"backed up {_words(proof)} in {time.monotonic() - began_s:.1f} s", soft_wrap=True)
+        console().print("[dim]it holds the deployment's secrets: keep it as you keep them[/]")
+    return finish({"backup": str(target), **asdict(proof)}, as_json=as_json)
+
+
+@click.command(epilog=examples("understudy restore B --data NEW", "understudy restore B --data NEW --json"))
+@click.argument("source", type=_PATH, metavar="DIR")
+@data_option
+@json_option
+def restore(data_text: str | None, as_json: bool, source: Path) -> int:
+    """Make a new data folder from a backup, which is proved first."""
+    config = resolve({"data": data_text}).config
+    proof = restore_backup(source, config.folder, models=config.models.url)
+    if not as_json:
+        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(proof.at_s))
+        console().print(f"restored {_words(proof)}, as of {made}", soft_wrap=True)
+        console().print(f"[dim]next: understudy up --data {config.folder.root}[/]", soft_wrap=True)
+    return finish({"data": str(config.folder.root), **asdict(proof)}, as_json=as_json)
+
+
+def _words(proof: Proof) -> str:
+    return (
+        f"{count(proof.steps)} steps, {proof.models} models and {proof.keys} keys in {count(proof.files)} files, "
+        f"{size(proof.size_bytes)}; every byte was read again"
+    )
