@@ -65,12 +65,13 @@ class Says:
         return self.answers[series]
 
 
-def training(folder: Path, judge: Says, heard: list[Event] | None = None) -> Training:
+def training(folder: Path, judge: Says, heard: list[Event] | None = None, *, extensions: int = 0) -> Training:
     part, run = RunPart(eval_every=1, checkpoint_every=1), RunFolder(folder)
     run.cut_curve(100)
     run.policy = lambda name="best": None  # type: ignore[assignment, method-assign, return-value]
     return Training(
-        Rounds(), run, part, judge=judge, until=GOAL, on_event=None if heard is None else heard.append  # type: ignore[arg-type]
+        Rounds(), run, part, judge=judge, until=GOAL, on_event=None if heard is None else heard.append,  # type: ignore[arg-type]
+        extensions=extensions,
     )  # fmt: skip
 
 
@@ -140,6 +141,29 @@ def test_a_confirmed_run_ends_and_is_judged_by_what_confirmed_it(tmp_path: Path)
     one.run()
     assert (one.engine.steps, one.is_solved) == (1, True)
     assert one.final_returns() is judge.answers[CONFIRMING]
+
+
+@pytest.mark.parametrize(("later", "attempt"), [(8.0, 0), (8.7, 1)])
+def test_a_run_that_is_extended_tests_the_same_policy_on_the_same_seeds(later: float, attempt: int, tmp_path: Path):
+    judge = Says({WHILE_TRAINING: every(8.5), CONFIRMING: every(8.0), AT_THE_END: every(8.0)})
+    training(tmp_path, judge).run()
+    judge.answers[WHILE_TRAINING] = every(later)
+    longer = training(tmp_path, judge, extensions=1)
+    assert longer.resume()
+    longer.engine.steps = longer.judged_steps = 5  # type: ignore[misc]
+    longer.run()
+    longer.final_returns()
+    assert judge.asked[-1] == (AT_THE_END, attempt)
+
+
+def test_time_spent_compiling_and_confirmations_are_counted_over_resumes(tmp_path: Path):
+    judge = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(8.0)})
+    first = training(tmp_path, judge)
+    first.clocks.compile_s = 2.5
+    first.step()
+    second = training(tmp_path, judge)
+    assert second.resume()
+    assert (second.clocks.compile_s, second.confirmations) == (2.5, 1)
 
 
 @pytest.mark.parametrize(("while_training", "at_the_end", "is_solved"), [(10.0, 9.0, True), (8.9, 10.0, False)])

@@ -239,7 +239,7 @@ def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str)
         "eval_s": round(clocks.eval_s, 3), "startup_s": round(clocks.startup_s, 3),
         "resumed_at_step": training.resumed_at_step, "env_class": env_class, "algorithm": facts["algorithm"],
         "game": facts["name"], "seed": facts["seed"], "replay_ratio": round(counts.replay_ratio, 3),
-        "skipped_updates": counts.skipped_updates,
+        "skipped_updates": counts.skipped_updates, "confirmations": training.confirmations,
         "guarded_chunks": training.guarded_chunks, "run": str(training.folder.root),
         "policy": str(training.folder.policy_path()),
     }  # fmt: skip

@@ -72,7 +72,9 @@ class Training:
         self.episodes = self.guarded_chunks = 0
         self._recent: deque[float] = deque(maxlen=100)
         self._next_eval, self._next_checkpoint = part.eval_every, 0
-        self._restores = self._confirmations = 0
+        self._restores = self.confirmations = 0
+        self._best_extension = 0
+        """How often the run had been extended when its best policy was found."""
         self._asked_to_stop = False
         self.judged_steps = -1
         """When the last evaluation was."""
@@ -125,7 +127,7 @@ class Training:
         found, is_whole = mean(returns), len(returns) == len(played)
         is_best = is_whole and found.value > self.best_mean
         if is_best:
-            self.best_mean = found.value
+            self.best_mean, self._best_extension = found.value, self._extensions
             self.folder.save_policy("best", self.engine.policy)
         if is_whole and self._until is not None and found.value >= self._until:
             self._confirm(self._until)
@@ -144,8 +146,8 @@ class Training:
 
     def _confirm(self, until: float) -> None:
         """Whoever reaches the goal must reach it on seeds that were never used before; only then the run is solved."""
-        returns = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self._confirmations)
-        self._confirmations += 1
+        returns = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
+        self.confirmations += 1
         if returns is not None and returns.mean() >= until:
             self.is_solved, self._final = True, returns
             self.folder.save_policy("best", self.engine.policy)
@@ -156,7 +158,8 @@ class Training:
         Of a run that is solved, they are those that confirmed it.
         """
         if self._final is None:
-            self._final = self._hundred(self.folder.policy(), series=AT_THE_END, attempt=self._extensions)
+            # The same policy has the same seeds, however often its run is extended: there is one last test, not many.
+            self._final = self._hundred(self.folder.policy(), series=AT_THE_END, attempt=self._best_extension)
             # The goal counts when it was reached twice: in an evaluation, and here.
             if self._final is not None and self._until is not None:
                 self.is_solved = min(self.best_mean, float(self._final.mean())) >= self._until
@@ -190,8 +193,9 @@ class Training:
             "is_solved": self.is_solved, "extensions": self._extensions,
             "next_eval": self._next_eval, "judged_steps": self.judged_steps, "episodes": self.episodes,
             "guarded_chunks": self.guarded_chunks,
-            "restores": self._restores, "confirmations": self._confirmations,
-            "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s,
+            "restores": self._restores, "confirmations": self.confirmations,
+            "best_extension": self._best_extension,
+            "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s, "compile_s": self.clocks.compile_s,
         }  # fmt: skip
         path = self.checkpoints.save(Checkpoint(env_steps, arrays, facts))
         self.folder.save_policy("last", self.engine.policy)
@@ -209,7 +213,8 @@ class Training:
         self._next_eval, self.judged_steps = facts["next_eval"], facts["judged_steps"]
         self.episodes, self._restores = facts["episodes"], facts["restores"]
         self.guarded_chunks = facts["guarded_chunks"]
-        self._confirmations = facts["confirmations"]
+        self.confirmations, self._best_extension = facts["confirmations"], facts.get("best_extension", 0)
+        self.clocks.compile_s = facts.get("compile_s", 0.0)
         self.clocks.train_s, self.clocks.eval_s = facts["train_s"], facts["eval_s"]
         if facts.get("is_solved") and facts["extensions"] == self._extensions:
             # It was killed between its last checkpoint and its result; nobody has asked for more.
