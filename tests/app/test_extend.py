@@ -106,7 +106,9 @@ def test_a_solved_run_goes_on_with_a_higher_goal_and_not_without(tmp_path: Path)
 
 def test_what_would_end_at_once_or_has_no_end_to_go_on_from_says_the_way(ended: Path):
     (ended / "checkpoints" / "000000001024.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"no checkpoint of its end, at 1024 env steps.*--init-from"):
+    with pytest.raises(
+        ConfigError, match=r"no checkpoint of its end, at 1024 env steps.*--preset \S*/preset.toml --init-from"
+    ):
         understudy.train(out=ended, resume=True, steps=4_000)
     with pytest.raises(ConfigError, match=r"has had its 1024 env steps; give more of them: --steps 2048"):
         understudy.train(out=ended, resume=True, steps=1_010)

@@ -400,7 +400,7 @@ def test_guards_of_a_kind_are_shown_a_few_times_and_then_counted():
             hear(event)
     told = out.file.getvalue()  # type: ignore[attr-defined]
     assert told.count("a chunk was refused") == 3
-    assert told.count("RUN/guarded.csv has them all") == 1
+    assert told.count(" R/guarded.csv has them all") == 1
     assert told.count("weights of step 9 restored") == 1
     assert "guarded 101 times" in told.splitlines()[-1]
 

@@ -1,6 +1,7 @@
 """extend: a run that has ended goes on, with more steps or a higher goal."""
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -40,9 +41,11 @@ def extended(folder: RunFolder, facts: Mapping[str, Any], settings: Settings, re
     if at >= settings.run.steps:
         raise ConfigError(f"{root} has had its {at} {what}; give more of them: --steps {2 * at}")
     if not (folder.checkpoints / f"{at:012d}.safetensors").exists():
+        # The preset in the run's folder brings its network, wrappers, env's keywords and frame skip along.
+        words = [facts["game"] or "GAME", "--preset", str(root / "preset.toml"), "--init-from", str(root)]
         raise ConfigError(
-            f"{root} has no checkpoint of its end, at {at} {what}, so it cannot go on; begin a new run with what it "
-            f"has learned: --init-from {root}, and another --out"
+            f"{root} has no checkpoint of its end, at {at} {what}, so it cannot go on; begin a new run like it with "
+            f"what it has learned: understudy train {shlex.join(words)} --steps {settings.run.steps}"
         )
     facts = {**facts, "until": until, "extensions": facts.get("extensions", 0) + 1}
     folder.extend(facts, settings.to_toml())

@@ -5,6 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -150,8 +151,14 @@ def _said(event: Started | Guarded | Compiling, progress: Progress) -> str:
             return "compiling ..."
     told = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
     if progress.is_last_news(event):
-        told += "\n[yellow]guarded[/] further ones of this kind are only counted; RUN/guarded.csv has them all"
+        told += (
+            f"\n[yellow]guarded[/] further ones of this kind are only counted; {_guarded_csv(progress)} has them all"
+        )
     return told
+
+
+def _guarded_csv(progress: Progress) -> str:
+    return escape(str(Path("RUN" if progress.started is None else progress.started.run) / "guarded.csv"))
 
 
 def fitted(found: InitFrom) -> str:
@@ -225,7 +232,7 @@ def table(progress: Progress) -> Table:
         shown.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
     shown.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
     if progress.guards:
-        shown.add_row("[yellow]guarded[/]", f"{count(progress.guards)} times", "[dim]RUN/guarded.csv[/]")
+        shown.add_row("[yellow]guarded[/]", f"{count(progress.guards)} times", f"[dim]{_guarded_csv(progress)}[/]")
     left = duration(progress.left_s)
     shown.add_row("time left", left if run.until is None else f"{left} at most", "")
     return shown
