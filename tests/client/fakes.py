@@ -19,7 +19,7 @@ from understudy.core.errors import LinkFailed
 from understudy.core.frame import Frame, FrameKind, read_close, read_drop
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Casting
+from understudy.core.ports import Ack, Casting, Link
 
 
 class FakeClock:
@@ -172,12 +172,13 @@ def episodes(frames: Mapping[int, Frame], *, padded_final: bool = False) -> list
     return found
 
 
-def client(link: MemoryLink, tmp_path: Path, **settings: Any) -> Game:
+def client(link: Link, tmp_path: Path, **settings: Any) -> Game:
     """A Game without a thread, on a fake clock, for tests that call `pump` themselves."""
     settings.setdefault("clock", FakeClock())
+    seed = settings.pop("rng_seed", 0)
     settings.setdefault("sender", SenderConfig(linger_s=1.0))
     shape = {name: settings.pop(name) for name in list(settings) if name not in ClientConfig.__dataclass_fields__}
     if "spec" not in shape:
         shape = {"game": "my-game", "obs": 2, "actions": 3, **shape}
-    config = ClientConfig(background=False, rng=random.Random(0), **settings)
+    config = ClientConfig(background=False, rng=random.Random(seed), **settings)
     return connect(link=link, spool=tmp_path / "spool", config=config, **shape)

@@ -195,6 +195,36 @@ def test_legal_masks_stand_beside_every_observation():
     assert taken(one).columns["legal"].tolist() == [[False, True, False], [True] * 3, [False] * 3]
 
 
+@pytest.mark.parametrize("named_after", range(4))
+@pytest.mark.parametrize("taken_after", [1, 2, 3, None])
+def test_a_model_is_named_from_its_first_decision_on_and_in_no_other_episode(named_after, taken_after):
+    one, found = builder(), []
+    one.begin(EpisodeNote(row=0, match="before"))
+    one.decide(obs(0), 0)
+    one.finish(obs(1), terminated=True)
+    one.begin(EpisodeNote(row=0, match="named"))
+    for at in range(4):
+        if at == named_after:
+            one.name_model("my-game/7")
+            one.name_model("my-game/7")
+        one.decide(obs(at), 0)
+        if at + 1 == taken_after:
+            found.append(taken(one, 0, 0))
+    one.finish(obs(4), terminated=True)
+    one.begin(EpisodeNote(row=0, match="after"))
+    one.decide(obs(0), 0)
+    one.cut()
+    found.append(taken(one, len(found), 0))
+    one.name_model("nobody is playing")
+    notes = [note for chunk in found for note in chunk.meta.episodes]
+    assert {note.model for note in notes if note.match != "named"} == {None}
+    models = [note.model for note in notes if note.match == "named"]
+    assert models[-1] == "my-game/7"
+    if len(models) == 2:
+        # The first chunk was taken away after `taken_after` decisions; later ones cannot change it.
+        assert (models[0] == "my-game/7") == (named_after < taken_after)
+
+
 def test_another_consent_cuts_the_chunk():
     one = builder()
     one.begin(NOTE, consent="granted")

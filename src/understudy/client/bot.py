@@ -31,6 +31,7 @@ from understudy.core.manifest import Manifest, manifest_from_json, open_policy
 from understudy.core.policy import Policy
 from understudy.core.ports import Casting, Link
 from understudy.core.signed import Trusted, open_signed, trusted_keys
+from understudy.core.writer import action_writer
 
 _POLL_S = 25.0
 """How long one question waits for news."""
@@ -72,6 +73,7 @@ class Bots:
         has_thread: bool,
     ) -> None:  # fmt: skip
         self._link, self._spec, self._clock, self.rng = link, spec, clock, rng
+        self.write_action = action_writer(spec)
         self._cache, self._trust, self._has_thread = BotCache(folder), tuple(trust), has_thread
         self._backoff = Backoff(clock, rng, first_s=_RETRY_FIRST_S, cap_s=_RETRY_CAP_S)
         self._lock = threading.Lock()
@@ -161,7 +163,9 @@ class Bots:
             if news is not None:
                 self._take(news)
             self._backoff.succeeded()
-            return 0.0
+            # A link that does not wait must not be asked without end.
+            waited_s = self._clock.monotonic() - now_s
+            return max(0.0, min(wait_s, _PUMP_EVERY_S) - waited_s) if news is None else 0.0
         except LinkFailed as failed:
             if failed.code == "not_registered" and not self._has_registered:
                 return self._register()

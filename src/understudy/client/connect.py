@@ -154,8 +154,8 @@ class Game:
         """What happened so far, as numbers."""
         counts, tolerance = self._sender.counts, self._tolerance
         return Stats(
-            recorded_steps=self._sessions.handoff.put_steps + self._sessions.waiting_steps,
-            skipped_steps=self._sessions.keeping.skipped_steps, keep_share=self._sessions.keeping.share,
+            recorded_steps=self._sessions.handoff.put_steps + self._sessions.waiting_steps(is_kept=True),
+            skipped_steps=self._sessions.skipped_steps, keep_share=self._sessions.keeping.share,
             spooled_steps=counts.spooled_steps, acked_steps=counts.acked_steps, refused_steps=counts.refused_steps,
             dropped_steps=counts.dropped_steps, sent_frames=counts.sent_frames, acked_frames=counts.acked_frames,
             refused_frames=counts.refused_frames, failed_sends=counts.failed_sends,

@@ -10,6 +10,7 @@ from understudy.core.chunk import By
 from understudy.core.errors import Refused
 from understudy.core.policy import Player
 from understudy.core.random_action import random_action
+from understudy.core.tensors import Array
 from understudy.core.writer import check_mask
 
 
@@ -47,7 +48,7 @@ class Deciding:
         """The decision; Refused when observation or mask cannot be used."""
         player = self._player
         if player is None:
-            return Decided(self._number(own) if own is not None else self._random(legal), By.SCRIPT)
+            return Decided(self._random(legal) if own is None else self._checked(own, legal), By.SCRIPT)
         rng = None if deterministic else self._rng()
         action, logp, raw = player.choose(obs, legal=legal, deterministic=deterministic, rng=rng)
         return Decided(action, By.BOT, Extras(logp=logp, version=self._version, raw_action=raw))
@@ -60,24 +61,32 @@ class Deciding:
             return self._random(None)
 
     def _random(self, legal: Any) -> Any:
+        return random_action(self._bots.spec, self._rng(), legal=self._mask(legal))
+
+    def _checked(self, action: Any, legal: Any) -> Any:
+        """The game's own choice; a number also where it was named, since bots give numbers."""
+        columns: list[list[Any]] = [[None] for _ in self._bots.spec.action_columns]
+        self._bots.write_action(columns, 0, action)
+        discrete, mask = self._bots.spec.discrete, self._mask(legal)
+        if discrete is None:
+            return action
+        number = columns[0][0]
+        if mask is not None and not mask[number - discrete.start]:
+            raise Refused("illegal_action", f"otherwise gave {str(action)[:40]}, which is not legal")
+        return number
+
+    def _mask(self, legal: Any) -> Array | None:
+        if legal is None:
+            return None
         spec = self._bots.spec
-        mask = None
-        if legal is not None:
-            if spec.discrete is None:
-                raise Refused("bad_columns", f"{spec.game} has no discrete actions; leave out legal")
-            mask = check_mask(legal, spec.discrete.n)
-            if not mask.any():
-                raise Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode")
-        return random_action(spec, self._rng(), legal=mask)
+        if spec.discrete is None:
+            raise Refused("bad_columns", f"{spec.game} has no discrete actions; leave out legal")
+        mask = check_mask(legal, spec.discrete.n)
+        if not mask.any():
+            raise Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode")
+        return mask
 
     def _rng(self) -> np.random.Generator:
         if self._chance is None:
             self._chance = np.random.default_rng(self._bots.rng.getrandbits(64))
         return self._chance
-
-    def _number(self, action: Any) -> Any:
-        """Games get numbers from bots, so they get one for a name as well."""
-        spec = self._bots.spec
-        if spec.discrete is not None and isinstance(action, str) and action in spec.action_names:
-            return spec.action_names.index(action) + spec.discrete.start
-        return action

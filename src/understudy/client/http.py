@@ -110,6 +110,8 @@ class _Line:
         max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> tuple[int, bytes]:  # fmt: skip
         """The status and body of a success; LinkFailed with the gateway's own words otherwise."""
+        from http.client import HTTPException
+
         from urllib3.exceptions import HTTPError
 
         headers = self._headers | ({"content-type": kind} if kind else {})
@@ -123,7 +125,7 @@ class _Line:
                 raw = answer.read(max_bytes + 1)
                 if len(raw) > max_bytes or not _is_whole(answer, raw):
                     raise _strange(f"{len(raw)} bytes, cut off or more than {max_bytes}")
-            except (HTTPError, OSError, ValueError) as error:
+            except (HTTPError, HTTPException, OSError, ValueError) as error:
                 self._drop()
                 why = " ".join(str(error).split())[:200] or type(error).__name__
                 raise LinkFailed("unreachable", f"{self._address} gave no answer ({why}); does it run there?") from None

@@ -15,8 +15,9 @@ class Keeping:
         self.share = 1.0
         """By the platform's last answer."""
         self.skipped_steps = 0
-        """Played and not recorded, so far."""
-        self._told_steps = 0
+        """Played and not recorded; `Sessions.skipped_steps` knows of those too that are still with the game's side."""
+        self.told_steps = 0
+        """Those of them that the platform has heard of."""
 
     def keeps(self) -> bool:
         """Whether the episode that begins now is recorded."""
@@ -28,14 +29,9 @@ class Keeping:
             self.skipped_steps += block.n_steps
         self._pool.give(block.columns)
 
-    @property
-    def untold_steps(self) -> int:
-        """Skipped steps that the platform has not heard of."""
-        return self.skipped_steps - self._told_steps
-
     def told(self, n_steps: int, *, share: float) -> None:
-        """The platform has heard of so many, and answered with the share it wants from now on."""
-        self._told_steps += n_steps
+        """The platform has heard of so many more, and answered with the share it wants from now on."""
+        self.told_steps += n_steps
         self.share = share
 
     def abandon(self) -> None:

@@ -96,7 +96,7 @@ class Sender:
 
     def _must_tell(self) -> bool:
         now_s = self._clock.monotonic()
-        return bool(self._keeping.untold_steps) and now_s >= self._tell_at_s and self._backoff.left_s <= 0
+        return bool(self._sessions.untold_steps) and now_s >= self._tell_at_s and self._backoff.left_s <= 0
 
     def run(self, stop: threading.Event) -> None:
         """Repeat `step` until told to stop; nothing that goes wrong inside ends the thread."""
@@ -115,13 +115,13 @@ class Sender:
         due_s = [self._adopt_at_s - now_s]
         if self._waiting:
             due_s.append(self._backoff.left_s)
-        if self._keeping.untold_steps:
+        if self._sessions.untold_steps:
             due_s.append(max(self._tell_at_s - now_s, self._backoff.left_s))
         for session in self._sessions.live():
             oldest_ms = session.builder.oldest_ms
             waited_s = 0.0 if oldest_ms is None else (session.t_ms() - oldest_ms) / 1000
             # A step that closes right after this look is due one linger from now at the earliest.
-            due_s.append(self._config.linger_s - waited_s)
+            due_s.append(self._linger_s(session) - waited_s)
         return max(0.0, min(due_s))
 
     # --- From the game into the spool -------------------------------------------------------------------------------
@@ -156,10 +156,14 @@ class Sender:
         oldest_ms = session.builder.oldest_ms
         if oldest_ms is None:
             return
-        if self._hurry or session.t_ms() - oldest_ms >= self._config.linger_s * 1000:
+        if self._hurry or session.t_ms() - oldest_ms >= self._linger_s(session) * 1000:
             with session.lock:
                 session.hand_over()
             self._drain()
+
+    def _linger_s(self, session: Session) -> float:
+        # Steps that are only counted may lie where they are.
+        return self._config.linger_s if session.is_kept else max(self._config.linger_s, _TELL_EVERY_S)
 
     def _drain(self) -> None:
         while (item := self._sessions.handoff.take()) is not None:
@@ -273,7 +277,7 @@ class Sender:
 
     def _send(self, batch: Sequence[tuple[Entry, Frame]]) -> tuple[Sequence[Ack], str]:
         players: dict[uuid.UUID, PlayerName] = {entry.spool.session: entry.spool.player for entry, _ in batch}
-        skipped = self._keeping.untold_steps
+        skipped = self._sessions.untold_steps
         try:
             for spec in {entry.spool.spec.schema: entry.spool.spec for entry, _ in batch}.values():
                 if spec.schema not in self._registered:

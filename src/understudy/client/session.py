@@ -202,10 +202,19 @@ class Sessions:
         """Sessions held by an episode or recorder now."""
         return sum(session.holder is not None for session in self.live())
 
-    @property
-    def waiting_steps(self) -> int:
+    def waiting_steps(self, *, is_kept: bool) -> int:
         """Closed steps that are still with the game's side."""
-        return sum(session.builder.closed_steps for session in self.live() if session.is_kept)
+        return sum(session.builder.closed_steps for session in self.live() if session.is_kept == is_kept)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were played and not recorded, up to now."""
+        return self.keeping.skipped_steps + self.waiting_steps(is_kept=False)
+
+    @property
+    def untold_steps(self) -> int:
+        """Those of them that the platform has not heard of."""
+        return max(0, self.skipped_steps - self.keeping.told_steps)
 
     def retire(self, *, idle_s: float = IDLE_S) -> list[Session]:
         """End sessions that were free for long; they are no longer live."""

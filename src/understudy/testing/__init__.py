@@ -8,6 +8,7 @@ class TestMyStream(StreamContract):
 from understudy.testing.admin import StoreAdminContract
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.faults import Crash, CrashingStore, Faults, FaultyLink, FaultyStream, FaultySync
+from understudy.testing.links import LinkContract
 from understudy.testing.stores import StoreContract
 from understudy.testing.streams import StreamContract
 
@@ -19,6 +20,7 @@ __all__ = [
     "FaultyLink",
     "FaultyStream",
     "FaultySync",
+    "LinkContract",
     "ManualClock",
     "StoreAdminContract",
     "StoreContract",

@@ -1,0 +1,176 @@
+"""The contract of Link: what every way to a platform must do, as tests to subclass."""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from understudy.core.chunk import Chunk
+from understudy.core.errors import LinkFailed
+from understudy.core.frame import CloseReport, Frame, close_frame
+from understudy.core.game import GameSpec
+from understudy.core.manifest import manifest_from_json, open_policy
+from understudy.core.names import PlayerName, new_session, player_name
+from understudy.core.policy import Policy
+from understudy.core.ports import Link
+from understudy.core.signed import open_signed, trusted_keys
+from understudy.testing.samples import cart_spec, random_session
+
+ADA = player_name("ada")
+
+
+class LinkContract:
+    """Subclass, give `make`, `release` and `policy`, and run with pytest. `make` is called once per test."""
+
+    spec: GameSpec = cart_spec()
+
+    def make(self) -> Link:
+        """A link to an empty platform, for the game of `spec`."""
+        raise NotImplementedError("give make(self): a link to an empty platform")
+
+    def release(self, policy: Policy, alias: str = "champion") -> int:
+        """Release a policy on the platform of the last `make` and let an alias mean it; its number."""
+        raise NotImplementedError("give release(self, policy, alias)")
+
+    def random_policy(self) -> Policy:
+        """Any policy of `spec`."""
+        raise NotImplementedError("give random_policy(self)")
+
+    # --- Experience -------------------------------------------------------------------------------------------------
+
+    def test_a_spec_may_be_registered_twice(self) -> None:
+        link = self.make()
+        link.register(self.spec)
+        link.register(self.spec)
+        link.close()
+
+    def test_what_is_sent_is_acknowledged_and_so_is_the_same_again(self) -> None:
+        link = self._registered()
+        frames, players = _played(self.spec)
+        for _ in range(2):
+            acks = link.send(frames, players)
+            assert [ack.accepted for ack in acks] == [True] * len(frames)
+        report = CloseReport(len(frames), 0)
+        (ack,) = link.send([close_frame(frames[0].session, len(frames), report)], players)
+        assert ack.accepted
+        link.close()
+
+    def test_each_frame_has_an_answer_of_its_own(self) -> None:
+        link = self._registered()
+        frames, players = _played(self.spec)
+        strangers, _ = _played(self.spec)
+        acks = link.send([frames[0], strangers[0], frames[1]], players)
+        assert [ack.accepted for ack in acks] == [True, False, True]
+        assert acks[1].refused is not None
+        assert "no_player" in acks[1].refused
+        link.close()
+
+    def test_sixty_four_frames_travel_together(self) -> None:
+        link = self._registered()
+        played = [_played(self.spec, n_chunks=2) for _ in range(32)]
+        frames = [frame for some, _ in played for frame in some]
+        players = {session: name for _, names in played for session, name in names.items()}
+        assert all(ack.accepted for ack in link.send(frames, players))
+        link.close()
+
+    def test_skipped_steps_may_be_told_alone_and_a_share_is_known(self) -> None:
+        link = self._registered()
+        assert link.keep_share == 1.0
+        assert list(link.send([], {}, skipped_steps=1000)) == []
+        assert 0.0 <= link.keep_share <= 1.0
+        link.close()
+
+    # --- Bots -------------------------------------------------------------------------------------------------------
+
+    def test_without_a_bot_there_are_no_news(self) -> None:
+        link = self._registered()
+        assert link.bot(0, wait_s=0.0) is None
+        link.close()
+
+    def test_a_bot_comes_with_documents_that_prove_it(self) -> None:
+        link, policy = self._registered(), self.random_policy()
+        number = self.release(policy)
+        news = link.bot(0, wait_s=5.0)
+        assert news is not None
+        assert news.champion is not None
+        assert news.champion_release is not None
+        trusted = trusted_keys(*news.trust)
+        point = open_signed(news.champion.encode(), trusted)
+        assert (point["alias"], point["model_no"]) == ("champion", number)
+        manifest = manifest_from_json(open_signed(news.champion_release.encode(), trusted)["manifest"])
+        assert manifest.name == f"{self.spec.game}/{number}"
+        assert open_policy(manifest, link.policy(number)) == policy
+        assert (news.canary_release, news.canary_share) == (None, 0.0)
+        link.close()
+
+    def test_a_canary_comes_with_its_share(self) -> None:
+        link = self._registered()
+        self.release(self.random_policy())
+        number = self.release(self.random_policy(), "canary")
+        news = link.bot(0, wait_s=5.0)
+        while news is not None and news.canary is None:
+            news = link.bot(news.number, wait_s=5.0)
+        assert news is not None
+        assert news.canary is not None
+        assert open_signed(news.canary.encode(), trusted_keys(*news.trust))["model_no"] == number
+        assert 0.0 < news.canary_share <= 0.5
+        link.close()
+
+    def test_who_has_the_newest_waits_and_hears_of_the_next(self) -> None:
+        link = self._registered()
+        self.release(self.random_policy())
+        news = link.bot(0, wait_s=5.0)
+        assert news is not None
+        while (newer := link.bot(news.number, wait_s=0.3)) is not None:
+            news = newer
+        teller = threading.Timer(0.1, self.release, [self.random_policy()])
+        teller.start()
+        newest = link.bot(news.number, wait_s=10.0)
+        teller.join()
+        assert newest is not None
+        assert newest.number > news.number
+        link.close()
+
+    def test_a_policy_that_does_not_exist_is_a_failed_call(self) -> None:
+        link = self._registered()
+        assert _code(lambda: link.policy(99)) == "not_found"
+        link.close()
+
+    # --- Ends -------------------------------------------------------------------------------------------------------
+
+    def test_closing_wakes_whoever_waits_and_may_be_repeated(self) -> None:
+        link = self._registered()
+        ended = threading.Event()
+
+        def wait() -> None:
+            _code(lambda: link.bot(1_000_000, wait_s=25.0))
+            ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        time.sleep(0.3)
+        link.close()
+        link.close()
+        assert ended.wait(5.0)
+
+    def _registered(self) -> Link:
+        link = self.make()
+        link.register(self.spec)
+        return link
+
+
+def _code(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except LinkFailed as failed:
+        return failed.code
+    return "no failure"
+
+
+def _played(spec: GameSpec, n_chunks: int = 3) -> tuple[list[Frame], dict[uuid.UUID, PlayerName]]:
+    chunks: Sequence[Chunk] = random_session(
+        spec, np.random.default_rng(0), n_chunks=n_chunks, session=new_session(time.time())
+    )
+    frames = [chunk.frame() for chunk in chunks]
+    return frames, {frames[0].session: ADA}

@@ -1,0 +1,58 @@
+"""Signed bots for the client's tests: a registry in a folder, and what a platform would tell of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.act.policies import random_policy
+from tests.client.fakes import MemoryLink
+from understudy.core.game import GameSpec, game_spec
+from understudy.core.heads import head_for
+from understudy.core.layers import Dense
+from understudy.core.manifest import Lineage
+from understudy.core.network import Input, NetworkSpec
+from understudy.core.policy import Policy
+from understudy.core.signed import Signer, public_key_text
+from understudy.models.casting import casting
+from understudy.models.objects import FolderObjects
+from understudy.models.registry import Registry
+
+SPEC = game_spec("my-game", obs=2, actions=3)
+SIGNER = Signer(bytes(range(32)))
+
+
+def constant_policy(action: int, spec: GameSpec = SPEC, kind: str = "argmax", **facts: Any) -> Policy:
+    """Always takes the same action, whatever it sees."""
+    head = head_for(spec, kind)
+    inputs = {name: Input(space.shape, space.dtype) for name, space in spec.obs_columns.items()}
+    network = NetworkSpec(inputs, (), {name: (Dense(head.size),) for name in head.outputs})
+    weights = {name: np.zeros(shape, np.float32) for name, shape in network.shapes().items()}
+    for name, array in weights.items():
+        if array.shape == (head.size,):
+            weights[name] = np.where(np.arange(head.size) == action, 50.0, 0.0).astype(np.float32)
+    return Policy(spec, network, weights, head, **facts)
+
+
+class Platform:
+    """A registry, and a link that tells of it when asked to."""
+
+    def __init__(self, folder: Path, signer: Signer = SIGNER, link: MemoryLink | None = None) -> None:
+        self.link = MemoryLink() if link is None else link
+        trusted = {signer.key_id: signer.public}
+        self.registry = Registry(FolderObjects(folder / "registry"), trusted=trusted, signer=signer)
+        self.trust = (public_key_text(signer.public),)
+
+    def release(self, policy: Policy | None = None, alias: str = "champion", *, share: float = 0.2) -> int:
+        """A model, pointed to and told."""
+        policy = random_policy(SPEC, "categorical") if policy is None else policy
+        game = policy.game.game
+        epoch = self.registry.takeover(game, owner="test")
+        model_no = self.registry.release(policy, Lineage(algorithm="bc"), epoch=epoch).model_no
+        self.link.policies[model_no] = policy.encode()
+        self.registry.point(game, alias, model_no, why="test")
+        self.tell(share=share)
+        return model_no
+
+    def tell(self, *, share: float = 0.2) -> None:
+        self.link.casting = casting(self.registry.catalogue("my-game"), trust=self.trust, canary_share=share)

@@ -1,0 +1,368 @@
+"""Bots in a game: the last good one at once and offline, newer ones when every check is passed, never an older one."""
+
+import dataclasses
+import json
+import os
+import random
+import threading
+import time
+
+import pytest
+
+from tests.client.castings import SIGNER, SPEC, Platform, constant_policy
+from tests.client.fakes import FakeClock, MemoryLink
+from understudy.client.bot import Bots
+from understudy.client.connect import connect
+from understudy.core.errors import ConfigError, LinkFailed
+from understudy.core.game import game_spec
+from understudy.core.signed import Signer, public_key_text
+
+OTHER = Signer(bytes(range(1, 33)))
+
+
+def bots_of(link: MemoryLink, tmp_path, *, clock=None, trust=(), seed=0, has_thread=False, spec=SPEC) -> Bots:
+    return Bots(
+        link, spec, tmp_path / "bots", clock=clock or FakeClock(), rng=random.Random(seed), trust=trust,
+        has_thread=has_thread,
+    )  # fmt: skip
+
+
+def name(bots: Bots) -> str:
+    bot = bots.cast()
+    return bot.name if bot else ""
+
+
+def test_a_bot_that_passes_every_check_plays(tmp_path):
+    platform, bots = Platform(tmp_path), bots_of(link := MemoryLink(), tmp_path)
+    platform.link = link
+    assert name(bots) == ""
+    assert bots.step() == 1.0  # it did not wait, so we do
+    platform.release(constant_policy(2))
+    bots.step()
+    bot = bots.cast()
+    assert bot is not None
+    assert bot.name == "my-game/1"
+    assert bot.policy.act([0.0, 0.0]) == 2
+    assert (bots.refused_bots, bots.last_error) == (0, "")
+
+
+def test_the_last_good_bot_plays_at_once_and_offline(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2))
+    before = bots_of(platform.link, tmp_path)
+    before.cast()
+    before.step()
+    platform.link.is_down = True
+    began_s = time.process_time()
+    bots = bots_of(platform.link, tmp_path)
+    assert name(bots) == "my-game/2"
+    assert time.process_time() - began_s < 0.2
+    assert bots.step() > 0
+    assert name(bots) == "my-game/2"
+    assert "unreachable" in bots.last_error
+    assert len(list((tmp_path / "bots").glob("*.safetensors"))) == 1
+
+
+def changed(text: str, **facts) -> str:
+    """A signed document in which facts were changed after it was signed."""
+    document = json.loads(text)
+    document["entry"].update(facts)
+    return json.dumps(document)
+
+
+SABOTAGES = {
+    "wrong hash": lambda link: link.policies.update({2: link.policies[1]}),
+    "truncated": lambda link: link.policies.update({2: link.policies[2][:-1]}),
+    "not a policy": lambda link: link.policies.update({2: b"no"}),
+    "changed pointer": lambda link: _put(link, champion=changed(link.casting.champion, number=999)),
+    "changed release": lambda link: _put(
+        link, champion_release=changed(link.casting.champion_release, epoch=77)
+    ),
+    "release missing": lambda link: _put(link, champion_release=None),
+    "pointer missing": lambda link: _put(link, champion=None),
+    "another's pointer": lambda link: _put(link, champion=link.casting.champion_release),
+    "no document": lambda link: _put(link, champion="{"),
+    "no object": lambda link: _put(link, champion="[]"),
+}  # fmt: skip
+
+
+def _put(link: MemoryLink, **facts) -> None:
+    assert link.casting is not None
+    link.casting = dataclasses.replace(link.casting, **facts)
+
+
+@pytest.mark.parametrize("how", SABOTAGES)
+def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    clock = FakeClock()
+    bots = bots_of(platform.link, tmp_path, clock=clock)
+    bots.cast()
+    bots.step()
+    platform.release(constant_policy(2))
+    SABOTAGES[how](platform.link)
+    bots.step()
+    assert name(bots) == "my-game/1"
+    assert bots.refused_bots == 1
+    assert bots.last_error
+    assert name(bots_of(platform.link, tmp_path)) == "my-game/1"
+    platform.release(constant_policy(0))
+    bots.step()
+    assert name(bots) == "my-game/3"
+    assert bots.last_error == ""
+
+
+def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
+    platform, clock = Platform(tmp_path), FakeClock()
+    platform.release(constant_policy(1))
+    good = platform.link.policies[1]
+    platform.link.policies[1] = good[:100]
+    bots = bots_of(platform.link, tmp_path, clock=clock)
+    bots.cast()
+    bots.step()
+    bots.step()
+    assert (name(bots), bots.refused_bots) == ("", 1)
+    platform.link.policies[1] = good
+    clock.advance(20)
+    bots.step()
+    assert (name(bots), bots.last_error) == ("my-game/1", "")
+
+
+def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    old = platform.link.casting
+    platform.release(constant_policy(2))
+    bots = bots_of(platform.link, tmp_path)
+    bots.cast()
+    bots.step()
+    assert old is not None
+    platform.link.casting = dataclasses.replace(old, number=1000)
+    bots.step()
+    assert name(bots) == "my-game/2"
+    assert "old_bot" in bots.last_error
+    fresh = bots_of(platform.link, tmp_path)
+    fresh.cast()
+    fresh.step()
+    assert (name(fresh), "old_bot" in fresh.last_error) == ("my-game/2", True)
+    platform.registry.rollback("my-game", why="test")
+    platform.tell()
+    for one in (bots, fresh):
+        one._after = 0
+        one.step()
+        assert name(one) == "my-game/1"
+
+
+def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    bots = bots_of(platform.link, tmp_path)
+    bots.cast()
+    bots.step()
+    stranger = Platform(tmp_path / "stranger", signer=OTHER, link=platform.link)
+    for _ in range(20):
+        stranger.release(constant_policy(2))
+    for one in (bots, bots_of(platform.link, tmp_path)):
+        one.cast()
+        one.step()
+        assert name(one) == "my-game/1"
+        assert "unknown_key" in one.last_error
+
+
+def test_trust_goes_before_what_the_platform_says(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    bots = bots_of(platform.link, tmp_path, trust=[public_key_text(OTHER.public)])
+    bots.cast()
+    bots.step()
+    assert name(bots) == ""
+    assert "unknown_key" in bots.last_error
+    bots = bots_of(platform.link, tmp_path, trust=[public_key_text(SIGNER.public)])
+    bots.cast()
+    bots.step()
+    assert name(bots) == "my-game/1"
+    assert not (tmp_path / "bots" / "trust.json").exists()
+    # What is on the disk was signed by one who is no longer trusted.
+    assert name(bots_of(platform.link, tmp_path, trust=[public_key_text(OTHER.public)])) == ""
+    with pytest.raises(ConfigError, match="public key"):
+        connect("my-game", obs=2, actions=3, link=MemoryLink(), spool=tmp_path, trust=("nonsense",))
+
+
+def test_a_bot_of_another_schema_does_not_play(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    bots = bots_of(platform.link, tmp_path, spec=game_spec("my-game", obs=3, actions=3))
+    bots.cast()
+    bots.step()
+    assert name(bots) == ""
+    assert "wrong_schema" in bots.last_error
+
+
+@pytest.mark.parametrize("what", ["bot.json", "trust.json", "*.safetensors"])
+@pytest.mark.parametrize("how", [lambda raw: b"", lambda raw: raw[: len(raw) // 2], lambda raw: b"{}" + raw])
+def test_a_damaged_cache_means_fetching_again(tmp_path, what, how):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    bots = bots_of(platform.link, tmp_path)
+    bots.cast()
+    bots.step()
+    (path,) = (tmp_path / "bots").glob(what)
+    path.write_bytes(how(path.read_bytes()))
+    again = bots_of(platform.link, tmp_path)
+    assert name(again) == ""
+    if what == "trust.json":
+        path.unlink()
+    again.step()
+    assert name(again) == "my-game/1"
+
+
+def test_a_lost_policy_is_fetched_again(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    bots = bots_of(platform.link, tmp_path)
+    bots.cast()
+    bots.step()
+    (path,) = (tmp_path / "bots").glob("*.safetensors")
+    path.unlink()
+    again = bots_of(platform.link, tmp_path)
+    again.cast()
+    again.step()
+    assert name(again) == "my-game/1"
+    assert path.exists()
+
+
+def test_a_disk_that_takes_nothing_does_not_keep_a_bot_from_playing(tmp_path):
+    (tmp_path / "bots").write_text("a file where the folder should be")
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    bots = bots_of(platform.link, tmp_path)
+    bots.cast()
+    bots.step()
+    assert name(bots) == "my-game/1"
+    assert "kept" in bots.last_error
+
+
+def test_the_canary_plays_its_share_of_episodes(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary", share=0.2)
+    bots = bots_of(platform.link, tmp_path)
+    bots.cast()
+    bots.step()
+    played = [name(bots) for _ in range(5000)]
+    assert played.count("my-game/2") == pytest.approx(1000, abs=100)
+    assert played.count("my-game/1") == 5000 - played.count("my-game/2")
+    platform.registry.point("my-game", "canary", 0, why="rejected")
+    platform.tell()
+    bots.step()
+    assert {name(bots) for _ in range(100)} == {"my-game/1"}
+
+
+def test_a_bad_canary_leaves_the_champion_alone(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    platform.release(constant_policy(2), "canary")
+    platform.link.policies[2] = b"no"
+    bots = bots_of(platform.link, tmp_path)
+    bots.cast()
+    bots.step()
+    assert {name(bots) for _ in range(200)} == {"my-game/1"}
+    assert bots.refused_bots == 1
+    assert {name(bots_of(platform.link, tmp_path, seed=at)) for at in range(50)} == {"my-game/1"}
+
+
+def test_a_cleared_champion_means_no_bot(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    bots = bots_of(platform.link, tmp_path)
+    bots.cast()
+    bots.step()
+    platform.registry.point("my-game", "champion", 0, why="withdrawn")
+    platform.tell()
+    bots.step()
+    assert name(bots) == name(bots_of(platform.link, tmp_path)) == ""
+
+
+def test_questions_wait_longer_after_each_failure_and_no_longer_than_the_platform_says(tmp_path):
+    class Busy(MemoryLink):
+        def bot(self, after, *, wait_s):
+            raise LinkFailed("too_many", "later", retry_after_s=7.0)
+
+    bots = bots_of(Busy(), tmp_path)
+    bots.cast()
+    assert 7.0 <= bots.step() <= 30.0
+
+
+def test_a_game_that_asks_before_it_sent_anything_registers_itself(tmp_path):
+    class Unregistered(MemoryLink):
+        def bot(self, after, *, wait_s):
+            if not self.specs:
+                raise LinkFailed("not_registered", "who?")
+            return super().bot(after, wait_s=wait_s)
+
+    platform = Platform(tmp_path, link=Unregistered())
+    platform.release(constant_policy(1))
+    bots = bots_of(platform.link, tmp_path)
+    bots.cast()
+    bots.step()
+    bots.step()
+    assert name(bots) == "my-game/1"
+
+
+def test_no_thread_runs_before_the_first_decision_and_none_after_closing(tmp_path):
+    def threads() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name == "understudy-bots-my-game"]
+
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(1))
+    with connect("my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool") as game:
+        ep = game.episode(player="ada")
+        assert threads() == []
+        ep.act([0, 0])
+        assert len(threads()) == 1
+        deadline_s = time.monotonic() + 10
+        while game.stats().bot == "" and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert game.stats().bot == "my-game/1"
+        ep.end()
+    assert threads() == []
+    assert ep.act([0, 0]) in (0, 1, 2)
+    assert threads() == []
+
+
+def test_games_without_threads_pump_their_bots(tmp_path):
+    platform, clock = Platform(tmp_path), FakeClock()
+    platform.release(constant_policy(1))
+    game = connect(
+        "my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool", background=False, clock=clock
+    )
+    game.pump()
+    assert platform.link.n_polls == 0
+    with game.episode(player="ada") as ep:
+        ep.act([0, 0])
+        assert game.pump() <= 1.0
+        assert game.stats().bot == "my-game/1"
+        game.pump()
+        assert platform.link.n_polls == 1
+        clock.advance(1.5)
+        game.pump()
+        assert platform.link.n_polls == 2
+    game.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_plays_on_with_the_bots_it_has(tmp_path):
+    platform = Platform(tmp_path)
+    platform.release(constant_policy(2))
+    game = connect("my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool", background=False)
+    ep = game.episode(player="ada")
+    ep.act([0, 0])
+    game.pump()
+    second = game.episode(player="bob")
+    child = os.fork()
+    if child == 0:
+        os._exit(second.act([0, 0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    ep.end()
+    game.close()

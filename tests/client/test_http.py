@@ -1,0 +1,431 @@
+"""The link over HTTP: what a gateway says, what a game's developer is told, and that nothing is lost meanwhile."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+import warnings
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.client.fakes import chunks, client
+from tests.serve.gateways import running
+from tests.serve.test_server import certificate
+from understudy.client import RecordingWarning, connect
+from understudy.client.http import HttpLink
+from understudy.client.place import Address
+from understudy.core.errors import ConfigError, LinkFailed
+from understudy.core.frame import Frame, data_frame
+from understudy.core.game import game_spec
+from understudy.core.names import new_session, player_name
+from understudy.core.ports import Ack
+from understudy.serve.house import GatewayConfig
+from understudy.serve.server import Listen
+
+SPEC = game_spec("my-game", obs=2, actions=3)
+OBS = np.zeros(2, np.float32)
+KEY = "uk_0123456789ab_secret"
+
+
+def play(game, n_steps=5, player="ada"):
+    ep = game.episode(player=player)
+    for _ in range(n_steps):
+        ep.acted(OBS, 0)
+    ep.end(OBS)
+
+
+def until(condition, timeout_s=30.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def failure(call):
+    try:
+        call()
+    except LinkFailed as failed:
+        return failed
+    return None
+
+
+def http_client(url, key, tmp_path, **settings):
+    return connect(spec=SPEC, url=url, key=key, spool=tmp_path / "spool", linger_s=0.05, **settings)
+
+
+# --- A real gateway ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_played_arrives_in_the_platforms_stream(tmp_path, monkeypatch):
+    with running(tmp_path / "D") as gateway:
+        monkeypatch.setenv("UNDERSTUDY_URL", gateway.url + "/")
+        monkeypatch.setenv("UNDERSTUDY_KEY", gateway.key("play", registers=True))
+        with connect("my-game", obs=2, actions=3, spool=tmp_path / "spool") as game:
+            for who in ("ada", "bob"):
+                play(game, 600, player=who)
+        assert game.stats().acked_steps == 1200
+        assert game.stats().last_error == ""
+        frames = gateway.streamed()
+    by_session: dict[uuid.UUID, dict[int, Frame]] = {frame.session: {} for frame in frames}
+    for frame in frames:
+        by_session[frame.session][frame.chunk_no] = frame
+    assert sorted(sum(chunk.meta.n_steps for chunk in chunks(found)) for found in by_session.values()) == [600, 600]
+    assert len({frame.player for frame in frames}) == 2
+
+
+def test_a_revoked_key_keeps_everything_on_this_machine_and_says_so(tmp_path):
+    with running(tmp_path / "D", GatewayConfig(keys_every_s=0.05)) as gateway:
+        key = gateway.key("play", registers=True)
+        game = http_client(gateway.url, key, tmp_path)
+        play(game)
+        assert game.flush()
+        gateway.keys.revoke(key.split("_")[1])
+        gateway.keys.follow()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            play(game)
+            until(lambda: game.stats().failed_sends > 1)
+        told = [str(one.message) for one in caught if issubclass(one.category, RecordingWarning)]
+        assert len(told) == 1
+        assert "wait on this machine" in told[0]
+        assert "revoked" in told[0]
+        assert key not in told[0]
+        stats = game.stats()
+        assert "revoked_key" in stats.last_error
+        assert (stats.acked_steps, stats.refused_steps, stats.dropped_steps) == (5, 0, 0)
+        assert not game.close(timeout_s=0.1)
+        assert len(list((tmp_path / "spool").glob("*/*/session.json"))) == 1
+
+
+def test_a_game_that_is_not_registered_waits_until_it_is(tmp_path):
+    with running(tmp_path / "D") as gateway:
+        game = http_client(gateway.url, gateway.key("play"), tmp_path)
+        play(game)
+        until(lambda: game.stats().failed_sends > 0)
+        assert "understudy games add" in game.stats().last_error
+        gateway.register(SPEC)
+        assert game.flush(30)
+        assert (game.stats().acked_steps, game.stats().dropped_steps) == (5, 0)
+        game.close()
+
+
+def test_a_key_that_asks_too_often_is_patient(tmp_path):
+    with running(tmp_path / "D") as gateway:
+        key = gateway.key("play", registers=True, requests_s=4.0)
+        link = HttpLink(Address(gateway.url, key), "my-game")
+        failed = next(failed for failed in (failure(lambda: link.register(SPEC)) for _ in range(50)) if failed)
+        assert failed.code == "too_many"
+        assert 0 < failed.retry_after_s < 5
+        link.close()
+
+
+def test_a_gateway_that_comes_late_gets_everything(tmp_path):
+    with running(tmp_path / "D") as gateway:
+        url, key = gateway.url, gateway.key("play", registers=True)
+        port = gateway.server.port
+    game = http_client(url, key, tmp_path)
+    play(game)
+    until(lambda: game.stats().failed_sends > 0)
+    assert "unreachable" in game.stats().last_error
+    with running(tmp_path / "D", listen=Listen(port=port)):
+        assert game.flush(30)
+        assert game.stats().acked_steps == 5
+        assert game.close()
+
+
+def test_the_share_a_gateway_asks_for_is_heard(tmp_path):
+    with running(tmp_path / "D", GatewayConfig(target_steps_s=1.0)) as gateway:
+        game = http_client(gateway.url, gateway.key("play", registers=True), tmp_path)
+        for _ in range(20):
+            play(game, 100)
+        assert game.flush()
+        assert game.stats().keep_share < 0.05
+        for _ in range(200):
+            play(game)
+        assert game.stats().skipped_steps > 800
+        game.close()
+
+
+def test_a_certificate_that_this_machine_does_not_know_is_no_platform(tmp_path, monkeypatch):
+    crt, key_file = certificate(tmp_path)
+    with running(tmp_path / "D", listen=Listen(certificate=crt, certificate_key=key_file)) as gateway:
+        place = Address(f"https://localhost:{gateway.server.port}", gateway.key("play", registers=True))
+        link = HttpLink(place, "my-game")
+        with pytest.raises(LinkFailed, match="certificate verify failed"):
+            link.register(SPEC)
+        link.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(crt))
+        link = HttpLink(place, "my-game")
+        link.register(SPEC)
+        link.close()
+
+
+# --- Answers of all kinds ---------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A server that answers what it is told, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict[str, str], bytes]] = []
+        self.asked: list[tuple[str, str, int]] = []
+        self.pause_s = 0.0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                outer.asked.append((self.command, self.path, len(body)))
+                time.sleep(outer.pause_s)
+                status, headers, raw = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                self.send_response(status)
+                for name, value in ({"content-length": str(len(raw))} | headers).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    self.wfile.write(raw)
+
+            do_GET = do_POST = do_PUT = answer  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def say(self, status: int, value: object = None, raw: bytes | None = None, **headers: str) -> None:
+        self.answers.append((status, headers, json.dumps(value).encode() if raw is None else raw))
+
+
+@contextmanager
+def scripted():
+    one = Scripted()
+    thread = threading.Thread(target=one.server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield one
+    finally:
+        one.server.shutdown()
+        one.server.server_close()
+
+
+def sent(n_frames: int = 1):
+    session = new_session(time.time())
+    return [data_frame(session, at, b"body") for at in range(n_frames)], {session: player_name("ada")}
+
+
+ACK = {"accepted": True, "refused": None, "retry_after_s": 0.0, "error": ""}
+
+
+def test_acks_are_told_one_by_one():
+    later = {"accepted": False, "refused": None, "retry_after_s": 3.0, "error": "busy"}
+    never = {"accepted": False, "refused": "too_large: no", "retry_after_s": 0.0, "error": ""}
+    with scripted() as server:
+        server.say(200, {"acks": [ACK, later, never], "keep_share": 0.25})
+        link = HttpLink(Address(server.url, KEY), "my-game")
+        acks = link.send(*sent(3))
+        assert acks == [Ack(True), Ack(False, None, 3.0, "busy"), Ack(False, "too_large: no")]
+        assert link.keep_share == 0.25
+        link.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "value", "headers", "code", "retry_after_s"),
+    [
+        (401, {"error": {"code": "revoked_key", "detail": "gone", "retry_after_s": None}}, {}, "revoked_key", 0.0),
+        (429, {"error": {"code": "too_many", "detail": "slowly", "retry_after_s": 2.5}}, {}, "too_many", 2.5),
+        (503, {"error": {"code": "not_available", "detail": "disk"}}, {"retry-after": "4"}, "not_available", 4.0),
+        (502, "<html>", {}, "status_502", 0.0),
+        (500, {"error": "?"}, {}, "status_500", 0.0),
+        (301, "", {"location": "http://127.0.0.1:1/"}, "status_301", 0.0),
+        (200, {"acks": [], "keep_share": 7}, {}, "strange_answer", 0.0),
+        (200, {"acks": [{"accepted": True}], "keep_share": 1}, {}, "strange_answer", 0.0),
+        (200, [], {}, "strange_answer", 0.0),
+        (200, "x" * 1_100_000, {}, "strange_answer", 0.0),
+        (200, {"acks": [ACK], "keep_share": 1}, {"content-length": "400"}, "unreachable", 0.0),
+        (503, {"error": {"code": "x\x1b[31m" * 99, "detail": 7, "retry_after_s": "soon"}}, {}, "x [31mx [31mx", 0.0),
+    ],
+)  # fmt: skip
+def test_a_request_that_fails_is_told_in_words_and_tried_again(status, value, headers, code, retry_after_s):
+    with scripted() as server:
+        server.say(status, value, **headers)
+        link = HttpLink(Address(server.url, KEY), "my-game", timeout_s=1.0)
+        with pytest.raises(LinkFailed) as caught:
+            link.send(*sent())
+        assert caught.value.code.startswith(code)
+        assert caught.value.retry_after_s == retry_after_s
+        assert len(str(caught.value)) < 500
+        assert str(caught.value).isprintable()
+        server.answers.clear()
+        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        assert link.send(*sent()) == [Ack(True)]
+        link.close()
+
+
+def test_what_does_not_speak_http_is_no_platform():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def talk() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(1000)
+                connection.sendall(b"220 mail.example.org ESMTP\r\n")
+
+        threading.Thread(target=talk, daemon=True).start()
+        link = HttpLink(Address(f"http://127.0.0.1:{server.getsockname()[1]}", KEY), "my-game")
+        with pytest.raises(LinkFailed, match="unreachable"):
+            link.send(*sent())
+        link.close()
+
+
+def test_a_silent_platform_is_given_up_in_time_and_a_closed_link_at_once():
+    with scripted() as server:
+        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        server.pause_s = 1.0
+        link = HttpLink(Address(server.url, KEY), "my-game", timeout_s=0.1)
+        began_s = time.monotonic()
+        with pytest.raises(LinkFailed, match="unreachable"):
+            link.send(*sent())
+        assert time.monotonic() - began_s < 0.9
+        link.close()
+        with pytest.raises(LinkFailed, match="closed"):
+            link.send(*sent())
+
+
+def test_what_is_too_large_for_somebody_on_the_way_goes_in_halves():
+    with scripted() as server:
+        server.say(413, raw=b"<html>413</html>")
+        server.say(200, {"acks": [ACK] * 4, "keep_share": 1.0})
+        server.say(200, {"acks": [ACK] * 4, "keep_share": 0.5})
+        link = HttpLink(Address(server.url, KEY), "my-game")
+        assert link.send(*sent(8), skipped_steps=9) == [Ack(True)] * 8
+        assert len(server.asked) == 3
+        server.answers.clear()
+        server.say(413, raw=b"")
+        with pytest.raises(LinkFailed, match="status_413"):
+            link.send(*sent(8))
+        link.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        {},
+        {"number": -1},
+        {"number": 1, "champion": 7},
+        {"number": 1, "canary_share": "a"},
+        {"number": 1, "trust": "a"},
+        {"number": 1, "trust": [1]},
+    ],
+)
+def test_a_strange_bot_is_no_bot(value):
+    with scripted() as server:
+        server.say(200, value)
+        link = HttpLink(Address(server.url, KEY), "my-game")
+        with pytest.raises(LinkFailed, match="strange_answer"):
+            link.bot(0, wait_s=0.0)
+        link.close()
+
+
+def test_fields_that_a_later_gateway_adds_are_passed_over():
+    with scripted() as server:
+        server.say(200, {"number": 3, "mood": "good", "trust": []})
+        link = HttpLink(Address(server.url, KEY), "my-game")
+        news = link.bot(2, wait_s=1.5)
+        assert news is not None
+        assert news.number == 3
+        assert server.asked == [("GET", "/v1/games/my-game/bot?after=2&wait_s=1.5", 0)]
+        link.close()
+
+
+def test_a_sender_counts_each_failed_request_and_warns_of_each_kind_once(tmp_path):
+    from tests.client.fakes import FakeClock
+
+    with scripted() as server:
+        server.say(503, {"error": {"code": "not_available", "detail": "the disk is full"}})
+        clock = FakeClock(time.time())
+        game = client(HttpLink(Address(server.url, KEY), "my-game"), tmp_path, clock=clock)
+        play(game)
+        clock.advance(2)
+        with pytest.warns(RecordingWarning, match="the disk is full"):
+            game.pump()
+        for _ in range(5):
+            clock.advance(60)
+            game.pump()
+        assert game.stats().failed_sends == 6
+        server.answers.clear()
+        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        clock.advance(60)
+        game.pump()
+        assert game.stats().acked_steps == 5
+        game.close()
+
+
+# --- Addresses and keys -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "play.example.org", "ftp://a", "http://", "https://a:b@c", "https://a?x=1", "https://a#x", "https://a:99999",
+     "http://play.example.org", "http://127.0.0.1.evil.example", "http://192.168.0.7:8080", "https://a\n"],
+)  # fmt: skip
+def test_addresses_that_cannot_be_or_would_show_the_key_are_refused(tmp_path, url):
+    with pytest.raises(ConfigError):
+        connect(spec=SPEC, url=url, key=KEY, spool=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://play.example.org", "https://play.example.org:8443/understudy/", "http://127.0.0.1:8080", "http://[::1]:1",
+     "http://localhost"],
+)  # fmt: skip
+def test_addresses_that_are_taken(url):
+    link = HttpLink(Address(url, KEY), "my-game")
+    assert link.address == url.rstrip("/")
+    assert KEY not in repr(link) + repr(Address(url, KEY))
+    link.close()
+
+
+def test_plain_http_to_other_machines_must_be_asked_for(tmp_path):
+    game = connect(spec=SPEC, url="http://192.0.2.1", key=KEY, spool=tmp_path, insecure=True, background=False)
+    game.close()
+
+
+def test_a_place_to_record_to_is_said_once(tmp_path, monkeypatch):
+    for name in ("UNDERSTUDY_URL", "UNDERSTUDY_KEY", "UNDERSTUDY_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"url": "https://a"}, "needs a key"),
+        ({"key": KEY}, "no url"),
+        ({"url": "https://a", "key": KEY, "data": "D"}, "both"),
+        ({"url": "https://a", "key": "two words"}, "letters"),
+        ({}, "UNDERSTUDY_URL"),
+    ]
+    for given, what in cases:
+        with pytest.raises(ConfigError, match=what):
+            connect(spec=SPEC, spool=tmp_path, **given)
+    # What is given goes before the environment.
+    monkeypatch.setenv("UNDERSTUDY_URL", "https://a.example")
+    monkeypatch.setenv("UNDERSTUDY_KEY", KEY)
+    with connect(spec=SPEC, data=tmp_path / "D", background=False) as game:
+        play(game)
+    assert (tmp_path / "D" / "stream").exists()
+
+
+def test_nothing_is_loaded_and_nobody_is_called_before_there_is_something_to_send(tmp_path):
+    script = f"""
+import sys, threading, understudy
+game = understudy.connect("my-game", obs=2, actions=3, url="https://a.example", key="uk_x", spool={str(tmp_path)!r})
+print(threading.active_count(), sorted({{"urllib3", "cryptography", "ssl", "understudy.streams"}} & set(sys.modules)))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ran.stdout.strip(), ran.stderr) == ("1 []", "")

@@ -1,0 +1,50 @@
+"""Every link in the house keeps the Link contract."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.act.policies import random_policy
+from tests.serve.gateways import SIGNER, TRUSTED, running
+from understudy.client.connect import local_link
+from understudy.client.http import HttpLink
+from understudy.client.place import Address
+from understudy.core.clock import SystemClock
+from understudy.core.manifest import Lineage
+from understudy.core.policy import Policy
+from understudy.core.ports import Link
+from understudy.models.objects import FolderObjects
+from understudy.models.registry import Registry
+from understudy.testing import LinkContract
+
+
+class _WithRegistry(LinkContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> Iterator[None]:
+        self.data, self.seed = tmp_path, 0
+        with ExitStack() as self.stack:
+            yield
+
+    def release(self, policy: Policy, alias: str = "champion") -> int:
+        registry = Registry(FolderObjects(self.data / "models"), trusted=TRUSTED, signer=SIGNER)
+        epoch = registry.takeover(self.spec.game, owner="test")
+        model_no = registry.release(policy, Lineage(algorithm="bc"), epoch=epoch).model_no
+        registry.point(self.spec.game, alias, model_no, why="test")
+        return model_no
+
+    def random_policy(self) -> Policy:
+        self.seed += 1
+        return random_policy(self.spec, "categorical", seed=self.seed)
+
+
+class TestLocalLink(_WithRegistry):
+    def make(self) -> Link:
+        return local_link(self.data, self.spec, SystemClock())
+
+
+class TestHttpLink(_WithRegistry):
+    def make(self) -> Link:
+        gateway = self.stack.enter_context(running(self.data))
+        return HttpLink(Address(gateway.url, gateway.key("play", registers=True)), self.spec.game)
