@@ -120,6 +120,19 @@ def test_whoever_asks_twice_need_not_wait(watched):
     assert not one.it.stop(at_once)
 
 
+def test_a_role_that_gives_way_is_not_started_again(watched, tmp_path: Path):
+    one = watched(
+        {"old": "import sys; sys.stderr.write('new has taken over\\n'); sys.exit(4)"}, old={"gives_way_with": 4}
+    )
+    one.until(lambda: one.it.standings["old"].state == "ended")
+    for _ in range(20):
+        one.it.step()
+    found = standing_of(tmp_path, "old")
+    assert (found["state"], found["restarts"], found["pid"]) == ("ended", 0, None)
+    assert "new has taken over" in found["last_error"]
+    assert one.it.stop()
+
+
 def test_roles_stop_in_their_order(watched):
     one = watched({"second": GOOD, "first": GOOD}, second={"stops_after": ("first",)})
     one.until(lambda: one.it.is_ready)

@@ -109,6 +109,20 @@ def test_the_game_that_up_prints_runs_as_it_is_and_a_killed_supervisor_takes_its
     assert stats(DataFolder(data))["games"] == {"my-game": 1000}
 
 
+def test_the_learner_runs_beside_them_and_is_restarted(tmp_path: Path):
+    data = tmp_path / "D"
+    with Up(data) as up:
+        sender = Sender(up.ready["url"], up.ready["key"])
+        sender.register()
+        sender.send_session()
+        wait_for(lambda: bool(up.standing("learner")["report"].get("games")))
+        up.kill("learner")
+        wait_for(partial(up.is_back, "learner"))
+        wait_for(lambda: "of 1000 steps of people" in status(DataFolder(data))["games"][0].get("why", ""))
+        assert up.stop() == 0, up.errors
+    assert processes_of(data) == []
+
+
 def test_what_cannot_work_is_told_in_one_line_and_leaves_no_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     data = tmp_path / "D"
     with socket.create_server(("127.0.0.1", 0)) as taken:

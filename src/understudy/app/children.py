@@ -12,8 +12,8 @@ from typing import Any
 
 from understudy.core.errors import ConfigError, UnderstudyError
 
-WRONG_USE, NOT_CARRIED_OUT = 2, 3
-"""How a child ends that was given what cannot work, and one that met trouble; anything else is a crash."""
+WRONG_USE, NOT_CARRIED_OUT, FENCED = 2, 3, 4
+"""How a child ends that was given what cannot work, that met trouble, or whose work another one does now."""
 
 
 class Child:

@@ -1,14 +1,15 @@
 """The whole platform on one machine: its roles, its development keys, and a game to paste."""
 
 import contextlib
-import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.app.children import python_module
+import msgspec
+
+from understudy.app.children import FENCED, python_module
 from understudy.app.config import Config, write_config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment, open_deployment
@@ -17,9 +18,6 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key
 from understudy.core.errors import Refused
 from understudy.core.log import make_folder, write_file
-
-FENCED = 4
-"""How a learner ends when another one has taken over its games."""
 
 GAME = """import understudy
 
@@ -90,7 +88,7 @@ class Platform:
                 gives_way_with=FENCED,
             ),
         }  # fmt: skip
-        return [known[name] for name in dict.fromkeys(self.config.roles) if name != "learner" or _has_learner()]
+        return [known[name] for name in dict.fromkeys(self.config.roles)]
 
     def _module(self, name: str) -> Callable[[Mapping[str, Any]], Sequence[str]]:
         return lambda _: python_module(f"understudy.app.{name}", str(self.data.root), str(self._config_file))
@@ -114,13 +112,7 @@ class Platform:
         self.close()
 
 
-def _has_learner() -> bool:
-    return importlib.util.find_spec("understudy.app.learner_process") is not None
-
-
 def _with_port(config: Config, port: int) -> Config:
-    import msgspec
-
     return msgspec.structs.replace(config, gateway=msgspec.structs.replace(config.gateway, port=port))
 
 
