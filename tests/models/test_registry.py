@@ -160,3 +160,16 @@ def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_nu
     assert sorted(seen) == list(range(1, len(seen) + 1))
     assert len(seen) >= 8 * 50
     assert registry(tmp_path).catalogue("pong").bad_entries == 0
+
+
+def test_a_catalogue_that_was_handed_out_does_not_change(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="a")
+    before = ours.catalogue("pong")
+    assert ours.catalogue("pong") is before, "nothing new, nothing copied"
+    ours.release(policy(), LINEAGE, epoch=epoch)
+    ours.point("pong", "champion", 1, why="the first")
+    assert (before.number, before.models, before.aliases, before.history, before.signed) == (1, {}, {}, [], {})
+    after = ours.catalogue("pong")
+    assert (after.number, after.points_to("champion")) == (3, 1)
+    assert after.aliases["champion"].signed == after.signed["champion"]

@@ -18,7 +18,8 @@ def strict_json(raw: bytes | str) -> Any:
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8", "strict")
         value = _STRICT.decode(text)
-        if _SURROGATE.search(text):
+        # Looked for only where there can be one: a search takes longer than reading the JSON.
+        if ("\\u" in text or not text.isascii()) and _SURROGATE.search(text):
             canonical_json(value)  # half of a surrogate pair could be written nowhere
         return value
     except (ValueError, RecursionError) as error:

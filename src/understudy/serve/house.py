@@ -45,6 +45,8 @@ class GatewayConfig:
     """How long a client may take to send a request's body."""
     max_poll_s: float = 30.0
     """How long a request may wait for a newer bot."""
+    decide_within_s: float = 0.05
+    """After this a game gets a random legal action instead of waiting longer for its bot."""
     max_bodies_bytes: int = 256 * 1024 * 1024
     """Memory for the bodies of all requests together; beyond it they are asked to come back."""
 
@@ -52,7 +54,9 @@ class GatewayConfig:
         object.__setattr__(self, "hosts", tuple(host.lower() for host in self.hosts))
         if not 0 < self.canary_share <= 0.5:
             raise ConfigError(f"canary_share is {self.canary_share}; give a share above 0 and at most 0.5")
-        times = (self.follow_every_s, self.keys_every_s, self.body_timeout_s, self.max_poll_s)
+        times = (
+            self.follow_every_s, self.keys_every_s, self.body_timeout_s, self.max_poll_s, self.decide_within_s,
+        )  # fmt: skip
         if not all(0 < time_s < 1e6 for time_s in times):
             raise ConfigError("times of a gateway are numbers of seconds above 0")
         if self.keys_every_s > 1:
@@ -95,7 +99,7 @@ class House:
             self.registry, self.disk, trust=[public_key_text(public) for public in self.trusted.values()],
             canary_share=self.config.canary_share, follow_every_s=self.config.follow_every_s,
         )  # fmt: skip
-        self.decider = Decider(self.bots, np.random.default_rng())
+        self.decider = Decider(self.bots, np.random.default_rng(), within_s=self.config.decide_within_s)
         self.metrics = Metrics(lambda: self.appender.waiting_bytes)
 
     def count(self, game: str, admitted: Sequence[Admitted], acks: Sequence[Ack], skipped_steps: int) -> float:

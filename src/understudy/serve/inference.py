@@ -19,8 +19,6 @@ from understudy.serve.bots import Bots, OnStage
 from understudy.serve.wire import Acted, Advice, Advised, Ask
 
 _log = structlog.get_logger("understudy.gateway")
-DEADLINE_S = 0.05
-"""After this a game gets a random legal action instead of waiting longer."""
 GATHER_S = 0.002
 MAX_BATCH = 256
 
@@ -37,8 +35,8 @@ class _Question:
 class Decider:
     """Answers `act` and `advise`; on the event loop, with the arithmetic in a thread."""
 
-    def __init__(self, bots: Bots, rng: np.random.Generator, *, deadline_s: float = DEADLINE_S) -> None:
-        self._bots, self._rng, self._deadline_s = bots, rng, deadline_s
+    def __init__(self, bots: Bots, rng: np.random.Generator, *, within_s: float) -> None:
+        self._bots, self._rng, self._within_s = bots, rng, within_s
         # A thread of its own: a decision must not wait for a disk.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="understudy-decider")
         self._waiting: list[_Question] = []
@@ -49,14 +47,14 @@ class Decider:
         """What the champion does; a random legal action when there is none, or no time."""
         mask, columns = _legal(spec, asked.legal), _columns(spec, asked.obs)
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(self._within_s):
                 # Shielded: a first look at the registry goes on for those who come next.
                 stage = await asyncio.shield(self._keep(self._bots.now(spec.game)))
                 if why := why_not(stage, spec):
                     return self._fallback(spec, mask, why)
                 action = await self._ask(stage, columns, mask, asked.deterministic)
         except TimeoutError:
-            return self._fallback(spec, mask, f"the bot took longer than {self._deadline_s:.3g} s")
+            return self._fallback(spec, mask, f"the bot took longer than {self._within_s:.3g} s")
         if action is None:
             return self._fallback(spec, mask, "the bot failed")
         return Acted(action=action, model_no=stage.model_no)
