@@ -30,16 +30,16 @@ Env = gymnasium.Env[Any, Any]
 
 def check_video(choice: GameChoice) -> None:
     """ConfigError, or MissingExtra, when this game cannot be filmed; asked before a run, not after it."""
-    with _rendering(choice) as env:
+    with rendering(choice) as env:
         env.reset(seed=0)
-        _frame(env, choice)
+        frame_of(env, choice)
 
 
 def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[int]) -> list[Path]:
     """One GIF for each seed in the folder, each there as a whole or not at all."""
     make_folder(folder.absolute())
     paths = []
-    with _rendering(choice) as env:
+    with rendering(choice) as env:
         every, fps = _pace(env)
         for number, seed in enumerate(seeds, start=1):
             frames = list(_episode(env, choice, policy, seed=seed, every=every))
@@ -49,7 +49,8 @@ def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[in
 
 
 @contextlib.contextmanager
-def _rendering(choice: GameChoice) -> Iterator[Env]:
+def rendering(choice: GameChoice) -> Iterator[Env]:
+    """An env of this game that renders into arrays; ConfigError or MissingExtra where there is none."""
     if choice.is_named:
         choice = replace(choice, env_kwargs={**choice.env_kwargs, "render_mode": "rgb_array"})
     with contextlib.closing(choice.make(1)) as envs:
@@ -65,7 +66,8 @@ def _rendering(choice: GameChoice) -> Iterator[Env]:
             raise MissingExtra(f"{choice.name} cannot be filmed: {error}; install that, or leave out video") from error
 
 
-def _frame(env: Env, choice: GameChoice) -> Array:
+def frame_of(env: Env, choice: GameChoice) -> Array:
+    """What an env shows now, as uint8[height, width, 3]."""
     frame = env.render()
     if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
         raise ConfigError(
@@ -88,7 +90,7 @@ def _episode(env: Env, choice: GameChoice, policy: Policy, *, seed: int, every: 
     is_over = False
     for step in range(MAX_FRAMES * every):
         if step % every == 0 or is_over:
-            yield _small(_frame(env, choice))
+            yield _small(frame_of(env, choice))
         if is_over:
             return
         obs, _, terminated, truncated, info = env.step(player.act(obs, legal=info.get(MASK)))

@@ -22,6 +22,7 @@ _COMMANDS = {
     "ingest": ("understudy.cli.ingest:ingest", "follow the stream and store each step once"),
     "keys": ("understudy.cli.keys:keys", "make, list and revoke keys"),
     "models": ("understudy.cli.models:models", "list, add, promote and roll back models"),
+    "play": ("understudy.cli.play:play", "watch a bot play, in the terminal or as GIFs"),
     "restore": ("understudy.cli.backup:restore", "make a data folder from a backup"),
     "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
     "status": ("understudy.cli.status:status", "roles, rates, games and models of a running platform"),

@@ -1,0 +1,117 @@
+"""Watching a registered bot play a Gymnasium env."""
+
+import io
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tests.act.policies import random_policy
+from tests.app.switches import GAME
+from understudy.app.choice import GameChoice, look_at
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.app.play import Moment, watch
+from understudy.cli import play as play_module
+from understudy.cli.root import run as run_command
+from understudy.core.game import game_spec
+from understudy.core.manifest import Lineage
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    registry = open_deployment(DataFolder(tmp_path / "D")).registry
+    for env in (GAME, "CartPole-v1"):
+        spec = look_at(GameChoice(game=env)).spec
+        registry.register(spec)
+        epoch = registry.takeover(spec.game, owner="test")
+        registry.release(random_policy(spec, "argmax"), Lineage(algorithm="dqn"), epoch=epoch)
+        registry.point(spec.game, "champion", 1, why="test")
+    other = game_spec("Switches-v0", obs=3, actions=2)
+    registry.release(random_policy(other, "argmax"), Lineage(algorithm="dqn"), epoch=1)
+    return str(tmp_path / "D")
+
+
+def test_a_bot_plays_the_same_seeds_to_the_same_returns_and_is_filmed(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def played(*more: str) -> dict[str, Any]:
+        assert run_command(["play", GAME, "--episodes", "3", "--seed", "5", "--data", data, "--json", *more]) == 0
+        fields = json.loads(capsys.readouterr().out)
+        assert isinstance(fields, dict)
+        return fields
+
+    first, again = played(), played("--bot", "1", "--gif", str(tmp_path / "films"))
+    assert first["returns"] == again["returns"] == played("--bot", "Switches-v0/1")["returns"]
+    assert (first["bot"], len(first["returns"])) == ("Switches-v0/1", 3)
+    assert [Path(path).read_bytes()[:3] for path in again["videos"]] == [b"GIF"] * 3
+
+
+def test_without_a_terminal_each_episode_is_a_line(data: str, capsys: pytest.CaptureFixture[str]):
+    assert run_command(["play", "CartPole-v1", "--episodes", "2", "--data", data]) == 0
+    said = capsys.readouterr().out
+    assert "episode 2: return" in said
+    assert "CartPole-v1/1: mean return" in said
+
+
+def test_in_a_terminal_frames_are_drawn(data: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(play_module, "_FPS", 10_000)
+    screen = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80, height=40)
+    monkeypatch.setattr(play_module, "console", lambda *, as_json: screen)
+    assert run_command(["play", GAME, "--data", data]) == 0
+    assert isinstance(screen.file, io.StringIO)
+    assert "▀" in screen.file.getvalue()
+    assert "step 10, return" in screen.file.getvalue()
+
+
+def test_a_picture_is_drawn_two_pixels_to_a_letter():
+    frame = np.zeros((60, 800, 3), np.uint8)
+    frame[:30] = 255
+    lines = play_module.drawn(frame, 72).plain.splitlines()
+    assert lines == ["▀" * 72] * 2
+    assert play_module.drawn(frame[:, :3]).plain.splitlines()[0] == "▀" * 3
+
+
+def test_moments_add_up(data: str):
+    seen: list[Moment] = []
+    policy = open_deployment(DataFolder(Path(data))).registry.policy("Switches-v0", 1)
+    choice = GameChoice(game=GAME)
+    (total,) = watch(choice, policy, seeds=[0], shows_frames=False, see=lambda _, moment: seen.append(moment))
+    assert sum(moment.reward for moment in seen) == seen[-1].total == total
+    assert [moment.has_ended for moment in seen] == [False] * 9 + [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([GAME, "--bot", "canary"], "has no canary yet"),
+        ([GAME, "--bot", "7"], "does not exist"),
+        ([GAME, "--bot", "best"], "GAME/NUMBER"),
+        ([GAME, "--bot", "CartPole-v1/1"], "a model of CartPole-v1"),
+        ([GAME, "--bot", "2"], "another shape"),
+        (["Nope-v1"], "Nope"),
+        ([GAME, "--env-kwargs", "{"], "--env-kwargs"),
+        ([GAME, "--episodes", "0"], "episodes"),
+    ],
+)
+def test_what_cannot_play_is_told(data: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    assert run_command(["play", *arguments, "--data", data]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_help_has_two_examples(capsys: pytest.CaptureFixture[str]):
+    assert run_command(["play", "--help"]) == 0
+    assert capsys.readouterr().out.count("understudy ") >= 3
