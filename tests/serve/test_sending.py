@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.serve.gateways import CART, Running, as_columns, frames_of, fresh, played, running
-from understudy.core.chunk import Chunk, chunk_of
+from understudy.core.chunk import Chunk, chunk_of, decode_chunk
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.frame import NO_PLAYER, CloseReport, close_frame, read_close
@@ -154,6 +154,16 @@ def test_columns_as_json_end_as_the_bytes_of_a_native_chunk(gateway: Running, ke
         assert bodies(gateway, chunk.meta.session) == [chunk.encode()]
         n_sent += 1
     assert n_sent == 30
+
+
+def test_notes_of_episodes_may_be_left_out(gateway: Running, key: str):
+    for seed in range(5):
+        chunk = random_chunk(CART, np.random.default_rng(seed), session=fresh(), n_steps=40)
+        sent = as_columns(chunk)
+        del sent["episodes"]
+        assert accepted(gateway.ask("POST", "/v1/games/cart/columns", key, sent)) == [True]
+        (body,) = bodies(gateway, chunk.meta.session)
+        assert [note.row for note in decode_chunk(body).meta.episodes] == [note.row for note in chunk.meta.episodes]
 
 
 def test_a_session_of_columns_can_be_closed(gateway: Running, key: str):

@@ -1,6 +1,7 @@
 """A gateway starts only where keys are safe, says where it listens, and stops without losing what it acked."""
 
 import datetime
+import http.client
 import signal
 import ssl
 import subprocess
@@ -15,7 +16,11 @@ import pytest
 import urllib3
 
 from tests.serve.gateways import as_columns, frames_of, played, running
-from understudy.core.errors import ConfigError
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ConfigError, StorageFailed
+from understudy.core.names import player_name
+from understudy.core.parcel import encode_parcel
+from understudy.models.objects import FolderObjects
 from understudy.serve.gateway import Gateway
 from understudy.serve.house import GatewayConfig
 from understudy.serve.server import Listen, Server, is_loopback
@@ -192,6 +197,65 @@ def test_two_gateways_on_one_store_obey_a_revocation_within_two_seconds(tmp_path
         while other.ask("GET", "/v1/games", key).status == 200:
             assert time.monotonic() - at_s < 2
         assert other.ask("GET", "/v1/games", key).code == "revoked_key"
+
+
+def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing(tmp_path: Path):
+    """Neither a bot that comes later, nor a body that was still on its way."""
+    with running(tmp_path) as gateway, ThreadPoolExecutor(2) as pool:
+        spec = gateway.register()
+        key, frames = gateway.key("play"), frames_of(played(n_chunks=1))
+        polling = pool.submit(gateway.ask, "GET", "/v1/games/cart/bot?after=0&wait_s=10", key)
+        body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+        connection.putrequest("POST", "/v1/games/cart/frames")
+        connection.putheader("Authorization", f"Bearer {key}")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders()
+        connection.send(body[:50])
+        time.sleep(0.3)
+        gateway.keys.revoke(key.split("_")[1])
+        gateway.release(spec)
+        connection.send(body[50:])
+        assert connection.getresponse().status == 401
+        connection.close()
+        reply = polling.result()
+        assert (reply.status, reply.code) == (401, "revoked_key")
+        assert gateway.streamed() == []
+
+
+def test_a_store_that_is_away_stops_no_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What was known stays in force: keys, specs and the bot; what must be read is answered with 503."""
+    clock = ShiftedClock()
+    with running(tmp_path, GatewayConfig(decide_within_s=10.0), clock=clock) as gateway:
+        gateway.release(gateway.register())
+        key = gateway.key("play", "admin")
+        assert gateway.ask("GET", "/v1/games/cart/bot", key).json["champion"]
+
+        def away(*_: Any) -> Any:
+            raise StorageFailed("no such host: models.internal.example")
+
+        monkeypatch.setattr(FolderObjects, "get", away)
+        monkeypatch.setattr(FolderObjects, "list", away)
+        clock.shift_s = 60.0
+        time.sleep(0.3)
+        assert gateway.send(key, frames_of(played(n_chunks=1))).json["acks"][0]["accepted"]
+        assert gateway.ask("GET", "/v1/games/cart/bot", key).json["champion"]
+        assert gateway.ask("POST", "/v1/games/cart/act", key, {"obs": [0, 0, 0, 0]}).json["model_no"] == 1
+        for path in ("/v1/games", "/v1/games/unknown"):
+            reply = gateway.ask("GET", path, key)
+            assert (reply.status, reply.code) == (503, "not_available")
+            assert "internal" not in reply.raw.decode()
+        monkeypatch.undo()
+        assert gateway.ask("GET", "/v1/games", key).json == {"games": ["cart"]}
+
+
+class ShiftedClock(SystemClock):
+    """A clock that a test sets ahead."""
+
+    shift_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.shift_s
 
 
 def test_a_process_stops_by_signal_and_says_zero(tmp_path: Path):

@@ -48,7 +48,7 @@ def _frame(sent: Columns, spec: GameSpec) -> Frame:
     meta = ChunkMeta(
         game=spec.game, schema=spec.schema, session=_session(sent.session), chunk_no=sent.chunk_no,
         first_step=sent.first_step, n_steps=int((columns["row"] == RowKind.STEP).sum()), consent=sent.consent,
-        client=sent.client, episodes=tuple(_note(note) for note in sent.episodes),
+        client=sent.client, episodes=_notes(sent, columns["is_first"]),
     )  # fmt: skip
     try:
         frame = Chunk(meta, columns).validate().frame()
@@ -83,6 +83,12 @@ def _array(name: str, values: list[Any], dtype: np.dtype[Any]) -> Array:
     if not is_kind or (dtype.kind != "f" and not np.array_equal(array, found)):
         raise Refused("bad_columns", f"{name} holds values that {dtype} cannot")
     return array
+
+
+def _notes(sent: Columns, is_first: Array) -> tuple[EpisodeNote, ...]:
+    if sent.episodes is None:
+        return tuple(EpisodeNote(row=row) for row in [0, *(np.flatnonzero(is_first[1:]) + 1).tolist()])
+    return tuple(_note(note) for note in sent.episodes)
 
 
 def _note(note: Note) -> EpisodeNote:

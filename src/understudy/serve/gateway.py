@@ -121,6 +121,8 @@ class Gateway:
                 named = route.name
                 check_key(key, route, origin, asked.own_origin)
                 answer = await _answer(house, asked, route, key, path)
+                if route.waits:
+                    key_of(headers, house.keys)  # it may have been revoked meanwhile
         except Exception as error:
             answer = refusal(error)
             if answer.status in (500, 503) and not isinstance(error, Refused):
@@ -187,6 +189,7 @@ async def _answer(house: House, asked: _Asked, route: Route, key: Key | None, pa
         if key is not None:
             # A chunked body announces nothing, a packed one less than it is.
             house.limits.owe(key, len(body) - announced)
+            key_of(asked.headers, house.keys)  # a body may take so long that the key was revoked meanwhile
         return await route.handler(house, Call(key, game, path, _query(asked.query), body))
 
 

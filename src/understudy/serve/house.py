@@ -37,7 +37,7 @@ class GatewayConfig:
     """The share of episodes that a canary plays."""
     target_steps_s: float | None = None
     """Steps a second and game that are wanted of players together; none: all of them."""
-    follow_every_s: float = 0.05
+    follow_every_s: float = 0.03
     """How often the registry is asked for news; on a cloud's store give a second or more."""
     keys_every_s: float = 0.5
     """How often revoked keys are looked for."""

@@ -17,6 +17,7 @@ from understudy.serve.connection import PatientConnection
 from understudy.serve.gateway import Gateway
 
 _BACKLOG = 2048
+_OTHER_FILES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ class Server:
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Serve; returns when `stop` was called and whoever was being served has their answer."""
         self._uvicorn.on_ready = on_ready
+        _allow_files(self._uvicorn.config.limit_concurrency or 0)
         try:
             self._uvicorn.run(sockets=[self._socket])
         except SystemExit:
@@ -114,6 +116,19 @@ class _Uvicorn(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)
+
+
+def _allow_files(n_connections: int) -> None:
+    """Let this process open as many files as it takes connections, where the system allows that."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = n_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _bound(listen: Listen) -> socket.socket:

@@ -3,15 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import structlog
+
 from understudy.core.clock import Clock
-from understudy.core.errors import Corrupt, Refused, SpecError
+from understudy.core.errors import Corrupt, Refused, SpecError, UnderstudyError
 from understudy.core.game import GameSpec
 from understudy.models.registry import Registry
 
 T = TypeVar("T")
+_log = structlog.get_logger("understudy.gateway")
 
 _FRESH_S = 5.0
 """After this the registry is asked again, since another gateway may have registered another schema."""
@@ -34,17 +37,23 @@ class Specs:
 
     async def of(self, game: str) -> dict[str, GameSpec]:
         """A game's specs; Refused when it has none."""
-        known = self._known.get(game)
-        if known is None or self._clock.monotonic() - known.at_s > _FRESH_S:
-            known = _Known(await self._run(self._read, game), self._clock.monotonic())
-            if not known.specs:
-                raise Refused("not_registered", f"{game} is not registered; {_HOW}")
-            self._known[game] = known
-        return known.specs
-
-    async def one(self, game: str, schema: str | None) -> GameSpec | None:
-        """The spec of this schema; None when there is none."""
-        return (await self.of(game)).get(schema or "")
+        known, now_s = self._known.get(game), self._clock.monotonic()
+        if known is not None and now_s - known.at_s <= _FRESH_S:
+            return known.specs
+        if known is not None:
+            # Whoever comes meanwhile goes on with the old ones; one look is enough.
+            self._known[game] = replace(known, at_s=now_s)
+        try:
+            specs = await self._run(self._read, game)
+        except (UnderstudyError, OSError) as error:
+            if known is None:
+                raise
+            _log.warning("specs_not_readable", game=game, error=str(error)[:300], next="the known ones stay in force")
+            return known.specs
+        if not specs:
+            raise Refused("not_registered", f"{game} is not registered; {_HOW}")
+        self._known[game] = _Known(specs, now_s)
+        return specs
 
     async def register(self, spec: GameSpec, *, may_add: bool) -> None:
         """Keep a spec; Refused when it is new and the caller may not add any."""

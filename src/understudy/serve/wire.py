@@ -83,7 +83,8 @@ class Columns(Struct, frozen=True, kw_only=True):
     consent: Text = "unknown"
     client: Text = "json"
     columns: dict[str, list[Any]]
-    episodes: Annotated[list[Note], Meta(max_length=4096)] = msgspec.field(default_factory=lambda: [Note()])
+    episodes: Annotated[list[Note], Meta(max_length=4096)] | None = None
+    """A note per episode that touches the chunk; none: nothing is known but where they begin."""
     skipped_steps: Count = 0
 
 
