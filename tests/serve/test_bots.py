@@ -247,6 +247,15 @@ def test_a_game_whose_every_model_is_damaged_still_gets_actions(tmp_path: Path):
         assert reply["action"] in (0, 1)
 
 
+def test_everybody_who_asks_first_gets_the_bot(tmp_path: Path):
+    with running(tmp_path) as gateway:
+        gateway.release(gateway.register())
+        key = gateway.key("play")
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            bots = list(pool.map(lambda _: gateway.ask("GET", "/v1/games/cart/bot", key).json, range(24)))
+        assert {model_of(bot) for bot in bots} == {1}
+
+
 # --- Deciding ---------------------------------------------------------------------------------------------------------
 
 DUEL = game_spec("duel", obs=6, actions=["left", "stay", "right", "jump"], has_legal=True)

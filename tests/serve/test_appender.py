@@ -1,0 +1,109 @@
+"""Frames of many requests are appended together; full, closed or failing, nobody is told that they are safe."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from tests.serve.gateways import frames_of, played
+from understudy.core.frame import Frame
+from understudy.core.ports import Outcome
+from understudy.serve.appender import Appender
+
+
+class Slow:
+    """A stream that appends when it is let."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Frame]] = []
+        self.go_on = threading.Event()
+        self.outcome = Outcome(True)
+
+    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+        assert self.go_on.wait(10)
+        self.calls.append(list(frames))
+        return [self.outcome] * len(frames)
+
+    def partitions(self) -> Any: ...
+    def read(self, *_: Any, **__: Any) -> Any: ...
+    def close(self) -> None: ...
+
+
+FRAMES = frames_of(played(n_chunks=12))
+SIZE = sum(frame.size_bytes for frame in FRAMES)
+
+
+def test_what_waits_is_appended_together_and_each_gets_its_own_answer():
+    async def try_it() -> None:
+        stream = Slow()
+        appender = Appender(stream)
+        appender.start()
+        sends = [asyncio.create_task(appender.append(FRAMES[at : at + 2])) for at in range(0, 12, 2)]
+        await asyncio.sleep(0.05)
+        assert appender.waiting_bytes == SIZE
+        stream.go_on.set()
+        assert [[ack.accepted for ack in await one] for one in sends] == [[True, True]] * 6
+        assert len(stream.calls) <= 2, "what came while one append was under way goes together"
+        assert [frame for call in stream.calls for frame in call] == FRAMES
+        assert appender.waiting_bytes == 0
+        assert await appender.append([]) == []
+        await appender.close()
+
+    asyncio.run(try_it())
+
+
+def test_full_it_asks_to_come_back():
+    async def try_it() -> None:
+        stream = Slow()
+        appender = Appender(stream, max_waiting_bytes=SIZE)
+        appender.start()
+        first = asyncio.create_task(appender.append(FRAMES))
+        await asyncio.sleep(0.05)
+        (ack,) = await appender.append(FRAMES[:1])
+        assert (ack.accepted, ack.refused, ack.retry_after_s) == (False, None, 1.0)
+        stream.go_on.set()
+        assert all(ack.accepted for ack in await first)
+        assert (await appender.append(FRAMES[:1]))[0].accepted
+        await appender.close()
+
+    asyncio.run(try_it())
+
+
+def test_closing_appends_what_waits_and_takes_no_more():
+    async def try_it() -> None:
+        stream = Slow()
+        appender = Appender(stream)
+        appender.start()
+        sends = [asyncio.create_task(appender.append([frame])) for frame in FRAMES]
+        gone = asyncio.create_task(appender.append(FRAMES[:1]))
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        closing = asyncio.create_task(appender.close())
+        await asyncio.sleep(0.05)
+        (late,) = await appender.append(FRAMES[:1])
+        assert (late.accepted, late.error) == (False, "the gateway is stopping")
+        stream.go_on.set()
+        await closing
+        assert [ack.accepted for acks in await asyncio.gather(*sends) for ack in acks] == [True] * 12
+        assert appender.waiting_bytes == 0
+        await appender.close()
+
+    asyncio.run(try_it())
+
+
+def test_what_the_stream_says_of_a_frame_is_what_its_sender_is_told():
+    async def try_it() -> None:
+        stream = Slow()
+        stream.go_on.set()
+        appender = Appender(stream)
+        appender.start()
+        for outcome, wanted in (
+            (Outcome(False, "too_large: x"), (False, "too_large: x", 0.0)),
+            (Outcome(False, "throttled", 2.5), (False, None, 2.5)),
+        ):
+            stream.outcome = outcome
+            (ack,) = await appender.append(FRAMES[:1])
+            assert (ack.accepted, ack.refused, ack.retry_after_s) == wanted
+        await appender.close()
+
+    asyncio.run(try_it())
