@@ -331,6 +331,21 @@ def test_no_thread_runs_before_the_first_decision_and_none_after_closing(tmp_pat
     assert threads() == []
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_a_program_may_wait_for_its_bot(tmp_path, background):
+    platform = Platform(tmp_path)
+    settings = {"link": platform.link, "spool": tmp_path / "spool", "background": background}
+    game = connect("my-game", obs=2, actions=3, **settings)
+    assert not game.wait_for_bot(0.05)
+    platform.release(constant_policy(1))
+    assert game.wait_for_bot(10)
+    assert game.episode(player="ada").act([0, 0]) == 1
+    game.close()
+    began_s = time.monotonic()
+    assert game.wait_for_bot(10)
+    assert time.monotonic() - began_s < 5
+
+
 def test_games_without_threads_pump_their_bots(tmp_path):
     platform, clock = Platform(tmp_path), FakeClock()
     platform.release(constant_policy(1))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy.client.backoff import Backoff
 from understudy.client.bot_cache import BotCache, Kept
@@ -27,11 +27,14 @@ from understudy.core.errors import (
     UnderstudyError,
 )
 from understudy.core.game import GameSpec
-from understudy.core.manifest import Manifest, manifest_from_json, open_policy
-from understudy.core.policy import Policy
 from understudy.core.ports import Casting, Link
 from understudy.core.signed import Trusted, open_signed, trusted_keys
 from understudy.core.writer import action_writer
+
+if TYPE_CHECKING:
+    # Policies are loaded with the first bot; a game that only records does without them.
+    from understudy.core.manifest import Manifest
+    from understudy.core.policy import Policy
 
 _POLL_S = 25.0
 """How long one question waits for news."""
@@ -48,8 +51,8 @@ _BAD = (Refused, Corrupt, ConfigError, KeyError, TypeError, ValueError, Attribut
 class Bot:
     """A model that passed every check."""
 
-    manifest: Manifest
-    policy: Policy
+    manifest: "Manifest"
+    policy: "Policy"
 
     @property
     def name(self) -> str:
@@ -112,6 +115,18 @@ class Bots:
             return stage.canary
         return stage.champion
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether there is a bot by then; for programs that would rather begin late than without one."""
+        deadline_s = self._clock.monotonic() + timeout_s
+        while self.cast() is None and (left_s := deadline_s - self._clock.monotonic()) > 0:
+            if self._has_thread and not self._stop.is_set():
+                self._clock.wait(self._stop, min(left_s, 0.02))
+            elif self._stop.is_set() or (pause_s := self.step(min(left_s, 1.0))) >= left_s:
+                break
+            else:
+                self._clock.wait(self._stop, pause_s)
+        return self.cast() is not None
+
     def _begin(self) -> Stage:
         with self._lock:
             if self._stage is None:
@@ -137,6 +152,8 @@ class Bots:
             return Stage()
 
     def _restored(self, kept: Kept, alias: str, known: Trusted) -> Bot | None:
+        from understudy.core.manifest import manifest_from_json, open_policy
+
         signed = kept.release(alias)
         if signed is None:
             return None
@@ -222,6 +239,8 @@ class Bots:
         return self._keep(news if canary else replace(news, canary_release=None))
 
     def _opened(self, news: Casting, alias: str, trusted: Trusted) -> Bot | None:
+        from understudy.core.manifest import manifest_from_json, open_policy
+
         point = self._entry(getattr(news, alias), "point", trusted)
         if point is None:
             if alias == "champion" and self._kept.seen[alias]:
@@ -260,7 +279,7 @@ class Bots:
             )
         return entry
 
-    def _fitting(self, manifest: Manifest) -> Manifest:
+    def _fitting(self, manifest: "Manifest") -> "Manifest":
         if (manifest.game, manifest.schema) != (self._spec.game, self._spec.schema):
             raise Refused("wrong_schema", f"{manifest.name} learned another version of {self._spec.game} than this one")
         return manifest

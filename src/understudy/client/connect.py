@@ -142,6 +142,10 @@ class Game:
         session.holder = weakref.ref(made)
         return made
 
+    def wait_for_bot(self, timeout_s: float = 5.0) -> bool:
+        """Whether there is a bot by then. Nothing needs this: without it, a bot plays as soon as it is there."""
+        return self._bots.wait(timeout_s)
+
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until everything recorded so far is acknowledged (or refused or dropped); False when time ran out."""
         return self._all_sent if self._closed else self._sender.flush(timeout_s, pumps=self._thread is None)

@@ -1,6 +1,6 @@
 """Deciding: whoever acts when an episode asks for it, and what is recorded of that."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -8,10 +8,12 @@ from understudy.client.bot import Bots
 from understudy.core.builder import Extras
 from understudy.core.chunk import By
 from understudy.core.errors import Refused
-from understudy.core.policy import Player
 from understudy.core.random_action import random_action
 from understudy.core.tensors import Array
 from understudy.core.writer import check_mask
+
+if TYPE_CHECKING:
+    from understudy.core.policy import Player
 
 
 class Decided(NamedTuple):

@@ -19,7 +19,6 @@ from understudy.core.canonical import strict_json
 from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec
-from understudy.core.manifest import MAX_POLICY_BYTES
 from understudy.core.names import PlayerName
 from understudy.core.parcel import CONTENT_TYPE, encode_parcel
 from understudy.core.ports import Ack, Casting
@@ -80,6 +79,8 @@ class HttpLink:
 
     def policy(self, model_no: int) -> bytes:
         """A model's policy as the gateway has it, not checked."""
+        from understudy.core.manifest import MAX_POLICY_BYTES
+
         return self._asking.ask("GET", f"{self._path}/models/{model_no}/policy", max_bytes=MAX_POLICY_BYTES)[1]
 
     def close(self) -> None:

@@ -1,0 +1,13 @@
+"""CartPole with its bot, recorded: `understudy up`, its two exports, then `python examples/cartpole.py`."""
+
+import gymnasium
+
+from understudy.client.gym import record
+
+env = record(gymnasium.make("CartPole-v1"), consent="granted")
+obs, _ = env.reset(seed=0)
+for _ in range(2000):
+    obs, _, terminated, truncated, _ = env.step(env.act(obs))
+    if terminated or truncated:
+        obs, _ = env.reset()
+env.close()
