@@ -176,11 +176,16 @@ class Scripted:
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
         self.asked: list[tuple[str, str, int]] = []
+        self.connections: list[socket.socket] = []
         self.pause_s = 0.0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                outer.connections.append(self.request)
+                super().setup()
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -298,6 +303,20 @@ def test_a_silent_platform_is_given_up_in_time_and_a_closed_link_at_once():
         link.close()
         with pytest.raises(LinkFailed, match="closed"):
             link.send(*sent())
+
+
+def test_one_connection_is_kept_and_made_anew_when_the_platform_closed_it():
+    with scripted() as server:
+        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        link = HttpLink(Address(server.url, KEY), "my-game")
+        for _ in range(5):
+            link.send(*sent())
+        assert len(server.connections) == 1
+        server.connections[0].shutdown(socket.SHUT_RDWR)
+        until(lambda: not link._sending._connection.is_connected)
+        assert link.send(*sent()) == [Ack(True)]
+        assert len(server.connections) == 2
+        link.close()
 
 
 def test_what_is_too_large_for_somebody_on_the_way_goes_in_halves():

@@ -62,10 +62,14 @@ def test_act_and_decide_agree_also_by_chance(game: GameSpec, kind: str, stack: i
             noise = policy.head.noise(np.random.default_rng(seed), 1)
             legal = None if mask is None else mask[None]
             wanted = policy.decide(columns, noise, legal=legal, deterministic=deterministic)
-            found = policy.act(
+            found, logp, raw = policy.choose(
                 given if stack > 1 else given[0], legal=mask, deterministic=deterministic,
                 rng=np.random.default_rng(seed),
             )  # fmt: skip
+            assert logp == pytest.approx(float(wanted.logp[0]), abs=1e-5)
+            assert (raw is None) == (wanted.raw_action is None)
+            if raw is not None:
+                np.testing.assert_allclose(raw, wanted.raw_action[0], atol=1e-5)
             np.testing.assert_allclose(found, env_actions(game, wanted.action)[0], atol=1e-5)
             assert type(found) is (int if game is CART else np.ndarray)
 

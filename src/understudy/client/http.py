@@ -139,6 +139,9 @@ class _Line:
 
     def _open(self, wait_s: float) -> Any:
         connection = self._connection
+        if connection is not None and connection.sock is not None and not connection.is_connected:
+            self._drop()  # the other side has closed it meanwhile
+            connection = None
         if connection is None:
             connection = self._connection = self._connect()
         connection.timeout = self._timeout_s + wait_s

@@ -14,7 +14,7 @@ from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.forward import Forward, compile_network, compile_row
 from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.heads import Decision, Head, env_actions, head_for, head_from_json, head_to_json, masked
+from understudy.core.heads import Decision, Head, draw_one, env_actions, head_for, head_from_json, head_to_json, masked
 from understudy.core.network import NetworkSpec, Weights, checked_weights, network_from_json, network_to_json
 from understudy.core.tensors import Array
 from understudy.core.writer import Read, check_mask, obs_reader
@@ -114,19 +114,19 @@ class Policy:
         columns = self._read(obs)
         mask = None if legal is None else self._mask(legal)
         outputs = self._row(columns)
-        if self._greedy is not None and (deterministic or self.head.kind != "categorical"):
+        if self._greedy is not None:
             name, first = self._greedy
-            scores = outputs[name]
-            return first + int((scores if mask is None else masked(scores, mask)).argmax()), 0.0, None
+            scores = outputs[name] if mask is None else masked(outputs[name], mask)
+            noise = None if deterministic or rng is None or self.head.kind != "categorical" else self.head.noise(rng, 1)
+            if noise is None:
+                return first + int(scores.argmax()), 0.0, None
+            action, logp = draw_one(scores, noise[0])
+            return first + action, logp, None
         batch = {name: output[None] for name, output in outputs.items()}
         noise = None if rng is None or deterministic else self.head.noise(rng, 1)
-        decision = self.head.sample(
-            batch, noise, legal=None if mask is None else mask[None], deterministic=deterministic
-        )
-        action, logp = env_actions(self.game, decision.action)[0], float(decision.logp[0])
-        if self.head.is_discrete:
-            return int(action), logp, None
-        return action, logp, decision.raw_action[0].reshape(action.shape)
+        decision = self.head.sample(batch, noise, deterministic=deterministic)
+        action = env_actions(self.game, decision.action)[0]
+        return action, float(decision.logp[0]), decision.raw_action[0].reshape(action.shape)
 
     @cached_property
     def _read(self) -> Read:
