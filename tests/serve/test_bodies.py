@@ -74,7 +74,7 @@ def test_bodies_beyond_the_limit_are_refused_at_once(gateway: Running, key: str,
     connection.putheader("Content-Length", str(route.max_bytes + 1))
     connection.endheaders()
     assert connection.getresponse().status == 413
-    assert time.monotonic() - began_s < 1
+    assert time.monotonic() - began_s < 3
     connection.close()
 
 

@@ -114,7 +114,7 @@ def test_a_long_poll_ends_with_204_or_within_200_ms_of_a_promotion(gateway: Runn
     began_s = time.monotonic()
     reply = gateway.ask("GET", f"/v1/games/polled/bot?after={bot['number']}&wait_s=0.3", key)
     assert (reply.status, reply.raw) == (204, b"")
-    assert 0.25 < time.monotonic() - began_s < 2
+    assert 0.25 < time.monotonic() - began_s < 8
     took_s = min(woken_after_s(gateway, key, model_no) for model_no in (2, 1, 2))
     assert took_s < 0.2
 

@@ -129,8 +129,8 @@ def test_stopping_answers_whoever_is_being_served(tmp_path: Path, monkeypatch: p
             time.sleep(0.2)
             began_s = time.monotonic()
             gateway.server.stop()
-            assert polling.result(5).status == 204
-            assert time.monotonic() - began_s < 2
+            assert polling.result(15).status == 204
+            assert time.monotonic() - began_s < 8
             assert not any(one.done() for one in sending)
             go_on.set()
             for one in sending:
