@@ -14,8 +14,8 @@ help:  ## list the targets
 setup:  ## create .venv with the platform (nothing happens when nothing changed)
 	@$(SETUP) platform
 
-demo: setup  ## record, kill, recover, verify: what exists so far, with its numbers
-	@$(BIN)/understudy demo
+demo: setup  ## the closed loop: people play, a learner learns, its bots play; measured at the end
+	@$(BIN)/understudy demo --check
 
 test:  ## every test that needs no outside server
 	@$(SETUP) platform dev

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from understudy.app.data import DataFolder, data_folder
-from understudy.app.demo import sabotage
 from understudy.app.erase import forget_player, replay_quarantine
 from understudy.app.ingest import IngestRole
 from understudy.app.ledger import LedgerLink, read_ledger
@@ -202,11 +201,16 @@ def test_a_ledger_line_cut_by_a_full_disk_does_not_spoil_the_rest(data: DataFold
     assert len(list(read_ledger(data.ledger))) == 2 * len(whole.splitlines())
 
 
-def test_the_control_of_the_demo_works_on_little_data(data: DataFolder, tmp_path: Path) -> None:
+def test_one_flipped_bit_in_a_sealed_segment_is_called_a_loss(data: DataFolder) -> None:
     record(data, player="ada", steps=30)
     assert verify(data).exit_code == 0
-    red, _ = sabotage(data, tmp_path)
-    assert red.exit_code == 1
+    with IngestRole(data) as role:
+        role.store.freeze(wait=True)
+    (segment,) = (data.store / "segments").glob("*.safetensors")
+    raw = bytearray(segment.read_bytes())
+    raw[len(raw) * 3 // 4] ^= 0x10
+    segment.write_bytes(raw)
+    assert verify(data).exit_code == 1
 
 
 def test_steps_that_are_set_aside_are_not_called_stored(data: DataFolder) -> None:

@@ -2,100 +2,125 @@
 
 import shutil
 import tempfile
-from dataclasses import asdict
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.data import DataFolder
-from understudy.app.demo import Killed, go_on, record_and_kill, sabotage
-from understudy.app.simulate import SimulateConfig, SimulateResult
-from understudy.app.verify import Verdict, verify
-from understudy.cli.live import watching
+from understudy.app.loop import KILLABLE, Look, Loop, LoopConfig, LoopResult, Show
 from understudy.cli.options import count, examples, finish, folder, json_option
 from understudy.core.errors import ConfigError
 
+_LINE_EVERY_S = 5.0
 
-@click.command(epilog=examples("understudy demo", "understudy demo --data D --seconds 10 --json"))
-@click.option("--game", default="CartPole-v1", show_default=True, help="Any Gymnasium id.")
-@click.option("--players", default=4, show_default=True, help="How many simulated players.")
-@click.option("--seconds", default=4.0, show_default=True, help="How long they play before and after the kill.")
-@click.option("--data", "data_text", metavar="DIR", help="Keep the data in this folder (default: a temporary one).")
+
+@click.command(
+    epilog=examples("understudy demo", "understudy demo --check --kill learner --json", "understudy demo --keep D")
+)
+@click.option("--game", default="CartPole-v1", show_default=True, metavar="ID", help="A Gymnasium id.")
+@click.option("--players", default=8, show_default=True, help="How many simulated people.")
+@click.option("--seconds", default=75.0, show_default=True, help="How long they play at most.")
+@click.option("--kill", type=click.Choice(KILLABLE), help="Kill this role with kill -9 once the first bot plays.")
+@click.option("--check", is_flag=True, help="End with 1 unless the last bot beats the first and nothing was lost.")
+@click.option("--seed", default=0, show_default=True, help="Of the people and of the episodes that judge.")
+@click.option("--keep", metavar="DIR", help="Keep the data in this folder (default: a temporary one).")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also write a picture of the output.")
 @json_option
-def demo(game: str, players: int, seconds: float, data_text: str | None, svg: Path | None, as_json: bool) -> int:
-    """Record real play, kill everything with kill -9, start again, and prove that nothing is lost or doubled."""
+def demo(
+    game: str, players: int, seconds: float, kill: str | None, check: bool, seed: int, keep: str | None,
+    svg: Path | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Close the loop: people play, a learner without a game learns from them, and its bots play with them.
+
+    Simulated people of different skill play through the real client over real HTTP; gateway, ingest and learner are
+    the processes that `understudy up` runs. It ends by itself with the first and the last bot on equal seeds.
+    """
     if svg is not None and not svg.absolute().parent.is_dir():
         raise ConfigError(f"--svg {svg}: there is no folder {svg.absolute().parent}; make it first")
+    config = LoopConfig(env_id=game, people=players, max_seconds=seconds, kill=kill, seed=seed)  # type: ignore[arg-type]
     out = Console(stderr=as_json, highlight=False, record=svg is not None, width=96 if svg else None)
     scratch = Path(tempfile.mkdtemp(prefix="understudy-demo-"))
     try:
-        data = folder(data_text) if data_text else DataFolder(scratch / "data")
-        config = SimulateConfig(env_id=game, players=players, seconds=seconds)
-        killed, result = _record(out, data, config)
-        verdict = verify(data)
-        red, where = sabotage(data, scratch)
+        data = folder(keep) if keep else DataFolder(scratch / "data")
+        out.print(f"[bold]{players} people play {game}[/]: client → gateway → stream → ingest → store → learner → bot")
+        with _watching(out, config) as show:
+            result = Loop(data, config, show).run()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    _print(out, killed, result, verdict)
-    _print_control(out, red, where)
-    out.print("\nnext")
-    out.print(
-        "  understudy simulate CartPole-v1 --players 8 --seconds 10 --data D    [dim]# kill it whenever you like[/dim]"
-    )
-    out.print("  understudy data verify --data D")
+    _print(out, result, keep)
     if svg is not None:
         out.save_svg(str(svg), title="understudy demo")
-    fine = verdict.exit_code == 0 and red.exit_code == 1
-    fields = {"killed": asdict(killed), "result": asdict(result), "verify": verdict.to_json(), "control": red.to_json()}
-    return finish(fields, as_json=as_json, code=0 if fine else 1)
+    return finish(result.to_json(), as_json=as_json, code=0 if result.is_sound or not check else 1)
 
 
-def _record(out: Console, data: DataFolder, config: SimulateConfig) -> tuple[Killed, SimulateResult]:
-    title = f"{config.players} players of {config.env_id}"
-    out.print(f"[bold]1  record[/bold]  {title}: recorder → spool → stream → ingest → store, in real processes")
-    long = SimulateConfig(env_id=config.env_id, players=config.players, seconds=3600.0)
-    with watching(out, title=title, seconds=config.seconds) as show:
-        killed = record_and_kill(data, long, show, after_s=config.seconds)
-    out.print(f"[bold]2  kill -9[/bold]  all {killed.processes} processes, in the middle of it")
-    out.print("[bold]3  start again[/bold]  on the same folder; what the dead left in their spools is sent first")
-    with watching(out, title=title, seconds=config.seconds) as show:
-        return killed, go_on(data, config, show)
+@contextmanager
+def _watching(out: Console, config: LoopConfig) -> Iterator[Show]:
+    """What happens, as it happens: a table in a terminal, a line now and then elsewhere."""
+    next_s = 0.0
+    live = Live(console=out, refresh_per_second=8, transient=True) if out.is_terminal else None
+
+    def show(look: Look) -> None:
+        nonlocal next_s
+        if look.said:
+            out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.said)}", soft_wrap=True)
+        elif live is not None:
+            live.update(_table(look, config))
+        elif time.monotonic() >= next_s:
+            next_s = time.monotonic() + _LINE_EVERY_S
+            out.print(
+                f"[dim]{look.elapsed_s:5.1f} s[/]  acknowledged {count(look.acked_steps)}, stored "
+                f"{count(look.stored_steps)} steps; {escape(look.phase)}",
+                soft_wrap=True,
+            )
+
+    if live is None:
+        yield show
+    else:
+        with live:
+            yield show
 
 
-def _print(out: Console, killed: Killed, result: SimulateResult, verdict: Verdict) -> None:
-    out.print("[bold]4  verify[/bold]  every acknowledgement the players got, against the stored bytes\n")
+def _table(look: Look, config: LoopConfig) -> Table:
+    table = Table(title=f"{config.env_id}   {look.elapsed_s:.0f} of at most {config.max_seconds:g} s", min_width=64)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, text in (
+        ("steps recorded", count(look.recorded_steps)), ("acknowledged", count(look.acked_steps)),
+        ("stored", count(look.stored_steps)), ("champion", str(look.champion or "none yet")),
+        ("canary", str(look.canary or "none")), ("learner", look.phase),
+    ):  # fmt: skip
+        table.add_row(name, text)
+    return table
+
+
+def _print(out: Console, result: LoopResult, keep: str | None) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for name in ("", "recorded", "acknowledged", "steps/s", "ack p99"):
+    for name in ("", "mean return", "95 % interval"):
         table.add_column(name, justify="left" if not name else "right")
-    table.add_row(
-        "before the kill",
-        count(killed.recorded_steps),
-        count(killed.acked_steps),
-        count(killed.acked_steps / killed.after_s),
-        "",
-    )
-    table.add_row(
-        "after it",
-        count(result.recorded_steps),
-        count(result.acked_steps),
-        count(result.steps_per_s),
-        f"{result.ack_p99_ms:.1f} ms",
-    )
+    for name, value, low, high in (
+        ("first bot", result.first_return, result.first_low, result.first_high),
+        ("last bot", result.last_return, result.last_low, result.last_high),
+    ):
+        table.add_row(name, f"{value:.1f}", f"{low:.1f} to {high:.1f}")
+    out.print()
     out.print(table)
+    colour, word = ("green", "better") if result.improved else ("yellow", "not proven to be better")
     out.print(
-        f"\nstored [bold]{count(verdict.steps)}[/bold] steps of {verdict.sessions} sessions; the ledger promises "
-        f"{count(verdict.ledger_steps)}"
+        f"\n[{colour} bold]the last bot is {word}[/], on the same 100 held-out seeds, after {result.seconds:.0f} s"
     )
-    colour = "green" if verdict.exit_code == 0 else "red"
+    colour = "green" if not (result.lost_steps or result.duplicate_steps) else "red"
+    killed = f" although the {result.killed} was killed" if result.killed else ""
     out.print(
-        f"[{colour} bold]lost {count(verdict.lost_steps)}, stored twice {count(verdict.duplicate_steps)}, "
-        f"unexplained gaps {count(verdict.gap_steps)}[/]"
+        f"acknowledged {count(result.acked_steps)} steps, stored {count(result.stored_steps)}: "
+        f"[{colour} bold]lost {count(result.lost_steps)}, stored twice {count(result.duplicate_steps)}[/]{killed}"
     )
-
-
-def _print_control(out: Console, red: Verdict, where: str) -> None:
-    seen = f"seen: {count(red.lost_steps)} steps called lost" if red.exit_code == 1 else "NOT SEEN"
-    out.print(f"[dim]control: {where} flipped in a copy → {seen}[/dim]")
+    out.print("\nnext")
+    out.print(f"  understudy up --data {keep or 'D'}            [dim]# the same roles, for a game of yours[/dim]")
+    out.print("  understudy train CartPole-v1        [dim]# a bot from a simulator alone[/dim]")

@@ -15,7 +15,7 @@ _COMMANDS = {
     "backup": ("understudy.cli.backup:backup", "copy store, models and keys while the platform runs"),
     "config": ("understudy.cli.config:config", "make, show and check the config"),
     "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
-    "demo": ("understudy.cli.demo:demo", "record, kill, recover, verify: the whole promise in a minute"),
+    "demo": ("understudy.cli.demo:demo", "people play, a learner learns, its bots play: the closed loop in a minute"),
     "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),
     "evaluate": ("understudy.cli.evaluate:evaluate", "play a run's policy on held-out seeds"),
     "games": ("understudy.cli.games:games", "register, list and check games"),

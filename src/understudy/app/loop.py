@@ -1,0 +1,273 @@
+"""The closed loop in a minute: people play, a learner that has no game learns from them, and its bots play with them.
+
+    people ─► client ─► gateway ─► stream ─► ingest ─► store ─► learner ─► registry ─► gate ─► the next bot plays
+
+Every part is the real one, in processes of its own. What the loop promises is measured at its end: the first and the
+last bot on the same held-out seeds, and every acknowledgement against the stored bytes.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from understudy.app.children import Child
+from understudy.app.config import Config, GatewaySection
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.app.people import PeopleSettings, command
+from understudy.app.supervise import Standing
+from understudy.app.up import Platform
+from understudy.app.verify import Verdict, verify
+from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.names import game_name_of_env
+from understudy.core.policy import Policy
+from understudy.core.statistics import Estimate, mean
+from understudy.models.registry import Registry
+
+Role = Literal["learner", "ingest", "gateway"]
+KILLABLE: tuple[Role, ...] = ("learner", "ingest", "gateway")
+EPISODES = 100
+_TICK_S = 0.1
+_READY_S = 60.0
+_CLOSE_S = 40.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """What to show."""
+
+    env_id: str = "CartPole-v1"
+    people: int = 8
+    max_seconds: float = 75.0
+    """When to stop, however good the bots are by then."""
+    kill: Role | None = None
+    """A role that is killed once the first bot plays; nothing may be lost by it."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.people <= 1_000:
+            raise ConfigError(f"--players is {self.people}; give a number from 1 to 1000")
+        if not 5 <= self.max_seconds <= 86_400:
+            raise ConfigError(f"--seconds is {self.max_seconds}; give at least 5, such as 75")
+        if self.kill is not None and self.kill not in KILLABLE:
+            raise ConfigError(f"--kill is {self.kill}; give one of {', '.join(KILLABLE)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How the loop stands, for whoever watches."""
+
+    elapsed_s: float
+    recorded_steps: int
+    acked_steps: int
+    stored_steps: int
+    phase: str
+    champion: int
+    canary: int
+    said: str = ""
+    """Something that just happened, in words; empty most of the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopResult:
+    """What the loop has shown."""
+
+    first_return: float
+    first_low: float
+    first_high: float
+    last_return: float
+    last_low: float
+    last_high: float
+    improved: bool
+    """The last bot's interval lies above the first one's."""
+    acked_steps: int
+    stored_steps: int
+    steps_from_players: int
+    lost_steps: int
+    duplicate_steps: int
+    model_versions: list[int]
+    """Champions in the order they came."""
+    killed: str | None
+    restarts: int
+    seconds: float
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it improved and nothing was lost or doubled."""
+        return self.improved and not self.lost_steps and not self.duplicate_steps
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Show = Callable[[Look], None]
+
+
+class Loop:
+    """One closed loop on a data folder; `run` goes from the first step to the measured result."""
+
+    def __init__(self, data: DataFolder, config: LoopConfig, show: Show) -> None:
+        self._data, self._config, self._show = data, config, show
+        self._game = str(game_name_of_env(config.env_id))
+        self._said: list[str] = []
+        self._began_s = time.monotonic()
+        self._killed = False
+
+    def run(self) -> LoopResult:
+        """Play until a bot is clearly better than the first, or time is up; then prove what was promised."""
+        judge = _Judge(self._config)
+        settings = Config(data=str(self._data.root), gateway=GatewaySection(port=0, canary_share=0.5))
+        registry = open_deployment(self._data).registry
+        with Platform(settings, tell=self._tell) as platform:
+            self._wait_until_ready(platform)
+            people = _People(self._data, self._config, platform)
+            try:
+                self._watch(platform, people, registry, judge)
+            finally:
+                people.stop()
+            platform.supervisor.stop()
+            restarts = sum(one.restarts for one in platform.supervisor.standings.values())
+        return self._result(judge, verify(self._data), restarts)
+
+    def _tell(self, standing: Standing, said: str) -> None:
+        if standing.state in ("waiting", "running") and self._killed:
+            self._said.append(f"{standing.role.name} {said}")
+
+    def _wait_until_ready(self, platform: Platform) -> None:
+        deadline_s = time.monotonic() + _READY_S
+        while not platform.supervisor.is_ready:
+            if time.monotonic() > deadline_s:
+                raise UnderstudyError(f"the platform was not ready within {_READY_S:.0f} s; try `understudy doctor`")
+            platform.supervisor.step()
+            time.sleep(_TICK_S / 2)
+
+    def _watch(self, platform: Platform, people: "_People", registry: Registry, judge: "_Judge") -> None:
+        while self._elapsed_s < self._config.max_seconds:
+            platform.supervisor.step()
+            people.check()
+            champion = registry.catalogue(self._game).points_to("champion")
+            if champion and champion not in judge.models:
+                returns = judge.look(champion, registry.policy(self._game, champion))
+                self._said.append(f"{self._game}/{champion} is champion: {_words(returns)} over {EPISODES} episodes")
+                self._kill_if_due(platform)
+            self._look(platform, people, registry)
+            if judge.has_improved and (self._config.kill is None or self._killed):
+                return
+            time.sleep(_TICK_S)
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def _kill_if_due(self, platform: Platform) -> None:
+        child = platform.supervisor.standings[self._config.kill].child if self._config.kill else None
+        if child is not None and not self._killed:
+            self._killed = True
+            self._said.append(f"kill -9 of the {self._config.kill} (process {child.pid})")
+            child.kill()
+
+    def _look(self, platform: Platform, people: "_People", registry: Registry) -> None:
+        standings = platform.supervisor.standings
+        now = registry.catalogue(self._game)
+        game = standings["learner"].report.get("games", {}).get(self._game, {})
+        phase = f"{game['phase']}: {game['why']}" if game else "the learner is starting"
+        for said in [*self._said, ""]:
+            self._show(Look(
+                self._elapsed_s, people.total("recorded"), people.total("acked"),
+                int(standings["ingest"].report.get("stored", 0)), phase, now.points_to("champion"),
+                now.points_to("canary"), said,
+            ))  # fmt: skip
+        self._said.clear()
+
+    def _result(self, judge: "_Judge", verdict: Verdict, restarts: int) -> LoopResult:
+        if not judge.models:
+            raise UnderstudyError(
+                f"no bot came within {self._config.max_seconds:.0f} s; give more --seconds, or keep the folder with "
+                "--keep and look at it with `understudy status`"
+            )
+        first, last = judge.first, judge.last
+        return LoopResult(
+            first_return=first.value, first_low=first.low or first.value, first_high=first.high or first.value,
+            last_return=last.value, last_low=last.low or last.value, last_high=last.high or last.value,
+            improved=judge.has_improved, acked_steps=verdict.ledger_steps, stored_steps=verdict.steps,
+            steps_from_players=verdict.steps, lost_steps=verdict.lost_steps, duplicate_steps=verdict.duplicate_steps,
+            model_versions=judge.models, killed=self._config.kill if self._killed else None, restarts=restarts,
+            seconds=round(self._elapsed_s, 1),
+        )  # fmt: skip
+
+
+def _words(found: Estimate) -> str:
+    return f"{found.value:.0f} ({found.low:.0f} to {found.high:.0f})"
+
+
+class _Judge:
+    """Plays every champion on the same held-out seeds; only the one who watches has the game, the learner has not."""
+
+    def __init__(self, config: LoopConfig) -> None:
+        from understudy.act.vector import make_envs
+
+        self._envs = make_envs(config.env_id, EPISODES)
+        self._seeds = [(1 << 31) + 1_000 * config.seed + at for at in range(EPISODES)]
+        self._found: dict[int, Estimate] = {}
+
+    def look(self, model_no: int, policy: Policy) -> Estimate:
+        from understudy.act.evaluate import evaluate
+
+        returns = evaluate(policy, self._envs, seeds=self._seeds)
+        self._found[model_no] = mean(np.asarray(returns))
+        return self._found[model_no]
+
+    @property
+    def models(self) -> list[int]:
+        return list(self._found)
+
+    @property
+    def first(self) -> Estimate:
+        return next(iter(self._found.values()))
+
+    @property
+    def last(self) -> Estimate:
+        return next(reversed(self._found.values()))
+
+    @property
+    def has_improved(self) -> bool:
+        """Whether the newest champion's interval lies above the first one's."""
+        return len(self._found) > 1 and (self.last.low or 0.0) > (self.first.high or 0.0)
+
+
+class _People:
+    """Two processes of people, so that one can be lost and the other plays on."""
+
+    def __init__(self, data: DataFolder, config: LoopConfig, platform: Platform) -> None:
+        assert platform.keys is not None
+        assert platform.url is not None
+        names = [f"person-{at}" for at in range(config.people)]
+        common = PeopleSettings(
+            data=str(data.root), url=platform.url, key=platform.keys.key, env_id=config.env_id, names=[]
+        )
+        self._children = [
+            Child(f"people {at}", command(replace(common, names=share, seed=config.seed + at)))
+            for at, share in enumerate((names[::2], names[1::2]))
+            if share
+        ]
+
+    def total(self, name: str) -> int:
+        return sum(int(child.latest.get(name, 0)) for child in self._children)
+
+    def check(self) -> None:
+        """Raise when a process of people failed."""
+        for child in self._children:
+            if child.exit_code not in (None, 0):
+                raise UnderstudyError(f"{child.name} failed:\n{child.errors}")
+
+    def stop(self) -> None:
+        """Let them finish what they recorded; whoever does not is ended."""
+        for child in self._children:
+            child.stop()
+        for child in self._children:
+            if child.wait(_CLOSE_S) is None:
+                child.kill()
+                child.wait(5.0)

@@ -1,0 +1,80 @@
+"""The closed loop as a user sees it: people play, a learner without a game learns, its bots get better."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "understudy.cli.main", "demo"]
+
+
+def run(*arguments: str, timeout_s: float = 280.0) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run([*COMMAND, *arguments, "--json"], capture_output=True, text=True, timeout=timeout_s)
+    lines = done.stdout.strip().splitlines()
+    return done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr
+
+
+@pytest.mark.parametrize("kill", ["", "learner"])
+def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(kill: str, tmp_path: Path) -> None:
+    # The time is for machines that are busy with other tests; alone it takes well under half.
+    picture = tmp_path / "demo.svg"
+    killing = ["--kill", kill] if kill else []
+    code, found, said = run("--check", "--seconds", "240", "--svg", str(picture), *killing)
+    assert code == 0, said
+    assert found["improved"]
+    assert found["last_low"] > found["first_high"]
+    assert found["first_low"] <= found["first_return"] <= found["first_high"]
+    assert len(found["model_versions"]) >= 2
+    assert (found["lost_steps"], found["duplicate_steps"]) == (0, 0)
+    assert found["stored_steps"] >= found["acked_steps"] >= 1_000
+    assert found["steps_from_players"] == found["stored_steps"]
+    assert found["killed"] == (kill or None)
+    assert found["restarts"] >= bool(kill)
+    assert "<svg" in picture.read_text()
+
+
+def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    before = set(Path(tmp_path).parent.glob("understudy-demo-*"))
+    process = subprocess.Popen(
+        [*COMMAND, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    wait_for(lambda: any(tmp_path.glob("understudy-demo-*/data/ledger/*.jsonl")))
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    wait_for(lambda: not processes_of(tmp_path))
+    assert set(tmp_path.glob("understudy-demo-*")) == before
+
+
+@pytest.mark.parametrize("wrong", [["--players", "0"], ["--seconds", "1"], ["--game", "Nope-v0"], ["--kill", "store"]])
+def test_what_cannot_work_is_refused_at_once(wrong: list[str]) -> None:
+    code, found, said = run(*wrong, timeout_s=60)
+    assert code == 2
+    assert not found
+    assert "Traceback" not in said
+
+
+def wait_for(condition: Any, timeout_s: float = 120.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited too long"
+        time.sleep(0.05)
+
+
+def processes_of(folder: Path) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline") if Path("/proc").is_dir() else ():
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        if str(folder) in text and "understudy.app" in text:
+            found.append(int(path.parent.name))
+    return found
