@@ -1,15 +1,18 @@
 """The platform as an operator runs it: real processes, a real port, real kills."""
 
+import io
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.cli.platforms import Sender, Up, processes_of, wait_for
 from understudy.app.data import DataFolder
@@ -19,6 +22,7 @@ from understudy.app.stats import stats
 from understudy.app.status import status
 from understudy.app.up import GAME, Platform, development_keys
 from understudy.cli.root import run as run_command
+from understudy.cli.up import _View, _words
 
 pytestmark = pytest.mark.xdist_group("processes")
 ROLES = ("--role", "gateway,ingest")
@@ -121,6 +125,33 @@ def test_the_learner_runs_beside_them_and_is_restarted(tmp_path: Path):
         wait_for(lambda: "of 1000 steps of people" in status(DataFolder(data))["games"][0].get("why", ""))
         assert up.stop() == 0, up.errors
     assert processes_of(data) == []
+
+
+def test_nobody_waits_for_a_reader_of_the_log(monkeypatch: pytest.MonkeyPatch):
+    is_read, written = threading.Event(), list[str]()
+
+    class Unread:
+        def write(self, text: str) -> None:
+            is_read.wait(30)
+            written.append(text)
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr(sys, "stderr", Unread())
+    view = _View(Console(file=io.StringIO()), is_json=False)
+    began_s = time.monotonic()
+    for _ in range(5000):
+        view.log("gateway", "x" * 1000)
+    view.close()
+    assert time.monotonic() - began_s < 10
+    is_read.set()
+    wait_for(lambda: len(written) >= 1000)
+
+
+def test_events_are_words_in_a_terminal():
+    assert _words('{"event": "store_full", "next": "free some", "level": "warning"}') == "store_full next=free some"
+    for line in ("plain", "[1]", "{}", '{"event": 1'):
+        assert _words(line) == line
 
 
 def test_what_cannot_work_is_told_in_one_line_and_leaves_no_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

@@ -1,6 +1,8 @@
 """understudy up."""
 
+import contextlib
 import json
+import queue
 import signal
 import sys
 import threading
@@ -46,8 +48,8 @@ def up(
     """
     flags = {"data": data_text, "gateway.port": port, "gateway.host": host, "roles": roles}
     config, out, asked = resolve(flags, file=file).config, console(as_json=json_ready), _Asked()
-    view = _View(out)
-    with asked, Platform(config, tell=view.tell, log=view.log) as platform:
+    view = _View(out, is_json=config.log.json)
+    with contextlib.closing(view), asked, Platform(config, tell=view.tell, log=view.log) as platform:
         view.standings = platform.supervisor.standings
         is_told = False
 
@@ -107,11 +109,36 @@ def _say_ready(platform: Platform, out: Console, *, json_ready: bool) -> None:
     out.print(GAME, markup=False, soft_wrap=True)
 
 
+class _Lines:
+    """Lines on their way to standard error; when nobody reads them the newest are dropped, and nobody waits."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.Queue[str | None] = queue.Queue(maxsize=1000)
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def put(self, line: str | None) -> None:
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(line)
+
+    def _write(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
+
+    def close(self) -> None:
+        self.put(None)
+        self._thread.join(1.0)
+
+
 class _View:
     """Roles as a table in a terminal, as a line for each change elsewhere."""
 
-    def __init__(self, out: Console) -> None:
-        self._out = out
+    def __init__(self, out: Console, *, is_json: bool) -> None:
+        """`is_json`: roles' events stay lines of JSON in a terminal, too."""
+        self._out, self._is_json = out, is_json
+        self._lines = None if out.is_terminal else _Lines()
         self._live: Live | None = None
         self.standings: dict[str, Standing] = {}
         self._next_s = 0.0
@@ -128,21 +155,41 @@ class _View:
             self._live = None
 
     def tell(self, standing: Standing, said: str) -> None:
+        """What became of a role."""
+        if self._lines is not None:
+            self._lines.put(f"{standing.role.name:<8} {said}")
+            return
         colour = {"waiting": "yellow", "running": "green"}.get(standing.state, "dim")
         self._out.print(f"[{colour}]{standing.role.name:<8}[/] {escape(said)}", soft_wrap=True)
 
     def log(self, role: str, line: str) -> None:
-        """What a role wrote to standard error; events for people in a terminal, as they are elsewhere."""
-        if self._out.is_terminal:
-            self._out.print(f"[dim]{role:<8} {escape(line[:400])}[/]", soft_wrap=True)
+        """What a role wrote to standard error: as it is for programs, as words in a terminal."""
+        if self._lines is not None:
+            self._lines.put(line)
         else:
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
+            said = line if self._is_json else _words(line)
+            self._out.print(f"[dim]{role:<8} {escape(said[:400])}[/]", soft_wrap=True)
 
     def refresh(self) -> None:
         if self._live is not None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + 0.5
             self._live.update(_table(self.standings), refresh=True)
+
+    def close(self) -> None:
+        self.end()
+        if self._lines is not None:
+            self._lines.close()
+
+
+def _words(line: str) -> str:
+    """An event's line of JSON as words; any other line as it is."""
+    try:
+        fields = json.loads(line)
+        event = fields.pop("event")
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return line
+    shown = {name: value for name, value in fields.items() if name not in ("timestamp", "level")}
+    return " ".join([str(event), *(f"{name}={value}" for name, value in shown.items())])
 
 
 def _table(standings: dict[str, Standing]) -> Table:
