@@ -1,6 +1,7 @@
 """Puts the figures of bench/results into the README, so that no number there is typed by hand.
 
-Run as `python scripts/figures.py`; with `--check` it only says whether the README is up to date.
+Run as `python scripts/figures.py`; with `--check` it only says whether the README is up to date. Of the learner the
+README has goals, losses and whole times; every row is in bench/results/learner.md.
 """
 
 import argparse
@@ -14,13 +15,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.measures import MEASURES  # noqa: E402
+from bench.measures import MEASURES, WHOLE  # noqa: E402
 
 BEGIN, END = "<!-- made by scripts/figures.py -->", "<!-- end of figures -->"
 NOT_LEARNED = (
     "Learning over ten seeds (`bench/learning.py`) has no result file yet; `make test` learns two seeds a task."
 )
 _MADE = (("date", 10), ("commit", 7))
+RESULTS = ROOT / "bench" / "results"
+LEARNER = RESULTS / "learner.md"
 PEERS = ("codec, encode", "codec, decode", "uniform batch", "stream, 16", "store, commits of 16 chunks, per core")
 
 
@@ -28,12 +31,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="exit 1 when the README differs from the results")
     arguments = parser.parse_args()
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    wanted = with_figures(text)
+    readme, pages = ROOT / "README.md", {LEARNER: _page(_results("learner-*.json"))}
+    pages[readme] = with_figures(readme.read_text())
     if arguments.check:
-        return 0 if text == wanted else 1
-    readme.write_text(wanted)
+        return 0 if all(path.exists() and path.read_text() == text for path, text in pages.items()) else 1
+    for path, text in pages.items():
+        path.write_text(text)
     return 0
 
 
@@ -46,15 +49,15 @@ def with_figures(readme: str) -> str:
 
 def block() -> str:
     """Goals, peers and faults, from the newest result files."""
-    results = ROOT / "bench" / "results"
-    bench = json.loads((results / "experience.json").read_text())
-    cards = [json.loads(path.read_text()) for path in sorted(results.glob("card-*.json"))]
-    learner = [json.loads(path.read_text()) for path in sorted(results.glob("learner-*.json"))]
-    learning = results / "learning.json"
+    (bench,), learner, learning = (_results(name) for name in ("experience.json", "learner-*.json", "learning.json"))
     parts = [_about(bench), _goals(bench), _peers(bench)]
-    parts += [_learning(json.loads(learning.read_text())) if learning.exists() else NOT_LEARNED]
+    parts += [_learning(learning[0]) if learning else NOT_LEARNED]
     parts += [_learner(learner)] if learner else []
-    return "\n\n".join([*parts, *(_card(card) for card in cards[-1:])])
+    return "\n\n".join([*parts, *(_card(card) for card in _results("card-*.json")[-1:])])
+
+
+def _results(pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(pattern))]
 
 
 def _about(bench: dict[str, Any]) -> str:
@@ -127,17 +130,39 @@ def _learner(results: list[dict[str, Any]]) -> str:
     days, commits = (", ".join(sorted({result[of][:size] for result in results})) for of, size in _MADE)
     rows = [
         f"The learner beside its peers (`bench/run.py`, {days}, commits {commits}; medians of",
-        "alternating rounds, ratio of medians with its 95 % interval, which says little where a remark below names",
-        "few seeds; a goal is met by the lower end; every value: `bench/results/learner-*.json`):",
+        "alternating rounds, ratio of medians with its 95 % interval; a goal is met by the lower end; here are the",
+        "goals, the whole times, and where we lose; every row: [bench/results/learner.md](bench/results/learner.md);",
+        "what bounds the misses and what was tried: [docs/performance.md](docs/performance.md)):",
         "",
-        "| measure | peer | ours | theirs | times better | goal |",
-        "| --- | --- | --- | --- | --- | --- |",
+        *_ratios(results, is_short=True),
     ]
-    for result in results:
-        for row in result["rows"]:
-            rows += [_ratio_line(result, row, ratio) for ratio in row["ratios"]]
     told = [f"* {result['title']}: {line}" for result in results for line in [*_left_out(result), *result["remarks"]]]
     return "\n".join([*rows, "", *told]).rstrip()
+
+
+def _page(results: list[dict[str, Any]]) -> str:
+    """Every row of every measure."""
+    lines = ["# The learner beside its peers", "", "Made by `scripts/figures.py` from `learner-*.json` beside it."]
+    for result in results:
+        made = f"{result['date'][:10]}, commit {result['commit'][:7]}, {result['seconds']:.0f} s"
+        lines += ["", f"## {result['title']}", "", f"{made}. Gate: {result['gate']['says']}.", ""]
+        lines += [*_ratios([result], is_short=False), ""]
+        lines += [f"* {line}" for line in [*_left_out(result), *result["remarks"], *result["notes"]]]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _ratios(results: list[dict[str, Any]], *, is_short: bool) -> list[str]:
+    rows = ["| measure | peer | ours | theirs | times better | goal |", "| --- | --- | --- | --- | --- | --- |"]
+    for result in results:
+        for row in result["rows"]:
+            told = [ratio for ratio in row["ratios"] if not is_short or _matters(row, ratio)]
+            rows += [_ratio_line(result, row, ratio) for ratio in told]
+    return rows
+
+
+def _matters(row: dict[str, Any], ratio: dict[str, Any]) -> bool:
+    is_loss = ratio["ratio"] is not None and ratio["ratio"] < 1 and "p99" not in row["name"]
+    return bool(ratio["goal"]) or is_loss or row["name"] == WHOLE
 
 
 def _left_out(result: dict[str, Any]) -> list[str]:
