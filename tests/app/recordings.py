@@ -142,7 +142,7 @@ class Recording:
     ) -> int:  # fmt: skip
         """Let somebody play a session of so many episodes; how many steps that were."""
         self._sessions += 1
-        session = new_session(START_S, self._sessions.to_bytes(10, "little"))
+        session = new_session(START_S, self._sessions.to_bytes(10, "big"))
         played = episodes(plays, count, seed=self._sessions, max_steps=max_steps)
         self.store(list(chunks_of(played, session, spec=spec, consent=consent, model=model)), player=player)
         return sum(len(one.action) for one in played)

@@ -18,6 +18,8 @@ from tests.app.recordings import (
     Recording,
     balancing_policy,
     bot,
+    chunks_of,
+    episodes,
     person,
     recording,
     returns_of,
@@ -32,8 +34,10 @@ from understudy.app.model_check import check_model
 from understudy.app.schedule import LearningSchedule
 from understudy.core.errors import ConfigError, Fenced
 from understudy.core.game import GameSpec
+from understudy.core.names import new_session
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
+from understudy.testing.clock import START_S
 
 SCHEDULE = LearningSchedule(bc_updates=256, dqn_updates=64, dqn_steps=1_000, updates_per_step=0.2)
 SMALL = {"widths": [16], "batch": 32, "updates_per_call": 32, "capacity": 32_768}
@@ -175,12 +179,15 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
     assert now.models[3].lineage.parent == 2
 
 
-def test_where_the_game_is_installed_held_out_episodes_judge(made: Recording):
+def test_chunks_that_spoil_updates_are_named_and_the_others_teach_on(made: Recording):
     made.play(person(0.5), 12)
-    with role_of(made, replace(CONFIG, envs={"cart": "CartPole-v1"})) as role:
+    bad = list(chunks_of(episodes(person(0.5), 1, max_steps=60), new_session(START_S, b"a" * 10), reward=1e15))
+    made.store(bad)
+    with role_of(made) as role:
         status = until_idle(role)
-    # CartPole's own bounds are another spec than the recorded one: live play judges.
-    assert status["canary"] == 2
+    assert (status["canary"], status["error"]) == (2, "")
+    assert status["guarded_chunks"] == 1
+    assert status["guarded"] == [f"{bad[0].meta.session}/0"]
 
 
 # --- one learner at a time, killed at any moment ----------------------------------------------------------------------
@@ -199,6 +206,18 @@ def test_a_learner_that_was_paused_stops_when_another_took_over(made: Recording)
     now = made.registry().catalogue("cart")
     assert now.epoch == 2
     assert sorted(now.models) == [1, 2]
+
+
+def test_a_course_whose_checkpoints_are_damaged_begins_again(made: Recording):
+    assert first_bot(made)["canary"] == 2
+    for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors"):
+        path.write_bytes(b"")
+    with role_of(made) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["canary"], status["error"]) == (1, 2, "")
+    assert status["updates"] > 64
+    (folder,) = made.data.root.glob("learner/cart/dqn-*")
+    assert all(path.stat().st_size for path in folder.iterdir())
 
 
 CHILD = """

@@ -7,7 +7,7 @@ import pytest
 from understudy.app.schedule import LearningSchedule, Standing, algorithm_for, next_action, written
 from understudy.core.errors import ConfigError
 
-SCHEDULE = LearningSchedule()
+SCHEDULE = LearningSchedule(dqn_updates=4_096, updates_per_step=4.0)
 NEW = Standing(algorithm="bc", has_champion=False, has_canary=False)
 DQN = Standing(algorithm="dqn", has_champion=True, has_canary=False, usable_steps=5_000, steps=5_000)
 

@@ -38,6 +38,7 @@ class Marks:
     updates: int = 0
     steps: int = 0
     restores: int = 0
+    """Since then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,7 @@ class Course:
 
     def released(self, model_no: int, *, steps: int) -> None:
         """The policy of this moment is a model now: write that down."""
-        self.marks = Marks(model_no, self.updates, steps, self.marks.restores)
+        self.marks = Marks(model_no, self.updates, steps)
         self.save()
 
     def _go_back(self) -> None:

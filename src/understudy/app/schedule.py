@@ -24,11 +24,11 @@ class LearningSchedule:
     """Updates before a clone is released."""
     bc_growth: float = 1.5
     """Where clones are all there is: how much more people must have played before the next one."""
-    dqn_updates: int = 4_096
+    dqn_updates: int = 2_048
     """Updates between two candidates."""
     dqn_steps: int = 2_000
     """New steps between two candidates."""
-    updates_per_step: float = 4.0
+    updates_per_step: float = 1.0
     """How far training may run ahead of what was played; then it waits for new steps."""
 
     def __post_init__(self) -> None:
