@@ -132,7 +132,8 @@ def _report(recorded: int, game: Game, link: LedgerLink, **more: Any) -> None:
     stats = game.stats()
     report({
         "recorded": recorded, "acked": link.acked_steps, "dropped": stats.dropped_steps, "bot": stats.bot,
-        "last_error": stats.last_error, "last_bot_error": stats.last_bot_error, **more,
+        "last_error": stats.last_error, "last_bot_error": stats.last_bot_error, "refused_bots": stats.refused_bots,
+        **more,
     })  # fmt: skip
 
 

@@ -1,0 +1,255 @@
+"""The closed loop under one fault after another: nothing acknowledged is lost, and nobody is left without a bot."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import gymnasium
+import pytest
+
+from understudy.app.children import Child
+from understudy.app.config import Config, GatewaySection, LearnerSection
+from understudy.app.data import DataFolder
+from understudy.app.deployment import models_folder, open_deployment
+from understudy.app.ledger import LedgerLink
+from understudy.app.people import PeopleSettings, command
+from understudy.app.up import Platform
+from understudy.app.verify import verify
+from understudy.client.connect import connect
+from understudy.client.http import HttpLink
+from understudy.client.place import Address
+from understudy.core.errors import Corrupt, Refused
+from understudy.core.frame import Frame
+from understudy.core.game import spec_from_gymnasium
+from understudy.core.names import PlayerName
+from understudy.core.ports import Ack
+
+ENV = "CartPole-v1"
+NAMES = [f"person-{at}" for at in range(4)]
+REVOKED_WITHIN_S = 2.0
+PATIENCE_S = 120.0
+
+
+class TimedLink(HttpLink):
+    """Knows when the last parcel set out that was accepted."""
+
+    accepted_at_s = 0.0
+
+    def send(
+        self, frames: Sequence[Frame], players: Mapping[UUID, PlayerName], *, skipped_steps: int = 0
+    ) -> Sequence[Ack]:
+        began_s = time.monotonic()
+        acks = super().send(frames, players, skipped_steps=skipped_steps)
+        if any(ack.accepted for ack in acks):
+            self.accepted_at_s = began_s
+        return acks
+
+
+class Guest:
+    """Somebody who lets the bot play all the time, and counts each decision that no bot took."""
+
+    def __init__(self, data: DataFolder, spool: Path, *, url: str, key: str) -> None:
+        self._env = gymnasium.make(ENV)
+        spec = spec_from_gymnasium(self._env)
+        self.link = TimedLink(Address(url, key), spec.game)
+        link = LedgerLink(self.link, data.ledger)
+        self.game = connect(spec=spec, link=link, spool=spool, consent="granted", linger_s=0.1)
+        self.by_bot = self.without_bot = self.gaps = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._play, daemon=True)
+        self._thread.start()
+
+    def _alone(self, _: Any) -> int:
+        self.without_bot += 1
+        self.gaps += self.by_bot > 0
+        return 0
+
+    def _play(self) -> None:
+        while not self._stop.is_set():
+            (obs, _), is_over = self._env.reset(), False
+            episode = self.game.episode("guest")
+            while not is_over and not self._stop.wait(0.01):
+                before = self.without_bot
+                action = episode.act(obs, otherwise=self._alone)
+                self.by_bot += self.without_bot == before
+                obs, reward, terminated, truncated, _ = self._env.step(action)
+                episode.reward(float(reward))
+                is_over = terminated or truncated
+            if is_over:
+                episode.end(obs, truncated=not terminated)
+
+    def leave(self, timeout_s: float) -> bool:
+        """Whether everything that was played is acknowledged."""
+        self._stop.set()
+        self._thread.join(5.0)
+        return self.game.close(timeout_s=timeout_s)
+
+
+class Stage:
+    """The platform, its people and its guests; every wait looks after the roles and at everybody's bot."""
+
+    def __init__(self, folder: Path, platform: Platform) -> None:
+        self.data, self.platform, self._folder = platform.data, platform, folder
+        self.deployment = open_deployment(self.data)
+        self._people: Child | None = None
+        self.have_bot = False
+        self.wait(lambda: platform.supervisor.is_ready, "the platform is ready")
+        assert platform.url is not None
+        assert platform.keys is not None
+        self.url, self.key = platform.url, platform.keys.key
+        self.guests: list[Guest] = []
+        settings = PeopleSettings(
+            data=str(self.data.root), url=self.url, key=self.key, env_id=ENV, names=NAMES, rate=100.0
+        )
+        self._people = Child("people", command(settings))
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s, and still not: {what}"
+            self.look()
+            time.sleep(0.02)
+
+    def look(self) -> None:
+        self.platform.supervisor.step()
+        if self._people is not None:
+            assert self.people.exit_code is None, self.people.errors
+            assert not (self.have_bot and not self.people.latest.get("bot")), "people lost their bot"
+            self.have_bot |= bool(self.people.latest.get("bot"))
+
+    def guest(self, name: str, key: str) -> Guest:
+        self.guests.append(Guest(self.data, self._folder / name, url=self.url, key=key))
+        return self.guests[-1]
+
+    @property
+    def people(self) -> Child:
+        assert self._people is not None
+        return self._people
+
+    @property
+    def acked(self) -> int:
+        return int(self.people.latest.get("acked", 0))
+
+    def kill(self, role: str) -> None:
+        """SIGKILL, then wait until another process does the work."""
+        standing = self.platform.supervisor.standings[role]
+        assert standing.child is not None
+        before, restarts = standing.child.pid, standing.restarts
+        standing.child.kill()
+        self.wait(lambda: standing.restarts > restarts and standing.state == "running", f"the {role} runs again")
+        assert standing.child.pid != before
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Stage]:
+    config = Config(
+        data=str(folder / "D"),
+        gateway=GatewaySection(port=0, canary_share=0.5),
+        learner=LearnerSection(first_steps=300),
+    )
+    with Platform(config, tell=lambda *_: None) as platform:
+        stage = Stage(folder, platform)
+        try:
+            yield stage
+        finally:
+            for guest in stage.guests:
+                guest.leave(0.0)
+            stage.people.kill()
+            stage.people.wait(5.0)
+
+
+def damage(path: Path) -> bytes:
+    """Turn one bit of a file; the bytes as they were."""
+    good = path.read_bytes()
+    middle = len(good) // 2
+    path.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
+    return good
+
+
+@pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
+def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_without_a_bot(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage:
+        deployment = stage.deployment
+        key, known = deployment.keys.create(["play"], registers=True, label="revoked later")
+        revoked = stage.guest("revoked", key)
+        watcher = stage.guest("watcher", stage.key)
+        game = revoked.game.spec.game
+        stage.wait(lambda: revoked.by_bot > 0 and watcher.by_bot > 0 and stage.have_bot, "the first bot plays")
+
+        # A model file goes bad, and the gateway that had it in memory is killed.
+        first = deployment.registry.catalogue(game).models[1]
+        blob = models_folder(stage.data) / "blobs" / f"{first.policy_sha256}.safetensors"
+        good = damage(blob)
+        with pytest.raises((Refused, Corrupt)):
+            deployment.registry.policy(game, 1)
+        acked = stage.acked
+        stage.kill("gateway")
+        newcomer = stage.guest("newcomer", stage.key)
+        stage.wait(lambda: stage.acked > acked, "people's steps are acknowledged again")
+        stage.wait(lambda: newcomer.game.stats().acked_steps > 0, "the newcomer's steps are acknowledged")
+        is_only_one = deployment.registry.catalogue(game).points_to("champion") == 1
+        assert not (is_only_one and newcomer.by_bot), "a damaged model played"
+
+        # A key is revoked while its client plays.
+        revoked_at_s = time.monotonic()
+        deployment.keys.revoke(known.id)
+        stage.wait(lambda: "revoked" in revoked.game.stats().last_error, "the revoked client is refused")
+        acked = stage.acked
+
+        stage.kill("ingest")
+        stage.kill("learner")
+        stage.wait(lambda: stage.acked > acked, "people play on")
+        updates = _updates(stage, game)
+        stage.wait(lambda: _updates(stage, game) > updates, "the new learner learns")
+        assert revoked.link.accepted_at_s <= revoked_at_s + REVOKED_WITHIN_S
+
+        # Restored from a backup, the bot reaches those who have none without anybody doing more.
+        blob.write_bytes(good)
+        stage.wait(lambda: newcomer.by_bot > 0, "the newcomer has a bot")
+
+        # What a client keeps for its next start may go bad as well; then it is fetched again.
+        assert newcomer.leave(20.0)
+        for kept in (tmp_path / "newcomer").rglob("*.safetensors"):
+            damage(kept)
+        again = stage.guest("newcomer", stage.key)
+        stage.wait(lambda: again.by_bot > 0, "a good copy plays")
+        assert again.game.stats().refused_bots == 1
+        for model_no in {int(one.game.stats().bot.rpartition("/")[2]) for one in (watcher, again)}:
+            deployment.registry.policy(game, model_no)
+
+        # Frames of the revoked key wait on its machine, all of them, until it is given another.
+        stats = revoked.game.stats()
+        assert not revoked.leave(0.0)
+        assert stats.spooled_steps > stats.acked_steps > 0
+        assert (stats.refused_frames, stats.dropped_steps) == (0, 0)
+        heir = stage.guest("revoked", deployment.keys.create(["play"], registers=True)[0])
+        stage.wait(lambda: heir.game.stats().adopted_sessions > 0, "the spool is sent with the new key")
+
+        for guest in (watcher, again, heir):
+            assert guest.leave(30.0)
+            assert guest.gaps == 0
+        assert revoked.gaps == newcomer.gaps == 0
+        stage.people.stop()
+        assert stage.people.wait(40.0) == 0
+        assert stage.people.latest["flushed"]
+        assert stage.people.latest["refused_bots"] == 0
+        assert stage.platform.supervisor.stop()
+        restarts = {name: one.restarts for name, one in stage.platform.supervisor.standings.items()}
+
+    assert restarts == {"gateway": 1, "ingest": 1, "learner": 1}
+    found = verify(DataFolder(tmp_path / "D"))
+    assert (found.lost_steps, found.lost_chunks, found.duplicate_steps, found.corrupt) == (0, 0, 0, ())
+    assert (found.gap_chunks, found.quarantined_chunks, found.recovered_frames) == (0, 0, 0)
+    assert found.exit_code == 0
+    assert found.ledger_steps == found.steps >= 1_000
+
+
+def _updates(stage: Stage, game: str) -> int:
+    """How far the learner that runs now has come."""
+    child = stage.platform.supervisor.standings["learner"].child
+    games = child.latest.get("games", {}) if child is not None else {}
+    return int(games.get(game, {}).get("updates", 0))
