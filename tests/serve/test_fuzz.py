@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from tests.serve.gateways import Running, frames_of, played, running
 from understudy.core.frame import data_frame
@@ -168,6 +169,7 @@ def test_requests_made_from_the_document_never_break_anything(gateway: Running, 
         assert reply.status_code < 500, (case, reply.content)
         assert time.monotonic() - began_s < 5
         assert CANARY.encode() not in reply.content
+        case.validate_response(reply, checks=[response_schema_conformance, content_type_conformance])
 
     try_it()
 
