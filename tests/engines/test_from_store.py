@@ -11,14 +11,15 @@ import pytest
 
 from tests.learn.sessions import session_id
 from tests.learn.worlds import Move, chunk_of
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import By, Chunk
 from understudy.core.errors import ConfigError
 from understudy.core.events import Event, Update
 from understudy.core.frame import CloseReport, close_frame
 from understudy.core.game import game_spec
 from understudy.core.ports import Candidate, WriteBatch
-from understudy.engines.from_store import IDLE_S, FromStore
+from understudy.engines.from_store import IDLE_S, FromStore, people_in
 from understudy.engines.history import History
+from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import ReplayConfig
@@ -221,3 +222,51 @@ def test_a_resume_reads_only_what_the_replay_still_needs(tmp_path: Path, monkeyp
         for each in (one, other):
             assert each.step()
         assert bits(other) == bits(one)
+
+
+def mixed() -> Chunk:
+    """Three episodes of one session: a person's, a bot's, and one more that a person has begun."""
+    moves = [
+        Move([at, 0, 1], at % 2, 1.0, [at + 1, 0, 1], "terminated" if at in (3, 7) else None, at in (0, 4, 8))
+        for at in range(N)
+    ]
+    made = chunk_of(GAME, moves)
+    by = np.where(made.columns["row"] == 0, By.PERSON, 0).astype(np.uint8)
+    first, second, third = made.meta.episodes
+    by[second.row : second.row + 4] = By.BOT
+    notes = (first, replace(second, model="line/1"), third)
+    return Chunk(replace(made.meta, episodes=notes), {**made.columns, "by": by}).validate()
+
+
+def test_of_a_chunk_in_which_people_and_bots_played_only_peoples_episodes_are_cloned():
+    kept = people_in(mixed())
+    assert kept is not None
+    assert kept.validate().meta.n_steps == 8
+    assert kept.columns["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 8, 9, 10, 11, 12]
+    assert [note.row for note in kept.meta.episodes] == [0, 5]
+    assert people_in(kept) is kept
+    bots = replace(mixed().meta, episodes=tuple(replace(note, model="line/1") for note in mixed().meta.episodes))
+    assert people_in(replace(mixed(), meta=bots)) is None
+    assert people_in(played(0)) is None  # an actor's
+
+
+def test_what_was_left_out_of_a_chunk_stays_out_after_a_resume(tmp_path: Path):
+    with contextlib.closing(History(tmp_path / "store", GAME, clock=ManualClock())) as history:
+        history.add([mixed()])
+        history.flush()
+    config = LearnerConfig(limiter=None, updates_per_call=4, replay=ReplayConfig(capacity=512))
+    ones = []
+    for _ in range(2):
+        learner = Learner(Bc(GAME, BcConfig(widths=(8,), batch=16)), BcKnobs(), root_seed=5, config=config)
+        learner._call = PROGRAMS.setdefault("bc", learner._call)
+        ones.append(
+            FromStore(learner, tmp_path / "store", steps=64, clock=ManualClock(), on_event=print, only_people=True)
+        )
+    one, other = ones
+    with contextlib.closing(one), contextlib.closing(other):
+        one.step()
+        other.restore(*one.checkpoint())
+        assert one.n_usable == other.n_usable == 8
+        for each in ones:
+            each.step()
+        assert bits(one) == bits(other)

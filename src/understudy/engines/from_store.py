@@ -2,10 +2,13 @@
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from understudy.core.chunk import By, Chunk
+import numpy as np
+
+from understudy.core.chunk import By, Chunk, RowKind
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.events import Compiling, Guarded, OnEvent, Update
@@ -32,7 +35,7 @@ class FromStore:
         self, learner: Learner, store: Path, *, steps: int, clock: Clock, on_event: OnEvent,
         learn_from: Sequence[str] = ("granted",), only_people: bool = False,
     ) -> None:  # fmt: skip
-        """`only_people`: chunks in which a bot or a script decided are left out, for cloning."""
+        """`only_people`: episodes in which a bot or a script decided are left out, for cloning."""
         if not isinstance(learner.source, ReplaySource):
             raise ConfigError("an algorithm that learns from its own rollouts cannot learn from a store; use bc or dqn")
         self.learner, self._replay = learner, learner.source.replay
@@ -136,8 +139,10 @@ class FromStore:
         if chunk.meta.kind != "actor" and chunk.meta.consent not in self._learn_from:
             self.left_out_chunks += 1
             return
-        if self._only_people and not is_by_people(chunk):
-            return
+        if self._only_people:
+            chunk = people_in(chunk)
+            if chunk is None:
+                return
         try:
             self.learner.insert(chunk, is_own=False)
         except Refused as error:
@@ -180,7 +185,8 @@ class FromStore:
     def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
         """Chunks by id; those of players who were forgotten meanwhile are gone for good."""
         found = stored_chunks(self._view, set(ids))
-        return iter([found[key] for key in ids if key in found])
+        chunks = [found[key] for key in ids if key in found]
+        return iter([one for one in map(people_in, chunks) if one is not None] if self._only_people else chunks)
 
     def go_back(self, arrays: Mapping[str, Array]) -> None:
         """Take a checkpoint's weights again, and learn on half as fast."""
@@ -191,9 +197,21 @@ class FromStore:
         self._view.close()
 
 
-def is_by_people(chunk: Chunk) -> bool:
-    """Whether nobody but people decided here, as far as the chunk says."""
-    if chunk.meta.kind == "actor" or any(note.model for note in chunk.meta.episodes):
-        return False
-    by = chunk.columns.get("by")
-    return by is None or int(by.max()) <= By.PERSON
+def people_in(chunk: Chunk) -> Chunk | None:
+    """The chunk with those of its episodes in which nobody but people decided; None where there are none."""
+    if chunk.meta.kind == "actor":
+        return None
+    by, ends = chunk.columns.get("by"), [*(note.row for note in chunk.meta.episodes[1:]), chunk.n_rows]
+    kept, notes, n_rows = [], [], 0
+    for note, end in zip(chunk.meta.episodes, ends, strict=True):
+        if note.model is None and (by is None or int(by[note.row : end].max()) <= By.PERSON):
+            kept.append(np.arange(note.row, end))
+            notes.append(replace(note, row=n_rows))
+            n_rows += end - note.row
+    if len(notes) == len(chunk.meta.episodes):
+        return chunk
+    if not kept:
+        return None
+    columns = {name: column[np.concatenate(kept)] for name, column in chunk.columns.items()}
+    n_steps = int((columns["row"] == RowKind.STEP).sum())
+    return Chunk(replace(chunk.meta, n_steps=n_steps, episodes=tuple(notes)), columns)
