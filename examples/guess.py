@@ -1,14 +1,14 @@
-"""Guess a number: a game of its own. `understudy up`, its two exports, then `python examples/guess.py script 200`."""
+"""Guess a number: a game of its own. `understudy up`, its two exports, then `python examples/guess.py friend 400`."""
 
 import random
 import sys
 
 import understudy
 
-who, rounds = sys.argv[1], int(sys.argv[2])  # who: person, script or bot
+who, rounds = sys.argv[1], int(sys.argv[2])  # who: person, friend (plays for you), script or bot
 game = understudy.connect("guess", obs=["low", "high"], actions=16, consent="granted")
 if who == "bot":
-    game.wait_for_bot()
+    game.wait_for_bot(600)
 won = 0
 for _ in range(rounds):
     secret, low, high = random.randrange(16), 0, 15
@@ -18,7 +18,7 @@ for _ in range(rounds):
             guess = ep.act([low, high])
         else:
             guess = int(input(f"{low} to {high}? ")) if who == "person" else (low + high) // 2
-            ep.acted([low, high], guess, by=who)
+            ep.acted([low, high], guess, by="script" if who == "script" else "person")
         if guess == secret or not low <= guess <= high:
             break
         ep.reward(-0.1)
