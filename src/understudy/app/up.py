@@ -22,16 +22,21 @@ from understudy.core.log import make_folder, write_file
 GAME = """import understudy
 
 game = understudy.connect("my-game", obs=2, actions=["left", "right"])
-for _ in range(20):
+for number in range(60):
     episode, place = game.episode(), 0.0
     for step in range(50):
-        action = episode.act([place, step / 50])
+        obs = [place, step / 50]
+        if number % 2:  # the bot decides; at random until there is one
+            action = episode.act(obs)
+        else:  # a person decided: here somebody who likes the middle
+            action = 1 if place < 0 else 0
+            episode.acted(obs, action)
         place += 0.1 if action == 1 else -0.1
         episode.reward(-abs(place))
     episode.end([place, 1.0])
 game.close()
 """
-"""A game of one's own in a dozen lines; it plays at random until there is a bot."""
+"""A game of one's own in a few lines; run once, it brings enough steps of people for a first bot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,15 @@ class Platform:
         folder = roles_folder(self.data)
         make_folder(folder)
         deployment_key(self.data.root)
-        self._deployment = open_deployment(self.data, models=config.models.url)
+        opened = open_deployment(self.data, models=config.models.url)
         self._config_file = folder / f"config-{'-'.join(config.roles)}.json"
-        write_config(config, self._config_file)
+        # First the locks: where these roles run already, nothing of theirs is touched.
         self.supervisor = Supervisor(self._roles(), folder, clock=clock or SystemClock(), tell=tell, log=log)
-        self.keys = development_keys(self._deployment) if config.is_local and "gateway" in config.roles else None
+        with contextlib.ExitStack() as failing:
+            failing.callback(self.supervisor.close)
+            write_config(config, self._config_file)
+            self.keys = development_keys(opened) if config.is_local and "gateway" in config.roles else None
+            failing.pop_all()
 
     @property
     def url(self) -> str | None:
