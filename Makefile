@@ -31,6 +31,7 @@ check:  ## format, lint, types, imports
 bench:  ## measure every figure of the README beside its peers
 	@$(SETUP) platform dev bench
 	$(BIN)/python bench/experience.py
+	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/run.py all
 

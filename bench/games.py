@@ -74,7 +74,7 @@ def noise(n: int, *, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, 256, (n, 84, 84), np.uint8)
 
 
-def record(builder: ChunkBuilder, observations: Array) -> Iterator[None]:
+def record(builder: ChunkBuilder, observations: Array, *, by: int = 3) -> Iterator[None]:
     """Play through the observations, 190 steps an episode; yields whenever a block is full and must be taken."""
     builder.begin(EpisodeNote(row=0), consent="granted")
     for at, obs in enumerate(observations):
@@ -83,7 +83,7 @@ def record(builder: ChunkBuilder, observations: Array) -> Iterator[None]:
                 yield
             builder.begin(EpisodeNote(row=0), consent="granted")
             continue
-        is_full = builder.decide(obs, at & 1, by=3, t_ms=at * 16)
+        is_full = builder.decide(obs, at & 1, by=by, t_ms=at * 16)
         builder.add_reward(float(at & 7))
         if is_full:
             yield

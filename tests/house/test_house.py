@@ -29,6 +29,8 @@ IMPORT_LIMIT_MS = 150.0
 CODE_CARRIERS = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "cloudpickle", "dill", "joblib"}
 RUNS_TEXT = {"eval", "exec"}
 LOADS_CODE = {("yaml", "load"), ("yaml", "unsafe_load")}
+PEER = "bench/against/seed_tcp.py"
+"""The seed's own protocol, which `bench/gateway.py` measures against; a program, and the only file that unpickles."""
 
 
 def unsafe(source: str) -> Iterator[str]:
@@ -66,9 +68,18 @@ def carries_code(module: str) -> bool:
 def test_no_file_can_run_code_from_data():
     files = [path for folder in ("src", "scripts", "bench", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
     files = [path for path in files if ".peers" not in path.parts]  # packages of others, which `make bench` installs
+    files.remove(ROOT / PEER)
     found = [f"{path.relative_to(ROOT)}:{why}" for path in files for why in unsafe(path.read_text(encoding="utf-8"))]
     assert files
     assert found == []
+
+
+def test_the_peer_that_unpickles_is_a_program_that_nobody_imports_or_ships():
+    assert (ROOT / PEER).read_text().startswith('"""A PEER, never part of the product')
+    assert set(unsafe((ROOT / PEER).read_text())) == {"13: import pickle"}
+    named = re.compile(r"(?:from|import)\s+[\w.]*seed_tcp|against\s+import\s[^\n]*seed_tcp")
+    files = [path for folder in ("src", "scripts", "bench", "tests") for path in (ROOT / folder).rglob("*.py")]
+    assert [path for path in files if ".peers" not in path.parts and named.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize(

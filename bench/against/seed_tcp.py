@@ -1,0 +1,167 @@
+"""A PEER, never part of the product: the seed's learner protocol, rebuilt from its description to be measured against.
+
+One TCP connection per request: a 4-byte big-endian length, then a pickle of InitMsg, BufferMsg or EvalResultsMsg; the
+answer is a pickled PolicyMsg. Whoever can reach such a port can run code in the learner, which is why ours speaks
+another protocol. This file is only ever run as a program, on loopback, by `bench/gateway.py`; nothing imports it.
+
+    python bench/against/seed_tcp.py serve              one line of JSON with the port; ends with its standard input
+    python bench/against/seed_tcp.py load PORT COUNT    COUNT rollouts of 512 steps, eight workers at a time
+    python bench/against/seed_tcp.py fetch PORT COUNT   COUNT workers ask for the policy at once
+"""
+
+import json
+import pickle
+import queue
+import socket
+import socketserver
+import struct
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+STEPS, WORKERS = 512, 8
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass
+class InitMsg:
+    """A worker has started."""
+
+
+@dataclass
+class BufferMsg:
+    """A rollout: a replay buffer as Tianshou keeps one."""
+
+    buffer: dict[str, Any]
+
+
+@dataclass
+class EvalResultsMsg:
+    """How an evaluation went."""
+
+    results: dict[str, float]
+
+
+@dataclass
+class PolicyMsg:
+    """The answer to everything."""
+
+    policy_id: int
+    policy: dict[str, Any]
+    is_train: bool
+
+
+def policy() -> dict[str, Any]:
+    """A state dict of about 20 KB: 4-64-64-2."""
+    rng = np.random.default_rng(0)
+    sizes = (4, 64, 64, 2)
+    return {
+        f"{at}.{name}": rng.normal(size=shape).astype(np.float32)
+        for at, (rows, columns) in enumerate(pairwise(sizes))
+        for name, shape in (("weight", (columns, rows)), ("bias", (columns,)))
+    }
+
+
+def rollout(seed: int) -> BufferMsg:
+    obs = np.random.default_rng(seed).normal(0, 0.5, (STEPS + 1, 4)).astype(np.float32)
+    ended = np.arange(STEPS) % 190 == 189
+    return BufferMsg({
+        "obs": obs[:-1], "obs_next": obs[1:], "act": np.arange(STEPS) & 1, "rew": np.ones(STEPS), "done": ended,
+    })  # fmt: skip
+
+
+def send(line: socket.socket, message: Any) -> None:
+    raw = pickle.dumps(message)
+    line.sendall(_LENGTH.pack(len(raw)) + raw)
+
+
+def receive(line: socket.socket) -> Any:
+    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
+    return pickle.loads(_exactly(line, length))
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        more = line.recv(min(65_536, count - len(parts)))
+        if not more:
+            raise ConnectionError("cut off")
+        parts += more
+    return bytes(parts)
+
+
+class Learner(socketserver.ThreadingTCPServer):
+    """Takes rollouts into a queue without bounds and answers with its policy."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.rollouts: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.answer = PolicyMsg(1, policy(), True)
+
+
+class Handler(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Learner)
+        message = receive(self.request)
+        if isinstance(message, BufferMsg):
+            self.server.rollouts.put(message.buffer)
+        send(self.request, self.server.answer)
+
+
+def ask(port: int, message: Any) -> PolicyMsg:
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        send(line, message)
+        answer = receive(line)
+    assert isinstance(answer, PolicyMsg)
+    return answer
+
+
+def serve() -> None:
+    with Learner() as learner:
+        threading.Thread(target=learner.serve_forever, daemon=True).start()
+        print(json.dumps({"port": learner.server_address[1]}), flush=True)
+        sys.stdin.read()
+        print(json.dumps({"steps": sum(len(one["rew"]) for one in learner.rollouts.queue)}), flush=True)
+        learner.shutdown()
+
+
+def load(port: int, count: int) -> None:
+    rollouts = [rollout(at) for at in range(count)]
+    began_s = time.perf_counter()
+    with ThreadPoolExecutor(WORKERS) as workers:
+        list(workers.map(lambda one: ask(port, one), rollouts))
+    print(json.dumps({"wall_s": time.perf_counter() - began_s}))
+
+
+def fetch(port: int, count: int) -> None:
+    together = threading.Barrier(count)
+
+    def one(_: int) -> float:
+        together.wait()
+        began_s = time.perf_counter()
+        ask(port, InitMsg())
+        return time.perf_counter() - began_s
+
+    with ThreadPoolExecutor(count) as workers:
+        print(json.dumps({"took_s": list(workers.map(one, range(count)))}))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["serve"]:
+            serve()
+        case ["load", port, count]:
+            load(int(port), int(count))
+        case ["fetch", port, count]:
+            fetch(int(port), int(count))
+        case _:
+            sys.exit(__doc__)

@@ -1,0 +1,316 @@
+"""Measures the gateway: a thousand players while the learner trains, the cost of a frame, and news for 64 workers.
+
+    python bench/gateway.py             about three minutes on two cores; writes bench/results/gateway.json
+    python bench/gateway.py --quick     a look with fewer players; writes nothing unless --out is given
+
+Everything is the real platform in processes of its own, on two cores. Beside it runs a peer: the pickle-over-TCP
+protocol of the seed, rebuilt from its description in a program of its own (`bench/against/seed_tcp.py`).
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds the package.
+    sys.path[0] = str(ROOT)
+
+import numpy as np  # noqa: E402
+
+from bench import machine, report  # noqa: E402
+from bench.crowd import Door, Granted, Heard, Player, frames_of, in_parcels, lines, play  # noqa: E402
+from bench.figures import Figure, Findings, Gate, Ratio, Took, all_of, rate_ratios  # noqa: E402
+from bench.games import CART  # noqa: E402
+from bench.served import ask_peer, memory_mib, processor_s, seed_server, served, stop_peer  # noqa: E402
+from understudy.app.deployment import Deployment  # noqa: E402
+from understudy.app.ledger import LedgerLink  # noqa: E402
+from understudy.app.verify import verify  # noqa: E402
+from understudy.client.sender import SenderConfig  # noqa: E402
+from understudy.core.heads import head_for  # noqa: E402
+from understudy.core.layers import Activation, Dense  # noqa: E402
+from understudy.core.manifest import Lineage  # noqa: E402
+from understudy.core.network import Input, NetworkSpec  # noqa: E402
+from understudy.core.policy import Policy  # noqa: E402
+
+RESULT = ROOT / "bench" / "results" / "gateway.json"
+PEER_NAME = "the seed's pickle over TCP"
+STEPS_S = 20
+CORES = 2
+PARCEL, CONNECTIONS = 16, 8
+WORKERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large a run is."""
+
+    name: str
+    players: int
+    seconds: int
+    frames: int
+    """512-step frames in one round."""
+    rounds: int
+
+
+SIZES = {
+    size.name: size
+    for size in (
+        Size(name="full", players=1_000, seconds=60, frames=2_048, rounds=5),
+        Size(name="quick", players=100, seconds=10, frames=1_024, rounds=2),
+        Size(name="tiny", players=10, seconds=3, frames=256, rounds=1),
+    )
+}
+
+
+def main() -> int:
+    """Run all three; 0 when every gate passed."""
+    options = _options()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    size, began_s, before = SIZES[options.size], time.monotonic(), machine.load_average()
+    found = Findings()
+    with tempfile.TemporaryDirectory(prefix="understudy-bench-") as folder:
+        for what in (crowd, cost, news):
+            what(Path(folder) / what.__name__, size, found)
+            print(f"{what.__name__:<6} measured after {time.monotonic() - began_s:5.1f} s", flush=True)
+    result: dict[str, Any] = {
+        "format": 1, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(), "scale": size.name, "machine": machine.machine(), "load_average_before": before,
+        "load_average_after": machine.load_average(), "seconds": round(time.monotonic() - began_s, 1),
+        "passes": {"native": {"delayed": "", "syncs_ms": {}, "measurements": {"gateway": found.to_json()}}},
+    }  # fmt: skip
+    out = options.out or (RESULT if size.name == "full" else None)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    report.show(result)
+    return 0 if report.is_sound(result) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", dest="size", action="store_const", const="quick", default="full")
+    parser.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="for the smoke test")
+    parser.add_argument("--out", type=Path, help="file for the result")
+    return parser.parse_args()
+
+
+# --- A thousand players while the learner trains ----------------------------------------------------------------------
+
+
+def crowd(folder: Path, size: Size, found: Findings) -> None:
+    """Acknowledgements and memory, and every acknowledgement against the store."""
+    linger_s = SenderConfig().linger_s
+    steps = int(STEPS_S * linger_s)
+    played = [
+        frames_of(CART, int(size.seconds / linger_s), steps=steps, seed=at) for at in range(size.players)
+    ]  # fmt: skip
+    with served(folder, "gateway", "ingest", "learner") as one:
+        memory: list[float] = []
+        updates: list[int] = []
+
+        def look() -> None:
+            one.platform.supervisor.step()
+            memory.append(memory_mib(one.gateway))
+            updates.append(int(one.platform.supervisor.standings["learner"].report.get("updates", 0)))
+
+        first = frames_of(CART, 8, steps=512, seed=size.players)
+        asyncio.run(_batches(one.door, [first]))
+        # Enough for a first clone, so that the learner is at work when the crowd comes.
+        one.step_until(lambda: one.platform.supervisor.standings["learner"].report.get("updates", 0) > 0)
+        began_s, cpu_s = time.monotonic(), processor_s(one.gateway)
+        heard = asyncio.run(_crowd(one.door, played, linger_s, look))
+        took_s, cpu_s = time.monotonic() - began_s, processor_s(one.gateway) - cpu_s
+        one.platform.supervisor.stop()
+    ledger = LedgerLink(Granted(), one.platform.data.ledger)  # type: ignore[arg-type]
+    for parcel in in_parcels([*first, *heard.acked], 64):
+        ledger.send(parcel, {})
+    ledger.close()
+    verdict = verify(one.platform.data)
+    frames = sum(len(each) for each in played)
+    gate = all_of(
+        (f"{frames} frames acknowledged", len(heard.acked) == frames),
+        ("0 lost, 0 doubled, ledger against store", not (verdict.lost_steps or verdict.duplicate_steps)),
+        ("nothing damaged", verdict.exit_code == 0),
+        ("the learner trained meanwhile", len(set(updates)) > 1),
+    )
+    quarter = max(1, len(memory) // 4)
+    growth = statistics.median(memory[-quarter:]) / statistics.median(memory[quarter : 2 * quarter] or memory) - 1
+    what = f"{size.players} players, {STEPS_S} steps/s each, learner training"
+    bound = "gateway, ingest, learner and the players themselves share two cores"
+    low, high = np.percentile(heard.took_s, [50, 99]) * 1e3
+    late_ms = float(np.percentile(heard.late_s, 99)) * 1e3
+    found.figures += [
+        _figure(f"{what}: p50 ack", "ms", [low], gate),
+        _figure(f"{what}: p99 ack", "ms", [high], gate, goal=250.0, bound_by=bound),
+        _figure("memory of the gateway: growth", "%", [max(0.0, growth * 100)], gate, goal=10.0),
+        _figure("gateway CPU per step of such players", "µs", [cpu_s / max(1, verdict.ledger_steps) * 1e6], gate),
+    ]
+    found.notes.append(
+        f"players: {verdict.ledger_steps} steps acknowledged in {took_s:.0f} s, {verdict.lost_steps} lost, "
+        f"{heard.again} parcels sent again; the players themselves were up to {late_ms:.0f} ms late (p99), which is in "
+        f"the acks; gateway {statistics.median(memory):.0f} MiB"
+    )
+
+
+async def _crowd(door: Door, played: Sequence[Any], linger_s: float, look: Any) -> Heard:
+    heard = Heard()
+    opened = await lines(door, len(played))
+    players = [
+        Player(line, door, frames, f"p-{at}", heard)
+        for at, (line, frames) in enumerate(zip(opened, played, strict=True))
+    ]
+    await play(players, linger_s=linger_s, rng=random.Random(0), each=look)
+    for line in opened:
+        line.close()
+    return heard
+
+
+# --- What a frame costs -----------------------------------------------------------------------------------------------
+
+
+def cost(folder: Path, size: Size, found: Findings) -> None:
+    """Frames of 512 steps, many at once, beside the same steps by the seed's protocol."""
+    ours: list[Took] = []
+    theirs: list[Took] = []
+    acked = 0
+    with served(folder, "gateway") as one, seed_server() as (peer, port):
+        for turn in range(size.rounds):
+            sent = [
+                frames_of(CART, size.frames // CONNECTIONS, steps=512, seed=turn * CONNECTIONS + at)
+                for at in range(CONNECTIONS)
+            ]
+            cpu_s = processor_s(one.gateway)
+            wall_s, accepted = asyncio.run(_batches(one.door, sent))
+            ours.append(Took(processor_s(one.gateway) - cpu_s, wall_s))
+            acked += accepted
+            cpu_s = processor_s(peer.pid)
+            wall_s = float(ask_peer("load", port, size.frames)["wall_s"])
+            theirs.append(Took(processor_s(peer.pid) - cpu_s, wall_s))
+        kept = stop_peer(peer)["steps"]
+    wanted = size.frames * size.rounds
+    gate = all_of(
+        (f"{wanted} frames acknowledged", acked == wanted), ("the peer took as many steps", kept == wanted * 512)
+    )
+    microseconds = [took.cpu_s / size.frames * 1e6 for took in ours]
+    bound = "checksum, checks, the stream's checksum and write, HTTP"
+    name = "a frame of 512 steps, 16 a parcel: gateway CPU"
+    found.figures.append(_figure(name, "µs", microseconds, gate, goal=250.0, bound_by=bound))
+    found.ratios += rate_ratios(
+        "rollouts of 512 steps taken in", PEER_NAME, size.frames, ours, theirs, unit="rollouts/s", gate=gate
+    )
+    found.notes.append(
+        "the peer unpickles a rollout into a list in memory and answers with its policy; it checks nothing, keeps "
+        "nothing and runs whatever code it is sent; ours are checked, signed for and synced to disk before the ack"
+    )
+
+
+async def _batches(door: Door, sent: Sequence[Sequence[Any]]) -> tuple[float, int]:
+    opened = await lines(door, len(sent))
+    requests = [
+        [door.parcel(parcel, f"p-{at}") for parcel in in_parcels(frames, PARCEL)] for at, frames in enumerate(sent)
+    ]
+    answers: list[bytes] = []
+
+    async def one(at: int) -> None:
+        for request in requests[at]:
+            answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            opened[at].ask(request, lambda _, body, answer=answer: answer.set_result(body))  # type: ignore[misc]
+            answers.append(await answer)
+
+    began_s = time.perf_counter()
+    await asyncio.gather(*(one(at) for at in range(len(opened))))
+    took_s = time.perf_counter() - began_s
+    for line in opened:
+        line.close()
+    return took_s, sum(body.count(b'"accepted":true') for body in answers)
+
+
+# --- News for those who wait ------------------------------------------------------------------------------------------
+
+
+def news(folder: Path, size: Size, found: Findings) -> None:
+    """How long after a policy was made champion, syncing its entry to disk included, each waiting worker has it."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    is_right = True
+    with served(folder, "gateway") as one, seed_server() as (peer, port):
+        registry = one.opened.registry
+        epoch = registry.takeover(CART.game, owner="bench")
+        for turn in range(size.rounds):
+            number = registry.catalogue(CART.game).number
+            took, raw = asyncio.run(_news(one.door, one.opened, epoch, number, turn))
+            is_right &= all(body == raw for _, body in took)
+            ours.append(float(np.percentile([one_s for one_s, _ in took], 99)) * 1e3)
+            theirs.append(float(np.percentile(ask_peer("fetch", port, WORKERS)["took_s"], 99)) * 1e3)
+        stop_peer(peer)
+    gate = Gate(is_right, f"{WORKERS} workers got the signed bytes of {len(raw)} bytes every time")
+    name = f"a new policy of {len(raw) / 1e3:.0f} KB to {WORKERS} waiting workers: p99"
+    found.figures.append(_figure(name, "ms", ours, gate, goal=100.0, bound_by="how often the registry is looked at"))
+    found.ratios.append(Ratio(
+        name=f"policy to {WORKERS} workers, p99", peer=f"{PEER_NAME} (asked for, not waited for)", unit="ms", ours=ours,
+        theirs=theirs, gate=gate, more_is_better=False,
+    ))  # fmt: skip
+
+
+async def _news(
+    door: Door, opened: Deployment, epoch: int, after: int, turn: int
+) -> tuple[list[tuple[float, bytes]], bytes]:
+    workers = await lines(door, WORKERS)
+    loop, took = asyncio.get_running_loop(), list[tuple[float, bytes]]()
+    told, asked_s = asyncio.Event(), 0.0
+
+    def heard(status: int, body: bytes) -> None:
+        took.append((loop.time() - asked_s, body))
+        if len(took) == WORKERS:
+            told.set()
+
+    policy = _policy(turn)
+    manifest = opened.registry.release(policy, Lineage(algorithm="bc"), epoch=epoch)
+    for worker in workers:
+        worker.ask(door.weights(after + 1, 30.0), heard)
+    await asyncio.sleep(0.5)  # until all of them wait
+    asked_s = loop.time()
+    await asyncio.to_thread(opened.registry.point, CART.game, "champion", manifest.model_no, why="bench")
+    await asyncio.wait_for(told.wait(), 30.0)
+    for worker in workers:
+        worker.close()
+    return took, policy.encode()
+
+
+def _policy(seed: int) -> Policy:
+    """About 20 KB: 4-64-64-2."""
+    head = head_for(CART, "categorical")
+    hidden = (Dense(64), Activation("tanh"), Dense(64), Activation("tanh"))
+    columns = {name: Input(space.shape, space.dtype, ()) for name, space in CART.obs_columns.items()}
+    network = NetworkSpec(columns, hidden, {name: (Dense(head.size),) for name in head.outputs})
+    rng = np.random.default_rng(seed)
+    weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in network.shapes().items()}
+    return Policy(CART, network, weights, head)
+
+
+def _figure(
+    name: str, unit: str, values: Sequence[float], gate: Gate, *, goal: float | None = None, bound_by: str = ""
+) -> Figure:
+    return Figure(
+        name=name, unit=unit, values=[float(value) for value in values], gate=gate, goal=goal, more_is_better=False,
+        bound_by=bound_by,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,94 @@
+"""A platform that is measured from outside, the peer beside it, and what the system says of a process."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.crowd import Door
+from bench.games import CART
+from understudy.app.config import Config, GatewaySection
+from understudy.app.deployment import open_deployment
+from understudy.app.up import Platform
+
+PEER = Path(__file__).resolve().parent / "against" / "seed_tcp.py"
+_READY_S = 120.0
+
+
+class Served:
+    """A platform that is ready, and what a measurement needs of it."""
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform, self.opened = platform, open_deployment(platform.data)
+        self.opened.registry.register(CART)
+        key, _ = self.opened.keys.create(["play", "work"], requests_s=1e6, bytes_s=1e10)
+        self.step_until(lambda: platform.supervisor.is_ready)
+        address = urlsplit(platform.url or "")
+        self.door = Door(str(address.hostname), int(address.port or 0), key, CART.game)
+
+    def step_until(self, is_true: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + _READY_S
+        while not is_true():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("the platform was not ready in time")
+            self.platform.supervisor.step()
+            time.sleep(0.05)
+
+    @property
+    def gateway(self) -> int:
+        """The gateway's process."""
+        child = self.platform.supervisor.standings["gateway"].child
+        assert child is not None
+        return child.pid
+
+
+@contextlib.contextmanager
+def served(folder: Path, *roles: str) -> Iterator[Served]:
+    config = Config(data=str(folder), gateway=GatewaySection(port=0), roles=roles)
+    with Platform(config, tell=lambda *_: None) as platform:
+        one = Served(platform)
+        # A new key is known within half a second; nobody is measured before.
+        time.sleep(1.0)
+        yield one
+
+
+@contextlib.contextmanager
+def seed_server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, str(PEER), "serve"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, int(json.loads(process.stdout.readline())["port"])
+        finally:
+            process.kill()
+
+
+def ask_peer(*words: object) -> dict[str, Any]:
+    command = [sys.executable, str(PEER), *map(str, words)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def stop_peer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What it says at its end."""
+    said, _ = process.communicate(timeout=30)
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process and all its threads, those that have ended too; in ticks of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
