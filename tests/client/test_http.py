@@ -448,3 +448,30 @@ print(threading.active_count(), sorted({{"urllib3", "cryptography", "ssl", "unde
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (ran.stdout.strip(), ran.stderr) == ("1 []", "")
+
+
+def test_threads_that_ask_first_at_the_same_time_load_what_they_need_once() -> None:
+    """The sender and the bots' thread begin together; half a loaded library must not be what either of them finds."""
+    script = """
+import threading
+from understudy.client.http import HttpLink
+from understudy.client.place import Address
+from understudy.core.errors import LinkFailed
+
+link, together, found = HttpLink(Address("http://127.0.0.1:9", "uk_x"), "pong"), threading.Barrier(2), []
+
+def ask(call):
+    together.wait()
+    try:
+        call()
+    except Exception as error:
+        found.append(type(error).__name__)
+
+calls = [lambda: link.bot(0, wait_s=0.0), lambda: link.send([], {})]
+threads = [threading.Thread(target=ask, args=(call,)) for call in calls]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert found == ["LinkFailed"] * 2, found
+"""
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

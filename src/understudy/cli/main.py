@@ -9,6 +9,15 @@ INTERRUPTED = 130
 def main() -> int:
     """Run the command line and give its exit code."""
     try:
+        return _main()
+    except KeyboardInterrupt:
+        # Before a command has begun, while it is still being loaded.
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _main() -> int:
+    try:
         import click  # noqa: F401
         import rich  # noqa: F401
     except ImportError:

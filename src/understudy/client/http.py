@@ -28,6 +28,8 @@ TIMEOUT_S = 10.0
 """How long connecting, and then each part of an answer, may take."""
 _MAX_ANSWER_BYTES = 1024 * 1024
 _TOO_LARGE = 413
+_LOADING = threading.Lock()
+"""The sender and the bots begin together: two threads that load urllib3 at once may each find half of it."""
 
 
 class HttpLink:
@@ -113,7 +115,8 @@ class _Line:
         """The status and body of a success; LinkFailed with the gateway's own words otherwise."""
         from http.client import HTTPException
 
-        from urllib3.exceptions import HTTPError
+        with _LOADING:
+            from urllib3.exceptions import HTTPError
 
         headers = self._headers | ({"content-type": kind} if kind else {})
         with self._lock:
@@ -150,7 +153,8 @@ class _Line:
         return connection
 
     def _connect(self) -> Any:
-        from urllib3.connection import HTTPConnection, HTTPSConnection
+        with _LOADING:
+            from urllib3.connection import HTTPConnection, HTTPSConnection
 
         if not self._is_tls:
             return HTTPConnection(self._host, self._port)
