@@ -33,6 +33,8 @@ EPISODES = 100
 _TICK_S = 0.1
 _READY_S = _STARTED_S = 120.0
 _CLOSE_S = 40.0
+_MIN_S = 30.0
+"""So long they play in any case: the second bot is seldom the best one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,8 @@ class Loop:
                 self._said.append(f"{self._game}/{champion} is champion: {_words(returns)} over {EPISODES} episodes")
                 self._kill_if_due(platform)
             self._look(platform, people, registry)
-            if judge.has_improved and (self._config.kill is None or self._killed):
+            has_shown = judge.has_improved and (self._config.kill is None or self._killed)
+            if has_shown and began_s is not None and time.monotonic() - began_s >= _MIN_S:
                 return
             time.sleep(_TICK_S)
 
