@@ -1,5 +1,6 @@
 """A run's folder: names, files, and what a kill may leave behind."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,12 @@ import pytest
 from understudy.app.runs import CURVE, RunFolder, default_folder, is_empty, seed_folders
 from understudy.core.errors import ConfigError
 from understudy.core.events import Guarded
+
+FACTS = {
+    "game": "CartPole-v1", "name": "CartPole-v1", "env_kwargs": {}, "wrappers": [], "frame_skip": 1, "algorithm": "ppo",
+    "seed": 1, "until": None, "starts": 0, "extensions": 0, "created_ms": 7, "schema": "s", "from_store": None,
+    "init_from": None,
+}  # fmt: skip
 
 
 def row(env_steps: float) -> dict[str, float]:
@@ -29,8 +36,8 @@ def test_a_folder_is_empty_until_it_holds_a_run_or_anything_else(tmp_path: Path)
         (root / name).touch()
         assert is_empty(root)
     assert not RunFolder(root).exists
-    RunFolder(root).create({"seed": 1}, "[run]\n")
-    assert RunFolder(root).facts() == {"seed": 1}
+    RunFolder(root).create(FACTS, "[run]\n")
+    assert RunFolder(root).facts() == FACTS
     assert not is_empty(root)
     assert not is_empty(root / "run.json")
 
@@ -77,6 +84,39 @@ def test_what_is_no_run_and_has_no_policy_says_so(tmp_path: Path):
     (tmp_path / "best.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(ConfigError, match="cannot be read"):
         RunFolder(tmp_path).policy()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"seed": 1', "is damaged: .*; take it from a copy"),
+        ("\0\ufffd", "is damaged"),
+        ("[1]", r"it holds \[1\], and an object is wanted"),
+        (json.dumps({**FACTS, "seed": "x"}), "seed is 'x', and int is wanted"),
+        (json.dumps({**FACTS, "frame_skip": True}), "frame_skip is True, and int is wanted"),
+        (json.dumps({**FACTS, "until": "soon"}), "until is 'soon', and int or float or null is wanted"),
+        (json.dumps({name: value for name, value in FACTS.items() if name != "schema"}), "it has no schema"),
+    ],
+)
+def test_a_damaged_run_json_is_named_with_what_is_wrong_in_it(text: str, said: str, tmp_path: Path):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ConfigError, match=f"run.json is damaged: .*{said}" if "damaged" not in said else said):
+        RunFolder(tmp_path).facts()
+
+
+def test_a_run_of_before_there_were_extensions_is_read(tmp_path: Path):
+    facts = {name: value for name, value in FACTS.items() if name != "extensions"}
+    RunFolder(tmp_path).create(facts, "")
+    assert RunFolder(tmp_path).facts() == facts
+
+
+def test_the_newest_checkpoint_says_where_a_run_goes_on(tmp_path: Path):
+    run = RunFolder(tmp_path)
+    assert run.saved_steps() is None
+    run.checkpoints.mkdir()
+    for name in ("000000000256.safetensors", "000000001024.safetensors", ".000000002048.safetensors.7.tmp"):
+        (run.checkpoints / name).touch()
+    assert run.saved_steps() == 1_024
 
 
 def test_where_no_evaluation_found_a_best_policy_the_last_one_is_the_runs(tmp_path: Path):

@@ -33,7 +33,7 @@ class Released:
 def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Released:
     """Release a finished run's policy; it becomes champion at once where the game has none."""
     folder = RunFolder(run)
-    facts, result = folder.facts(), folder.result()
+    facts, result = folder.facts(is_whole=False), folder.result()
     if result is None:
         raise ConfigError(f"{run} has not ended; wait for it, or go on with it: understudy train --resume --out {run}")
     policy, registry, lineage = folder.policy(which), deployment.registry, _lineage(facts, result, run)

@@ -33,6 +33,15 @@ CURVE = ("env_steps", "updates", "train_s", "return_mean", "return_low", "return
 INTERVAL = ("return_low", "return_high")
 """Columns that are empty (in memory: NaN) where there were too few episodes for an interval."""
 GUARDED = ("env_steps", "what", "chunks")
+_NAME, _TEXT, _COUNT = (str,), (str, type(None)), (int,)
+_FACTS: Mapping[str, tuple[type, ...]] = {
+    "game": _TEXT, "name": _NAME, "env_kwargs": (dict,), "wrappers": (list,), "frame_skip": _COUNT, "algorithm": _NAME,
+    "seed": _COUNT, "until": (int, float, type(None)), "starts": _COUNT, "extensions": _COUNT, "created_ms": _COUNT,
+    "schema": _NAME, "from_store": _TEXT, "init_from": _TEXT,
+}  # fmt: skip
+"""What is read from run.json, and its types."""
+_LATER = {"extensions"}
+"""Facts that the first runs did not have."""
 _TEMPORARY = re.compile(r"\..*\.tmp")
 
 
@@ -61,14 +70,18 @@ class RunFolder:
             self.save_policy("start", start)
         self.write_json("run.json", facts)
 
-    def facts(self) -> dict[str, Any]:
-        """What `create` wrote; ConfigError when this is no run."""
+    def facts(self, *, is_whole: bool = True) -> dict[str, Any]:
+        """What `create` wrote; ConfigError when this is no run, a type is wrong or (`is_whole`) a fact is missing."""
+        path = self.root / "run.json"
         try:
-            facts = json.loads((self.root / "run.json").read_text())
-        except (OSError, ValueError) as error:
+            facts = json.loads(path.read_bytes())
+        except OSError as error:
             raise ConfigError(f"{self.root} is not a run ({error}); give the folder that 'train' printed") from None
-        assert isinstance(facts, dict)
-        return facts
+        except ValueError as error:
+            raise ConfigError(f"{path} is damaged: {error}; take it from a copy, or train anew") from None
+        if wrong := _wrong_fact(facts, is_whole=is_whole):
+            raise ConfigError(f"{path} is damaged: {wrong}; take it from a copy, or train anew")
+        return dict(facts)
 
     def network(self) -> NetworkSpec | None:
         """The network that was given by its spec, if one was."""
@@ -88,6 +101,10 @@ class RunFolder:
         """What came of the run, or None while it has not ended."""
         path = self.root / "result.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+    def saved_steps(self) -> int | None:
+        """Where the newest checkpoint was taken; None when there is none yet."""
+        return max((int(path.stem) for path in self.checkpoints.glob("[0-9]*.safetensors")), default=None)
 
     # --- policies ---------------------------------------------------------------------------------------------------
 
@@ -157,6 +174,19 @@ class RunFolder:
             writer.writeheader()
             writer.writerows(row for row in rows if int(row["env_steps"]) <= env_steps)
             write_file(self.guarded, text.getvalue().encode(), mode=0o644)
+
+
+def _wrong_fact(facts: Any, *, is_whole: bool) -> str:
+    """The first thing that no run would have written, or nothing."""
+    if not isinstance(facts, dict):
+        return f"it holds {facts!r:.80}, and an object is wanted"
+    for name, types in _FACTS.items():
+        if is_whole and name not in facts and name not in _LATER:
+            return f"it has no {name}"
+        if name in facts and type(facts[name]) not in types:
+            wanted = " or ".join("null" if one is type(None) else one.__name__ for one in types)
+            return f"{name} is {facts[name]!r:.80}, and {wanted} is wanted"
+    return ""
 
 
 def _read_policy(path: Path) -> Policy:
