@@ -73,3 +73,22 @@ def test_a_run_on_an_object_is_made_again_when_it_is_given_and_refused_when_not(
     second = again(first, tmp_path / "S", Switches(presses=4))
     last = [(run.folder / "last.safetensors").read_bytes() for run in (first, second)]
     assert last[0] == last[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"R/preset\.toml holds no settings; .* take the file from a copy"),
+        ('algorithm = "dqn"\n', "is for dqn, and run.json beside it for ppo; take"),
+        ("[run]\nsteps = 512\n", "is for no algorithm, and run.json beside it for ppo"),
+    ],
+)
+def test_a_preset_that_is_not_that_of_its_run_is_refused(text: str, said: str, tmp_path: Path, plain: Run):
+    shutil.copytree(plain.folder, tmp_path / "R")
+    preset = tmp_path / "R" / "preset.toml"
+    preset.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        understudy.train(GAME, preset=str(preset), out=tmp_path / "S")
+    with pytest.raises(ConfigError, match=said):
+        understudy.train(out=tmp_path / "R", resume=True, steps=2 * STEPS)
+    assert not (tmp_path / "S").exists()

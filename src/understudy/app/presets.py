@@ -20,7 +20,12 @@ def preset_names() -> list[str]:
 def read_preset(name: str) -> dict[str, Any]:
     """A preset by name, or by the path of its file."""
     if name.endswith(".toml") or "/" in name:
-        return read_toml(Path(name))
+        if not (fields := read_toml(Path(name))):
+            raise ConfigError(
+                f"{name} holds no settings; a preset says at least which algorithm; take the file from a copy, or "
+                "leave it out for the preset of the game's kind"
+            )
+        return fields
     if name not in preset_names():
         near = difflib.get_close_matches(name, preset_names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(preset_names())}"

@@ -1,10 +1,13 @@
 """reproduce: what a run's preset file does not hold, read from the files beside it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from understudy.app.algorithms import algorithm_name
 from understudy.app.choice import GameChoice, choice_of
+from understudy.app.presets import read_preset
 from understudy.app.runs import RunFolder
 from understudy.app.wanted import Wanted, wanted_algorithm
 from understudy.core.errors import ConfigError
@@ -22,6 +25,7 @@ def begun_with(choice: GameChoice, wanted: Wanted) -> tuple[GameChoice, Wanted, 
     if wanted.preset is None or Path(wanted.preset).name != "preset.toml" or not folder.exists:
         return choice, wanted, start
     facts = folder.facts()
+    settings_of(folder, facts)
     if facts["game"] is None and choice.is_named:
         raise ConfigError(
             f"{folder.root} was trained on an env object or function ({facts['name']}), which no folder holds; give it "
@@ -37,3 +41,15 @@ def begun_with(choice: GameChoice, wanted: Wanted) -> tuple[GameChoice, Wanted, 
     if wanted.from_store is None and facts["from_store"] is not None:
         wanted = replace(wanted, from_store=Path(facts["from_store"]))
     return choice, wanted, start
+
+
+def settings_of(folder: RunFolder, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The preset of a run; ConfigError where it is not for the algorithm that the run's facts name."""
+    path = folder.root / "preset.toml"
+    fields = read_preset(str(path))
+    if (algorithm := fields.get("algorithm")) != facts["algorithm"]:
+        raise ConfigError(
+            f"{path} is for {algorithm or 'no algorithm'}, and run.json beside it for {facts['algorithm']}; take the "
+            "two files from one copy, or copy the preset elsewhere to take only its settings"
+        )
+    return fields

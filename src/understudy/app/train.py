@@ -18,8 +18,7 @@ from understudy.app.choice import GameChoice, Seen, choice_of, look_at
 from understudy.app.evaluation import Judge, judge_of
 from understudy.app.extend import asked_more, extended, without
 from understudy.app.picture import draw_curve
-from understudy.app.presets import read_toml
-from understudy.app.reproduce import begun_with
+from understudy.app.reproduce import begun_with, settings_of
 from understudy.app.runs import RunFolder, check_free, default_folder, is_empty
 from understudy.app.settings import Resolver, Settings
 from understudy.app.start import taken_from
@@ -119,14 +118,14 @@ def _resumed(folder: RunFolder, choice: GameChoice | None, wanted: Wanted, ears:
     is_object = wanted.algorithm is not None and not isinstance(wanted.algorithm, str)
     chosen = wanted.algorithm if is_object and algorithm_name(wanted.algorithm) == facts["algorithm"] else None
     resolver = Resolver(facts["algorithm"], chosen)
-    resolver.add(read_toml(folder.root / "preset.toml"))
+    resolver.add(settings_of(folder, facts))
     settings = with_network(resolver.settings(), folder.network())
     result = folder.result()
     more = {} if result is None else asked_more(facts, settings, wanted)
     check_agrees(folder.root, facts, settings, choice=choice, wanted=without(wanted, more))
     if result is not None and not more:
         return Run(folder.root, folder.policy(), result)
-    choice = choice_of(facts, choice)
+    choice = choice_of(facts, choice, call=f"train(env, out={str(folder.root)!r}, resume=True)")
     with _held(folder, is_new=False):
         if result is not None:
             for name, value in more.items():
