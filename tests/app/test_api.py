@@ -307,7 +307,7 @@ def test_a_run_does_not_go_on_as_something_else(trained: Run, asked: dict[str, A
 def test_a_run_on_an_object_goes_on_when_the_object_is_given_again(tmp_path: Path):
     with pytest.raises(Crash):
         train(tmp_path / "R", Switches(), steps=1_024, on_event=crash_at(512))
-    with pytest.raises(ConfigError, match="do this in Python"):
+    with pytest.raises(ConfigError, match=r"do this in Python, .*: train\(env, out='.*/R', resume=True\)"):
         understudy.train(out=tmp_path / "R", resume=True)
     assert train(tmp_path / "R", Switches(), resume=True).result["env_steps"] == 1_024
 
@@ -385,6 +385,7 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
         ({"resume": True, "out": None}, "which run"),
         ({"resume": True, "game": None}, "is not a run"),
         ({"video": -1}, "video is -1"),
+        ({"on_event": "x"}, "on_event is 'x'; give a function that takes an event"),
         ({"log": "tensorbord"}, "give one or more of mlflow, tensorboard, wandb"),
         ({"game": "Pendulum-v1", "algorithm": "dqn"}, "try ppo"),
     ],
@@ -406,6 +407,10 @@ def test_a_policy_of_another_game_is_refused_and_an_empty_folder_stays(tmp_path:
     assert list(tmp_path.rglob("*")) == [tmp_path / "R"]
     with pytest.raises(ConfigError, match="only from what it plays itself"):
         train(tmp_path / "R", algorithm="ppo", from_store=trained.folder)
+    with pytest.raises(
+        ConfigError, match=f"nothing of CartPole-v1; .*: understudy data stats --data {trained.folder}$"
+    ):
+        understudy.train("CartPole-v1", algorithm="bc", from_store=trained.folder, out=tmp_path / "R")
 
 
 def test_a_folder_that_cannot_be_removed_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -51,6 +51,8 @@ def train(
     choice = None
     if game is not None:
         choice = GameChoice(game=game, env_kwargs=env_kwargs or {}, wrappers=wrappers, frame_skip=frame_skip)
+    if on_event is not None and not callable(on_event):
+        raise ConfigError(f"on_event is {on_event!r}; give a function that takes an event, such as print")
     opened = sinks_named(log) if log else {}
     if type(video) is not int or not 0 <= video <= MAX_VIDEOS:
         raise ConfigError(f"video is {video!r}; give how many episodes to film, from 0 to {MAX_VIDEOS}")

@@ -32,7 +32,10 @@ def stored_spec(store: Path, game: str) -> GameSpec:
         spec = _sealed_spec(store, game_name_of_env(name)) or _unsealed_spec(store, game_name_of_env(name))
         if spec is not None:
             return spec
-    raise ConfigError(f"the store {store} holds nothing of {game}; 'understudy data stats' says what it holds")
+    folder = store.parent if store.name == "store" else "DIR"
+    raise ConfigError(
+        f"the store {store} holds nothing of {game}; see what it holds: understudy data stats --data {folder}"
+    )
 
 
 def _sealed_spec(store: Path, game: str) -> GameSpec | None:
