@@ -91,6 +91,10 @@ def test_wrong_use_is_refused(run: Path, tmp_path: Path):
         evaluate_run(tmp_path / "none")
     with pytest.raises(ConfigError, match="is not a run"):
         evaluate_run(tmp_path)
+    with pytest.raises(ConfigError, match=f"give the run: understudy evaluate {run}$"):
+        evaluate_run(run / "best.safetensors")
+    with pytest.raises(ConfigError, match=f"give the run: understudy evaluate {run} --policy last$"):
+        evaluate_run(run / "last.safetensors")
     with pytest.raises(ConfigError, match="episodes is 0"):
         evaluate_run(run, episodes=0)
     with pytest.raises(ConfigError, match="seeds is -1"):

@@ -88,6 +88,9 @@ def evaluate_run(
     _check_counts(episodes=episodes, seeds=seeds)
     if policy not in ("best", "last"):
         raise ConfigError(f"policy is {policy!r}; give best or last")
+    if root.suffix == ".safetensors" and RunFolder(root.parent).exists:
+        which = " --policy last" if root.stem == "last" else ""
+        raise ConfigError(f"{root} is one file of a run; give the run: understudy evaluate {root.parent}{which}")
     if not root.is_dir():
         raise ConfigError(f"there is no folder {root}; give the folder that 'understudy train' printed")
     folders = [RunFolder(path) for path in seed_folders(root)]
