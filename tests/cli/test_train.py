@@ -242,6 +242,11 @@ def test_what_lies_in_the_folder_of_the_call_can_be_imported(
     assert seen.high == 2.0  # the wrapper's own, twice the game's
 
 
+def test_one_update_is_called_one(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    text, _ = said(capsys, "train", GAME, "--algorithm", "ppo", "--steps", "1", "--out", str(tmp_path / "R"), *SETS)
+    assert " steps and 1 update in " in text
+
+
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +270,8 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_done(number: int, tmp_
     assert process.returncode == 130
     assert f"go on with: understudy train --resume --out {out}" in err
     assert "Traceback" not in err
+    saved = max(int(path.stem) for path in out.glob("checkpoints/*.safetensors"))
+    assert f", the last checkpoint is at step {saved}; go on with" in err
     assert not is_locked(out / ".lock")
     assert not list(out.rglob("*.tmp"))
     stop = lambda event: understudy.Stop if isinstance(event, Update) else None  # noqa: E731
@@ -280,7 +287,7 @@ def test_a_full_disk_says_how_to_go_on(
     monkeypatch.setattr("understudy.learn.checkpoint.Checkpoints.save", full)
     out = str(tmp_path / "R")
     _, err = said(capsys, "train", GAME, "--steps", "512", "--out", out, *SETS, code=3)
-    assert f"go on with: understudy train --resume --out {out}" in err
+    assert f"there is no checkpoint yet; go on with: understudy train --resume --out {out}" in err
     assert err.splitlines()[-1] == "understudy: no room for a checkpoint; free some space and try again"
 
 

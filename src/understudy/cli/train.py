@@ -19,6 +19,7 @@ from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.core.events import Event
 
 _PATH = click.Path(path_type=Path)
+_STEPS = "Env steps, at least: the round in which they are reached is finished. Updates, with --from-store."
 _UNTIL = (
     "Solved at this return; inf: no goal (default: the preset's, else none where --steps or --from-store is given, "
     "else what the game says)."
@@ -47,7 +48,7 @@ _UNTIL = (
 @click.option("--seed", type=int, help="Seed of everything (default 0).")
 @click.option("--seeds", type=int, metavar="N", help="N runs with seeds from --seed on, in OUT/seed-S, and a summary.")
 @click.option("--until", type=float, metavar="RETURN", help=_UNTIL)
-@click.option("--steps", type=int, metavar="N", help="Env steps at most; updates, with --from-store.")
+@click.option("--steps", type=int, metavar="N", help=_STEPS)
 @click.option("--eval-every", type=int, metavar="N", help="Env steps between two evaluations.")
 @click.option("--init-from", type=_PATH, metavar="RUN", help="Start from the best policy of another run.")
 @click.option("--from-store", type=_PATH, metavar="DIR", help="Learn from a data folder; the game is not played.")
@@ -143,12 +144,17 @@ def _say_how_to_go_on(progress: Progress, seeds: int | None) -> None:
         has_out = any(word == "--out" or word.startswith("--out=") for word in words)
         words += [] if has_out else ["--out", str(Path(run.run).parent)]
         command = shlex.join(["understudy", *words, "--resume"])
-    print(f"stopped at {progress.unit.removesuffix('s')} {progress.steps}; go on with: {command}", file=sys.stderr)
+    from understudy.app.runs import RunFolder
+
+    # From the disk: whoever stops a run between a checkpoint and its event has it all the same.
+    unit, saved = progress.unit.removesuffix("s"), RunFolder(Path(run.run)).saved_steps()
+    where = "there is no checkpoint yet" if saved is None else f"the last checkpoint is at {unit} {saved}"
+    print(f"stopped at {unit} {max(progress.steps, saved or 0)}, {where}; go on with: {command}", file=sys.stderr)
 
 
 def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> None:
     run = escape(shlex.quote(result["run"]))
-    work = f"{count(result['updates'])} updates"
+    work = f"{count(result['updates'])} update{'' if result['updates'] == 1 else 's'}"
     if result["env_steps"]:
         work = f"{count(result['env_steps'])} steps and {work}"
     lines = [
