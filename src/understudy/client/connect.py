@@ -16,7 +16,6 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from understudy.client.bot import Bots
 from understudy.client.counts import Stats
 from understudy.client.episode import Episode
-from understudy.client.http import HttpLink
 from understudy.client.local import LocalLink
 from understudy.client.place import Address, own_player, place_of, spool_tag, user_folder
 from understudy.client.recorder import Recorder
@@ -280,6 +279,8 @@ def connect(
             raise ConfigError("connect was given a link and data= or url= as well; give the one to record through")
         tag = spool_tag(str(getattr(link, "address", type(link).__qualname__)), spec.game)
     elif isinstance(place := place_of(data, url, key), Address):
+        from understudy.client.http import HttpLink  # late: games that record into a folder need no sockets
+
         link = HttpLink(place, spec.game, insecure=config.insecure)
         tag = spool_tag(link.address, spec.game, place.key)
     else:
