@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.cli.platforms import processes_of, wait_for
 
 COMMAND = [sys.executable, "-m", "understudy.cli.main", "demo"]
 
@@ -45,7 +46,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
         [*COMMAND, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
-    wait_for(lambda: any(tmp_path.glob("understudy-demo-*/data/ledger/*.jsonl")))
+    wait_for(lambda: any(tmp_path.glob("understudy-demo-*/data/ledger/*.jsonl")), timeout_s=120)
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
@@ -59,22 +60,3 @@ def test_what_cannot_work_is_refused_at_once(wrong: list[str]) -> None:
     assert code == 2
     assert not found
     assert "Traceback" not in said
-
-
-def wait_for(condition: Any, timeout_s: float = 120.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.05)
-
-
-def processes_of(folder: Path) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline") if Path("/proc").is_dir() else ():
-        try:
-            text = path.read_text()
-        except OSError:
-            continue
-        if str(folder) in text and "understudy.app" in text:
-            found.append(int(path.parent.name))
-    return found

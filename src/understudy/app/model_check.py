@@ -18,6 +18,7 @@ from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.game import GameSpec
 from understudy.core.manifest import Manifest, manifest_from_json, open_policy
 from understudy.core.policy import Policy
+from understudy.core.random_action import nested
 from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space, type_ends
 from understudy.core.tensors import Array
 from understudy.models.gate import Check
@@ -102,7 +103,7 @@ def fuzzed_observations(spec: GameSpec, rng: np.random.Generator) -> Iterator[An
     """Observations as the game gives them: the ends of every space, zeros, and anything between."""
     for kind in ("low", "high", "zero", "mixed", *["any"] * _FUZZED):
         parts = {path: _fuzzed(space, kind, rng) for path, space in spec.obs.items()}
-        yield parts[""] if parts.keys() == {""} else _nested(parts)
+        yield parts[""] if parts.keys() == {""} else nested(parts)
 
 
 def _fuzzed(space: Space, kind: str, rng: np.random.Generator) -> Array:
@@ -138,17 +139,6 @@ def _ends(space: Space) -> tuple[Any, Any]:
             low, high = 0, 1
     far = min(_FAR, float(np.finfo(space.dtype).max)) if space.dtype.kind == "f" else _FAR_WHOLE
     return np.clip(low, -far, far), np.clip(high, -far, far)
-
-
-def _nested(parts: dict[str, Array]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in parts.items():
-        *above, last = path.split(".")
-        at = tree
-        for name in above:
-            at = at.setdefault(name, {})
-        at[last] = value
-    return tree
 
 
 def _is_quick(policy: Policy, budget: Budget) -> Check:

@@ -1,6 +1,7 @@
 """A random action that a game allows: what players get while there is no bot."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ def random_action(spec: GameSpec, rng: np.random.Generator, *, legal: Array | No
     if discrete is not None:
         return _draw(discrete, rng) if legal is None else int(rng.choice(np.flatnonzero(legal))) + discrete.start
     parts = {path: _draw(space, rng) for path, space in spec.action.items()}
-    return parts[""] if parts.keys() == {""} else _nested(parts)
+    return parts[""] if parts.keys() == {""} else nested(parts)
 
 
 def _draw(space: Space, rng: np.random.Generator) -> Any:
@@ -53,7 +54,8 @@ def _ends(space: Box) -> tuple[Array, Array]:
     return found[0], found[1]
 
 
-def _nested(parts: dict[str, Any]) -> dict[str, Any]:
+def nested(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts by their dotted path as the mapping of mappings that a game takes and gives."""
     tree: dict[str, Any] = {}
     for path, value in parts.items():
         *above, last = path.split(".")

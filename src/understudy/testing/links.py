@@ -28,15 +28,15 @@ class LinkContract:
 
     def make(self) -> Link:
         """A link to an empty platform, for the game of `spec`."""
-        raise NotImplementedError("give make(self): a link to an empty platform")
+        raise NotImplementedError("a subclass of LinkContract gives make(): a link to an empty platform")
 
     def release(self, policy: Policy, alias: str = "champion") -> int:
         """Release a policy on the platform of the last `make` and let an alias mean it; its number."""
-        raise NotImplementedError("give release(self, policy, alias)")
+        raise NotImplementedError("a subclass of LinkContract gives release(): the policy becomes the alias's model")
 
     def random_policy(self) -> Policy:
         """Any policy of `spec`."""
-        raise NotImplementedError("give random_policy(self)")
+        raise NotImplementedError("a subclass of LinkContract gives random_policy(): one that fits the game")
 
     # --- Experience -------------------------------------------------------------------------------------------------
 

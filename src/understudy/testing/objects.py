@@ -12,7 +12,7 @@ class ObjectsContract:
 
     def make(self) -> Objects:
         """Empty objects; called once per test."""
-        raise NotImplementedError("give make(self): empty objects")
+        raise NotImplementedError("a subclass of ObjectsContract gives make(): empty objects")
 
     def test_what_was_created_is_read_back(self) -> None:
         objects = self.make()
