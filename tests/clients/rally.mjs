@@ -1,0 +1,40 @@
+// Plays what Python asks for with rally.js; both must give the same numbers.
+import { readFileSync } from "node:fs";
+import * as rally from "../../clients/js/rally.js";
+
+const given = JSON.parse(readFileSync(0, "utf8"));
+const court = ([x, y, speedX, speedY, left, right]) => ({ x, y, speedX, speedY, left, right });
+const listed = (one) => [one.x, one.y, one.speedX, one.speedY, one.left, one.right];
+
+function played({ seed, skills }) {
+  let now = rally.serve(seed);
+  for (let decision = 0; decision < rally.MAX_DECISIONS; decision++) {
+    const drawn = [rally.drawnAt(seed, decision), rally.drawnAt(seed + 7, decision)];
+    const chosen = [0, 1].map((seat) => rally.scripted(rally.seen(now, seat), rally.skillOf(skills[seat]), drawn[seat]));
+    const [after, point] = rally.step(now, chosen[0], chosen[1]);
+    now = after;
+    if (point !== 0) return { court: listed(now), point, decisions: decision + 1 };
+  }
+  return { court: listed(now), point: 0, decisions: rally.MAX_DECISIONS };
+}
+
+const signed = (numbers) => numbers.map((one) => (Object.is(one, -0) ? "-0" : one));
+console.log(
+  JSON.stringify({
+    constants: Object.fromEntries(Object.entries(rally).filter(([, value]) => typeof value !== "function")),
+    frames: (given.frames ?? []).map(([was, left, right]) => signed(listed(rally.frame(court(was), left, right)))),
+    steps: (given.steps ?? []).map(([was, left, right]) => {
+      const [now, point] = rally.step(court(was), left, right);
+      return [...listed(now), point];
+    }),
+    views: (given.views ?? []).map(([was, seat]) => signed(rally.seen(court(was), seat))),
+    observations: (given.views ?? []).map(([was, seat]) =>
+      Buffer.from(rally.observed(court(was), seat).buffer).toString("hex"),
+    ),
+    serves: (given.seeds ?? []).map((seed) => listed(rally.serve(seed))),
+    mixed: (given.seeds ?? []).map((seed) => rally.mixed(seed)),
+    drawn: (given.decisions ?? []).map(([seed, decision]) => rally.drawnAt(seed, decision)),
+    scripted: (given.scripted ?? []).map(([view, skill, drawn]) => rally.scripted(view, rally.SKILLS[skill], drawn)),
+    matches: (given.matches ?? []).map(played),
+  }),
+);
