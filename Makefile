@@ -1,6 +1,7 @@
 # Needs Python 3.11 or newer and make; everything else is installed into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+PROFILE ?= ci
 # Without PYTHON=..., a finished .venv of any supported Python is kept.
 SETUP := $(PYTHON) scripts/setup.py $(if $(filter file,$(origin PYTHON)),--any-python)
 
@@ -35,9 +36,9 @@ bench:  ## measure every figure of the README beside its peers
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/run.py all
 
-card:  ## the reliability card: the long fault tests in full
+card:  ## the reliability card, in minutes; PROFILE=full takes an hour
 	@$(SETUP) platform dev
-	$(BIN)/python scripts/card.py
+	$(BIN)/python scripts/card.py --profile $(PROFILE)
 
 constraints: setup  ## refresh constraints.txt, the versions everybody installs
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade --quiet \

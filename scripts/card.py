@@ -1,13 +1,14 @@
-"""The reliability card: every fault test in full, as lines of tried / held.
+"""The reliability card: everything that was tried to break the platform, as lines of tried / held.
 
-Run as `python scripts/card.py` (or `make card`); `--profile short` takes minutes, `full` well under an hour. Prints a
-table, writes bench/results/card-<date>.json, and exits 1 if anything failed. Skipped lines show why.
+Run as `python scripts/card.py` (or `make card`): the profile `ci` takes minutes, `full` an hour. Prints a table, keeps
+it as bench/results/card-DATE-TIME-PROFILE.json, and exits 1 if anything failed. Skipped lines show why.
 """
 
 import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -83,9 +84,17 @@ def run(profile: str, seed: int) -> tuple[int, Collector]:
     os.environ["UNDERSTUDY_FAULT_SEED"] = str(seed)
     collector = Collector()
     # Full: the full size where a test has two, and every test that has one.
-    choice = ["-m", "slow or not slow", "-k", "not short"] if profile == "full" else ["-m", "not slow"]
-    code = pytest.main([str(ROOT / "tests" / "faults"), "-q", "-p", "no:cacheprovider", *choice], plugins=[collector])
+    choice = ["-m", "card", "-k", "not short"] if profile == "full" else ["-m", "card and not slow"]
+    side_by_side = ["-n", "2", "--dist", "loadgroup"]
+    code = pytest.main(
+        [str(ROOT / "tests"), "-q", "-p", "no:cacheprovider", *side_by_side, *choice], plugins=[collector]
+    )
     return int(code), collector
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def show(lines: Sequence[Line], *, title: str) -> None:
@@ -103,7 +112,7 @@ def show(lines: Sequence[Line], *, title: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--profile", choices=["short", "full"], default="full")
+    parser.add_argument("--profile", choices=["ci", "full"], default="ci")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     began_s, now = time.monotonic(), datetime.now(UTC)
@@ -112,12 +121,12 @@ def main() -> int:
     is_fine = code == 0 and all(line.outcome != "failed" for line in lines) and bool(lines)
     show(lines, title=f"reliability card, {asked.profile} profile, seed {asked.seed}, {now:%Y-%m-%d}")
     fields = {
-        "date": now.isoformat(timespec="seconds"), "profile": asked.profile, "seed": asked.seed,
+        "commit": _commit(), "date": now.isoformat(timespec="seconds"), "profile": asked.profile, "seed": asked.seed,
         "seconds": round(seconds, 1), "ok": is_fine, "python": platform.python_version(),
         "machine": f"{platform.platform()}, {os.cpu_count()} cores", "lines": [asdict(line) for line in lines],
     }  # fmt: skip
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"card-{now:%Y-%m-%d}.json"
+    path = RESULTS / f"card-{now:%Y-%m-%d-%H%M}-{asked.profile}.json"
     path.write_text(json.dumps(fields, indent=1) + "\n")
     held = sum(line.outcome == "held" for line in lines)
     skipped = sum(line.outcome == "skipped" for line in lines)

@@ -53,7 +53,8 @@ def block() -> str:
     parts = [_about(bench), _goals(bench), _peers(bench)]
     parts += [_learning(learning[0]) if learning else NOT_LEARNED]
     parts += [_learner(learner)] if learner else []
-    return "\n\n".join([*parts, *(_card(card) for card in _results("card-*.json")[-1:])])
+    newest = [_results(f"card-*-{profile}.json")[-1:] for profile in ("ci", "full")]
+    return "\n\n".join([*parts, *(_card(card) for cards in newest for card in cards)])
 
 
 def _results(pattern: str) -> list[dict[str, Any]]:

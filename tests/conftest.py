@@ -1,8 +1,22 @@
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.card import Card
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what makes up the reliability card: every fault test, and whatever else has a line on it."""
+    for item in items:
+        if "/faults/" in item.path.as_posix() or "card" in getattr(item, "fixturenames", ()):
+            item.add_marker("card")
+
+
+@pytest.fixture
+def card(record_property: Callable[[str, object], None]) -> Card:
+    return Card(record_property)
 
 
 @pytest.fixture

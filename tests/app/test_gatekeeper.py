@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.app.recordings import GAME, SIGNER, balancing_policy, returns_of, with_weights
+from tests.card import Card
 from understudy.app.gatekeeper import Gatekeeper, compare
 from understudy.app.model_check import check_apart, check_model
 from understudy.app.tally import Played
@@ -132,13 +133,17 @@ SABOTAGE: Sequence[Callable[[House, np.random.Generator], int]] = (
 )  # fmt: skip
 
 
-def test_of_a_hundred_sabotaged_candidates_none_is_promoted_and_of_twenty_better_ones_eighteen_are(house: House):
+def test_of_a_hundred_sabotaged_candidates_none_is_promoted_and_of_twenty_better_ones_eighteen_are(
+    house: House, card: Card
+):
     rng = np.random.default_rng(0)
     promoted = [kind.__name__ for _ in range(17) for kind in SABOTAGE if house.is_promoted(kind(house, rng))]
     passed = sum(house.is_promoted(house.release(better(rng))) for _ in range(20))
     assert len(SABOTAGE) * 17 >= 100
     assert promoted == []
     assert passed >= 18
+    card.line("sabotaged models, held back", tried=len(SABOTAGE) * 17, held=len(SABOTAGE) * 17)
+    card.line("of 20 better models at least 18 promoted", tried=1, held=1, note=f"{passed} of 20")
 
 
 def test_in_a_clean_process_the_same_is_found(house: House):

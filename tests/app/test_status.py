@@ -93,6 +93,19 @@ def test_where_nothing_runs_one_is_told_how_to_start(
     assert not (tmp_path / "D").exists()
 
 
+def test_a_damaged_champion_is_not_well_and_the_way_back_is_shown(tmp_path: Path, held: ExitStack):
+    data = tmp_path / "D"
+    release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
+    leave(data, "gateway", held)
+    assert look(data)["ok"]
+    (blob,) = (data / "models" / "blobs").iterdir()
+    blob.write_bytes(blob.read_bytes()[:-1])
+    found = look(data)
+    assert not found["ok"]
+    assert "champion" in found["games"][0]["damage"]
+    assert f"models rollback {GAME.game} --data {data}" in found["next"][0]
+
+
 def test_people_read_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):
     data = tmp_path / "D"
     release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))

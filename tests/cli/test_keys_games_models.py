@@ -12,6 +12,7 @@ from tests.app.test_deployment import GAME, a_run
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.cli.root import run as run_command
+from understudy.core.game import game_spec
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +114,18 @@ def test_games_are_added_from_gymnasium_or_a_file_listed_and_checked(ask: Asked,
     assert "spec" in ask(f"games add {tmp_path / 'bad.json'}", code=2)[1]
 
 
+def test_games_of_ones_own_are_added_by_their_numbers_and_names(ask: Asked):
+    added = ask.json("games add my-game --obs 6 --actions up,stay,down")
+    assert added["schema"] == game_spec("my-game", obs=6, actions=["up", "stay", "down"]).schema
+    assert ask.json("games add other --obs 2 --actions 4")["actions"] == "4 choices"
+    assert ask.json("games check my-game")["is_registered"]
+    assert not ask.json("games check my-game --obs 7 --actions 3", code=1)["is_registered"]
+    assert "both --obs and --actions" in ask("games add third --obs 6", code=2)[1]
+    assert "differs only in case" in ask("games add MY-game --obs 6 --actions 3", code=2)[1]
+    assert "games add nobody" in ask("keys create --game nobody")[0]
+    assert "not registered" not in ask("keys create --game my-game")[0]
+
+
 def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_path: Path):
     first, second = a_run(tmp_path / "one"), a_run(tmp_path / "two", seed=1)
     assert ask.json(f"models add {first}")["is_champion"]
@@ -137,6 +150,12 @@ def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Pat
     blob.write_bytes(raw)
     for line in ("models show pong/1", "models promote pong/1"):
         assert "bad_hash" in ask(line, code=3)[1]
+    (row,) = ask.json("models list")["models"]
+    assert "bad_hash" in row["damage"]
+    assert "(damaged)" in ask("models list")[0]
+    checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
+    assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["found"]) == ("red", True)
+    assert "models rollback" in checks["models"]["next"]
 
 
 @pytest.mark.parametrize(

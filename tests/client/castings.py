@@ -55,4 +55,6 @@ class Platform:
         return model_no
 
     def tell(self, *, share: float = 0.2) -> None:
-        self.link.casting = casting(self.registry.catalogue("my-game"), trust=self.trust, canary_share=share)
+        now = self.registry.catalogue("my-game")
+        champion, canary = (now.aliases.get(alias) for alias in ("champion", "canary"))
+        self.link.casting = casting(now, champion, canary, trust=self.trust, canary_share=share)

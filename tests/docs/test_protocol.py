@@ -28,9 +28,14 @@ from understudy.serve.keys import SCOPES
 from understudy.serve.routes import ROUTES
 from understudy.serve.wire import Columns
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 SPEC = game_spec("cart", obs=2, actions=["left", "right"])
+NOT_ON_THE_WIRE = {
+    "bad_entry", "bad_policy", "bad_manifest", "bad_signature", "bad_hash", "bad_golden", "unknown_key", "gone",
+}  # fmt: skip
+"""What is refused of models, by those who read them; `gone` has nobody left to hear it."""
 SESSION = uuid.UUID("019a86a0-1000-7000-8000-0123456789ab")
 
 
@@ -115,6 +120,32 @@ def test_the_command_of_the_page_sends_the_same_chunk(gateway: Running):
     assert answer == json.loads(block("json", '{"acks"')), "and this is the answer of the page"
     (frame,) = gateway.streamed()
     assert frame.body == worked_chunk(frame.session).encode()
+
+
+def test_the_commands_of_the_readme_register_a_game_send_a_chunk_and_ask_for_a_decision(gateway: Running):
+    if shutil.which("curl") is None:
+        pytest.skip("no curl on this machine")
+    (script,) = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    key, before = gateway.key("play", registers=True), len(gateway.streamed())
+    ran = subprocess.run(
+        ["sh", "-eu"], input=script, capture_output=True, text=True, timeout=60,
+        env={"PATH": "/usr/bin:/bin", "UNDERSTUDY_URL": gateway.url, "UNDERSTUDY_KEY": key},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    registered, sent, acted = map(json.loads, ran.stdout.replace("}{", "}\n{").splitlines())
+    assert registered == {"game": "cart", "schema": SPEC.schema}
+    assert sent["acks"][0]["accepted"]
+    assert acted["is_fallback"]
+    assert len(gateway.streamed()) == before + 1
+
+
+def test_every_code_of_a_refusal_is_on_the_page():
+    codes = {
+        code for folder in ("core", "serve", "ingest") for path in (ROOT / "src" / "understudy" / folder).glob("*.py")
+        for code in re.findall(r'Refused\(\s*"(\w+)"', path.read_text())
+    }  # fmt: skip
+    assert len(codes) > 40
+    assert sorted(code for code in codes - NOT_ON_THE_WIRE if f"`{code}`" not in PAGE) == []
 
 
 def test_a_signed_document_is_checked_by_slicing_its_text(gateway: Running):

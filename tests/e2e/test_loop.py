@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.card import Card
 from tests.cli.platforms import processes_of, wait_for
 
 COMMAND = [sys.executable, "-m", "understudy.cli.main", "demo"]
@@ -22,7 +23,7 @@ def run(*arguments: str, timeout_s: float = 280.0) -> tuple[int, dict[str, Any],
 
 
 @pytest.mark.parametrize("kill", ["", "learner"])
-def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(kill: str, tmp_path: Path) -> None:
+def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(kill: str, tmp_path: Path, card: Card) -> None:
     # The time is for machines that are busy with other tests; alone it takes well under half.
     picture = tmp_path / "demo.svg"
     killing = ["--kill", kill] if kill else []
@@ -38,6 +39,10 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(kill: str, t
     assert found["killed"] == (kill or None)
     assert found["restarts"] >= bool(kill)
     assert "<svg" in picture.read_text()
+    card.line("closed loops that ended with a better bot", tried=1, held=1)
+    card.line(
+        "steps acknowledged over HTTP", tried=found["acked_steps"], held=found["acked_steps"] - found["lost_steps"]
+    )
 
 
 def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from uuid import UUID
 import gymnasium
 import pytest
 
+from tests.card import Card
 from understudy.app.children import Child
 from understudy.app.config import Config, GatewaySection, LearnerSection
 from understudy.app.data import DataFolder
@@ -171,7 +172,9 @@ def damage(path: Path) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
-def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_without_a_bot(tmp_path: Path) -> None:
+def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_without_a_bot(
+    tmp_path: Path, card: Card
+) -> None:
     with staged(tmp_path) as stage:
         deployment = stage.deployment
         key, known = deployment.keys.create(["play"], registers=True, label="revoked later")
@@ -246,6 +249,8 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
     assert (found.gap_chunks, found.quarantined_chunks, found.recovered_frames) == (0, 0, 0)
     assert found.exit_code == 0
     assert found.ledger_steps == found.steps >= 1_000
+    card.line("killed gateway, ingest, learner; damaged model; revoked key", tried=5, held=5)
+    card.line("steps acknowledged over HTTP", tried=found.ledger_steps, held=found.ledger_steps - found.lost_steps)
 
 
 def _updates(stage: Stage, game: str) -> int:

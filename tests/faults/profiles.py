@@ -1,4 +1,4 @@
-"""Two sizes of one test: short in `make test`, full in `make card`."""
+"""Two sizes of one test: short in `make test` and `make card`, full in `make card PROFILE=full`."""
 
 import pytest
 

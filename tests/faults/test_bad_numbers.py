@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from tests.card import Card
 from tests.faults import bad_numbers
 from tests.faults.bad_numbers import Poison, is_bad, lot
-from tests.faults.conftest import Card
 from tests.faults.profiles import heavy
 from tests.faults.trainings import differences, traces
 from understudy.act.actor import Actor

@@ -12,8 +12,8 @@ from zlib import crc32
 import numpy as np
 import pytest
 
+from tests.card import Card
 from tests.faults import sabotage
-from tests.faults.conftest import Card
 from tests.faults.recording import playing
 from understudy.app.data import DataFolder
 from understudy.app.ingest import IngestRole

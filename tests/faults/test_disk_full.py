@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Card
+from tests.card import Card
 from tests.faults.processes import environment, start, understudy, wait_until
 from tests.faults.profiles import heavy, sizes
 from tests.faults.recorder import RecorderSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.card import Card
 from tests.faults import sabotage
-from tests.faults.conftest import Card
 from tests.faults.processes import start, understudy, wait_until
 from tests.faults.profiles import heavy
 from tests.faults.recording import GAME, cart, playing

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.faults.conftest import Card
+from tests.card import Card
 from tests.faults.processes import start, understudy
 from tests.faults.profiles import heavy, sizes
 from tests.faults.recorder import RecorderSettings

@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from tests.faults.conftest import Card
+from tests.card import Card
 from tests.faults.memory import MIB, own_bytes, steady_growth
 from tests.faults.poison import Poisoner, RawFrame
 from tests.faults.profiles import heavy, sizes

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Card
+from tests.card import Card
 from tests.faults.power_cut import Disk
 from tests.faults.processes import Answer, environment, start, understudy, wait_until
 from tests.faults.profiles import heavy, sizes

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import Card
+from tests.card import Card
 from tests.faults.forker import Fault
 from tests.faults.profiles import heavy, sizes
 from tests.faults.trainings import (

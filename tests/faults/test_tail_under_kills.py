@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.faults.conftest import Card
+from tests.card import Card
 from tests.faults.processes import start, wait_until
 from tests.faults.profiles import heavy, sizes
 from tests.faults.writer import WriterSettings

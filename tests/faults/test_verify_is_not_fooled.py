@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.card import Card
 from tests.faults import sabotage
-from tests.faults.conftest import Card
 from tests.faults.processes import understudy
 from tests.faults.profiles import heavy, sizes
 from tests.faults.recording import playing

@@ -78,6 +78,15 @@ def test_bodies_beyond_the_limit_are_refused_at_once(gateway: Running, key: str,
     connection.close()
 
 
+def test_a_body_that_is_too_large_costs_the_key_no_bytes(tmp_path: Path):
+    with running(tmp_path) as gateway:
+        gateway.register()
+        key = gateway.key("play", bytes_s=10_000.0)
+        for _ in range(5):
+            assert gateway.ask("POST", "/v1/games/cart/close", key, b" " * 20_000).code == "too_large"
+        assert gateway.ask("GET", "/v1/games/cart", key).status == 200
+
+
 def test_chunked_bodies_are_counted_while_they_come(gateway: Running, key: str):
     connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
     connection.putrequest("POST", "/v1/games/cart/act")

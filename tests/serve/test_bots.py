@@ -245,6 +245,7 @@ def test_a_game_whose_every_model_is_damaged_still_gets_actions(tmp_path: Path):
         reply = gateway.ask("POST", "/v1/games/cart/act", key, {"obs": [0, 0, 0, 0]}).json
         assert reply["is_fallback"]
         assert reply["action"] in (0, 1)
+        assert reply["why"] == "cart/1 is damaged, and no champion before it is whole"
 
 
 def test_everybody_who_asks_first_gets_the_bot(tmp_path: Path):

@@ -18,6 +18,7 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
+from tests.card import Card
 from tests.serve.gateways import Running, frames_of, played, running
 from understudy.core.frame import data_frame
 from understudy.core.names import new_session, player_name
@@ -113,7 +114,7 @@ def exactly(gateway: Running, method: str, path: str, key: str) -> tuple[int, by
     return int(received.split(b" ", 2)[1]), received
 
 
-def test_a_thousand_hostile_names_open_nothing(gateway: Running, key: str):
+def test_a_thousand_hostile_names_open_nothing(gateway: Running, key: str, card: Card):
     n_tried, statuses = 0, dict[int, int]()
     for method, path in hostile_addresses(1000):
         status, body = exactly(gateway, method, path, key)
@@ -124,6 +125,7 @@ def test_a_thousand_hostile_names_open_nothing(gateway: Running, key: str):
         n_tried += 1
     assert n_tried == 1000
     assert {400, 404} <= statuses.keys()
+    card.line("hostile names in addresses", tried=n_tried, held=n_tried)
 
 
 def test_hostile_names_in_bodies_and_queries_too(gateway: Running, key: str):
@@ -158,10 +160,16 @@ def parcel(_: Any, value: Any) -> bytes:
         if mode == GenerationMode.POSITIVE or one.body or one.path_parameters or one.query
     ],
 )
-def test_requests_made_from_the_document_never_break_anything(gateway: Running, key: str, operation: Any, mode: Any):
+def test_requests_made_from_the_document_never_break_anything(
+    gateway: Running, key: str, operation: Any, mode: Any, card: Card
+):
+    n_tried = 0
+
     @OFTEN
     @given(case=operation.as_strategy(generation_mode=mode))
     def try_it(case: Any) -> None:
+        nonlocal n_tried
+        n_tried += 1
         if mode == GenerationMode.POSITIVE and "game" in (case.path_parameters or {}):
             case.path_parameters["game"] = "cart"  # else nothing gets further than its name
         began_s = time.monotonic()
@@ -172,12 +180,13 @@ def test_requests_made_from_the_document_never_break_anything(gateway: Running, 
         case.validate_response(reply, checks=[response_schema_conformance, content_type_conformance])
 
     try_it()
+    card.line("requests made from the API's document: no 5xx", tried=n_tried, held=n_tried)
 
 
 # --- Bytes ------------------------------------------------------------------------------------------------------------
 
 
-def test_mutated_parcels_never_break_anything(gateway: Running, key: str):
+def test_mutated_parcels_never_break_anything(gateway: Running, key: str, card: Card):
     """Bits flipped, bytes cut, added and moved in a good parcel: all that passes is a frame whose sums are right."""
     frames = frames_of(played(n_chunks=3))
     body = encode_parcel(frames, {frames[0].session: player_name("ada")})
@@ -200,6 +209,7 @@ def test_mutated_parcels_never_break_anything(gateway: Running, key: str):
         assert reply.status in (200, 400), reply.raw
         if reply.status == 200:
             assert not any(ack["accepted"] for ack in reply.json["acks"])
+    card.line("mutated parcels", tried=400, held=400)
 
 
 @settings(OFTEN, max_examples=60)
@@ -230,7 +240,8 @@ def test_json_of_any_shape_in_any_field_is_refused(gateway: Running, key: str, v
     assert gateway.ask("PUT", "/v1/games/cart", key, {"format": 1, "game": "cart", "obs": value}).status == 400
 
 
-def test_an_evil_pickle_a_lying_header_and_a_zip_bomb_are_refused_at_every_door(gateway: Running, key: str):
+def test_an_evil_pickle_a_lying_header_and_a_zip_bomb_are_refused_at_every_door(gateway: Running, key: str, card: Card):
+    n_refused = 0
     pickled = b"\x80\x04\x95\x1d\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id\x94\x85\x94R\x94."
     lying = (1 << 60).to_bytes(8, "little") + b"{" * 1000
     zipped = b"PK\x03\x04" + bytes(1000)
@@ -243,3 +254,5 @@ def test_an_evil_pickle_a_lying_header_and_a_zip_bomb_are_refused_at_every_door(
         for route in ROUTES:
             if route.method in ("POST", "PUT") and route.takes is not None:
                 assert gateway.ask(route.method, route.path.replace("{game}", "cart"), key, raw).status == 400
+                n_refused += 1
+    card.line("evil pickle, lying header, zip bomb at every door", tried=n_refused, held=n_refused)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.card import Card
 from tests.serve.gateways import Reply, Running, frames_of, played, running
 from understudy.core.names import player_name
 from understudy.core.parcel import encode_parcel
@@ -106,13 +107,15 @@ def ask(gateway: Running, route: Route, headers: dict[str, str]) -> Reply:
     "which",
     ["none", "wrong", "revoked", "expired", "scheme", "other game", "right", *(f"only {scope}" for scope in SCOPES)],
 )
-def test_a_route_opens_to_the_right_key_alone(gateway: Running, keyring: Keyring, route: Route, which: str):
+def test_a_route_opens_to_the_right_key_alone(gateway: Running, keyring: Keyring, route: Route, which: str, card: Card):
     reply = ask(gateway, route, keyring.headers(which))
     status, code = expected(route, which)
     assert reply.status == status, reply.raw
     if code:
         assert reply.code == code
     assert ("www-authenticate" in reply.headers) == (status == 401)
+    if which != "right":
+        card.line("route × wrong key, or one for less", tried=1, held=1)
 
 
 def test_every_route_says_which_key_it_needs_and_only_health_is_open():

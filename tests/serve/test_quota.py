@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.card import Card
 from understudy.core.errors import ConfigError
 from understudy.serve.quota import Quota
 from understudy.testing.clock import ManualClock
@@ -38,12 +39,13 @@ def play(quota: Quota, clock: ManualClock, players: int, seconds: int, rng: rand
 
 
 @pytest.mark.parametrize("players", [10, 100, 1_000])
-def test_the_total_stays_within_a_tenth_of_the_target_and_the_share_falls_as_one_over_n(players: int):
+def test_the_total_stays_within_a_tenth_of_the_target_and_the_share_falls_as_one_over_n(players: int, card: Card):
     clock = ManualClock()
     total, share = play(Quota(TARGET, clock), clock, players, 400, random.Random(players))
     wanted = min(TARGET, players * STEPS_S)
     assert total == pytest.approx(wanted, rel=0.1)
     assert share == pytest.approx(wanted / (players * STEPS_S), rel=0.1)
+    card.line("players under a quota: the total within 10 %", tried=players, held=players)
 
 
 def test_without_a_target_everything_is_wanted():

@@ -9,9 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from understudy.app.data import DataFolder, data_folder
+from understudy.app.schedule import LearningSchedule
 from understudy.core.errors import ConfigError
 from understudy.core.log import write_file
 from understudy.core.meta import CONSENTS
+from understudy.models.gate import Bounds
 
 if TYPE_CHECKING:
     from understudy.serve.house import GatewayConfig
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 ROLES = ("gateway", "ingest", "learner")
 DEFAULT_PORT = 8600
+_SCHEDULE, _BOUNDS = LearningSchedule(), Bounds()
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,10 +62,38 @@ class LearnerSection(Section, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Consents it learns from; empty: granted, and unknown too while only this machine plays."),
     ] = ()
-    first_steps: Annotated[int, Meta(ge=1, description="Steps of people before the first bot is learnt.")] = 1000
+    first_steps: Annotated[int, Meta(ge=1, description="Steps of people before the first bot is learnt.")] = (
+        _SCHEDULE.first_steps
+    )
+    bc_updates: Annotated[int, Meta(ge=1, description="Updates of a clone before it is released.")] = (
+        _SCHEDULE.bc_updates
+    )
+    bc_growth: Annotated[
+        float, Meta(gt=1, description="Where clones are all there is: how much more people must have played.")
+    ] = _SCHEDULE.bc_growth
+    dqn_updates: Annotated[int, Meta(ge=1, description="Updates between two candidates.")] = _SCHEDULE.dqn_updates
+    dqn_steps: Annotated[int, Meta(ge=1, description="New steps between two candidates.")] = _SCHEDULE.dqn_steps
+    updates_per_step: Annotated[float, Meta(gt=0, description="How far training may run ahead of play.")] = (
+        _SCHEDULE.updates_per_step
+    )
     simulator: Annotated[
         str, Meta(description="A Gymnasium id in which candidates are tried; empty: live play decides.")
     ] = ""
+
+
+class GateSection(Section, frozen=True, kw_only=True):
+    """[gate]"""
+
+    min_episodes: Annotated[
+        int, Meta(ge=2, description="Episodes of canary and champion before they are compared.")
+    ] = _BOUNDS.min_episodes
+    max_episodes: Annotated[int, Meta(ge=2, description="Episodes after which an unproven canary is rejected.")] = (
+        _BOUNDS.max_episodes
+    )
+    worse_by: Annotated[float, Meta(ge=0, lt=1, description="How much lower its return may be, as a share.")] = (
+        _BOUNDS.worse_by
+    )
+    error: Annotated[float, Meta(gt=0, lt=0.5, description="How often a worse canary may pass.")] = _BOUNDS.error
 
 
 class LogSection(Section, frozen=True, kw_only=True):
@@ -79,6 +110,7 @@ class Config(Section, frozen=True, kw_only=True):
     gateway: GatewaySection = GatewaySection()
     models: ModelsSection = ModelsSection()
     learner: LearnerSection = LearnerSection()
+    gate: GateSection = GateSection()
     log: LogSection = LogSection()
 
     @property
@@ -121,6 +153,18 @@ class Config(Section, frozen=True, kw_only=True):
         # A cloud's store is not asked twenty times a second.
         return replace(made, follow_every_s=1.0) if "://" in self.models.url else made
 
+    @property
+    def schedule(self) -> LearningSchedule:
+        part = self.learner
+        return LearningSchedule(
+            first_steps=part.first_steps, bc_updates=part.bc_updates, bc_growth=part.bc_growth,
+            dqn_updates=part.dqn_updates, dqn_steps=part.dqn_steps, updates_per_step=part.updates_per_step,
+        )  # fmt: skip
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(**msgspec.structs.asdict(self.gate))
+
     def check(self) -> "Config":
         """Itself; ConfigError when something in it cannot work."""
         unknown = set(self.roles) - set(ROLES)
@@ -133,6 +177,7 @@ class Config(Section, frozen=True, kw_only=True):
             path = getattr(self.gateway, name)
             if path and not Path(path).expanduser().is_file():
                 raise ConfigError(f"gateway.{name} is {path}, where no file is; give a PEM file")
+        _ = self.schedule, self.bounds
         if "gateway" in self.roles:
             _ = self.listen, self.gateway_config
         return self

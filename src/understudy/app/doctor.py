@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment, signing_key
 from understudy.core.errors import UnderstudyError
 from understudy.core.log import sync_data
 from understudy.stores.view import StoreView
@@ -32,14 +33,15 @@ class Check:
     next: str = ""
 
 
-def examine(data: DataFolder | None) -> Iterator[Check]:
-    """Every check in turn."""
+def examine(data: DataFolder | None, *, models: str = "") -> Iterator[Check]:
+    """Every check in turn; `models` is a URL where they lie elsewhere."""
     yield Check("python", "green", platform.python_version())
     yield _system()
     yield from _packages()
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
         yield from _folder(data)
+        yield from _models(data, models)
 
 
 def _system() -> Check:
@@ -109,3 +111,20 @@ def _leftovers(data: DataFolder) -> Iterator[Check]:
         yield Check("spool", "yellow", f"{left} sessions wait to be sent", f"understudy data verify --data {data.root}")
     else:
         yield Check("spool", "green", "empty")
+
+
+def _models(data: DataFolder, models: str) -> Iterator[Check]:
+    if not signing_key(data).exists():
+        return
+    try:
+        registry = open_deployment(data, models=models).registry
+        games = registry.games()
+        damaged = [f"{game} ({alias}): {why}" for game in games for alias, why in registry.damage(game).items()]
+    except (UnderstudyError, OSError) as error:
+        yield Check("models", "red", str(error), "restore them from a backup: understudy restore --help")
+        return
+    if damaged:
+        advice = f"understudy models rollback GAME --data {data.root}, or restore them from a backup"
+        yield Check("models", "red", "; ".join(damaged), advice)
+    else:
+        yield Check("models", "green", f"{len(games)} games; what players are sent to is whole")

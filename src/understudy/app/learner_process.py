@@ -6,7 +6,6 @@ Run as `python -m understudy.app.learner_process DATA [CONFIG]`, where CONFIG is
 
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 from understudy.app.children import WRONG_USE, report, stop_with_parent
@@ -16,7 +15,6 @@ from understudy.app.deployment import open_deployment
 from understudy.app.game_learner import LearnerServiceConfig
 from understudy.app.learner_role import LearnerRole
 from understudy.app.logs import log_to_stderr
-from understudy.app.schedule import LearningSchedule
 from understudy.core.errors import ConfigError, Fenced
 from understudy.core.names import game_name_of_env
 from understudy.learn.compile_cache import use_compile_cache
@@ -29,8 +27,9 @@ def service_config(config: Config) -> LearnerServiceConfig:
     """What the deployment's config says about its learner."""
     part = config.learner
     envs = {str(game_name_of_env(part.simulator)): part.simulator} if part.simulator else {}
-    schedule = replace(LearningSchedule(), first_steps=part.first_steps)
-    return LearnerServiceConfig(learn_from=config.learn_from, schedule=schedule, envs=envs)
+    return LearnerServiceConfig(
+        learn_from=config.learn_from, schedule=config.schedule, bounds=config.bounds, envs=envs
+    )  # fmt: skip
 
 
 def main(data: DataFolder, config: LearnerServiceConfig, *, models: str = "") -> int:

@@ -129,7 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _names(tree: Mapping[str, Any], known: list[str], prefix: str = "") -> Iterator[str]:
     for key, value in tree.items():
         name = prefix + key
-        if isinstance(value, dict) and any(one.startswith(f"{name}.") for one in known):
+        if isinstance(value, dict) and (value or any(one.startswith(f"{name}.") for one in known)):
             yield from _names(value, known, f"{name}.")
         else:
             yield name

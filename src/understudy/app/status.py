@@ -26,7 +26,7 @@ def status(data: DataFolder, *, models: str = "", clock: Clock | None = None) ->
     games = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
     return {
-        "ok": bool(roles) and all(role["alive"] for role in roles),
+        "ok": bool(roles) and all(role["alive"] for role in roles) and not any(game.get("damage") for game in games),
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
         "lag_s": next((role["report"].get("lag_s") for role in roles if role["role"] == "ingest"), None),
@@ -81,7 +81,8 @@ def _game(registry: Registry, name: str, steps: int, learnt: dict[str, Any]) -> 
     return {
         "game": name, "steps": steps, "models": len(catalogue.models), "champion": catalogue.points_to("champion"),
         "champion_why": champion.why if champion else "", "canary": catalogue.points_to("canary"),
-        "bad_entries": catalogue.bad_entries, **{field: learnt[field] for field in taken if field in learnt},
+        "bad_entries": catalogue.bad_entries, "damage": registry.damage(name),
+        **{field: learnt[field] for field in taken if field in learnt},
     }  # fmt: skip
 
 
@@ -102,6 +103,14 @@ def _next(
     for game in games:
         if game.get("next"):
             said.append(f"{game['game']}: {game['next']}")
+        for alias, damage in game.get("damage", {}).items():
+            said.append(f"{game['game']}: its {alias} is damaged: {damage}; {_mend(alias, game['game'], data)}")
         if game.get("bad_entries"):
             said.append(f"{game['game']}: {game['bad_entries']} entries of its journal are not genuine")
     return said
+
+
+def _mend(alias: str, game: str, data: DataFolder) -> str:
+    if alias == "canary":
+        return "players do not get it; the learner replaces it"
+    return f"players keep the last good one; next: understudy models rollback {game} --data {data.root}"

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import click
 
 from understudy.app.doctor import examine
+from understudy.app.origins import resolve
 from understudy.cli.options import console, data_option, examples, finish, folder, json_option
 
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
@@ -18,7 +19,8 @@ def doctor(data_text: str | None, as_json: bool) -> int:
     """Check this machine and a data folder; every yellow or red line says what to do. Exits 1 on red."""
     data = folder(data_text) if data_text or os.environ.get("UNDERSTUDY_DATA") else None
     out, checks = console(as_json=as_json), []
-    for check in examine(data):
+    models = resolve({"data": data_text}).config.models.url if data is not None else ""
+    for check in examine(data, models=models):
         checks.append(check)
         advice = f"  → {check.next}" if check.next else ""
         out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.found}{advice}", soft_wrap=True)

@@ -11,10 +11,17 @@ from understudy.cli.deployed import deployment
 from understudy.cli.options import console, data_option, examples, finish, json_option
 from understudy.cli.train import import_from_here
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.game import GameSpec, game_spec, spec_from_json
 from understudy.core.spaces import Discrete
 
-_WHAT = "GAME is a Gymnasium id, or a .json file with a game spec (what `spec.to_json()` gives)."
+_WHAT = (
+    "GAME is a Gymnasium id, a name with --obs and --actions for a game of your own, or a .json file with a game spec "
+    "(what `spec.to_json()` gives)."
+)
+_obs_option = click.option("--obs", type=click.IntRange(1, 1_000_000), metavar="N", help="Observations are N numbers.")
+_actions_option = click.option(
+    "--actions", metavar="N|NAMES", help="Actions: how many, or their names with commas between."
+)
 
 
 @click.group(epilog=examples("understudy games add CartPole-v1 --data D", "understudy games list --data D --json"))
@@ -23,14 +30,19 @@ def games() -> None:
 
 
 @games.command(
-    epilog=examples("understudy games add CartPole-v1 --data D", "understudy games add my-game.json --data D --json"),
+    epilog=examples(
+        "understudy games add CartPole-v1 --data D",
+        "understudy games add my-game --obs 6 --actions up,stay,down --data D --json",
+    ),
     help=f"Register a game, so that keys without --registers may send steps of it.\n\n{_WHAT}",
 )
 @click.argument("game")
+@_obs_option
+@_actions_option
 @data_option
 @json_option
-def add(data_text: str | None, as_json: bool, game: str) -> int:
-    spec = _spec(game)
+def add(data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None) -> int:
+    spec = _spec(game, obs, actions)
     where = deployment(data_text)
     known = {one.schema for one in where.registry.specs(spec.game)}
     where.registry.register(spec)
@@ -72,15 +84,21 @@ def list_games(data_text: str | None, as_json: bool) -> int:
     f"\n\n{_WHAT}",
 )
 @click.argument("game")
+@_obs_option
+@_actions_option
 @data_option
 @json_option
-def check(data_text: str | None, as_json: bool, game: str) -> int:
-    spec = _spec(game)
+def check(data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None) -> int:
+    registry = deployment(data_text, must_exist=True).registry if data_text is not None else None
+    if registry is not None and obs is None and game in registry.games():
+        spec = registry.specs(game)[0]
+    else:
+        spec = _spec(game, obs, actions)
     fields, out = _fields(spec), console(as_json=as_json)
     out.print(f"{spec.game} can be recorded: {_words(spec)}, schema {spec.schema[:12]}")
-    if data_text is None:
+    if registry is None:
         return finish(fields, as_json=as_json)
-    schemas = [one.schema for one in deployment(data_text, must_exist=True).registry.specs(spec.game)]
+    schemas = [one.schema for one in registry.specs(spec.game)]
     is_registered = spec.schema in schemas
     if is_registered:
         out.print("it is registered")
@@ -90,7 +108,11 @@ def check(data_text: str | None, as_json: bool, game: str) -> int:
     return finish({**fields, "is_registered": is_registered}, as_json=as_json, code=0 if is_registered else 1)
 
 
-def _spec(game: str) -> GameSpec:
+def _spec(game: str, obs: int | None, actions: str | None) -> GameSpec:
+    if (obs is None) != (actions is None):
+        raise ConfigError("a game of your own needs both --obs and --actions; give both, or none for a Gymnasium id")
+    if obs is not None and actions is not None:
+        return game_spec(game, obs=obs, actions=int(actions) if actions.isdecimal() else actions.split(","))
     if not game.endswith(".json"):
         import_from_here()
         return look_at(GameChoice(game=game)).spec

@@ -44,11 +44,16 @@ def create(
         facts["expires_s"] = time.time() + expires_days * 86_400
     if requests_s is not None:
         facts["requests_s"] = requests_s
-    text, key = deployment(data_text).keys.create(_scopes(scopes), origins=origins, **facts)
+    where = deployment(data_text)
+    text, key = where.keys.create(_scopes(scopes), origins=origins, **facts)
     if not as_json:
         out = console()
         out.print(text, soft_wrap=True)
         out.print(f"[dim]{_words(key)}; it is shown only now: keep it where the game reads it[/]", soft_wrap=True)
+        if key.game != EVERY_GAME and not key.registers and key.game not in where.registry.games():
+            out.print(
+                f"[dim]{key.game} is not registered yet; next: understudy games add {key.game}[/]", soft_wrap=True
+            )
     return finish({"key": text, **_fields(key)}, as_json=as_json)
 
 

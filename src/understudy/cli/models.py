@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.release import model_rows, parse_model, release_run
@@ -33,8 +34,12 @@ def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
         table = Table("model", "points here", "algorithm", "steps learnt from", "size")
         for row in rows:
             learnt = count(row["steps"]) if row["steps"] else ""
-            table.add_row(row["model"], ", ".join(row["aliases"]), row["algorithm"], learnt, size(row["bytes"]))
+            points = ", ".join(row["aliases"]) + (" [red](damaged)[/]" if row["damage"] else "")
+            table.add_row(row["model"], points, row["algorithm"], learnt, size(row["bytes"]))
         console().print(table if rows else "no models yet; next: understudy models add RUN, or let people play")
+        for row in rows:
+            if row["damage"]:
+                console().print(f"[red]![/] {escape(row['damage'])}", soft_wrap=True)
     return finish({"models": rows}, as_json=as_json)
 
 

@@ -19,7 +19,8 @@ _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "sto
 @data_option
 @json_option
 def status(data_text: str | None, as_json: bool) -> int:
-    """Show roles, rates, lag, games with their schedule, and models; exits 1 when a role is not well or none runs."""
+    """Show roles, rates, lag, games with their schedule, and models; exits 1 unless roles run and are well,
+    and every champion is whole."""
     config = resolve({"data": data_text}).config
     fields = look(config.folder, models=config.models.url)
     if not as_json:

@@ -75,11 +75,13 @@ def train(game: str | None, sets: Sequence[str], env_kwargs: str, is_list: bool,
         with Interrupts() as interrupts:
             result = _trained(out, progress, game, asked, interrupts)
     except (KeyboardInterrupt, StorageFull, StorageFailed, OSError):
-        _say_how_to_go_on(progress, asked["seeds"])
+        if stopped := _stopped(progress, asked["seeds"]):
+            print(stopped.pop("said"), file=sys.stderr)
+            finish(stopped, as_json=as_json)
         raise
     if not as_json:
         _print(out, result, seeds=asked["seeds"])
-    return finish(result, as_json=as_json)
+    return finish(result, as_json=as_json, code=1 if _has_learned_nothing(result) else 0)
 
 
 def import_from_here() -> None:
@@ -134,10 +136,16 @@ def _list(algorithm: str | None, *, as_json: bool) -> int:
     return finish(fields, as_json=as_json)
 
 
-def _say_how_to_go_on(progress: Progress, seeds: int | None) -> None:
+def _has_learned_nothing(result: Mapping[str, Any]) -> bool:
+    """Whether all that was played had to be refused; too few steps for an update are no failure."""
+    return result["updates"] == 0 and result.get("guarded_chunks", 0) > 0
+
+
+def _stopped(progress: Progress, seeds: int | None) -> dict[str, Any]:
+    """Where a run stands that was stopped, and how it goes on; empty before it has begun."""
     run = progress.started
     if run is None:
-        return
+        return {}
     command = f"understudy train --resume --out {shlex.quote(run.run)}"
     if seeds is not None:
         words = [word for word in sys.argv[1:] if word != "--resume"]
@@ -149,7 +157,11 @@ def _say_how_to_go_on(progress: Progress, seeds: int | None) -> None:
     # From the disk: whoever stops a run between a checkpoint and its event has it all the same.
     unit, saved = progress.unit.removesuffix("s"), RunFolder(Path(run.run)).saved_steps()
     where = "there is no checkpoint yet" if saved is None else f"the last checkpoint is at {unit} {saved}"
-    print(f"stopped at {unit} {max(progress.steps, saved or 0)}, {where}; go on with: {command}", file=sys.stderr)
+    stopped_at = max(progress.steps, saved or 0)
+    return {
+        "stopped": True, "run": run.run, "stopped_at_step": stopped_at, "saved_at_step": saved, "next": command,
+        "said": f"stopped at {unit} {stopped_at}, {where}; go on with: {command}",
+    }  # fmt: skip
 
 
 def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> None:

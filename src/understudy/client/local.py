@@ -69,7 +69,8 @@ class LocalLink:
             registry = self._models()
             catalogue = None if registry is None else registry.catalogue(self._door.game)
             if catalogue is not None and catalogue.number > after:
-                return casting(catalogue, trust=self._trust)
+                champion, canary = (catalogue.aliases.get(alias) for alias in ("champion", "canary"))
+                return casting(catalogue, champion, canary, trust=self._trust)
             if wait_s <= 0 or self._closing.is_set():
                 return None
             self._clock.wait(self._closing, min(_LOOK_EVERY_S, wait_s))

@@ -97,7 +97,10 @@ class Checkpoints:
             except Corrupt as error:
                 errors.append(f"{path.name}: {error}")
         if errors:
-            raise Corrupt(f"no checkpoint in {self._folder} can be read: {'; '.join(errors)}")
+            raise Corrupt(
+                f"no checkpoint in {self._folder} can be read: {'; '.join(errors)}; put one back from a backup, or "
+                "begin anew in another folder with the same preset and seed, which comes to the same weights"
+            )
         return None
 
     def _paths(self) -> list[Path]:

@@ -4,22 +4,22 @@ from collections.abc import Sequence
 
 from understudy.core.manifest import model_name
 from understudy.core.ports import Casting
-from understudy.models.catalogue import Catalogue
+from understudy.models.catalogue import Catalogue, Pointer
 
 CANARY_SHARE = 0.2
 
 
-def casting(now: Catalogue, *, trust: Sequence[str], canary_share: float = CANARY_SHARE) -> Casting:
-    """Champion and canary with their signed entries; a client checks those for itself."""
+def casting(
+    now: Catalogue, champion: Pointer | None, canary: Pointer | None, *, trust: Sequence[str],
+    canary_share: float = CANARY_SHARE,
+) -> Casting:  # fmt: skip
+    """These two with their signed entries; a client checks those for itself."""
 
-    def text(name: str) -> str | None:
-        raw = now.signed.get(name)
-        return None if raw is None else raw.decode()
+    def release(pointer: Pointer | None) -> str | None:
+        return now.signed[model_name(now.game, pointer.model_no)].decode() if pointer and pointer.model_no else None
 
-    champion, canary = now.points_to("champion"), now.points_to("canary")
     return Casting(
-        number=now.number, champion=text("champion"), canary=text("canary"), trust=tuple(trust),
-        champion_release=text(model_name(now.game, champion)) if champion else None,
-        canary_release=text(model_name(now.game, canary)) if canary else None,
-        canary_share=canary_share if canary else 0.0,
+        number=now.number, trust=tuple(trust), champion=champion.signed.decode() if champion else None,
+        champion_release=release(champion), canary=canary.signed.decode() if canary else None,
+        canary_release=release(canary), canary_share=canary_share if canary and canary.model_no else 0.0,
     )  # fmt: skip

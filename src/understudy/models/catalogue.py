@@ -37,7 +37,7 @@ class Catalogue:
     history: list[Pointer] = field(default_factory=list)
     """Every champion there was, oldest first."""
     signed: dict[str, bytes] = field(default_factory=dict)
-    """Signed documents as they were read, by model name or alias: what a client checks for itself."""
+    """Releases as they were read, by model name: what a client checks for itself."""
     bad_entries: int = 0
 
     def copy(self) -> "Catalogue":
@@ -87,6 +87,5 @@ class Catalogue:
         why = str(entry.get("why", ""))[:MAX_WHY]
         pointer = Pointer(model_no, entry["number"], float(entry["at_s"]), why, raw)
         self.aliases[alias] = pointer
-        self.signed[alias] = raw
         if alias == "champion":
             self.history.append(pointer)

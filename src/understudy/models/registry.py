@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ConfigError, Corrupt, Fenced, StorageFailed
+from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused, StorageFailed
 from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.manifest import MAX_POLICY_BYTES, Lineage, Manifest, make_manifest, model_name, open_policy
 from understudy.core.names import game_name
@@ -65,6 +65,17 @@ class Registry:
         if raw is None:
             raise Corrupt(f"the policy of {manifest.name} is missing; restore it from a backup, or roll back")
         return raw
+
+    def damage(self, game: str) -> dict[str, str]:
+        """What is wrong with the models that players are sent to, by alias; empty: they are whole."""
+        now, found = self.catalogue(game), dict[str, str]()
+        for alias in ALIASES:
+            if number := now.points_to(alias):
+                try:
+                    open_policy(now.models[number], self.policy_bytes(now.models[number]))
+                except (Corrupt, Refused, StorageFailed, OSError) as error:
+                    found[alias] = str(error)
+        return found
 
     def _manifest(self, game: str, model_no: int) -> Manifest:
         models = self.catalogue(game).models
@@ -148,6 +159,11 @@ class Registry:
 
     def register(self, spec: GameSpec) -> None:
         """Keep a game's spec; the same one twice is fine."""
+        for other in self.games():
+            if other != spec.game and other.casefold() == spec.game.casefold():
+                raise ConfigError(
+                    f"{other} is registered, and {spec.game} differs only in case; use that name, or another"
+                )
         self._objects.create(f"games/{game_name(spec.game)}/{spec.schema}.json", spec.to_json())
 
     def specs(self, game: str) -> Sequence[GameSpec]:

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
-import msgspec
 import structlog
 
 from understudy.core.errors import Corrupt, Refused, StorageFailed
-from understudy.core.manifest import model_name, open_policy
+from understudy.core.manifest import open_policy
 from understudy.core.policy import Policy
+from understudy.core.ports import Casting
+from understudy.models.casting import casting
 from understudy.models.catalogue import Catalogue, Pointer
 from understudy.models.registry import Registry
-from understudy.serve.wire import Bot
 
 _log = structlog.get_logger("understudy.gateway")
 _UNREAD = -1
@@ -28,7 +28,7 @@ _AGAIN_S = 5.0
 class OnStage:
     """What a game's players get; replaced as a whole, never changed."""
 
-    bot: Bot
+    bot: Casting
     seen: int = _UNREAD
     """The newest entry of the journal that was looked at; above the bot's number while its model is bad."""
     policy: Policy | None = None
@@ -37,13 +37,15 @@ class OnStage:
     raw: bytes = b""
     """The policy's own bytes, as they were signed."""
     canary_no: int = 0
+    damage: str = ""
+    """What is wrong with the champion that nobody gets for it."""
     again_s: float = float("inf")
     """When to look again although nothing new was written."""
 
 
 @dataclass(slots=True)
 class _Game:
-    stage: OnStage = field(default_factory=lambda: OnStage(bot=Bot(number=0)))
+    stage: OnStage = field(default_factory=lambda: OnStage(bot=Casting(number=0)))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     asked_s: float = 0.0
@@ -143,9 +145,10 @@ class Bots:
         # A gateway that starts while the champion is damaged goes back to the last one that is not.
         for earlier in reversed(now.history[:-1]):
             if earlier.model_no and (stage := self._staged(now, earlier, before)):
-                bot = msgspec.structs.replace(stage.bot, number=earlier.number)
-                return replace(stage, bot=bot, again_s=again_s)
-        return OnStage(bot=Bot(number=0, trust=self._trust), seen=now.number, again_s=again_s)
+                return replace(stage, bot=replace(stage.bot, number=earlier.number), again_s=again_s)
+        damage = f"{now.models[champion.model_no].name} is damaged, and no champion before it is whole"
+        nobody = Casting(number=0, trust=tuple(self._trust))
+        return OnStage(bot=nobody, seen=now.number, again_s=again_s, damage=damage)
 
     def _staged(self, now: Catalogue, champion: Pointer, before: OnStage) -> OnStage | None:
         """The stage with this champion; None when its model is bad. A bad canary is left out."""
@@ -177,12 +180,5 @@ class Bots:
                 _log.error("bad_model", model=manifest.name, error=str(error)[:300], next="the last good bot stays")
             return None
 
-    def _bot(self, now: Catalogue, champion: Pointer | None, canary: Pointer | None) -> Bot:
-        def release(pointer: Pointer | None) -> str | None:
-            return now.signed[model_name(now.game, pointer.model_no)].decode() if pointer and pointer.model_no else None
-
-        return Bot(
-            number=now.number, trust=self._trust, champion=champion.signed.decode() if champion else None,
-            champion_release=release(champion), canary=canary.signed.decode() if canary else None,
-            canary_release=release(canary), canary_share=self._canary_share if canary and canary.model_no else 0.0,
-        )  # fmt: skip
+    def _bot(self, now: Catalogue, champion: Pointer | None, canary: Pointer | None) -> Casting:
+        return casting(now, champion, canary, trust=self._trust, canary_share=self._canary_share)

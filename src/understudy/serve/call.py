@@ -94,7 +94,7 @@ _STATUS = {
     "no_key": 401, "wrong_key": 401, "revoked_key": 401, "expired_key": 401,
     "wrong_scope": 403, "wrong_game": 403, "wrong_origin": 403, "wrong_host": 403,
     "not_found": 404, "not_registered": 404, "no_bot": 404, "not_allowed": 405, "too_slow": 408, "too_large": 413,
-    "bad_encoding": 415, "too_many": 429, "not_ready": 503, "busy": 503,
+    "bad_encoding": 415, "too_many": 429, "head_too_large": 431, "not_ready": 503, "busy": 503,
 }  # fmt: skip
 """Every reason that is not here is 400: the request itself is wrong."""
 

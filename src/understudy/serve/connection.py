@@ -9,11 +9,13 @@ be read in time; whoever is late or sends too much is cut off.
 import asyncio
 from typing import Any
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-_MAX_HEAD_BYTES = 64 * 1024
+from understudy.serve.wire import Failed, Failure
+
+MAX_HEAD_BYTES = 64 * 1024
 _GOODBYE_S = 1.0
-_TOO_LONG = b'{"error":{"code":"too_large","detail":"the head of the request is too long","retry_after_s":null}}'
 
 
 class PatientConnection(HttpToolsProtocol):
@@ -70,8 +72,8 @@ class PatientConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._head_bytes = self._head_bytes + len(data) if was_in_head and self._is_in_head else 0
-        if self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse_head()
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, "head_too_large", f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
         elif not self._is_arriving and self._deadline_s is None and self._is_answered():
             # Bytes that are no request, such as empty lines, ended uvicorn's idle time.
             self._within(self.timeout_keep_alive)
@@ -130,9 +132,14 @@ class PatientConnection(HttpToolsProtocol):
     def _is_answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _refuse_head(self) -> None:
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP in the form of every other refusal."""
+        self._refuse(400, "bad_http", "this is no HTTP/1.1 request")
+
+    def _refuse(self, status: int, code: str, detail: str) -> None:
+        body = msgspec.json.encode(Failed(error=Failure(code=code, detail=detail)))
         self.transport.write(
-            STATUS_LINE[431] + b"content-type: application/json\r\nconnection: close\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(_TOO_LONG), _TOO_LONG)
+            STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(body), body)
         )
         self.transport.close()

@@ -161,7 +161,7 @@ class _TooMany(Refused):
     """A key that asks too often, and when it may come back."""
 
     def __init__(self, retry_after_s: float) -> None:
-        super().__init__("too_many", f"this key asks too often; come back in {retry_after_s:.2f} s")
+        super().__init__("too_many", f"this key asks too often or sends too much; come back in {retry_after_s:.2f} s")
         self.retry_after_s = retry_after_s
 
 
@@ -179,7 +179,8 @@ async def _answer(house: House, asked: _Asked, route: Route, key: Key | None, pa
     if key is not None:
         if game and not key.is_for(game):
             raise Refused("wrong_game", f"key {key.id} is for {key.game} only")
-        wait_s = house.limits.take(key, announced)
+        # What is too large is refused before a byte of it is read, so it costs the key a request and no bytes.
+        wait_s = house.limits.take(key, announced if announced <= route.max_bytes else 0)
         if wait_s > 0:
             raise _TooMany(wait_s)
     with house.room.hold() as held:

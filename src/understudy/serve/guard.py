@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from understudy.core.errors import Refused
 from understudy.serve.call import Route
+from understudy.serve.connection import MAX_HEAD_BYTES
 from understudy.serve.keys import Key, Keys
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -13,6 +14,9 @@ NO_KEY = "this needs a key; send it as 'Authorization: Bearer KEY'"
 
 def headers_of(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers by name; Refused when one that decides something stands twice, since others might read the other one."""
+    if sum(len(name) + len(value) + 4 for name, value in raw) > MAX_HEAD_BYTES:
+        # A head that arrives in one piece is whole before the connection can count it.
+        raise Refused("head_too_large", f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
     headers: dict[str, str] = {}
     for name, value in raw:
         text = name.decode("latin-1").lower()

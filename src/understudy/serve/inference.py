@@ -124,7 +124,7 @@ def why_not(stage: OnStage, spec: GameSpec) -> str:
     """Why nobody can decide; empty when the champion can."""
     policy = stage.policy
     if policy is None:
-        return f"{spec.game} has no bot yet"
+        return stage.damage or f"{spec.game} has no bot yet"
     if policy.game.schema != spec.schema:
         return f"{spec.game}/{stage.model_no} plays another schema"
     if policy.stack > 1:

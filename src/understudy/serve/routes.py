@@ -13,7 +13,7 @@ from understudy.core.errors import Corrupt, Refused, SpecError
 from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.manifest import Manifest
 from understudy.core.parcel import CONTENT_TYPE, MAX_PARCEL_BYTES, Parcel, decode_parcel
-from understudy.core.ports import Ack
+from understudy.core.ports import Ack, Casting
 from understudy.models.catalogue import Catalogue
 from understudy.serve import wire
 from understudy.serve.admission import Admitted
@@ -260,7 +260,7 @@ ROUTES = (
            gives=wire.Sent, max_bytes=4096 * _KIB),
     _route("POST", _GAME + "/close", "play", close_session, "Close a session", takes=wire.Close, gives=wire.Sent,
            max_bytes=16 * _KIB),
-    _route("GET", _GAME + "/bot", "play", show_bot, "Who plays now, signed; waits for news", gives=wire.Bot,
+    _route("GET", _GAME + "/bot", "play", show_bot, "Who plays now, signed; waits for news", gives=Casting,
            waits=True),
     _route("GET", _GAME + "/weights", "work", weights, "The champion's policy; waits for news", gives=POLICY_TYPE,
            waits=True),

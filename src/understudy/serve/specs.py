@@ -19,7 +19,10 @@ _log = structlog.get_logger("understudy.gateway")
 _FRESH_S = 5.0
 """After this the registry is asked again, since another gateway may have registered another schema."""
 
-_HOW = "an admin runs 'understudy games add', or use the development key, with which a game registers itself"
+_HOW = (
+    "the development key or an admin's may send its spec (PUT /v1/games/GAME), as our clients do by themselves; "
+    "or run 'understudy games add'"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,21 +125,6 @@ class Registered(Struct, frozen=True, kw_only=True):
     schema: str
 
 
-class Bot(Struct, frozen=True, kw_only=True):
-    """Who plays now, as signed documents that the client checks itself; texts, so that their bytes stay as signed."""
-
-    number: int
-    """The newest entry of the game's journal; give it as `after` to wait for a newer one."""
-    champion: str | None = None
-    champion_release: str | None = None
-    canary: str | None = None
-    canary_release: str | None = None
-    canary_share: float = 0.0
-    """The share of episodes that the canary plays."""
-    trust: list[str] = []
-    """Public keys of the deployment; a client pins them when it first meets it."""
-
-
 class ModelInfo(Struct, frozen=True, kw_only=True):
     """A model's facts, as they were signed."""
 

@@ -1,0 +1,15 @@
+"""Lines of the reliability card: what a test tried, and how often it held."""
+
+from collections.abc import Callable
+
+
+class Card:
+    """Counts of one test: printed, and handed to `scripts/card.py` as properties of the test."""
+
+    def __init__(self, record: Callable[[str, object], None]) -> None:
+        self._record = record
+
+    def line(self, what: str, *, tried: int, held: int, note: str = "") -> None:
+        """One claim: how often it was tried and how often it held."""
+        print(f"{what}: tried {tried}, held {held}{'; ' + note if note else ''}")
+        self._record("card", {"what": what, "tried": tried, "held": held, "note": note})
