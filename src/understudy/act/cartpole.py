@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from understudy.core.errors import ConfigError
+from understudy.act.reset_seeds import one_for_each
 from understudy.games import cartpole
 
 GAME_ID = "CartPole-v1"
@@ -42,7 +42,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """All observations, after a reset of those that the mask names, or of all."""
         mask = (options or {}).get("reset_mask")
-        seeds = _seeds(seed, self.num_envs)
+        seeds = one_for_each(seed, self.num_envs)
         envs = np.arange(self.num_envs) if mask is None else np.asarray(mask).nonzero()[0]
         self._carts.state[:, envs] = self._first_states([seeds[env] for env in envs.tolist()])
         self._elapsed[envs] = 0
@@ -66,12 +66,3 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
 
     def _obs(self) -> NDArray[np.float32]:
         return self._carts.state.T.astype(np.float32, order="C")
-
-
-def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
-    if seed is None:
-        return [None] * num_envs
-    seeds = [seed + i for i in range(num_envs)] if isinstance(seed, int) else seed
-    if len(seeds) != num_envs:
-        raise ConfigError(f"{len(seeds)} seeds for {num_envs} envs; give one number, or one for each env")
-    return seeds

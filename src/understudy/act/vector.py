@@ -13,6 +13,9 @@ from understudy.act.cartpole import GAME_ID as CARTPOLE
 from understudy.act.cartpole import CartPoleVector
 from understudy.act.copies import copies_of
 from understudy.act.plain import MASK, PlainEnvs
+from understudy.act.rally import GAME_ID as RALLY
+from understudy.act.rally import SPEC as RALLY_SPEC
+from understudy.act.rally import RallyVector
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.game import GameSpec, spec_from_gymnasium
 from understudy.core.import_path import load
@@ -20,6 +23,8 @@ from understudy.core.import_path import load
 Env = gymnasium.Env[Any, Any]
 Envs = VectorEnv[Any, Any, Any]
 Wrap = Callable[[Env], Env]
+BOXED = {RALLY: RALLY_SPEC}
+"""Games in the box that Gymnasium has not."""
 Game = str | Callable[[], Env] | Env | Envs
 
 
@@ -29,15 +34,18 @@ def make_envs(
 ) -> Envs:  # fmt: skip
     """`num_envs` envs of a game, stepped together: a Gymnasium id, a function that makes an env, or an env to copy.
 
-    Wrappers (`"module:Class"` or functions) go on in order, above the frame skip; `builtin=False` leaves CartPole-v1
-    to Gymnasium as well.
+    Wrappers (`"module:Class"` or functions) go on in order, above the frame skip; `builtin=False` takes the env of one
+    game also where we have one of many.
     """
     if num_envs < 1 or frame_skip < 1:
         raise ConfigError(f"num_envs is {num_envs} and frame_skip {frame_skip}; give whole numbers from 1")
     if isinstance(game, VectorEnv):
         return _checked_vector(game, num_envs, is_plain=not (env_kwargs or wrappers or frame_skip > 1))
-    if game == CARTPOLE and builtin and not env_kwargs and not wrappers and frame_skip == 1:
-        return CartPoleVector(num_envs)
+    if builtin and not wrappers and frame_skip == 1:
+        if game == CARTPOLE and not env_kwargs:
+            return CartPoleVector(num_envs)
+        if game == RALLY and (env_kwargs or {}).keys() <= {"opponent", "seat"}:
+            return RallyVector(num_envs, **(env_kwargs or {}))
     make = _maker(game, dict(env_kwargs or {}))
     layers: list[Wrap] = [load(one, what="wrapper") if isinstance(one, str) else one for one in wrappers]
 
@@ -93,7 +101,7 @@ def _checked_vector(envs: Envs, num_envs: int, *, is_plain: bool) -> Envs:
 
 def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
     if isinstance(game, str):
-        return lambda: _make(game, env_kwargs)
+        return lambda: make_env(game, env_kwargs)
     if not isinstance(game, gymnasium.Env):
         if not callable(game):
             raise ConfigError(f"game is {str(game)[:60]!r}; give a Gymnasium id, an env, or a function that makes one")
@@ -103,9 +111,11 @@ def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
     return copies_of(game)
 
 
-def _make(game_id: str, env_kwargs: Mapping[str, Any]) -> Env:
+def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
+    """One env by its Gymnasium id, or of a game in the box; ConfigError names the nearest."""
+    env_kwargs = dict(env_kwargs or {})
     try:
-        return gymnasium.make(game_id, disable_env_checker=True, **env_kwargs)
+        return gymnasium.make(BOXED.get(game_id, game_id), disable_env_checker=True, **env_kwargs)
     except DependencyNotInstalled as error:
         raise MissingExtra(f"game {game_id!r} needs another package: {error}") from error
     except gymnasium.error.DeprecatedEnv as error:
@@ -116,10 +126,12 @@ def _make(game_id: str, env_kwargs: Mapping[str, Any]) -> Env:
         raise ConfigError(f"game {game_id!r} cannot be made: {error}; install the package it is in") from error
     except TypeError as error:
         raise ConfigError(f"game {game_id!r} does not take {dict(env_kwargs)}: {error}") from error
+    except (gymnasium.error.Error, ValueError) as error:
+        raise ConfigError(f"Gymnasium cannot make {game_id!r}: {error}; give an id such as CartPole-v1") from error
 
 
 def _nearest(game_id: str) -> str:
-    by_lower = {known.lower(): known for known in gymnasium.registry}
+    by_lower = {known.lower(): known for known in (*BOXED, *gymnasium.registry)}
     close = difflib.get_close_matches(game_id.lower(), by_lower, n=3, cutoff=0.4)
     known = [by_lower[one] for one in close] or ["CartPole-v1"]
     return f"did you mean {' or '.join(known)}? An id of a package of your own is written 'module:Name-v0'"

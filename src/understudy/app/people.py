@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 
+from understudy.act.vector import make_env
 from understudy.app.children import python_module, report, stop_with_parent
 from understudy.app.data import DataFolder
 from understudy.app.ledger import LedgerLink
@@ -55,7 +55,7 @@ class _Person:
     def __init__(self, game: Game, name: str, settings: PeopleSettings, rng: np.random.Generator) -> None:
         self._game, self._name, self._rng = game, name, rng
         self._bot_share = settings.bot_share
-        self._env = gymnasium.make(settings.env_id)
+        self._env = make_env(settings.env_id)
         self._env.action_space.seed(int(rng.integers(1 << 31)))
         skilled = SKILLS.get(settings.env_id, self._any_action)
         # From people who mostly try things out to people who know what they do.
@@ -100,7 +100,7 @@ def main(settings: PeopleSettings) -> None:
     """Play, report, flush."""
     stop = stop_with_parent()
     data = DataFolder(Path(settings.data))
-    env = gymnasium.make(settings.env_id)
+    env = make_env(settings.env_id)
     spec = spec_from_gymnasium(env)
     link = LedgerLink(HttpLink(Address(settings.url, settings.key), spec.game), data.ledger)
     game = connect(spec=spec, link=link, spool=data.spool, consent="granted", linger_s=settings.linger_s)

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 
 from understudy.act.plain import MASK
+from understudy.act.vector import make_env
 from understudy.app.choice import GameChoice, look_at
 from understudy.app.deployment import Deployment
 from understudy.app.release import parse_model
@@ -83,7 +84,7 @@ def watch(
 
 @contextlib.contextmanager
 def _plain(choice: GameChoice) -> Iterator["gymnasium.Env[Any, Any]"]:
-    with contextlib.closing(gymnasium.make(choice.game, **dict(choice.env_kwargs))) as env:
+    with contextlib.closing(make_env(choice.name, choice.env_kwargs)) as env:
         yield env
 
 

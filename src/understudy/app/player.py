@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from understudy.act.vector import make_env
 from understudy.app.children import python_module, report, stop_with_parent
 from understudy.app.data import DataFolder
 from understudy.app.ledger import LedgerLink
@@ -66,7 +67,7 @@ def main(settings: PlayerSettings) -> None:
     """Play, report, flush."""
     stop = stop_with_parent()
     data = DataFolder(Path(settings.data))
-    envs = [gymnasium.make(settings.env_id, **settings.env_kwargs) for _ in settings.players]
+    envs = [make_env(settings.env_id, settings.env_kwargs) for _ in settings.players]
     spec = spec_from_gymnasium(envs[0])
     link = LedgerLink(local_link(data.root, spec, SystemClock()), data.ledger)
     game = connect(spec=spec, link=link, spool=data.spool, consent="granted", linger_s=settings.linger_s)

@@ -75,17 +75,10 @@ class SimulateResult:
 
 def check_env(config: SimulateConfig) -> None:
     """Make the env once, so that a wrong id or keyword is refused before anything starts."""
-    import gymnasium
-
+    from understudy.act.vector import make_env
     from understudy.core.game import spec_from_gymnasium
 
-    try:
-        env = gymnasium.make(config.env_id, **config.env_kwargs)
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"Gymnasium cannot make {config.env_id!r}: {error}; give an id such as CartPole-v1 "
-            "(python -c 'import gymnasium; gymnasium.pprint_registry()' lists them)"
-        ) from error
+    env = make_env(config.env_id, config.env_kwargs)
     try:
         spec_from_gymnasium(env)
     finally:

@@ -209,4 +209,12 @@ def spec_from_gymnasium(env: Any, *, game: str | None = None, has_legal: bool = 
         action=space_from_gymnasium(action_space, is_action=True),
         has_legal=has_legal,
         max_episode_steps=getattr(env_spec, "max_episode_steps", None),
+        obs_names=_names(env, "obs_names"),
+        action_names=_names(env, "action_names"),
     )
+
+
+def _names(env: Any, which: str) -> tuple[str, ...]:
+    """What an env itself calls its observations or actions, if it does."""
+    inner = getattr(env, "envs", (env,))[0]
+    return tuple(getattr(getattr(inner, "unwrapped", inner), which, ()))

@@ -1,0 +1,164 @@
+"""Rally as envs: one seat against a scripted opponent, many of those side by side, or both seats as two players."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from understudy.act.reset_seeds import one_for_each
+from understudy.core.errors import ConfigError
+from understudy.games import rally
+from understudy.games.rally import Court, Ints
+
+GAME_ID = "rally"
+OPPONENT = "good"
+SPEC = EnvSpec(
+    id=GAME_ID, entry_point="understudy.act.rally:RallyEnv", max_episode_steps=rally.MAX_DECISIONS,
+    reward_threshold=0.5, disable_env_checker=True, order_enforce=False,
+)  # fmt: skip
+_FAR = np.array([1.25, 0.75, 2, 2, 0.75, 0.75], np.float32)
+OBS_SPACE = spaces.Box(-_FAR, _FAR, dtype=np.float32)
+ACTION_SPACE = spaces.Discrete(len(rally.ACTION_NAMES))
+Obs = NDArray[np.float32]
+
+
+class RallyEnv(gymnasium.Env[Obs, int]):
+    """One serve for one seat; the scripted opponent sits in the other. 1 for a point, -1 for one lost."""
+
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 15}  # noqa: RUF012 (Gymnasium's name for it)
+    observation_space, action_space = OBS_SPACE, ACTION_SPACE
+    obs_names, action_names = rally.OBS_NAMES, rally.ACTION_NAMES
+
+    def __init__(self, opponent: str = OPPONENT, seat: int = 0, render_mode: str | None = None) -> None:
+        self._skill, self._seat, self.render_mode = rally.skill_of(opponent), _seat(seat), render_mode
+        self.spec = SPEC
+        self.court = rally.serve(0)
+        self._seed = self._decisions = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._seed = seed if seed is not None else int(self.np_random.integers(1 << 31))
+        self.court, self._decisions = rally.serve(self._seed), 0
+        return rally.observed(self.court, self._seat), {}
+
+    def step(self, action: int) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        drawn = rally.drawn_at(self._seed, self._decisions)
+        theirs = rally.scripted(Ints, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
+        both = (int(action), theirs) if self._seat == 0 else (theirs, int(action))
+        self.court, got = rally.step(Ints, self.court, *both)
+        self._decisions += 1
+        reward = float(got if self._seat == 0 else -got)
+        is_late = self._decisions >= rally.MAX_DECISIONS
+        return rally.observed(self.court, self._seat), reward, got != 0, is_late and got == 0, {}
+
+    def render(self) -> Any:
+        return rally.pictured(self.court) if self.render_mode == "rgb_array" else rally.as_text(self.court)
+
+
+class RallyVector(VectorEnv[Any, Any, Any]):
+    """Many serves side by side in NumPy; the caller resets what has ended, and an ended one stands still."""
+
+    obs_names, action_names = rally.OBS_NAMES, rally.ACTION_NAMES
+
+    def __init__(self, num_envs: int, *, opponent: str = OPPONENT, seat: int = 0) -> None:
+        self.num_envs, self.spec, self.render_mode = num_envs, SPEC, None
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
+        self.single_observation_space, self.single_action_space = OBS_SPACE, ACTION_SPACE
+        self.observation_space = batch_space(OBS_SPACE, num_envs)
+        self.action_space = batch_space(ACTION_SPACE, num_envs)
+        self._skill, self._seat = rally.skill_of(opponent), _seat(seat)
+        self._seeds, self._decisions = np.zeros((2, num_envs), np.int64)
+        self.court = rally.serve(self._seeds)
+        self._rng = np.random.default_rng()
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        """All observations, after a reset of those that the mask names, or of all."""
+        mask = (options or {}).get("reset_mask")
+        is_new = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool)
+        for at, one in enumerate(one_for_each(seed, self.num_envs)):
+            if is_new[at]:
+                self._seeds[at] = int(self._rng.integers(1 << 31)) if one is None else one
+        self.court = Court(*(
+            np.where(is_new, new, old) for new, old in zip(rally.serve(self._seeds), self.court, strict=True)
+        ))  # fmt: skip
+        self._decisions[is_new] = 0
+        return rally.observed(self.court, self._seat), {}
+
+    def step(
+        self, actions: NDArray[np.integer[Any]]
+    ) -> tuple[Obs, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """One decision of every env."""
+        ours, drawn = np.asarray(actions, np.int64), rally.drawn_at(self._seeds, self._decisions)
+        theirs = rally.scripted(np, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
+        self.court, got = rally.step(np, self.court, *((ours, theirs) if self._seat == 0 else (theirs, ours)))
+        self._decisions += 1
+        terminated = got != 0
+        truncated = (self._decisions >= rally.MAX_DECISIONS) & ~terminated
+        rewards = (got if self._seat == 0 else -got).astype(np.float64)
+        return rally.observed(self.court, self._seat), rewards, terminated, truncated, {}
+
+
+class RallyParallel:
+    """Both seats as players `left` and `right`, with the calls of a PettingZoo parallel env; needs no PettingZoo."""
+
+    metadata: Mapping[str, Any] = {"name": GAME_ID, "render_modes": ["ansi"], "is_parallelizable": True}
+    possible_agents = ("left", "right")
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+        self.court = rally.serve(0)
+        self._decisions = 0
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        return OBS_SPACE
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return ACTION_SPACE
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Obs], dict[str, dict[str, Any]]]:
+        """Serve; without a seed any of them."""
+        drawn = int(np.random.default_rng().integers(1 << 31)) if seed is None else seed
+        self.agents, self.court, self._decisions = list(self.possible_agents), rally.serve(drawn), 0
+        return self._obs(), {agent: {} for agent in self.agents}
+
+    def step(
+        self, actions: Mapping[str, int]
+    ) -> tuple[
+        dict[str, Obs], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]
+    ]:  # fmt: skip
+        """One decision of both; after the last one nobody is left in `agents`."""
+        players = self.agents
+        self.court, got = rally.step(Ints, self.court, int(actions["left"]), int(actions["right"]))
+        self._decisions += 1
+        is_late = self._decisions >= rally.MAX_DECISIONS and got == 0
+        if got != 0 or is_late:
+            self.agents = []
+        rewards = {"left": float(got), "right": float(-got)}
+        return (
+            self._obs(), rewards, dict.fromkeys(players, got != 0), dict.fromkeys(players, is_late),
+            {player: {} for player in players},
+        )  # fmt: skip
+
+    def render(self) -> str:
+        return rally.as_text(self.court)
+
+    def close(self) -> None: ...
+
+    def _obs(self) -> dict[str, Obs]:
+        return {player: rally.observed(self.court, seat) for seat, player in enumerate(self.possible_agents)}
+
+
+def _seat(seat: int) -> int:
+    if seat not in (0, 1):
+        raise ConfigError(f"seat is {seat}; give 0 (left) or 1 (right)")
+    return seat

@@ -1,0 +1,81 @@
+"""Rally as envs: one, many and two-player forms of one game."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from understudy.act.rally import RallyEnv, RallyParallel, RallyVector
+from understudy.act.vector import game_of, make_env, make_envs
+from understudy.core.errors import ConfigError
+from understudy.games import rally
+
+SEEDS = [3, 5, 8, 13, 21]
+
+
+def test_gymnasium_accepts_it():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it would rather have spaces within ±1
+        check_env(RallyEnv(), skip_render_check=True)
+
+
+@pytest.mark.parametrize("more", [{}, {"opponent": "strong", "seat": 1}])
+def test_many_side_by_side_are_the_single_ones(more: dict[str, Any]):
+    vector, singles = make_envs("rally", len(SEEDS), env_kwargs=more), [make_env("rally", more) for _ in SEEDS]
+    assert isinstance(vector, RallyVector)
+    obs, _ = vector.reset(seed=SEEDS)
+    for at, (env, seed) in enumerate(zip(singles, SEEDS, strict=True)):
+        assert env.reset(seed=seed)[0].tobytes() == obs[at].tobytes()
+    rng, is_live = np.random.default_rng(0), np.ones(len(SEEDS), bool)
+    while is_live.any():
+        actions = rng.integers(0, 3, len(SEEDS))
+        obs, rewards, terminated, truncated, _ = vector.step(actions)
+        for at in is_live.nonzero()[0]:
+            one = singles[at].step(int(actions[at]))
+            assert (one[0].tobytes(), one[1:4]) == (obs[at].tobytes(), (rewards[at], terminated[at], truncated[at]))
+        is_live &= ~(terminated | truncated)
+
+
+def test_only_what_the_mask_names_is_reset():
+    vector = RallyVector(3)
+    vector.reset(seed=SEEDS[:3])
+    after = vector.step(np.array([0, 1, 2]))[0]
+    obs, _ = vector.reset(seed=[99, 99, 99], options={"reset_mask": np.array([False, True, False])})
+    assert (obs[[0, 2]] == after[[0, 2]]).all()
+    assert obs[1].tobytes() == RallyEnv().reset(seed=99)[0].tobytes()
+
+
+def test_its_actions_have_names_in_every_form():
+    specs = [game_of(make_envs("rally", 2)), game_of(make_envs("rally", 2, builtin=False))]
+    assert specs[0] == specs[1]
+    assert specs[0].action_names == ("up", "stay", "down")
+    assert specs[0].obs_names == rally.OBS_NAMES
+
+
+def test_two_players_see_mirrored_courts_and_share_the_point():
+    env, rng = RallyParallel(), np.random.default_rng(1)
+    obs, _ = env.reset(seed=4)
+    assert set(obs) == set(env.agents) == {"left", "right"}
+    steps = 0
+    while env.agents:
+        obs, rewards, terminated, truncated, _ = env.step({name: int(rng.integers(3)) for name in env.agents})
+        assert rewards["left"] == -rewards["right"]
+        assert obs["left"][0] == -obs["right"][0]
+        steps += 1
+    assert terminated == {"left": True, "right": True}
+    assert truncated == {"left": False, "right": False}
+    assert abs(rewards["left"]) == 1
+    assert 5 < steps < rally.MAX_DECISIONS
+
+
+def test_what_it_cannot_play_is_said():
+    with pytest.raises(ConfigError, match="give 0"):
+        make_envs("rally", 1, env_kwargs={"seat": 2})
+    with pytest.raises(ConfigError, match="strong"):
+        make_envs("rally", 1, env_kwargs={"opponent": "nobody"})
+    with pytest.raises(ConfigError, match="does not take"):
+        make_envs("rally", 1, env_kwargs={"wind": 3})
+    with pytest.raises(ConfigError, match="did you mean rally"):
+        make_env("raly")
