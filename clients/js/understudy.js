@@ -854,3 +854,388 @@ function checkNote(note) {
     (isText(result, 64) || (typeof result === "number" && Math.abs(result) < 1e300)); // prettier-ignore
   if (!isFine) throw new Refused("bad_metadata", `an episode has a field of the wrong type or size: ${canonicalJson({ ...noteJson(note), ...rest }).slice(0, 120)}`);
 }
+
+// --- Policies ---------------------------------------------------------------------------------------------------------
+
+/** @typedef {{layer: string, [field: string]: any}} Layer */
+/** @typedef {Float32Array | Float64Array} Numbers */
+/** @typedef {(x: Numbers) => Numbers} Run what a layer computes; it may overwrite what it gave before */
+/** @typedef {Record<string, Column>} Weights */
+
+const fround = Math.fround;
+const [ILLEGAL, LOWEST, OPEN_END] = [-1e30, -1e20, 1e30];
+const LOG_STD = [-20, 4];
+
+/** @type {Record<string, (x: number) => number>} */
+const ACTIVATIONS = {
+  relu: (x) => Math.max(x, 0),
+  tanh: Math.tanh,
+  sigmoid: (x) => (Math.tanh(x / 2) + 1) / 2,
+  silu: (x) => (x * (Math.tanh(x / 2) + 1)) / 2,
+  gelu: (x) => (x * (1 + Math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))) / 2,
+  elu: (x) => (x > 0 ? x : Math.expm1(x)),
+};
+
+/**
+ * What a kind of layer makes of a row of this shape, and the shape of what it gives. Sums are taken in float64 and
+ * rounded once, so they lie as near to NumPy's as those of another machine.
+ * @type {Record<string, (layer: Layer, shape: readonly number[], weight: (name: string, shape: number[]) => Float32Array) => [Run, number[]]>}
+ */
+const LAYERS = {
+  dense: ({ width }, [size], weight) => [linear(weight("kernel", [size, width]), weight("bias", [width])), [width]],
+  conv: convolution,
+  layer_norm(_, shape, weight) {
+    const width = shape[shape.length - 1];
+    const [scale, bias, out] = [weight("scale", [width]), weight("bias", [width]), new Float32Array(product(shape))];
+    /** @type {Run} */
+    const run = (x) => {
+      for (let from = 0; from < out.length; from += width) {
+        let [mean, spread] = [0, 0];
+        for (let at = 0; at < width; at++) mean += x[from + at] / width;
+        for (let at = 0; at < width; at++) spread += (x[from + at] - mean) ** 2 / width;
+        const by = 1 / Math.sqrt(spread + 1e-6);
+        for (let at = 0; at < width; at++) out[from + at] = (x[from + at] - mean) * by * scale[at] + bias[at];
+      }
+      return out;
+    };
+    return [run, [...shape]];
+  },
+  observation_norm(_, shape, weight) {
+    const [mean, by] = [weight("mean", [...shape]), weight("var", [...shape]).map((one) => 1 / Math.sqrt(fround(one + 1e-8)))];
+    weight("count", []);
+    return [each(product(shape), (x, at) => Math.max(-10, Math.min(10, fround(x - mean[at]) * by[at]))), [...shape]];
+  },
+  flatten: (_, shape) => [(x) => x, [product(shape)]],
+  activation: ({ name }, shape) => [each(product(shape), ACTIVATIONS[name]), [...shape]],
+  dueling({ width, hidden }, [size], weight) {
+    const inner = hidden || size;
+    /** @param {string} name @param {number} wide @returns {Run} */
+    const branch = (name, wide) => {
+      const last = linear(weight(`${name}.kernel`, [inner, wide]), weight(`${name}.bias`, [wide]));
+      if (!hidden) return last;
+      const first = linear(weight(`${name}_hidden.kernel`, [size, hidden]), weight(`${name}_hidden.bias`, [hidden]));
+      const relu = each(hidden, ACTIVATIONS.relu);
+      return (x) => last(relu(first(x)));
+    };
+    const [value, advantage, out] = [branch("value", 1), branch("advantage", width), new Float32Array(width)];
+    /** @type {Run} */
+    const run = (x) => {
+      const [base, better] = [value(x)[0], advantage(x)];
+      let mean = 0;
+      for (let at = 0; at < width; at++) mean += better[at] / width;
+      for (let at = 0; at < width; at++) out[at] = base + better[at] - mean;
+      return out;
+    };
+    return [run, [width]];
+  },
+  scale_image: (_, shape) => [each(product(shape), (x) => x * fround(1 / 255)), [...shape]],
+  channels({ axes }, shape) {
+    const kept = shape.map((_, axis) => axis).filter((axis) => !axes.includes(axis));
+    const [order, out] = [[...kept, ...axes], new Float32Array(product(shape))];
+    const strides = shape.map((_, axis) => product(shape.slice(axis + 1)));
+    const from = new Uint32Array(out.length);
+    for (let at = 0; at < out.length; at++) {
+      let rest = at;
+      for (let axis = order.length - 1; axis >= 0; axis--) {
+        from[at] += (rest % shape[order[axis]]) * strides[order[axis]];
+        rest = Math.floor(rest / shape[order[axis]]);
+      }
+    }
+    /** @type {Run} */
+    const run = (x) => {
+      for (let at = 0; at < out.length; at++) out[at] = x[from[at]];
+      return out;
+    };
+    return [run, [...kept.map((axis) => shape[axis]), product(axes.map((/** @type {number} */ axis) => shape[axis]))]];
+  },
+  one_hot({ n, start }, shape) {
+    const out = new Float32Array(product(shape) * n);
+    /** @type {Run} */
+    const run = (x) => {
+      out.fill(0);
+      x.forEach((one, at) => Number.isInteger(one) && one >= start && one < start + n && (out[at * n + one - start] = 1));
+      return out;
+    };
+    return [run, [...shape, n]];
+  },
+  constant({ width }, _, weight) {
+    const value = weight("constant", [width]);
+    return [() => value, [width]];
+  },
+};
+
+/** @param {number} size @param {(x: number, at: number) => number} one @returns {Run} */
+function each(size, one) {
+  const out = new Float32Array(size);
+  return (x) => {
+    for (let at = 0; at < size; at++) out[at] = one(x[at], at);
+    return out;
+  };
+}
+
+/** @param {Float32Array} kernel @param {Float32Array} bias @returns {Run} */
+function linear(kernel, bias) {
+  const [width, out] = [bias.length, new Float32Array(bias.length)];
+  const sums = new Float64Array(width);
+  return (x) => {
+    sums.fill(0);
+    for (let row = 0, at = 0; row < x.length; row++, at += width) {
+      const by = x[row];
+      if (by === 0) continue;
+      for (let column = 0; column < width; column++) sums[column] += by * kernel[at + column];
+    }
+    for (let column = 0; column < width; column++) out[column] = sums[column] + bias[column];
+    return out;
+  };
+}
+
+/**
+ * A square convolution without padding over [height, width, channels].
+ * @type {typeof LAYERS[string]}
+ */
+function convolution({ channels, kernel: side, stride }, shape, weight) {
+  const [, wide, deep] = shape;
+  const [high, across] = shape.slice(0, 2).map((size) => Math.floor((size - side) / stride) + 1);
+  const [kernel, bias] = [weight("kernel", [side, side, deep, channels]), weight("bias", [channels])];
+  const [out, sums, line] = [new Float32Array(high * across * channels), new Float64Array(channels), side * deep];
+  /** @type {Run} */
+  const run = (x) => {
+    for (let y = 0, to = 0; y < high; y++) {
+      for (let column = 0; column < across; column++, to += channels) {
+        sums.set(bias);
+        for (let down = 0; down < side; down++) {
+          const from = ((y * stride + down) * wide + column * stride) * deep;
+          for (let at = 0, tap = down * line * channels; at < line; at++, tap += channels) {
+            const by = x[from + at];
+            if (by !== 0) for (let channel = 0; channel < channels; channel++) sums[channel] += by * kernel[tap + channel];
+          }
+        }
+        out.set(sums, to);
+      }
+    }
+    return out;
+  };
+  return [run, [high, across, channels]];
+}
+
+/** @typedef {{kind: string, size: number, low: (number | null)[], high: (number | null)[]}} Head */
+/** @typedef {{action: any, logp: number, raw: Float32Array | null}} Choice an action as the game takes it, and what the policy knows of it */
+/** @typedef {{action: number, name: string, value: number | null, probability: number | null}} Advice */
+/** @typedef {{legal?: ArrayLike<boolean | number> | null, deterministic?: boolean, random?: () => number}} Choosing */
+
+/** Observations to actions: a game, a network, its weights and a head. Made by `openPolicy`; it never changes. */
+export class Policy {
+  /** @param {Record<string, string>} facts @param {Weights} weights */
+  constructor(facts, weights) {
+    /** @type {Spec} */
+    this.game = JSON.parse(facts.game);
+    /** @type {{inputs: Record<string, {shape: number[], dtype: string, layers: Layer[]}>, trunk: Layer[], heads: Record<string, Layer[]>}} */
+    const network = JSON.parse(facts.network);
+    /** @type {Head} */
+    this.head = JSON.parse(facts.head);
+    this.stack = Number(facts.stack);
+    this.version = Number(facts.version);
+    this.schema = sha256(bytesOf(facts.game));
+    this._columns = new Columns(this.game);
+    this._outputs = OUTPUTS[this.head.kind];
+    if (!this._outputs) throw new Refused("bad_policy", `head ${this.head.kind} is not known; known are ${Object.keys(OUTPUTS)}`);
+    const unused = new Set(Object.keys(weights));
+    /** @param {string} place @param {Layer[]} layers @param {readonly number[]} shape @returns {[Run[], readonly number[]]} */
+    const compiled = (place, layers, shape) => {
+      const steps = layers.map((layer, index) => {
+        const make = Object.hasOwn(LAYERS, layer.layer) ? LAYERS[layer.layer] : undefined;
+        if (!make) throw new Refused("bad_policy", `${place} holds a layer ${layer.layer}; known are ${Object.keys(LAYERS)}`);
+        const [run, after] = make(layer, shape, (name, wanted) => {
+          const column = weights[`${place}.${index}.${name}`];
+          if (!column || column.dtype !== "F32" || column.shape.join() !== wanted.join() || !(/** @type {Float32Array} */ (column.data).every(Number.isFinite))) {
+            throw new Refused("bad_policy", `${place}.${index}.${name} is missing, not finite, or not F32[${wanted}]`);
+          }
+          unused.delete(`${place}.${index}.${name}`);
+          return /** @type {Float32Array} */ (column.data);
+        });
+        shape = after;
+        return run;
+      });
+      return [steps, shape];
+    };
+    const before = this.stack > 1 ? [this.stack] : [];
+    let features = 0;
+    /** What the network looks at, in its order. */
+    this.inputs = Object.keys(network.inputs).sort(byCodePoint).map((name) => {
+      const { shape, dtype, layers } = network.inputs[name];
+      const part = this._columns.obs.find((one) => one.name === name);
+      if (!part || part.dtype !== dtype || [...before, ...part.shape].join() !== shape.join()) {
+        throw new Refused("bad_policy", `input ${name} is ${dtype}[${shape}], which the game does not have`);
+      }
+      const [steps, after] = compiled(`inputs.${name}`, layers, shape);
+      features += product(after);
+      return { name, dtype, size: product(shape), isExact: layers[0]?.layer === "one_hot", steps };
+    }); // prettier-ignore
+    const [trunk, width] = compiled("trunk", network.trunk, [features]);
+    this._trunk = trunk;
+    /** @type {Record<string, Run[]>} */
+    this._heads = {};
+    for (const name of Object.keys(network.heads).sort(byCodePoint)) {
+      const [steps, after] = compiled(`heads.${name}`, network.heads[name], width);
+      if (this._outputs.includes(name) && after.join() !== String(this.head.size)) {
+        throw new Refused("bad_policy", `head ${name} gives [${after}]; ${this.head.kind} wants ${this.head.size}`);
+      }
+      this._heads[name] = steps;
+    }
+    const missing = this._outputs.filter((name) => !this._heads[name]);
+    if (missing.length || unused.size) throw new Refused("bad_policy", `outputs ${missing} are missing, weights ${[...unused]} unknown`);
+    this._features = new Float32Array(features);
+  }
+
+  /**
+   * What every head of the network gives for an observation; with a stack, for the list of the last ones.
+   * @param {any} obs
+   * @returns {Record<string, Float32Array>}
+   */
+  heads(obs) {
+    return this.forward(this.read(this.stack > 1 ? obs : [obs]), Object.keys(this._heads));
+  }
+
+  /**
+   * An action as the game takes it: a number, or the numbers of a box.
+   * @param {any} obs
+   * @param {Choosing} [how]
+   */
+  act(obs, how = {}) {
+    return this.choose(this.read(this.stack > 1 ? obs : [obs]), how).action;
+  }
+
+  /**
+   * The legal actions of a discrete game, best first, each with its value or its probability, whichever the policy knows.
+   * @param {any} obs
+   * @param {{legal?: ArrayLike<boolean | number> | null}} [how]
+   * @returns {Advice[]}
+   */
+  rank(obs, { legal = null } = {}) {
+    const { discrete } = this._columns;
+    if (!discrete) throw new Refused("not_discrete", `${this.game.game} has no discrete actions to rank; use act instead`);
+    const mask = this._mask(legal);
+    const rows = this.stack > 1 ? (Array.isArray(obs) && obs.length === this.stack ? obs : Array(this.stack).fill(obs)) : [obs];
+    const scores = masked(this.forward(this.read(rows), this._outputs)[this._outputs[0]], mask);
+    const most = Math.max(...scores);
+    const total = scores.reduce((sum, score) => sum + Math.exp(score - most), 0);
+    const isValue = this._outputs[0] === "q";
+    const ranked = Array.from(scores.keys()).filter((at) => !mask || mask[at]).sort((one, other) => scores[other] - scores[one] || one - other);
+    return ranked.map((at) => ({
+      action: at + discrete.start,
+      name: this.game.action_names[at] ?? String(at + discrete.start),
+      value: isValue ? scores[at] : null,
+      probability: isValue ? null : Math.exp(scores[at] - most) / total,
+    }));
+  }
+
+  /**
+   * Checked observations as the network takes them, `stack` of them one behind the other.
+   * @param {readonly any[]} rows
+   * @returns {Record<string, Numbers>}
+   */
+  read(rows) {
+    if (rows.length !== this.stack) throw new Refused("bad_shape", `${rows.length} observations were given; this policy looks at ${this.stack}`);
+    return Object.fromEntries(
+      this.inputs.map(({ name, size, isExact }) => {
+        const part = /** @type {Part} */ (this._columns.obs.find((one) => one.name === name));
+        const numbers = isExact ? new Float64Array(size) : new Float32Array(size);
+        rows.forEach((row, at) => {
+          const values = written(part, partOf(part, row), { bounds: false });
+          for (let index = 0; index < part.size; index++) numbers[at * part.size + index] = Number(values[index]);
+        });
+        return [name, numbers];
+      }),
+    );
+  }
+
+  /**
+   * What these heads give, as copies.
+   * @param {Record<string, Numbers>} columns
+   * @param {readonly string[]} heads
+   * @returns {Record<string, Float32Array>}
+   */
+  forward(columns, heads) {
+    const through = (/** @type {Run[]} */ steps, /** @type {Numbers} */ x) => steps.reduce((now, step) => step(now), x);
+    let at = 0;
+    for (const { name, steps } of this.inputs) {
+      const part = through(steps, columns[name]);
+      this._features.set(part, at);
+      at += part.length;
+    }
+    const features = Float32Array.from(through(this._trunk, this._features));
+    return Object.fromEntries(heads.map((name) => [name, Float32Array.from(through(this._heads[name], features))]));
+  }
+
+  /**
+   * The decision for what `read` gave.
+   * @param {Record<string, Numbers>} columns
+   * @param {Choosing} how
+   * @returns {Choice}
+   */
+  choose(columns, { legal = null, deterministic = true, random = Math.random }) {
+    const [mask, outputs, { discrete }] = [this._mask(legal), this.forward(columns, this._outputs), this._columns];
+    if (!discrete) return this._gaussian(outputs.mean, outputs.log_std, deterministic ? null : random);
+    const scores = masked(outputs[this._outputs[0]], mask);
+    if (deterministic || this.head.kind !== "categorical") return { action: discrete.start + largest(scores), logp: 0, raw: null };
+    // The largest of logits with Gumbel noise is a draw by their probabilities.
+    const action = largest(scores.map((score) => score - Math.log(Math.max(-Math.log(1 - random()), 1e-30))));
+    const most = Math.max(...scores);
+    const logp = scores[action] - most - Math.log(scores.reduce((sum, score) => sum + Math.exp(score - most), 0));
+    return { action: discrete.start + action, logp, raw: null };
+  }
+
+  /** @param {Float32Array} mean @param {Float32Array} logStd @param {(() => number) | null} random @returns {Choice} */
+  _gaussian(mean, logStd, random) {
+    const raw = Float32Array.from(mean);
+    let logp = 0;
+    for (let at = 0; random && at < raw.length; at++) {
+      const noise = Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
+      const wide = Math.max(LOG_STD[0], Math.min(LOG_STD[1], logStd[at]));
+      raw[at] = mean[at] + Math.exp(wide) * noise;
+      logp -= (noise * noise) / 2 + wide + Math.log(2 * Math.PI) / 2;
+    }
+    const space = /** @type {Box} */ (this.game.action[""]);
+    const numbers = space.dtype === "F64" ? new Float64Array(raw.length) : new Float32Array(raw.length);
+    raw.forEach((one, at) => {
+      const [low, high] = [this.head.low[at] ?? -Infinity, this.head.high[at] ?? Infinity];
+      const isClosed = Math.abs(low) < OPEN_END && Math.abs(high) < OPEN_END;
+      const [by, middle] = isClosed ? [fround((high - low) / 2), fround((high + low) / 2)] : [1, 0];
+      const scaled = (this.head.kind === "gaussian_tanh" ? Math.tanh(one) : one) * by + middle;
+      numbers[at] = Math.min(Math.max(scaled, low), high);
+    });
+    return { action: space.shape.length ? numbers : numbers[0], logp, raw };
+  }
+
+  /** @param {ArrayLike<boolean | number> | null} legal */
+  _mask(legal) {
+    const mask = this._columns.mask(legal);
+    if (mask && !mask.includes(1)) throw new Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode");
+    return mask;
+  }
+}
+
+/** @type {Record<string, string[]>} what each kind of head reads */
+const OUTPUTS = {
+  argmax: ["q"], epsilon_greedy: ["q"], categorical: ["logits"], gaussian_clipped: ["mean", "log_std"], gaussian_tanh: ["mean", "log_std"],
+}; // prettier-ignore
+
+/** Outputs in which illegal actions lie below every legal one. @param {Float32Array} scores @param {Uint8Array | null} mask */
+const masked = (scores, mask) => (mask ? scores.map((score, at) => (mask[at] ? Math.max(score, LOWEST) : ILLEGAL)) : scores);
+
+/** @param {Float32Array} scores */
+const largest = (scores) => scores.reduce((best, score, at) => (score > scores[best] ? at : best), 0);
+
+/**
+ * The policy that these bytes are; Refused unless they are exactly one. Whoever wants to know whose it is checks that first.
+ * @param {Uint8Array} raw
+ */
+export function openPolicy(raw) {
+  const { columns, metadata } = decodeTensors(raw);
+  if (metadata.format !== "understudy-policy/1") throw new Refused("bad_version", `format ${metadata.format}; this build reads understudy-policy/1`);
+  try {
+    return new Policy(metadata, columns);
+  } catch (error) {
+    throw error instanceof Refused ? error : new Refused("bad_policy", `it cannot be read: ${error}`);
+  }
+}

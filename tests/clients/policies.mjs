@@ -1,0 +1,66 @@
+// Runs policies that Python made over observations that Python drew; prints what each head gave and what was chosen.
+import { readFileSync } from "node:fs";
+import { decodeTensors, openPolicy } from "../../clients/js/understudy.js";
+
+const given = JSON.parse(readFileSync(0, "utf8"));
+
+function rowsOf(file) {
+  const { columns } = decodeTensors(readFileSync(file));
+  const count = Object.values(columns)[0].shape[0];
+  return Array.from({ length: count }, (_, at) =>
+    Object.fromEntries(
+      Object.entries(columns).map(([name, { shape, data }]) => {
+        const size = shape.slice(1).reduce((one, other) => one * other, 1);
+        return [name, data.slice(at * size, (at + 1) * size)];
+      }),
+    ),
+  );
+}
+
+/** One row as a game gives it: the column itself, or parts by their path; a list of them where the policy stacks. */
+function seen(row, policy) {
+  const stacked = Array.from({ length: policy.stack }, (_, at) => {
+    const parts = Object.entries(row).map(([name, data]) => {
+      const size = data.length / policy.stack;
+      return [name.replace(/^obs\.?/, ""), data.slice(at * size, (at + 1) * size)];
+    });
+    return parts[0][0] === "" ? parts[0][1] : Object.fromEntries(parts);
+  });
+  return policy.stack > 1 ? stacked : stacked[0];
+}
+
+const plain = (action) => (ArrayBuffer.isView(action) ? Array.from(action) : action);
+function run({ policy: file, obs, legal }) {
+  const policy = openPolicy(readFileSync(file));
+  const rows = rowsOf(obs).map((row) => seen(row, policy));
+  const isDiscrete = ["argmax", "epsilon_greedy", "categorical"].includes(policy.head.kind);
+  return {
+    outputs: rows.map((row) => Object.fromEntries(Object.entries(policy.heads(row)).map(([name, head]) => [name, Array.from(head)]))),
+    actions: rows.map((row) => plain(policy.act(row))),
+    legal: legal ? rows.map((row, at) => policy.act(row, { legal: legal[at] })) : null,
+    ranks: isDiscrete ? rows.slice(0, 20).map((row, at) => policy.rank(row, { legal: legal?.[at] ?? null })) : null,
+    version: policy.version,
+    schema: policy.schema,
+  };
+}
+
+function drawn({ policy: file, obs, draws, legal }) {
+  const policy = openPolicy(readFileSync(file));
+  return Array.from({ length: draws }, () => plain(policy.act(obs, { deterministic: false, legal })));
+}
+
+const refused = (raw) => {
+  try {
+    openPolicy(Buffer.from(raw, "hex"));
+    return "taken";
+  } catch (error) {
+    return error.code ?? String(error);
+  }
+};
+console.log(
+  JSON.stringify({
+    runs: (given.runs ?? []).map(run),
+    drawn: (given.drawn ?? []).map(drawn),
+    refused: (given.refused ?? []).map(refused),
+  }),
+);
