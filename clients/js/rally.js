@@ -173,10 +173,10 @@ export function observed(court, seat) {
 
 /** @type {Readonly<Record<string, Skill>>} */
 export const SKILLS = Object.freeze({
-  beginner: { lapse: 112, aim: 420, reach: 1800, slack: 200 },
-  casual: { lapse: 64, aim: 330, reach: 2400, slack: 160 },
-  good: { lapse: 32, aim: 240, reach: 3400, slack: 110 },
-  strong: { lapse: 8, aim: 120, reach: 5000, slack: 60 },
+  beginner: { lapse: 64, aim: 200, reach: 700, slack: 150 },
+  casual: { lapse: 48, aim: 160, reach: 1000, slack: 130 },
+  good: { lapse: 24, aim: 140, reach: 1500, slack: 100 },
+  strong: { lapse: 8, aim: 100, reach: 5000, slack: 60 },
 });
 
 /**

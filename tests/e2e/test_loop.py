@@ -22,16 +22,23 @@ def run(*arguments: str, timeout_s: float = 280.0) -> tuple[int, dict[str, Any],
     return done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr
 
 
-@pytest.mark.parametrize("kill", ["", "learner"])
-def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(kill: str, tmp_path: Path, card: Card) -> None:
+@pytest.mark.parametrize(("game", "kill"), [("rally", "learner"), ("CartPole-v1", "")])
+def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
+    game: str, kill: str, tmp_path: Path, card: Card
+) -> None:
     # The time is for machines that are busy with other tests; alone it takes well under half.
     picture = tmp_path / "demo.svg"
     killing = ["--kill", kill] if kill else []
-    code, found, said = run("--check", "--seconds", "240", "--svg", str(picture), *killing)
+    code, found, said = run("--game", game, "--check", "--seconds", "240", "--svg", str(picture), *killing)
     assert code == 0, said
     assert found["improved"]
     assert found["last_low"] > found["first_high"]
     assert found["first_low"] <= found["first_return"] <= found["first_high"]
+    if game == "rally":
+        assert found["last_share_low"] > found["first_share_high"]
+        assert 0 <= found["first_share_low"] <= found["first_share"] <= found["last_share"] <= 1
+    else:
+        assert found["first_share"] is None
     assert len(found["model_versions"]) >= 2
     assert (found["lost_steps"], found["duplicate_steps"]) == (0, 0)
     assert found["stored_steps"] >= found["acked_steps"] >= 1_000

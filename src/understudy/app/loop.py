@@ -7,12 +7,12 @@ last bot on the same held-out seeds, and every acknowledgement against the store
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-
+from understudy.app.bot_judge import BotJudge, shares
 from understudy.app.children import Child
 from understudy.app.config import Config, GatewaySection
 from understudy.app.data import DataFolder
@@ -23,13 +23,10 @@ from understudy.app.up import Platform
 from understudy.app.verify import Verdict, verify
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.names import game_name_of_env
-from understudy.core.policy import Policy
-from understudy.core.statistics import Estimate, mean
 from understudy.models.registry import Registry
 
 Role = Literal["learner", "ingest", "gateway"]
 KILLABLE: tuple[Role, ...] = ("learner", "ingest", "gateway")
-EPISODES = 100
 _TICK_S = 0.1
 _READY_S = _STARTED_S = 120.0
 _CLOSE_S = 40.0
@@ -41,7 +38,7 @@ _MIN_S = 30.0
 class LoopConfig:
     """What to show."""
 
-    env_id: str = "CartPole-v1"
+    env_id: str = "rally"
     people: int = 8
     max_seconds: float = 75.0
     """When to stop, however good the bots are by then, counted from when everything runs."""
@@ -58,7 +55,7 @@ class LoopConfig:
             raise ConfigError(f"--kill is {self.kill}; give one of {', '.join(KILLABLE)}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """How the loop stands, for whoever watches."""
 
@@ -69,6 +66,14 @@ class Look:
     phase: str
     champion: int
     canary: int
+    updates: int = 0
+    """Of the learner."""
+    lag_s: float | None = None
+    """How long a step takes from the gateway to the store, by the last look."""
+    shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Points that each bot won of those it played, by its name; only in a match."""
+    view: Mapping[str, Any] = field(default_factory=dict)
+    """What one of the players sees, for drawing."""
     said: str = ""
     """Something that just happened, in words; empty most of the time."""
 
@@ -95,6 +100,15 @@ class LoopResult:
     killed: str | None
     restarts: int
     seconds: float
+    url: str | None = None
+    judged_on: str = ""
+    first_share: float | None = None
+    """Shares of points, in a match."""
+    first_share_low: float | None = None
+    first_share_high: float | None = None
+    last_share: float | None = None
+    last_share_low: float | None = None
+    last_share_high: float | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -120,7 +134,7 @@ class Loop:
 
     def run(self) -> LoopResult:
         """Play until a bot is clearly better than the first, or time is up; then prove what was promised."""
-        judge = _Judge(self._config)
+        judge = BotJudge(self._config.env_id, self._config.seed)
         settings = Config(data=str(self._data.root), gateway=GatewaySection(port=0, canary_share=0.5))
         registry = open_deployment(self._data).registry
         with Platform(settings, tell=self._tell) as platform:
@@ -146,7 +160,7 @@ class Loop:
             platform.supervisor.step()
             time.sleep(_TICK_S / 2)
 
-    def _watch(self, platform: Platform, people: "_People", registry: Registry, judge: "_Judge") -> None:
+    def _watch(self, platform: Platform, people: "_People", registry: Registry, judge: BotJudge) -> None:
         began_s: float | None = None
         while began_s is None or time.monotonic() - began_s < self._config.max_seconds:
             platform.supervisor.step()
@@ -155,8 +169,8 @@ class Loop:
             people.check()
             champion = registry.catalogue(self._game).points_to("champion")
             if champion and champion not in judge.models:
-                returns = judge.look(champion, registry.policy(self._game, champion))
-                self._said.append(f"{self._game}/{champion} is champion: {_words(returns)} over {EPISODES} episodes")
+                found = judge.look(champion, registry.policy(self._game, champion))
+                self._said.append(f"{self._game}/{champion} is champion: {judge.words(found)}")
                 self._kill_if_due(platform)
             self._look(platform, people, registry)
             has_shown = judge.has_improved and (self._config.kill is None or self._killed)
@@ -176,19 +190,20 @@ class Loop:
             child.kill()
 
     def _look(self, platform: Platform, people: "_People", registry: Registry) -> None:
-        standings = platform.supervisor.standings
-        now = registry.catalogue(self._game)
-        game = standings["learner"].report.get("games", {}).get(self._game, {})
-        phase = f"{game['phase']}: {game['why']}" if game else "the learner is starting"
+        learner, ingest = (platform.supervisor.standings[role].report for role in ("learner", "ingest"))
+        now, game = registry.catalogue(self._game), learner.get("games", {}).get(self._game, {})
+        look = Look(
+            elapsed_s=self._elapsed_s, recorded_steps=people.total("recorded"), acked_steps=people.total("acked"),
+            stored_steps=int(ingest.get("stored", 0)), updates=int(learner.get("updates", 0)),
+            phase=f"{game['phase']}: {game['why']}" if game else "the learner is starting",
+            champion=now.points_to("champion"), canary=now.points_to("canary"), lag_s=ingest.get("lag_s"),
+            shares=people.shares(), view=people.view(),
+        )  # fmt: skip
         for said in [*self._said, ""]:
-            self._show(Look(
-                self._elapsed_s, people.total("recorded"), people.total("acked"),
-                int(standings["ingest"].report.get("stored", 0)), phase, now.points_to("champion"),
-                now.points_to("canary"), said,
-            ))  # fmt: skip
+            self._show(replace(look, said=said))
         self._said.clear()
 
-    def _result(self, judge: "_Judge", verdict: Verdict, restarts: int) -> LoopResult:
+    def _result(self, judge: BotJudge, verdict: Verdict, restarts: int) -> LoopResult:
         if not judge.models:
             raise UnderstudyError(
                 f"no bot came within {self._config.max_seconds:.0f} s; give more --seconds, or keep the folder with "
@@ -201,47 +216,18 @@ class Loop:
             improved=judge.has_improved, acked_steps=verdict.ledger_steps, stored_steps=verdict.steps,
             steps_from_players=verdict.steps, lost_steps=verdict.lost_steps, duplicate_steps=verdict.duplicate_steps,
             model_versions=judge.models, killed=self._config.kill if self._killed else None, restarts=restarts,
-            seconds=round(self._elapsed_s, 1),
+            seconds=round(self._elapsed_s, 1), judged_on=judge.told, **_shares_of(judge),
         )  # fmt: skip
 
 
-def _words(found: Estimate) -> str:
-    return f"{found.value:.0f} ({found.low:.0f} to {found.high:.0f})"
-
-
-class _Judge:
-    """Plays every champion on the same held-out seeds; only the one who watches has the game, the learner has not."""
-
-    def __init__(self, config: LoopConfig) -> None:
-        from understudy.act.vector import make_envs
-
-        self._envs = make_envs(config.env_id, EPISODES)
-        self._seeds = [(1 << 31) + 1_000 * config.seed + at for at in range(EPISODES)]
-        self._found: dict[int, Estimate] = {}
-
-    def look(self, model_no: int, policy: Policy) -> Estimate:
-        from understudy.act.evaluate import evaluate
-
-        returns = evaluate(policy, self._envs, seeds=self._seeds)
-        self._found[model_no] = mean(np.asarray(returns))
-        return self._found[model_no]
-
-    @property
-    def models(self) -> list[int]:
-        return list(self._found)
-
-    @property
-    def first(self) -> Estimate:
-        return next(iter(self._found.values()))
-
-    @property
-    def last(self) -> Estimate:
-        return next(reversed(self._found.values()))
-
-    @property
-    def has_improved(self) -> bool:
-        """Whether the newest champion's interval lies above the first one's."""
-        return len(self._found) > 1 and (self.last.low or 0.0) > (self.first.high or 0.0)
+def _shares_of(judge: BotJudge) -> dict[str, float | None]:
+    if not judge.is_match:
+        return {}
+    first, last = shares(judge.first), shares(judge.last)
+    return {
+        "first_share": first.value, "first_share_low": first.low, "first_share_high": first.high,
+        "last_share": last.value, "last_share_low": last.low, "last_share_high": last.high,
+    }  # fmt: skip
 
 
 class _People:
@@ -262,6 +248,16 @@ class _People:
 
     def total(self, name: str) -> int:
         return sum(int(child.latest.get(name, 0)) for child in self._children)
+
+    def shares(self) -> dict[str, tuple[int, int]]:
+        """Points of each bot, won and played."""
+        points = sum((Counter(child.latest.get("points", {})) for child in self._children), Counter[str]())
+        played = {name.removeprefix("of "): count for name, count in points.items() if name.startswith("of ")}
+        return {name: (points[f"won {name}"], count) for name, count in played.items()}
+
+    def view(self) -> Mapping[str, Any]:
+        """What the first of them sees."""
+        return self._children[0].latest
 
     def check(self) -> None:
         """Raise when a process of people failed."""

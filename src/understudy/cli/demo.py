@@ -2,29 +2,27 @@
 
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.data import DataFolder
-from understudy.app.loop import KILLABLE, Look, Loop, LoopConfig, LoopResult, Show
+from understudy.app.loop import KILLABLE, Loop, LoopConfig, LoopResult
+from understudy.cli.demo_view import watching
 from understudy.cli.options import count, examples, finish, folder, json_option
 from understudy.core.errors import ConfigError
 
-_LINE_EVERY_S = 5.0
-
 
 @click.command(
-    epilog=examples("understudy demo", "understudy demo --check --kill learner --json", "understudy demo --keep D")
+    epilog=examples(
+        "understudy demo",
+        "understudy demo --check --kill learner --json",
+        "understudy demo --game CartPole-v1 --keep D",
+    )
 )
-@click.option("--game", default="CartPole-v1", show_default=True, metavar="ID", help="A Gymnasium id.")
+@click.option("--game", default="rally", show_default=True, metavar="ID", help="rally, or a Gymnasium id.")
 @click.option("--players", default=8, show_default=True, help="How many simulated people.")
 @click.option("--seconds", default=75.0, show_default=True, help="How long they play at most.")
 @click.option("--kill", type=click.Choice(KILLABLE), help="Kill this role with kill -9 once the first bot plays.")
@@ -50,7 +48,7 @@ def demo(
     try:
         data = folder(keep) if keep else DataFolder(scratch / "data")
         out.print(f"[bold]{players} people play {game}[/]: client → gateway → stream → ingest → store → learner → bot")
-        with _watching(out, config) as show:
+        with watching(out, config) as show:
             result = Loop(data, config, show).run()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -60,61 +58,24 @@ def demo(
     return finish(result.to_json(), as_json=as_json, code=0 if result.is_sound or not check else 1)
 
 
-@contextmanager
-def _watching(out: Console, config: LoopConfig) -> Iterator[Show]:
-    """What happens, as it happens: a table in a terminal, a line now and then elsewhere."""
-    next_s = 0.0
-    live = Live(console=out, refresh_per_second=8, transient=True) if out.is_terminal else None
-
-    def show(look: Look) -> None:
-        nonlocal next_s
-        if look.said:
-            out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.said)}", soft_wrap=True)
-        elif live is not None:
-            live.update(_table(look, config))
-        elif time.monotonic() >= next_s:
-            next_s = time.monotonic() + _LINE_EVERY_S
-            out.print(
-                f"[dim]{look.elapsed_s:5.1f} s[/]  acknowledged {count(look.acked_steps)}, stored "
-                f"{count(look.stored_steps)} steps; {escape(look.phase)}",
-                soft_wrap=True,
-            )
-
-    if live is None:
-        yield show
-    else:
-        with live:
-            yield show
-
-
-def _table(look: Look, config: LoopConfig) -> Table:
-    table = Table(title=f"{config.env_id}   {look.elapsed_s:.0f} of at most {config.max_seconds:g} s", min_width=64)
-    table.add_column("")
-    table.add_column("", justify="right")
-    for name, text in (
-        ("steps recorded", count(look.recorded_steps)), ("acknowledged", count(look.acked_steps)),
-        ("stored", count(look.stored_steps)), ("champion", str(look.champion or "none yet")),
-        ("canary", str(look.canary or "none")), ("learner", look.phase),
-    ):  # fmt: skip
-        table.add_row(name, text)
-    return table
-
-
 def _print(out: Console, result: LoopResult, keep: str | None) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for name in ("", "mean return", "95 % interval"):
+    is_match = result.first_share is not None
+    for name in ("", "share of points" if is_match else "mean return", "95 % interval"):
         table.add_column(name, justify="left" if not name else "right")
-    for name, value, low, high in (
-        ("first bot", result.first_return, result.first_low, result.first_high),
-        ("last bot", result.last_return, result.last_low, result.last_high),
-    ):
-        table.add_row(name, f"{value:.1f}", f"{low:.1f} to {high:.1f}")
+    for name, which in (("first bot", "first"), ("last bot", "last")):
+        ends = [f"{which}_share", f"{which}_share_low", f"{which}_share_high"] if is_match else [
+            f"{which}_return", f"{which}_low", f"{which}_high"
+        ]  # fmt: skip
+        value, low, high = (format(getattr(result, end), ".0%" if is_match else ".1f") for end in ends)
+        table.add_row(name, value, f"{low} to {high}")
     out.print()
     out.print(table)
     colour, word = ("green", "better") if result.improved else ("yellow", "not proven to be better")
     out.print(
-        f"\n[{colour} bold]the last bot is {word}[/], on the same 100 held-out seeds, after {result.seconds:.0f} s"
+        f"\n[{colour} bold]the last bot is {word}[/], on the same {result.judged_on}, after {result.seconds:.0f} s"
     )
+    out.print(f"all it learnt came from players: {count(result.steps_from_players)} steps, none from a simulator")
     colour = "green" if not (result.lost_steps or result.duplicate_steps) else "red"
     killed = f" although the {result.killed} was killed" if result.killed else ""
     out.print(
@@ -122,5 +83,9 @@ def _print(out: Console, result: LoopResult, keep: str | None) -> None:
         f"[{colour} bold]lost {count(result.lost_steps)}, stored twice {count(result.duplicate_steps)}[/]{killed}"
     )
     out.print("\nnext")
-    out.print(f"  understudy up --data {keep or 'D'}            [dim]# the same roles, for a game of yours[/dim]")
-    out.print("  understudy train CartPole-v1        [dim]# a bot from a simulator alone[/dim]")
+    for command, what in (
+        (f"understudy up --data {keep or 'D'}", "the same roles, for a game of yours"),
+        ("understudy demo --kill learner", "the same, with kill -9 in the middle"),
+        ("understudy train rally", "a bot from the simulator alone"),
+    ):
+        out.print(f"  {command:<34}[dim]# {what}[/dim]", soft_wrap=True)

@@ -41,6 +41,11 @@ class Episode:
             if block is not None:
                 session.handoff.put(session, block)
 
+    @property
+    def model(self) -> str:
+        """The bot that decides in this episode; empty while none has."""
+        return self._deciding.model
+
     def act(self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None) -> Any:
         """What the bot does, recorded as its decision; never waits. Where actions have names, it is the number.
 

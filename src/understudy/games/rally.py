@@ -191,16 +191,16 @@ class Skill(NamedTuple):
     aim: int
     """How far off it may aim."""
     reach: int
-    """How far away a ball must be before it minds it, from its own side; above the width: it always does."""
+    """How near a ball must be before it minds it, from its own side; above the width: it always does."""
     slack: int
     """How far off its paddle may stand before it moves."""
 
 
 SKILLS = {
-    "beginner": Skill(lapse=112, aim=420, reach=1800, slack=200),
-    "casual": Skill(lapse=64, aim=330, reach=2400, slack=160),
-    "good": Skill(lapse=32, aim=240, reach=3400, slack=110),
-    "strong": Skill(lapse=8, aim=120, reach=5000, slack=60),
+    "beginner": Skill(lapse=64, aim=200, reach=700, slack=150),
+    "casual": Skill(lapse=48, aim=160, reach=1000, slack=130),
+    "good": Skill(lapse=24, aim=140, reach=1500, slack=100),
+    "strong": Skill(lapse=8, aim=100, reach=5000, slack=60),
 }
 
 

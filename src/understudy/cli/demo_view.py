@@ -1,0 +1,93 @@
+"""What the closed loop looks like while it runs: a table and the match in a terminal, a line now and then elsewhere."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from understudy.app.loop import Look, LoopConfig, Show
+from understudy.cli.options import count
+from understudy.games.rally import Court, as_text
+
+_LINE_EVERY_S = 5.0
+_RATE_OVER_S = 3.0
+
+
+@contextmanager
+def watching(out: Console, config: LoopConfig) -> Iterator[Show]:
+    """Show the loop until the block ends."""
+    next_s = 0.0
+    live = Live(console=out, refresh_per_second=10, transient=True) if out.is_terminal else None
+    seen: deque[Look] = deque()
+
+    def show(look: Look) -> None:
+        nonlocal next_s
+        if look.said:
+            out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.said)}", soft_wrap=True)
+            return
+        seen.append(look)
+        while seen[0].elapsed_s < look.elapsed_s - _RATE_OVER_S:
+            seen.popleft()
+        if live is not None:
+            live.update(_picture(look, seen[0], config))
+        elif time.monotonic() >= next_s:
+            next_s = time.monotonic() + _LINE_EVERY_S
+            out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {_line(look)}", soft_wrap=True)
+
+    if live is None:
+        yield show
+    else:
+        with live:
+            yield show
+
+
+def _line(look: Look) -> str:
+    steps = f"acknowledged {count(look.acked_steps)}, stored {count(look.stored_steps)} steps"
+    return f"{steps}; {_points(look) or escape(look.phase)}"
+
+
+def _points(look: Look) -> str:
+    """The share of points of each bot, oldest first."""
+    names = sorted(look.shares, key=lambda name: int(name.rpartition("/")[2]))
+    shares = [f"{name} {look.shares[name][0] / look.shares[name][1]:.0%}" for name in names]
+    return f"points won by {', '.join(shares)}" if shares else ""
+
+
+def _picture(look: Look, before: Look, config: LoopConfig) -> RenderableType:
+    took_s = max(look.elapsed_s - before.elapsed_s, 1e-9)
+
+    def rate(name: str) -> str:
+        return f"{count((getattr(look, name) - getattr(before, name)) / took_s)}/s" if took_s > 0.5 else ""
+
+    table = Table(
+        title=f"{config.env_id}   {look.elapsed_s:.0f} of at most {config.max_seconds:g} s", min_width=72,
+        title_justify="left",
+    )  # fmt: skip
+    for name in ("", "steps", "rate", "lag"):
+        table.add_column(name, justify="left" if not name else "right")
+    waiting = max(0, look.recorded_steps - look.acked_steps)
+    lag = "" if look.lag_s is None else f"{look.lag_s * 1000:.0f} ms"
+    table.add_row(
+        f"{config.people} players", count(look.recorded_steps), rate("recorded_steps"), f"{count(waiting)} to send"
+    )
+    table.add_row("acknowledged", count(look.acked_steps), rate("acked_steps"), "")
+    table.add_row("stored", count(look.stored_steps), rate("stored_steps"), lag)
+    table.add_row("learner", f"{count(look.updates)} updates", rate("updates"), "")
+    bots = f"champion {look.champion or 'none yet'}" + (f", canary {look.canary}" if look.canary else "")
+    parts: list[RenderableType] = [table, Text(f"{bots}; {look.phase}", style="dim", overflow="ellipsis", no_wrap=True)]
+    if points := _points(look):
+        parts.append(Text(points, overflow="ellipsis", no_wrap=True))
+    if court := look.view.get("court"):
+        seats = ("person", "bot") if look.view["seat"] == 0 else ("bot", "person")
+        mine, bots_points = look.view["score"]
+        score = (mine, bots_points) if look.view["seat"] == 0 else (bots_points, mine)
+        title = f"{seats[0]} {score[0]} : {score[1]} {seats[1]}"
+        parts.append(Panel(as_text(Court(*court), columns=64, rows=12), title=title, width=68))
+    return Group(*parts)
