@@ -513,7 +513,7 @@ const beganMs = (session) => parseInt(session.replace("-", "").slice(0, 12), 16)
 const MAX_STEPS = 512;
 const CUT_BYTES = 440 * 1024;
 const MAX_NOTE_BYTES = 32 * 1024;
-const [STEP, FINAL, BOOTSTRAP] = [0, 1, 2];
+const [FINAL, BOOTSTRAP] = [1, 2];
 const [EMPTY, STAGED, OPEN] = [0, 1, 2];
 /** @type {Readonly<Record<string, number>>} */
 const BY = Object.freeze({ unknown: 0, person: 1, bot: 2, script: 3 });
@@ -1085,6 +1085,8 @@ export class Policy {
     const missing = this._outputs.filter((name) => !this._heads[name]);
     if (missing.length || unused.size) throw new Refused("bad_policy", `outputs ${missing} are missing, weights ${[...unused]} unknown`);
     this._features = new Float32Array(features);
+    /** What the network gives. */
+    this.headNames = Object.keys(this._heads);
   }
 
   /**
@@ -1093,7 +1095,7 @@ export class Policy {
    * @returns {Record<string, Float32Array>}
    */
   heads(obs) {
-    return this.forward(this.read(this.stack > 1 ? obs : [obs]), Object.keys(this._heads));
+    return this.forward(this.read(this.stack > 1 ? obs : [obs]), this.headNames);
   }
 
   /**
@@ -1238,4 +1240,1568 @@ export function openPolicy(raw) {
   } catch (error) {
     throw error instanceof Refused ? error : new Refused("bad_policy", `it cannot be read: ${error}`);
   }
+}
+
+// --- Signed documents -------------------------------------------------------------------------------------------------
+
+const MAX_SIGNED = 256 * 1024;
+
+/**
+ * What a trusted key signed; Refused when anything about it is wrong.
+ *
+ * The signature is over the entry exactly as it stands in the text, so nothing has to be written as Python writes it.
+ * @param {string} text
+ * @param {readonly string[]} trust public keys as `ed25519:BASE64`
+ * @returns {Promise<any>}
+ */
+export async function checkSigned(text, trust) {
+  if (text.length > MAX_SIGNED) throw new Refused("too_large", `a signed document of ${text.length} letters; at most ${MAX_SIGNED} are read`);
+  const found = /^\{"entry":(\{.*\}),"key_id":"([0-9a-f]{16})","signature":"([A-Za-z0-9+/]{86}==)"\}$/s.exec(text);
+  if (!found) throw new Refused("bad_entry", "a signed document has entry, key_id and signature, in this order and nothing else");
+  const [, entry, keyId, signature] = found;
+  const keys = trust.map(publicKey);
+  const key = keys.find((one) => sha256(one).slice(0, 16) === keyId);
+  if (!key) throw new Refused("unknown_key", `signed by ${keyId}, who is not among the ${keys.length} trusted keys`);
+  const subtle = globalThis.crypto?.subtle;
+  if (!subtle) throw new Refused("no_crypto", "this page cannot check signatures; serve it over https, or from 127.0.0.1");
+  const raw = fromBase64(signature);
+  const verifier = await subtle.importKey("raw", key, { name: "Ed25519" }, false, ["verify"]).catch((error) => {
+    throw new Refused("no_crypto", `this browser cannot check Ed25519 signatures (${error}); use a newer one`);
+  });
+  // base64 has several texts for the same bytes; only one is ours.
+  const isFine = toBase64(raw) === signature && (await subtle.verify("Ed25519", verifier, raw, bytesOf(`understudy-entry/1\0${entry}`)));
+  if (!isFine) throw new Refused("bad_signature", `the signature of ${keyId} does not fit what was signed`);
+  return JSON.parse(entry);
+}
+
+/** @param {string} text @returns {Bytes} */
+function publicKey(text) {
+  const found = /^ed25519:([A-Za-z0-9+/]{43}=)$/.exec(text);
+  if (!found) throw new Refused("bad_key", `${String(text).slice(0, 60)} is no public key; give ed25519:BASE64, as \`understudy up\` prints it`);
+  return fromBase64(found[1]);
+}
+
+/** @typedef {{name: string, policy: Policy, manifest: any}} Bot a model that passed every check */
+
+/**
+ * The bot of these facts and bytes; Refused unless they are what was signed and act as they did then.
+ * @param {any} manifest
+ * @param {Uint8Array} raw
+ * @returns {Bot}
+ */
+function opened(manifest, raw) {
+  const name = `${manifest.game}/${manifest.model_no}`;
+  if (raw.length !== manifest.policy_bytes || sha256(raw) !== manifest.policy_sha256) {
+    throw new Refused("bad_hash", `the ${raw.length} bytes of ${name} are not the ones that were signed`);
+  }
+  const policy = openPolicy(raw);
+  if (policy.game.game !== manifest.game || policy.schema !== manifest.schema) throw new Refused("bad_policy", `${name} holds a policy of another game`);
+  checkGolden(policy, manifest.golden);
+  return { name, policy, manifest };
+}
+
+/** The platform draws golden observations with NumPy's generator from a fixed seed; this is that generator, from there on. */
+class Golden {
+  constructor() {
+    this._state = 0xd419f767f579b2a66512b355dcc079c0n;
+    /** @type {number | null} */
+    this._half = null;
+  }
+
+  /** 64 fresh bits. */
+  bits() {
+    const all = (1n << 128n) - 1n;
+    this._state = (this._state * 0x2360ed051fc65da44385df649fccf645n + 0x8aea2dee8ffd65a31d8755612f9dea65n) & all;
+    const [folded, turn] = [(this._state >> 64n) ^ (this._state & (all >> 64n)), this._state >> 122n];
+    return BigInt.asUintN(64, (folded >> turn) | (folded << (64n - turn)));
+  }
+
+  /** A number from 0 to 1. */
+  uniform() {
+    return Number(this.bits() >> 11n) / 2 ** 53;
+  }
+
+  /** 0 or 1. */
+  bit() {
+    if (this._half !== null) {
+      const half = this._half;
+      this._half = null;
+      return half >>> 31;
+    }
+    const bits = this.bits();
+    this._half = Number(bits >> 32n);
+    return Number(bits & 0xffffffffn) >>> 31;
+  }
+
+  /** A number from the normal distribution, by a ziggurat of 256 layers. */
+  normal() {
+    for (;;) {
+      const bits = this.bits();
+      const [layer, whole] = [Number(bits & 255n), Number((bits >> 9n) & 0xfffffffffffffn)];
+      const x = whole * ZIGGURAT.width[layer] * (bits & 256n ? -1 : 1);
+      if (whole < ZIGGURAT.inside[layer]) return x;
+      if (layer === 0) {
+        for (;;) {
+          const [far, high] = [-Math.log1p(-this.uniform()) / ZIGGURAT.end, -Math.log1p(-this.uniform())];
+          if (2 * high > far * far) return (whole >>> 8) & 1 ? -(ZIGGURAT.end + far) : ZIGGURAT.end + far;
+        }
+      }
+      const { height } = ZIGGURAT;
+      if ((height[layer - 1] - height[layer]) * this.uniform() + height[layer] < Math.exp((-x * x) / 2)) return x;
+    }
+  }
+}
+
+const ZIGGURAT = (() => {
+  const [end, area, layers] = [3.6541528853610088, 0.00492867323397465, 256];
+  const [width, inside, height] = [new Float64Array(layers), new Float64Array(layers), new Float64Array(layers)];
+  const density = (/** @type {number} */ x) => Math.exp((-x * x) / 2);
+  let x = end;
+  [width[0], inside[0], height[0]] = [area / density(end) / 2 ** 52, ((end * density(end)) / area) * 2 ** 52, 1];
+  [width[layers - 1], height[layers - 1]] = [end / 2 ** 52, density(end)];
+  for (let layer = layers - 2; layer > 0; layer--) {
+    const next = Math.sqrt(-2 * Math.log(area / x + density(x)));
+    inside[layer + 1] = (next / x) * 2 ** 52;
+    [width[layer], height[layer], x] = [next / 2 ** 52, density(next), next];
+  }
+  return { end, width, inside, height };
+})();
+
+/** @param {Policy} policy @param {any} wanted what each head gave for two observations when the model was signed */
+function checkGolden(policy, wanted) {
+  const [golden, rows] = [new Golden(), 2];
+  /** @type {Record<string, Numbers>[]} */
+  const given = Array.from({ length: rows }, () => ({}));
+  for (const { name, dtype, size, isExact } of policy.inputs) {
+    for (const row of given) {
+      const draw = () => (isFloat(dtype) ? golden.normal() : dtype === "BOOL" ? Number(golden.uniform() < 0.5) : golden.bit());
+      const drawn = Array.from({ length: size }, draw);
+      row[name] = isExact ? Float64Array.from(drawn) : Float32Array.from(drawn);
+    }
+  }
+  given.forEach((columns, row) => {
+    for (const [head, numbers] of Object.entries(policy.forward(columns, policy.headNames))) {
+      const expected = wanted?.[head];
+      const isClose = Array.isArray(expected) && expected.length === rows && expected[row].length === numbers.length &&
+        numbers.every((one, at) => Math.abs(one - expected[row][at]) <= 1e-4 + 1e-4 * Math.abs(expected[row][at])); // prettier-ignore
+      if (!isClose) throw new Refused("bad_golden", `output ${head} differs from what was signed with the model`);
+    }
+  });
+}
+
+// --- The link ---------------------------------------------------------------------------------------------------------
+
+/** A request that failed as a whole; `status` is 0 where no answer came. */
+export class LinkFailed extends Error {
+  /** @param {string} code @param {string} detail @param {{status?: number, retryAfterS?: number}} [more] */
+  constructor(code, detail, { status = 0, retryAfterS = 0 } = {}) {
+    super(`${code}: ${detail}`);
+    this.name = "LinkFailed";
+    this.code = code;
+    this.detail = detail;
+    this.status = status;
+    this.retryAfterS = retryAfterS;
+  }
+
+  /** Whether another key is needed before anything may be tried again. */
+  get needsKey() {
+    return this.status === 401 || this.status === 403;
+  }
+
+  /** Whether the same request may succeed later. */
+  get mayPass() {
+    return this.status === 0 || this.status === 408 || this.status === 429 || this.status >= 500;
+  }
+}
+
+const TIMEOUT_S = 10;
+
+/** The way to a platform's gateway. */
+class Link {
+  /** @param {{url: string, key: string, game: string, fetch: typeof globalThis.fetch}} place */
+  constructor({ url, key, game, fetch }) {
+    this.address = url.replace(/\/+$/, "");
+    this.key = key;
+    this._path = `${this.address}/v1/games/${game}`;
+    this._fetch = fetch;
+    /** @type {Set<AbortController>} */
+    this._open = new Set();
+    this._isClosed = false;
+  }
+
+  /**
+   * The status and body of a success; LinkFailed with the gateway's own words otherwise.
+   * @param {string} method
+   * @param {string} path
+   * @param {{body?: Bytes | string, kind?: string, waitS?: number}} [more]
+   */
+  async ask(method, path, { body, kind, waitS = 0 } = {}) {
+    if (this._isClosed) throw new LinkFailed("closed", "the link was closed");
+    const stop = new AbortController();
+    const timer = setTimeout(() => stop.abort(), (TIMEOUT_S + waitS) * 1000);
+    this._open.add(stop);
+    /** @type {Record<string, string>} */
+    const headers = { Authorization: `Bearer ${this.key}`, ...(kind ? { "Content-Type": kind } : {}) };
+    let answer, raw;
+    try {
+      answer = await this._fetch(this._path + path, { method, headers, body, signal: stop.signal, cache: "no-store" });
+      raw = new Uint8Array(await answer.arrayBuffer());
+    } catch (error) {
+      throw new LinkFailed("unreachable", `${this.address} gave no answer (${error}); does it run there?`);
+    } finally {
+      clearTimeout(timer);
+      this._open.delete(stop);
+    }
+    if (answer.status === 200 || answer.status === 204) return { status: answer.status, raw };
+    const { code = `status_${answer.status}`, detail = "that is no answer of a gateway; is the address right?", retry_after_s: waits } =
+      /** @type {any} */ (jsonOf(raw))?.error ?? {};
+    const retryAfterS = Number(waits ?? answer.headers.get("retry-after") ?? 0) || 0;
+    throw new LinkFailed(String(code).slice(0, 40), `${String(detail).slice(0, 300)} (${this.address} answered ${answer.status})`, {
+      status: answer.status, retryAfterS,
+    }); // prettier-ignore
+  }
+
+  /** Let go; whoever waits for an answer gets none. */
+  close() {
+    this._isClosed = true;
+    for (const stop of this._open) stop.abort();
+  }
+}
+
+/** @param {Uint8Array} raw @returns {unknown} what the bytes say, or null */
+function jsonOf(raw) {
+  try {
+    return JSON.parse(new TextDecoder().decode(raw));
+  } catch {
+    return null;
+  }
+}
+
+/** Waits are random between 0 and a bound that doubles with each failure. */
+class Backoff {
+  /** @param {Clock} clock @param {() => number} random */
+  constructor(clock, random) {
+    this._clock = clock;
+    this._random = random;
+    this._failures = this._untilMs = 0;
+  }
+
+  get leftMs() {
+    return this._untilMs - this._clock.monotonic();
+  }
+
+  succeeded() {
+    this._failures = this._untilMs = 0;
+  }
+
+  /** @param {number} retryAfterS @param {boolean} [wholly] whether all of what was sent must go again */
+  failed(retryAfterS, wholly = true) {
+    this._failures = wholly ? this._failures + 1 : 1;
+    const boundS = Math.min(30, 0.5 * 2 ** Math.min(this._failures - 1, 16));
+    this._untilMs = this._clock.monotonic() + 1000 * Math.max(this._random() * boundS, Math.min(retryAfterS, 30));
+  }
+}
+
+/** @typedef {{now: () => number, monotonic: () => number}} Clock milliseconds: since 1970, and of a clock that nobody sets */
+/** @typedef {{getItem: (key: string) => string | null, setItem: (key: string, value: string) => void, removeItem: (key: string) => void, length?: number, key?: (at: number) => string | null}} TextStorage such as localStorage */
+
+/** What is kept for the next start, under one deployment, game and key; a storage that fails loses only that. */
+class Shelf {
+  /** @param {TextStorage} storage @param {string} prefix */
+  constructor(storage, prefix) {
+    this._storage = storage;
+    this._prefix = prefix;
+  }
+
+  /** @param {string} name @returns {any} */
+  read(name) {
+    try {
+      return JSON.parse(this._storage.getItem(this._prefix + name) ?? "null");
+    } catch {
+      return null;
+    }
+  }
+
+  /** @param {string} name @param {unknown} value @returns {boolean} whether it is kept */
+  write(name, value) {
+    try {
+      this._storage.setItem(this._prefix + name, JSON.stringify(value));
+      return true;
+    } catch {
+      return false;
+    }
+  }
+
+  /** @param {string} name */
+  remove(name) {
+    try {
+      this._storage.removeItem(this._prefix + name);
+    } catch {
+      // It is read again at the next start, and sending it again changes nothing.
+    }
+  }
+
+  /** @param {string} beginning @returns {string[]} */
+  names(beginning) {
+    try {
+      const keys = Array.from({ length: this._storage.length ?? 0 }, (_, at) => this._storage.key?.(at) ?? "");
+      return keys.filter((key) => key.startsWith(this._prefix + beginning)).map((key) => key.slice(this._prefix.length));
+    } catch {
+      return [];
+    }
+  }
+}
+
+/** A storage that lasts as long as the program. @returns {TextStorage} */
+function memoryStorage() {
+  /** @type {Map<string, string>} */
+  const kept = new Map();
+  return { getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => void kept.set(key, value), removeItem: (key) => void kept.delete(key) };
+}
+
+// --- The sender -------------------------------------------------------------------------------------------------------
+
+const [MAX_FRAMES, MAX_BATCH_BYTES] = [64, 4 * 1024 * 1024];
+const [IDLE_MS, TELL_MS, DAY_MS] = [60_000, 10_000, 86_400_000];
+const SHELF_BYTES = 2 * 1024 * 1024;
+const PARCEL = "application/vnd.understudy.parcel";
+
+/** The episodes that follow one another for one player and seat: their rows, and the numbers of their frames. */
+class Session {
+  /** @param {{id: string, player: string, seat?: number, isKept?: boolean, rows: Rows | null, startedMs: number}} facts without rows: another program's, whose frames are only sent */
+  constructor({ id, player, seat = 0, isKept = true, rows, startedMs }) {
+    this.id = id;
+    this.player = player;
+    this.seat = seat;
+    /** Whether its episodes are recorded; otherwise their steps are only counted. */
+    this.isKept = isKept;
+    this.rows = rows;
+    this._startedMs = startedMs;
+    this.idleSinceMs = startedMs;
+    /** @type {WeakRef<object> | null} whoever records into it now */
+    this.holder = null;
+    /** @type {Block[]} full ones that are no frames yet */
+    this.blocks = [];
+    this.nextNo = this.nSteps = this.nWaiting = 0;
+    /** @type {{numbers: number[], steps: number}} numbers that will never be sent, until a report says so */
+    this.lost = { numbers: [], steps: 0 };
+    /** No call is recorded any more. */
+    this.hasEnded = false;
+    this.isClosing = false;
+    /** A report of it was refused: no more are made. */
+    this.isMuted = false;
+  }
+
+  /** @param {number} nowMs milliseconds since it began */
+  tMs(nowMs) {
+    return Math.max(0, Math.floor(nowMs - this._startedMs));
+  }
+
+  /** Cut the running episode, and let nothing more be recorded. */
+  end() {
+    if (this.rows?.inEpisode) this.rows.cut();
+    this.hasEnded = true;
+  }
+}
+
+/** @typedef {{session: Session, chunkNo: number, kind: FrameKind, nSteps: number, frame: Bytes, isTried: boolean, isDone: boolean, isShelved: boolean}} Entry a frame until its ack */
+
+/** Makes blocks into frames and sends them until each is acknowledged; one round after another, behind the game's back. */
+class Sender {
+  /** @param {{link: Link, columns: Columns, client: string, clock: Clock, random: () => number, lingerMs: number, capBytes: number, shelf: Shelf | null}} parts */
+  constructor({ link, columns, client, clock, random, lingerMs, capBytes, shelf }) {
+    this._link = link;
+    this._columns = columns;
+    this._client = client;
+    this._clock = clock;
+    this._random = random;
+    this._lingerMs = lingerMs;
+    this._capBytes = capBytes;
+    this._shelf = shelf;
+    this._specJson = specJson(columns.spec);
+    this._schema = schemaOf(columns.spec);
+    this._backoff = new Backoff(clock, random);
+    /** @type {Set<Session>} */
+    this.sessions = new Set();
+    /** @type {Entry[]} in the order in which they are sent */
+    this._waiting = [];
+    this._waitingBytes = this._shelvedBytes = 0;
+    this._batchFrames = MAX_FRAMES;
+    this._isRegistered = false;
+    this._isBusy = false;
+    this._timerMs = Infinity;
+    /** @type {any} */
+    this._timer = undefined;
+    this._tellAtMs = clock.monotonic() + TELL_MS;
+    this.keepShare = 1;
+    this.skippedSteps = this._toldSteps = 0;
+    this.counts = { recorded: 0, acked: 0, refused: 0, dropped: 0, adopted: 0, failedSends: 0, sentFrames: 0, ackedFrames: 0, refusedFrames: 0 };
+    /** Why nothing is sent until another key is given. */
+    this.stopped = "";
+    this.linkError = this.refusal = "";
+    this.isClosed = false;
+    this._adopt();
+  }
+
+  /** Steps that wait for their ack. */
+  get waitingSteps() {
+    const open = [...this.sessions].reduce((sum, one) => sum + (one.isKept ? stepsOf(one) : 0), 0);
+    return open + this._waiting.reduce((sum, entry) => sum + (entry.session.rows && !entry.isDone ? entry.nSteps : 0), 0);
+  }
+
+  get recordedSteps() {
+    return this.counts.recorded + [...this.sessions].reduce((sum, one) => sum + (one.isKept ? stepsOf(one) : 0), 0);
+  }
+
+  get untoldSteps() {
+    const open = [...this.sessions].reduce((sum, one) => sum + (one.isKept ? 0 : stepsOf(one)), 0);
+    return this.skippedSteps + open - this._toldSteps;
+  }
+
+  /** Tell the gateway what this game's rows look like. */
+  async register() {
+    await this._link.ask("PUT", "", { body: this._specJson, kind: "application/json" });
+    this._isRegistered = true;
+  }
+
+  /** A step of this session was closed. @param {Session} session */
+  notice(session) {
+    if (session.rows?.isFull) {
+      const block = session.rows.take();
+      if (block) this.hand(session, block);
+    } else this._schedule(this._clock.monotonic() + this._lingerOf(session));
+  }
+
+  /** @param {Session} session @param {Block} block */
+  hand(session, block) {
+    session.blocks.push(block);
+    // A game that never lets go of the thread must not fill the memory: then it makes the frames, and the cap is kept.
+    if (session.blocks.length > 8) this.collect();
+    this._schedule(0);
+  }
+
+  /** @param {number} atMs */
+  _schedule(atMs) {
+    if (this.isClosed || atMs >= this._timerMs) return;
+    clearTimeout(this._timer);
+    this._timerMs = atMs;
+    this._timer = setTimeout(() => this.wake(), Math.max(0, atMs - this._clock.monotonic()));
+    this._timer?.unref?.(); // a program in Node ends when it is done; it closes its games before
+  }
+
+  /** Do a round now, if none is under way. */
+  wake() {
+    clearTimeout(this._timer);
+    this._timerMs = Infinity;
+    if (this._isBusy || this.isClosed) return;
+    this._isBusy = true;
+    this._round().finally(() => {
+      this._isBusy = false;
+      this._schedule(this._dueMs());
+    });
+  }
+
+  async _round() {
+    this.collect();
+    for (;;) {
+      const batch = this._batch();
+      const mustTell = this.untoldSteps > 0 && this._clock.monotonic() >= this._tellAtMs && this._mayTry;
+      if (this.isClosed || !(batch.length || mustTell)) return;
+      await this._send(batch);
+      this.collect();
+    }
+  }
+
+  get _mayTry() {
+    return !this.stopped && this._backoff.leftMs <= 0;
+  }
+
+  /** @param {Session} session */
+  _lingerOf(session) {
+    return session.isKept ? this._lingerMs : Math.max(this._lingerMs, TELL_MS); // steps that are only counted may lie
+  }
+
+  _dueMs() {
+    const due = [Infinity];
+    for (const session of this.sessions) {
+      if (session.rows?.closedSteps) due.push(session._startedMs + session.rows.oldestMs + this._lingerOf(session));
+      if (!session.holder && !session.hasEnded) due.push(session.idleSinceMs + IDLE_MS);
+    }
+    const tryMs = this._clock.monotonic() + this._backoff.leftMs;
+    if (this._waiting.length && !this.stopped) due.push(tryMs);
+    if (this.untoldSteps && !this.stopped) due.push(Math.max(this._tellAtMs, tryMs));
+    return Math.min(...due);
+  }
+
+  // From the game into frames.
+
+  /** Make frames of what is due; in a hurry, of all that is closed. @param {{inHurry?: boolean}} [how] */
+  collect({ inHurry = false } = {}) {
+    const nowMs = this._clock.monotonic();
+    for (const session of this.sessions) {
+      const { rows } = session;
+      if (rows && session.holder && session.holder.deref() === undefined) {
+        // The game forgot its episode without an end.
+        rows.cut();
+        this.release(session);
+      }
+      const isDue = rows && rows.closedSteps > 0 && nowMs - session._startedMs - rows.oldestMs >= this._lingerOf(session);
+      const block = inHurry || isDue || session.hasEnded ? rows?.take() : null;
+      if (block) session.blocks.push(block);
+      for (const one of session.blocks.splice(0)) this._encode(session, one);
+      if (!session.holder && nowMs - session.idleSinceMs >= IDLE_MS) session.end();
+    }
+    this._keepCap();
+    this._reportLost();
+    this._closeFinished();
+  }
+
+  /** @param {Session} session */
+  release(session) {
+    session.holder = null;
+    session.idleSinceMs = this._clock.monotonic();
+  }
+
+  /** @param {Session} session @param {Block} block */
+  _encode(session, block) {
+    if (!session.isKept) {
+      this.skippedSteps += block.nSteps;
+      return;
+    }
+    this.counts.recorded += block.nSteps;
+    const { id, nextNo: chunkNo, nSteps: firstStep } = session;
+    const { nSteps, consent, episodes, columns } = block;
+    const meta = { game: this._columns.spec.game, schema: this._schema, session: id, chunkNo, firstStep, nSteps, consent, client: this._client, episodes };
+    session.nSteps += nSteps;
+    try {
+      this._add(session, "data", encodeChunk(meta, columns), nSteps);
+    } catch (error) {
+      session.nextNo = chunkNo + 1;
+      this.refusal = String(error);
+      this._lose(session, chunkNo, nSteps);
+    }
+  }
+
+  /** @param {Session} session @param {FrameKind} kind @param {Uint8Array} body @param {number} nSteps */
+  _add(session, kind, body, nSteps) {
+    /** @type {Entry} */
+    const entry = {
+      session, chunkNo: session.nextNo, kind, nSteps, frame: encodeFrame(kind, session.id, session.nextNo, body), isTried: false,
+      isDone: false, isShelved: false,
+    }; // prettier-ignore
+    session.nextNo += 1;
+    if (this._shelf && this._shelvedBytes + entry.frame.length <= SHELF_BYTES) {
+      const kept = { player: session.player, nSteps, frame: toBase64(entry.frame), kind };
+      entry.isShelved = this._shelf.write(shelfName(entry), kept);
+      this._shelvedBytes += entry.isShelved ? entry.frame.length : 0;
+    }
+    this._push(entry);
+  }
+
+  /** @param {Entry} entry */
+  _push(entry) {
+    entry.session.nWaiting += 1;
+    this._waitingBytes += entry.frame.length;
+    // A report goes ahead of the data: without it the numbers behind a long gap would be too far ahead to be taken.
+    if (entry.kind === "drop") this._waiting.unshift(entry);
+    else this._waiting.push(entry);
+  }
+
+  /** Take up what an earlier page or program could not send; another that still runs may send it too, which changes nothing. */
+  _adopt() {
+    /** @type {Map<string, Session>} */
+    const found = new Map();
+    for (const name of this._shelf?.names("frame/") ?? []) {
+      const kept = this._shelf?.read(name);
+      try {
+        const frame = fromBase64(kept.frame);
+        const [id, startedMs] = [sessionOf(frame), this._clock.monotonic()];
+        if (this._clock.now() - beganMs(id) > 7 * DAY_MS) throw new Refused("expired", "nobody takes it any more");
+        const session = found.get(id) ?? new Session({ id, player: kept.player, rows: null, startedMs });
+        found.set(id, session);
+        const chunkNo = Number(new DataView(frame.buffer).getBigUint64(32, true));
+        this._shelvedBytes += frame.length;
+        this._push({ session, chunkNo, kind: kept.kind, nSteps: kept.nSteps, frame, isTried: true, isDone: false, isShelved: true });
+        this.counts.adopted += kept.nSteps;
+      } catch {
+        this._shelf?.remove(name);
+      }
+    }
+    this._waiting.sort((one, other) => byCodePoint(one.session.id, other.session.id) || one.chunkNo - other.chunkNo);
+    if (this._waiting.length) this._schedule(0);
+  }
+
+  // Dropping, and saying so.
+
+  _keepCap() {
+    if (this._waitingBytes <= this._capBytes) return;
+    for (const entry of this._waiting) {
+      if (this._waitingBytes <= (this._capBytes * 7) / 8) break;
+      // What was handed to the link may have arrived, so calling it dropped could be wrong.
+      if (entry.isTried || entry.isDone || entry.kind !== "data") continue;
+      this._finish(entry);
+      this._lose(entry.session, entry.chunkNo, entry.nSteps);
+    }
+    this._waiting = this._waiting.filter((entry) => !entry.isDone);
+  }
+
+  /** @param {Session} session @param {number} chunkNo @param {number} nSteps */
+  _lose(session, chunkNo, nSteps) {
+    session.lost.numbers.push(chunkNo);
+    session.lost.steps += nSteps;
+    this.counts.dropped += nSteps;
+    warn("dropped", "recorded steps had to be dropped; game.stats().dropped counts them");
+  }
+
+  _reportLost() {
+    for (const session of this.sessions) {
+      if (!session.lost.numbers.length || session.isMuted || session.isClosing) continue;
+      const { numbers, steps } = session.lost;
+      session.lost = { numbers: [], steps: 0 };
+      /** @type {[number, number][]} */
+      const ranges = [];
+      for (const number of numbers.sort((one, other) => one - other)) {
+        const last = ranges.at(-1);
+        if (last && last[1] === number - 1) last[1] = number;
+        else ranges.push([number, number]);
+      }
+      for (let at = 0; at < ranges.length; at += 1024) {
+        const report = { n_steps: at ? 0 : steps, ranges: ranges.slice(at, at + 1024) };
+        this._add(session, "drop", bytesOf(canonicalJson(report)), 0);
+      }
+    }
+  }
+
+  _closeFinished() {
+    for (const session of this.sessions) {
+      if (!session.hasEnded || session.nWaiting || session.blocks.length || session.rows?.closedSteps) continue;
+      if (session.nextNo && !session.isClosing && !session.isMuted) {
+        session.isClosing = true;
+        this._add(session, "close", bytesOf(canonicalJson({ n_chunks: session.nextNo, n_steps: session.nSteps })), 0);
+      } else this.sessions.delete(session);
+    }
+  }
+
+  // From frames through the link.
+
+  _batch() {
+    if (!this._mayTry) return [];
+    this._waiting = this._waiting.filter((entry) => !entry.isDone);
+    let room = MAX_BATCH_BYTES;
+    const end = this._waiting.findIndex((entry, at) => at === this._batchFrames || ((room -= entry.frame.length) < 0 && at > 0));
+    return this._waiting.slice(0, end < 0 ? this._waiting.length : end);
+  }
+
+  /** @param {Entry[]} batch */
+  async _send(batch) {
+    const [skipped, players] = [this.untoldSteps, Object.fromEntries(batch.map(({ session }) => [session.id, session.player]))];
+    for (const entry of batch) entry.isTried = true;
+    try {
+      if (!this._isRegistered) await this.register();
+      const parcel = encodeParcel(batch.map((entry) => entry.frame), players, skipped); // prettier-ignore
+      const { raw } = await this._link.ask("POST", "/frames", { body: parcel, kind: PARCEL });
+      const answer = /** @type {any} */ (jsonOf(raw));
+      if (!Array.isArray(answer?.acks) || answer.acks.length !== batch.length || !(answer.keep_share >= 0 && answer.keep_share <= 1)) {
+        throw new LinkFailed("strange_answer", `${this._link.address} answered what this build does not read`);
+      }
+      this._toldSteps += skipped;
+      this._tellAtMs = this._clock.monotonic() + TELL_MS;
+      this.keepShare = answer.keep_share;
+      this._settle(batch, answer.acks);
+    } catch (error) {
+      this._failed(batch, error instanceof LinkFailed ? error : new LinkFailed("failed", String(error)));
+    }
+  }
+
+  /** @param {Entry[]} batch @param {{accepted: boolean, refused: string | null, retry_after_s: number, error: string}[]} acks */
+  _settle(batch, acks) {
+    let [again, retryAfterS, why] = [0, 0, ""];
+    this.counts.sentFrames += batch.length;
+    batch.forEach((entry, at) => {
+      const ack = acks[at];
+      if (ack.accepted) {
+        this.counts.ackedFrames += 1;
+        this.counts.acked += entry.session.rows ? entry.nSteps : 0;
+        this._finish(entry);
+      } else if (ack.refused) this._refuse(entry, ack.refused);
+      else [again, retryAfterS, why] = [again + 1, Math.max(retryAfterS, ack.retry_after_s), ack.error];
+    });
+    this.linkError = why;
+    this._batchFrames = MAX_FRAMES;
+    if (again) this._backoff.failed(retryAfterS, again === batch.length);
+    else this._backoff.succeeded();
+    this.counts.failedSends += again ? 1 : 0;
+  }
+
+  /** @param {Entry[]} batch @param {LinkFailed} failed */
+  _failed(batch, failed) {
+    this._isRegistered = false; // whoever answers next may know nothing of us: another gateway, or a new one
+    this.linkError = failed.message;
+    this.counts.failedSends += 1;
+    if (failed.needsKey) {
+      this.stopped = failed.message;
+      warn("stopped", `recorded steps wait here and are not sent: ${failed.message}`);
+      return;
+    }
+    if ((failed.status === 400 || failed.status === 413) && failed.code !== "unknown_schema") {
+      // Something in it will never be taken, or is too large for somebody on the way: find out which.
+      if (batch.length > 1) this._batchFrames = batch.length >> 1;
+      else if (batch.length) this._refuse(batch[0], failed.message);
+    }
+    this._backoff.failed(failed.retryAfterS);
+  }
+
+  /** @param {Entry} entry @param {string} reason */
+  _refuse(entry, reason) {
+    this.counts.refusedFrames += 1;
+    this.counts.refused += entry.session.rows ? entry.nSteps : 0;
+    this.refusal = reason;
+    warn("refused", `the platform refused recorded steps for good: ${reason}`);
+    this._finish(entry);
+    if (entry.kind !== "data") entry.session.isMuted = true;
+    else if (entry.session.rows) {
+      entry.session.lost.numbers.push(entry.chunkNo);
+      entry.session.lost.steps += entry.nSteps;
+    }
+  }
+
+  /** @param {Entry} entry */
+  _finish(entry) {
+    entry.isDone = true;
+    entry.session.nWaiting -= 1;
+    this._waitingBytes -= entry.frame.length;
+    if (entry.isShelved) {
+      this._shelvedBytes -= entry.frame.length;
+      this._shelf?.remove(shelfName(entry));
+    }
+  }
+
+  // Ends.
+
+  /** Whether all that is recorded by now was acknowledged, refused or dropped in time. @param {number} timeoutS */
+  async flush(timeoutS) {
+    this.collect({ inHurry: true });
+    const wanted = [...this._waiting];
+    return this._until(() => wanted.every((entry) => entry.isDone), timeoutS);
+  }
+
+  /** End every session and send the rest; whether all of it was acknowledged in time. @param {number} timeoutS */
+  async finish(timeoutS) {
+    for (const session of this.sessions) session.end();
+    this.collect();
+    const isAll = await this._until(() => this.sessions.size === 0 && this._waiting.every((entry) => entry.isDone), timeoutS);
+    this.isClosed = true;
+    clearTimeout(this._timer);
+    return isAll;
+  }
+
+  /** @param {() => boolean} isDone @param {number} timeoutS */
+  async _until(isDone, timeoutS) {
+    const endMs = this._clock.monotonic() + 1000 * timeoutS;
+    while (!isDone()) {
+      if (this.stopped || this.isClosed || this._clock.monotonic() >= endMs) return false;
+      this.wake();
+      await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+    return true;
+  }
+
+  /** Try again at once: there is a new key, or the network is back. */
+  retry() {
+    this.stopped = this.linkError = "";
+    this._backoff.succeeded();
+    this.wake();
+  }
+}
+
+/** @param {Entry} entry */
+const shelfName = (entry) => `frame/${entry.session.id}/${entry.chunkNo}`;
+
+/** @param {Session} session */
+const stepsOf = (session) => (session.rows?.closedSteps ?? 0) + session.blocks.reduce((sum, block) => sum + block.nSteps, 0);
+
+const warned = new Set();
+
+/** Say it once. @param {string} topic @param {string} text */
+function warn(topic, text) {
+  if (warned.has(topic)) return;
+  warned.add(topic);
+  console.warn(`understudy: ${text}`);
+}
+
+// --- Bots -------------------------------------------------------------------------------------------------------------
+
+const [POLL_S, MAX_CANARY, MAX_SHELVED_POLICY] = [25, 0.5, 1024 * 1024];
+const [AGAIN_FIRST_MS, AGAIN_CAP_MS] = [15_000, 600_000];
+/** @typedef {"champion" | "canary"} Alias */
+/** @typedef {{number: number, champion: string | null, champion_release: string | null, canary: string | null, canary_release: string | null, canary_share: number, trust: string[]}} Casting who plays, as signed documents */
+
+/** The bots of a game: the last good ones from the shelf at once, newer ones as they come, each checked before it plays. */
+class Bots {
+  /** @param {{link: Link, spec: Spec, clock: Clock, random: () => number, shelf: Shelf, trust: readonly string[]}} parts */
+  constructor({ link, spec, clock, random, shelf, trust }) {
+    this._link = link;
+    this._spec = spec;
+    this._schema = schemaOf(spec);
+    this._clock = clock;
+    this._random = random;
+    this._shelf = shelf;
+    this._trust = trust;
+    this._backoff = new Backoff(clock, random);
+    /** @type {{champion: Bot | null, canary: Bot | null, share: number}} */
+    this._stage = { champion: null, canary: null, share: 0 };
+    /** @type {Record<Alias, number>} the highest entry of each alias whose signature was right; older ones are never obeyed */
+    this._seen = { champion: 0, canary: 0 };
+    this._after = this._goodNumber = 0;
+    this._againAtMs = Infinity;
+    this._againMs = AGAIN_FIRST_MS;
+    this._isFollowing = false;
+    this.isClosed = false;
+    this.refused = 0;
+    this.refusal = this.linkError = "";
+    /** @type {Set<(name: string) => void>} */
+    this.listeners = new Set();
+  }
+
+  get name() {
+    return this._stage.champion?.name ?? "";
+  }
+
+  get champion() {
+    return this._stage.champion;
+  }
+
+  /** Who plays the episode that asks: the canary with its share, else the champion; null while there is none. */
+  cast() {
+    const { champion, canary, share } = this._stage;
+    return canary && this._random() < share ? canary : champion;
+  }
+
+  /** Bring back the last good bots; what does not pass every check again is fetched anew. */
+  async load() {
+    const kept = this._shelf.read("bot");
+    try {
+      if (!kept) return;
+      this._seen = { champion: Number(kept.seen?.champion) || 0, canary: Number(kept.seen?.canary) || 0 };
+      if (!kept.casting) return;
+      const raw = (/** @type {string} */ sha) => {
+        const text = this._shelf.read(`policy/${sha}`);
+        return typeof text === "string" ? fromBase64(text) : null;
+      };
+      const news = castingOf(kept.casting);
+      const trust = this._trusted([]);
+      const champion = await this._opened(news, "champion", trust, async (manifest) => raw(manifest.policy_sha256));
+      const canary = await this._opened(news, "canary", trust, async (manifest) => raw(manifest.policy_sha256)).catch(() => null);
+      this._after = this._goodNumber = news.number;
+      this._show({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
+    } catch (error) {
+      this._refuse(error);
+      this._after = this._goodNumber = 0;
+    }
+  }
+
+  /** Ask for news for ever. */
+  async follow() {
+    if (this._isFollowing) return;
+    this._isFollowing = true;
+    while (!this.isClosed && this._isFollowing) {
+      const pauseMs = await this.step();
+      if (pauseMs > 0) await new Promise((resolve) => /** @type {any} */ (setTimeout(resolve, pauseMs)).unref?.());
+    }
+  }
+
+  /** Ask once, and take the news when they are good; how many milliseconds may pass before the next question. */
+  async step() {
+    const nowMs = this._clock.monotonic();
+    let waitS = POLL_S;
+    if (nowMs >= this._againAtMs) [this._after, this._againAtMs] = [this._goodNumber, Infinity];
+    else waitS = Math.min(waitS, Math.ceil((this._againAtMs - nowMs) / 1000));
+    try {
+      const { status, raw } = await this._link.ask("GET", `/bot?after=${this._after}&wait_s=${waitS}`, { waitS });
+      this.linkError = "";
+      this._backoff.succeeded();
+      if (status === 204) return Math.max(0, 1000 - (this._clock.monotonic() - nowMs)); // one that does not wait is not asked without end
+      await this._take(castingOf(jsonOf(raw)));
+      return 0;
+    } catch (error) {
+      if (this.isClosed) return 0;
+      const failed = error instanceof LinkFailed ? error : new LinkFailed("failed", String(error));
+      this.linkError = failed.message;
+      if (failed.needsKey) this._isFollowing = false;
+      this._backoff.failed(failed.retryAfterS);
+      return Math.max(0, this._backoff.leftMs);
+    }
+  }
+
+  /** @param {Casting} news */
+  async _take(news) {
+    const fetched = async (/** @type {any} */ manifest) => (await this._link.ask("GET", `/models/${manifest.model_no}/policy`, { waitS: 50 })).raw;
+    let champion, trust;
+    try {
+      trust = this._trusted(news.trust);
+      champion = await this._opened(news, "champion", trust, fetched);
+    } catch (error) {
+      if (error instanceof LinkFailed) throw error;
+      // The last good ones stay; a newer entry is waited for, and this one looked at again later.
+      this._refuse(error);
+      [this._after, this._againAtMs] = [news.number, this._clock.monotonic() + this._againMs];
+      this._againMs = Math.min(2 * this._againMs, AGAIN_CAP_MS);
+      this._keepSeen();
+      return;
+    }
+    [this.refusal, this._againAtMs, this._againMs] = ["", Infinity, AGAIN_FIRST_MS];
+    const canary = await this._opened(news, "canary", trust, fetched).catch((error) => {
+      if (error instanceof LinkFailed) throw error;
+      this._refuse(error); // the champion plays on; a canary that cannot be checked plays nowhere
+      return null;
+    });
+    this._after = this._goodNumber = news.number;
+    this._show({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
+    this._keep(canary ? news : { ...news, canary: null, canary_release: null });
+  }
+
+  /**
+   * @param {Casting} news
+   * @param {Alias} alias
+   * @param {readonly string[]} trust
+   * @param {(manifest: any) => Promise<Uint8Array | null>} fetched
+   * @returns {Promise<Bot | null>}
+   */
+  async _opened(news, alias, trust, fetched) {
+    const signed = news[alias];
+    if (signed === null) {
+      if (alias === "champion" && this._seen.champion) {
+        throw new Refused("old_bot", "the platform knows of no champion, yet there was one; is it the same one?");
+      }
+      return null;
+    }
+    const point = await this._entry(signed, "point", trust);
+    if (point.alias !== alias || !Number.isSafeInteger(point.number) || !Number.isSafeInteger(point.model_no)) {
+      throw new Refused("bad_entry", `the pointer of ${alias} is one of ${String(point.alias).slice(0, 20)}`);
+    }
+    if (point.number < this._seen[alias]) {
+      throw new Refused("old_bot", `entry ${point.number} is older than ${this._seen[alias]}, which was seen before`);
+    }
+    this._seen[alias] = point.number;
+    if (point.model_no === 0) return null;
+    const release = news[`${alias}_release`];
+    if (release === null) throw new Refused("bad_entry", `model ${point.model_no} came without its release`);
+    const manifest = await this.manifest(release, trust);
+    if (manifest.model_no !== point.model_no) {
+      throw new Refused("bad_entry", `${alias} means model ${point.model_no}, the release is of ${manifest.model_no}`);
+    }
+    const here = [this._stage.champion, this._stage.canary].find((bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest));
+    if (here) return here;
+    const raw = await fetched(manifest);
+    if (!raw) throw new Refused("bad_hash", `the policy of model ${manifest.model_no} is gone; it is fetched again`);
+    const bot = opened(manifest, raw);
+    if (raw.length <= MAX_SHELVED_POLICY) this._shelf.write(`policy/${manifest.policy_sha256}`, toBase64(raw));
+    return bot;
+  }
+
+  /** The facts in a signed release, if they are of this game. @param {string} release @param {readonly string[]} trust */
+  async manifest(release, trust) {
+    const { manifest } = await this._entry(release, "release", trust);
+    if (manifest?.game !== this._spec.game || manifest.schema !== this._schema) {
+      throw new Refused("wrong_schema", `a model of ${manifest?.game} learned another version of ${this._spec.game} than this one`);
+    }
+    return manifest;
+  }
+
+  /** @param {string} text @param {string} kind @param {readonly string[]} trust */
+  async _entry(text, kind, trust) {
+    const entry = await checkSigned(text, trust);
+    if (entry.kind !== kind || entry.journal !== `registry/${this._spec.game}`) {
+      throw new Refused("bad_entry", `a ${String(entry.kind).slice(0, 20)} of ${String(entry.journal).slice(0, 80)} came instead`);
+    }
+    return entry;
+  }
+
+  /** A model by its number, checked like every other, for whoever wants to play against an older one. @param {number} modelNo */
+  async model(modelNo) {
+    const { raw } = await this._link.ask("GET", `/models/${modelNo}`);
+    const manifest = await this.manifest(String(/** @type {any} */ (jsonOf(raw))?.signed), this._trusted([]));
+    if (manifest.model_no !== modelNo) throw new Refused("bad_entry", `model ${modelNo} was asked for, ${manifest.model_no} came`);
+    return opened(manifest, (await this._link.ask("GET", `/models/${modelNo}/policy`, { waitS: 50 })).raw);
+  }
+
+  /** The keys to believe: those that were given, else the deployment's own as they were when it was first met. @param {string[]} met */
+  _trusted(met) {
+    if (this._trust.length) return this._trust;
+    const pinned = this._shelf.read("trust");
+    if (Array.isArray(pinned) && pinned.length) return pinned;
+    if (met.length) this._shelf.write("trust", met);
+    return (this._trust = met);
+  }
+
+  /** @param {{champion: Bot | null, canary: Bot | null, share: number}} stage */
+  _show(stage) {
+    const before = this.name;
+    this._stage = stage;
+    if (this.name === before) return;
+    for (const listener of this.listeners) {
+      try {
+        listener(this.name);
+      } catch (error) {
+        console.error(error); // a page's own mistake must not end the following
+      }
+    }
+  }
+
+  /** @param {unknown} error */
+  _refuse(error) {
+    this.refused += 1;
+    this.refusal = String(error instanceof Error ? error.message : error).slice(0, 300);
+  }
+
+  /** @param {Casting} casting */
+  _keep(casting) {
+    this._shelf.write("bot", { casting, seen: this._seen });
+    const wanted = [this._stage.champion, this._stage.canary].map((bot) => `policy/${bot?.manifest.policy_sha256}`);
+    for (const name of this._shelf.names("policy/")) if (!wanted.includes(name)) this._shelf.remove(name);
+  }
+
+  _keepSeen() {
+    this._shelf.write("bot", { casting: this._shelf.read("bot")?.casting ?? null, seen: this._seen });
+  }
+}
+
+/** @param {any} found @returns {Casting} */
+function castingOf(found) {
+  const texts = ["champion", "champion_release", "canary", "canary_release"];
+  const isFine =
+    Number.isSafeInteger(found?.number) && found.number >= 0 && texts.every((name) => (found[name] ?? null) === null || typeof found[name] === "string") &&
+    Array.isArray(found.trust ?? []) && (found.trust ?? []).every((/** @type {unknown} */ one) => typeof one === "string"); // prettier-ignore
+  if (!isFine) throw new LinkFailed("strange_answer", "the platform said who plays in words that this build does not read");
+  const share = found.canary_share >= 0 && found.canary_share <= 1 ? found.canary_share : 0;
+  const named = Object.fromEntries(texts.map((name) => [name, found[name] ?? null]));
+  return /** @type {Casting} */ ({ number: found.number, ...named, canary_share: share, trust: found.trust ?? [] });
+}
+
+// --- Sessions and episodes --------------------------------------------------------------------------------------------
+
+/** An action that a game allows, by chance. @param {Columns} columns @param {() => number} random @param {Uint8Array | null} mask @returns {any} */
+function randomAction(columns, random, mask) {
+  const below = (/** @type {number} */ n) => Math.min(n - 1, Math.floor(random() * n));
+  if (columns.discrete && mask) {
+    const legal = Array.from(mask.keys()).filter((at) => mask[at]);
+    return columns.discrete.start + legal[below(legal.length)];
+  }
+  /** @param {Part} part */
+  const drawn = ({ space, dtype, size }) => {
+    if (space.space === "discrete") return space.start + below(space.n);
+    if (space.space === "multi_discrete") return space.counts.map(below);
+    if (space.space === "multi_binary") return Array.from({ length: size }, () => below(2));
+    const numbers = Array.from({ length: size }, (_, at) => {
+      const [low, high] = [space.low, space.high].map((bound, end) => (Array.isArray(bound) ? bound[at] : bound) ?? DTYPES[dtype].ends?.[end] ?? null);
+      if (low !== null && high !== null) return isFloat(dtype) ? low + random() * (high - low) : low + below(high - low + 1);
+      const normal = Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
+      return Math.min(high ?? Infinity, Math.max(low ?? -Infinity, normal));
+    });
+    return space.shape.length ? numbers : numbers[0];
+  };
+  if (columns.action.length === 1 && !columns.action[0].path) return drawn(columns.action[0]);
+  /** @type {any} */
+  const tree = {};
+  for (const part of columns.action) {
+    const keys = part.path.split(".");
+    const last = /** @type {string} */ (keys.pop());
+    keys.reduce((inner, key) => (inner[key] ??= {}), tree)[last] = drawn(part);
+  }
+  return tree;
+}
+
+/** @typedef {{legal?: ArrayLike<boolean | number> | null, deterministic?: boolean, otherwise?: any}} Acting `otherwise`: an action, or a function of the observation, while there is no bot */
+
+/** One episode of one player; a decision closes the transition before it. Made by `game.episode`. */
+export class Episode {
+  /** @param {Game} game @param {Session} session @param {{note: Note, consent: Consent, by: Decider, bot: Bot | null}} how */
+  constructor(game, session, { note, consent, by, bot }) {
+    this._game = game;
+    this._session = session;
+    this._rows = /** @type {Rows} */ (session.rows);
+    this._by = by;
+    /** @type {Bot | null} */
+    this._bot = bot;
+    /** @type {Record<string, Numbers>[]} the last observations, where the bot looks at several */
+    this._last = [];
+    /** @type {string | null} */
+    this._over = null;
+    const block = this._rows.begin(note, consent);
+    if (block) game._sender.hand(session, block);
+  }
+
+  /** Whether this episode is sent; otherwise its steps are only counted, because the platform asked for a share. */
+  get isKept() {
+    return this._session.isKept;
+  }
+
+  /** The bot that decides here, such as `rally/3`; empty while none does. */
+  get bot() {
+    return this._bot?.name ?? "";
+  }
+
+  /**
+   * What the bot does, recorded as its decision; never waits. Where actions have names, it is the number.
+   *
+   * While there is no bot: `otherwise`, else any legal action.
+   * @param {any} obs
+   * @param {Acting} [how]
+   * @returns {any}
+   */
+  act(obs, { legal = null, deterministic = false, otherwise } = {}) {
+    this._bot ??= this._game._bots.cast();
+    const own = this._bot ? undefined : typeof otherwise === "function" ? otherwise(obs) : otherwise;
+    const { _columns: columns, _random: random } = this._game;
+    try {
+      const chosen = this._chosen(obs, own, { legal, deterministic });
+      if (this._isLate("act")) return chosen.action;
+      if (this._bot) this._rows.nameModel(this._bot.name);
+      this._decided(obs, chosen.action, { legal, by: chosen.by, frames: 1, extras: chosen.extras });
+      return chosen.action;
+    } catch (error) {
+      if (!this._isLate("act")) this._spoil(error);
+      try {
+        return randomAction(columns, random, columns.mask(legal));
+      } catch {
+        return randomAction(columns, random, null);
+      }
+    }
+  }
+
+  /** @param {any} obs @param {any} own @param {Acting} how @returns {{action: any, by: number, extras: Extras | null}} */
+  _chosen(obs, own, { legal = null, deterministic = false }) {
+    const { _columns: columns, _random: random } = this._game;
+    if (this._bot) {
+      const { policy } = this._bot;
+      const { action, logp, raw } = policy.choose(this._seen(policy, obs), { legal, deterministic, random });
+      return { action, by: BY.bot, extras: { logp, version: policy.version, rawAction: raw } };
+    }
+    const mask = columns.mask(legal);
+    if (mask && !mask.includes(1)) throw new Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode");
+    const action = own === undefined || own === null ? randomAction(columns, random, mask) : columns.numbered(own);
+    for (const part of columns.action) written(part, partOf(part, action), { bounds: true });
+    if (columns.discrete && mask && !mask[action - columns.discrete.start]) {
+      throw new Refused("illegal_action", `otherwise gave ${String(own).slice(0, 40)}, which is not legal`);
+    }
+    return { action, by: BY.script, extras: null };
+  }
+
+  /** @param {Policy} policy @param {any} obs */
+  _seen(policy, obs) {
+    if (policy.stack === 1) return policy.read([obs]);
+    this._last.push(structuredClone(obs)); // the game may use its array again
+    if (this._last.length > policy.stack) this._last.shift();
+    return policy.read([...Array(policy.stack - this._last.length).fill(this._last[0]), ...this._last]);
+  }
+
+  /**
+   * A person (or `by`) saw `obs` and chose `action`, a number or a name; ends the transition of the decision before.
+   * @param {any} obs
+   * @param {any} action
+   * @param {{legal?: ArrayLike<boolean | number> | null, by?: Decider, frames?: number}} [how]
+   */
+  acted(obs, action, { legal = null, by = this._by, frames = 1 } = {}) {
+    if (this._isLate("acted")) return;
+    try {
+      if (!Object.hasOwn(BY, by)) throw new Refused("bad_by", `by is ${String(by).slice(0, 20)}; give one of ${Object.keys(BY)}`);
+      this._decided(obs, action, { legal, by: BY[by], frames, extras: null });
+    } catch (error) {
+      this._spoil(error);
+    }
+  }
+
+  /** @param {any} obs @param {any} action @param {{legal: any, by: number, frames: number, extras: Extras | null}} how */
+  _decided(obs, action, how) {
+    const { _sender: sender, _clock: clock, _tolerance: tolerance } = this._game;
+    this._rows.decide(obs, action, { ...how, tMs: this._session.tMs(clock.monotonic()) });
+    tolerance.hasDecided = true;
+    if (this._rows.closedSteps) sender.notice(this._session);
+  }
+
+  /** Add to the reward of the last decision. @param {number} x */
+  reward(x) {
+    if (this._isLate("reward")) return;
+    try {
+      this._rows.addReward(x);
+    } catch (error) {
+      this._spoil(error);
+    }
+  }
+
+  /**
+   * The episode is over: the game ended it, or (`truncated`) only the watching stopped.
+   * @param {any} [obs] what was seen last; where the game ended it may be left out
+   * @param {{truncated?: boolean, result?: string | number, legal?: ArrayLike<boolean | number> | null}} [how]
+   */
+  end(obs, { truncated = false, result, legal = null } = {}) {
+    if (this._isLate("end")) return;
+    try {
+      this._rows.finish(obs, { truncated, result, legal, tMs: this._session.tMs(this._game._clock.monotonic()) });
+      this._leave("it has ended");
+    } catch (error) {
+      this._spoil(error);
+    }
+  }
+
+  /** Stop recording here, without an end: the last decision is dropped. Does nothing after `end`. */
+  cancel() {
+    if (this._over !== null || this._session.hasEnded) return;
+    this._rows.cut();
+    this._leave("it was cancelled");
+  }
+
+  /** @param {string} why */
+  _leave(why) {
+    this._over = why;
+    this._game._release(this._session);
+  }
+
+  /** @param {unknown} error */
+  _spoil(error) {
+    if (this._rows.inEpisode) this._rows.cut();
+    this._leave("");
+    this._game._tolerance.judge(error);
+  }
+
+  /** @param {string} call */
+  _isLate(call) {
+    if (this._over === null && !this._session.hasEnded) return false;
+    const { _tolerance: tolerance } = this._game;
+    // A spoiled episode and a closed game stay quiet: the game goes on, only the recording does not.
+    if (this._over && !this._session.hasEnded) {
+      tolerance.judge(new Refused("bad_order", `${call} was called on an episode, but ${this._over}; start a new one`));
+    } else tolerance.ignoredCalls += 1;
+    return true;
+  }
+}
+
+/** What happens to input that cannot be recorded: thrown on the first decision, later counted and warned of once. */
+class Tolerance {
+  /** @param {boolean} isStrict */
+  constructor(isStrict) {
+    this._isStrict = isStrict;
+    this.hasDecided = false;
+    this.badInputs = this.ignoredCalls = 0;
+  }
+
+  /** @param {unknown} error */
+  judge(error) {
+    this.badInputs += 1;
+    const mayGoOn = this.hasDecided && !this._isStrict;
+    this.hasDecided = true;
+    if (!mayGoOn) throw error;
+    warn("bad_input", `an episode is no longer recorded: ${error}. Later ones are counted in game.stats().badInputs only; connect with strict: true to throw each`);
+  }
+}
+
+// --- Connect ----------------------------------------------------------------------------------------------------------
+
+/**
+ * What a game did so far; numbers are steps.
+ * @typedef {object} Stats
+ * @property {number} recorded
+ * @property {number} acked durable on the platform
+ * @property {number} waiting recorded, and not answered yet
+ * @property {number} refused never taken by the platform
+ * @property {number} dropped given up here, because too many waited
+ * @property {number} skipped played and not recorded, because the platform asked for a share of episodes only
+ * @property {number} adopted left by an earlier page or program, and sent by this one
+ * @property {number} keepShare the probability with which the next episode is recorded
+ * @property {number} failedSends
+ * @property {string} stopped why nothing is sent until `useKey` is called; empty while it is
+ * @property {string} lastError why the last send failed or was refused; empty while all is well
+ * @property {string} bot
+ * @property {number} refusedBots
+ * @property {string} lastBotError why the newest bot is not played, or could not be fetched; the last good one stays
+ * @property {number} badInputs
+ * @property {number} ignoredCalls
+ * @property {number} openEpisodes
+ */
+/**
+ * Whose episode it is, and what is known about it.
+ * @typedef {object} EpisodeFacts
+ * @property {string} [player]
+ * @property {number} [seat]
+ * @property {string} [match]
+ * @property {readonly string[]} [opponents] what the others are: `person`, `script`, or a model's name
+ * @property {number | bigint} [seed]
+ * @property {string} [model] who decides, where that is a bot that the game runs itself
+ * @property {Decider} [by] whose decisions `acted` records; `person` unless said
+ * @property {Consent} [consent]
+ * @property {Bot | null} [bot] who plays in `act`, as `game.model` gives it; the champion unless said
+ */
+
+/** A connected game; many episodes share it. Made by `connect`. */
+export class Game {
+  /** @param {{link: Link, sender: Sender, bots: Bots, columns: Columns, clock: Clock, random: () => number, player: string, consent: Consent, strict: boolean}} parts */
+  constructor({ link, sender, bots, columns, clock, random, player, consent, strict }) {
+    this._link = link;
+    this._sender = sender;
+    this._bots = bots;
+    this._columns = columns;
+    this._clock = clock;
+    this._random = random;
+    this._tolerance = new Tolerance(strict);
+    this.player = player;
+    this.spec = columns.spec;
+    this.schema = schemaOf(columns.spec);
+    /** @type {Consent} */
+    this.consent = consent;
+    /** @type {Session[]} */
+    this._free = [];
+    /** @type {Promise<boolean> | null} */
+    this._closing = null;
+    this._onHide = () => void (globalThis.document?.visibilityState === "hidden" && this._hurry());
+    globalThis.document?.addEventListener?.("visibilitychange", this._onHide);
+    this._onOnline = () => void (this._sender.stopped || this._sender.retry());
+    globalThis.window?.addEventListener?.("online", this._onOnline);
+  }
+
+  /** Who plays new episodes, such as `rally/3`; empty while there is no bot. */
+  get bot() {
+    return this._bots.name;
+  }
+
+  /**
+   * Call a function with the name of every new champion; what is returned ends that.
+   * @param {(name: string) => void} listener
+   */
+  onBot(listener) {
+    this._bots.listeners.add(listener);
+    return () => void this._bots.listeners.delete(listener);
+  }
+
+  /**
+   * Whether there is a bot by then. Nothing needs this: without it, a bot plays as soon as it is there.
+   * @param {number} [timeoutS]
+   */
+  async waitForBot(timeoutS = 5) {
+    const endMs = this._clock.monotonic() + 1000 * timeoutS;
+    while (!this.bot && !this._closing && this._clock.monotonic() < endMs) await new Promise((resolve) => setTimeout(resolve, 10));
+    return this.bot !== "";
+  }
+
+  /**
+   * A model by its number, checked like the champion; for an episode's `bot`. Throws when it cannot be had.
+   * @param {number} modelNo
+   * @returns {Promise<Bot>}
+   */
+  model(modelNo) {
+    return this._bots.model(modelNo);
+  }
+
+  /**
+   * What the champion thinks of the legal actions, best first; nothing while there is none.
+   * @param {any} obs
+   * @param {{legal?: ArrayLike<boolean | number> | null}} [how]
+   * @returns {Advice[]}
+   */
+  rank(obs, how = {}) {
+    return this._bots.champion?.policy.rank(obs, how) ?? [];
+  }
+
+  /**
+   * Start recording an episode.
+   * @param {EpisodeFacts} [facts]
+   */
+  episode({ player = this.player, seat = 0, match, opponents, seed, model, by = "person", consent = this.consent, bot = null } = {}) {
+    if (this._closing) throw new Refused("closed", `the game ${this.spec.game} was closed; connect again to record`);
+    checkConsent(consent);
+    checkPlayer(player);
+    /** @type {Note} */
+    const note = { row: 0, seat, match, opponents, seed, model: model ?? bot?.name };
+    checkNote(note);
+    const session = this._acquire(player, seat, this._sender.keepShare >= 1 || this._random() < this._sender.keepShare);
+    const episode = new Episode(this, session, { note, consent, by, bot });
+    session.holder = new WeakRef(episode);
+    return episode;
+  }
+
+  /** @param {string} player @param {number} seat @param {boolean} isKept */
+  _acquire(player, seat, isKept) {
+    const isFresh = (/** @type {Session} */ one) => !one.hasEnded && Math.abs(this._clock.now() - beganMs(one.id)) < DAY_MS;
+    this._free = this._free.filter((one) => this._sender.sessions.has(one) && isFresh(one));
+    const at = this._free.findIndex((one) => one.player === player && one.seat === seat && one.isKept === isKept);
+    if (at >= 0) return this._free.splice(at, 1)[0];
+    const [id, startedMs] = [newSession(this._clock.now()), this._clock.monotonic()];
+    const session = new Session({ id, player, seat, isKept, rows: new Rows(this._columns), startedMs });
+    this._sender.sessions.add(session);
+    return session;
+  }
+
+  /** @param {Session} session */
+  _release(session) {
+    this._sender.release(session);
+    this._free.push(session);
+    this._sender.notice(session);
+  }
+
+  /** What the next episodes may be used for. @param {Consent} consent */
+  setConsent(consent) {
+    checkConsent(consent);
+    this.consent = consent;
+  }
+
+  /** Go on with another key, after the old one was refused. @param {string} key */
+  useKey(key) {
+    this._link.key = key;
+    this._sender.retry();
+    void this._bots.follow();
+  }
+
+  /** @returns {Stats} */
+  stats() {
+    const [sender, bots] = [this._sender, this._bots];
+    const { acked, refused, dropped, adopted, failedSends } = sender.counts;
+    return {
+      recorded: sender.recordedSteps, acked, waiting: sender.waitingSteps, refused, dropped, adopted, failedSends,
+      skipped: sender.untoldSteps + sender._toldSteps, keepShare: sender.keepShare, stopped: sender.stopped,
+      lastError: sender.linkError || sender.refusal, bot: this.bot, refusedBots: bots.refused, lastBotError: bots.refusal || bots.linkError,
+      badInputs: this._tolerance.badInputs, ignoredCalls: this._tolerance.ignoredCalls,
+      openEpisodes: [...sender.sessions].filter((session) => session.holder !== null).length,
+    }; // prettier-ignore
+  }
+
+  /**
+   * Wait until everything recorded so far is acknowledged (or refused or dropped); false when time ran out.
+   * @param {number} [timeoutS]
+   */
+  flush(timeoutS = 10) {
+    return this._closing ?? this._sender.flush(timeoutS);
+  }
+
+  /**
+   * Cut open episodes, send what can be sent in time and let go; true when all was acknowledged. What was not is sent by
+   * the next start, where there is a storage.
+   * @param {number} [timeoutS]
+   */
+  close(timeoutS = 5) {
+    this._closing ??= (async () => {
+      this._bots.isClosed = true;
+      globalThis.document?.removeEventListener?.("visibilitychange", this._onHide);
+      globalThis.window?.removeEventListener?.("online", this._onOnline);
+      const isAll = await this._sender.finish(timeoutS);
+      this._link.close();
+      return isAll;
+    })();
+    return this._closing;
+  }
+
+  /** The page may be gone soon: put everything that is closed where the next one finds it, and try to send it. */
+  _hurry() {
+    this._sender.collect({ inHurry: true });
+    this._sender.wake();
+  }
+}
+
+/** @param {unknown} consent */
+function checkConsent(consent) {
+  if (!["granted", "denied", "unknown"].includes(String(consent))) {
+    throw new Refused("bad_consent", `consent is ${consent}; give granted, denied or unknown`);
+  }
+}
+
+/** @param {string} player */
+function checkPlayer(player) {
+  if (typeof player !== "string" || !/^(?: |[^\p{C}\p{Z}])+$/u.test(player) || bytesOf(player).length > 256) {
+    throw new Refused("bad_player", `player ${String(player).slice(0, 40)} is not allowed; give 1 to 256 bytes of printable text`);
+  }
+}
+
+/** @param {string} url @param {boolean} isInsecure */
+function checkAddress(url, isInsecure) {
+  const parts = URL.canParse(url) ? new URL(url) : null;
+  if (!parts || !["http:", "https:"].includes(parts.protocol) || parts.search || parts.hash || parts.username) {
+    throw new Refused("bad_url", `url ${url} is no gateway's address; give https://HOST, or http://127.0.0.1:PORT`);
+  }
+  const isNear = /^(localhost|127(\.\d+){3}|\[::1\])$/.test(parts.hostname) || parts.origin === globalThis.location?.origin;
+  if (parts.protocol === "http:" && !isNear && !isInsecure) {
+    throw new Refused("bad_url", `${url} would send your key in the open; use https://, or insecure: true on a network you trust`);
+  }
+}
+
+/** The browser's own storage, where there is one and the page may use it. @returns {TextStorage | null} */
+function ownStorage() {
+  try {
+    return globalThis.window?.localStorage ?? null;
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * How a game is connected; give `spec`, or `obs` and `actions`.
+ * @typedef {object} Connecting
+ * @property {string} url the gateway's address
+ * @property {string} key
+ * @property {Spec} [spec] as the platform has it
+ * @property {Shape} [obs] a length, a shape, names or spaces
+ * @property {Shape} [actions] a count, names or spaces
+ * @property {boolean} [hasLegal] whether every step says which actions are legal
+ * @property {number | null} [maxEpisodeSteps]
+ * @property {string} [player] who plays unless an episode says; a random id that is kept in the storage
+ * @property {Consent} [consent] whether what is played may be learned from; `unknown` unless said
+ * @property {number} [lingerS] how long a closed step waits for others at most
+ * @property {readonly string[]} [trust] public keys that may sign bots; the deployment's own, from the first meeting on
+ * @property {boolean} [strict] throw on every bad input, not only on the first decision
+ * @property {boolean} [insecure] allow http:// to other machines, where anybody on the way can read the key
+ * @property {number} [capBytes] how much may wait unsent; beyond it the oldest is dropped, and said so
+ * @property {string} [client] name and version of the game, for whoever looks at its steps later
+ * @property {typeof globalThis.fetch} [fetch]
+ * @property {TextStorage | null} [storage] where unsent frames and the last bot are kept; a browser's localStorage unless said
+ * @property {() => number} [now] milliseconds since 1970
+ * @property {() => number} [random] from 0 to 1
+ */
+
+/**
+ * A game that records to the platform at `url`. It is registered there, and its bot is followed from now on.
+ *
+ * Throws when the platform says that it will not take this game; when it cannot be reached, the game plays and records
+ * all the same, and is registered later.
+ * @param {string} name
+ * @param {Connecting} how
+ */
+export async function connect(name, how) {
+  const {
+    url, key, obs, actions, hasLegal = false, maxEpisodeSteps = null, consent = "unknown", lingerS = 1, trust = [], strict = false,
+    insecure = false, capBytes = 8 * 1024 * 1024, client = `understudy-js/${VERSION}`, random = Math.random, now,
+    fetch = globalThis.fetch.bind(globalThis), storage = ownStorage(),
+  } = how; // prettier-ignore
+  checkAddress(url, insecure);
+  checkConsent(consent);
+  if (!/^[\x21-\x7e]+$/.test(key ?? "")) throw new Refused("no_key", "connect needs a key; copy it as `understudy up` printed it");
+  trust.forEach(publicKey);
+  const spec = how.spec ? checkedSpec(how.spec) : specOf(name, { obs: /** @type {Shape} */ (obs), actions: /** @type {Shape} */ (actions), hasLegal, maxEpisodeSteps });
+  if (spec.game !== name) throw new Refused("bad_spec", `connect was given the name ${name} and a spec of ${spec.game}; give one of them`);
+  const [link, columns] = [new Link({ url, key, game: spec.game, fetch }), new Columns(spec)];
+  /** @type {Clock} */
+  const clock = { now: now ?? Date.now, monotonic: now ?? (() => performance.now()) };
+  const kept = storage ?? memoryStorage();
+  const player = how.player ?? ownPlayer(new Shelf(kept, "understudy/"));
+  checkPlayer(player);
+  const shelf = new Shelf(kept, `understudy/${sha256(bytesOf([link.address, spec.game, key].join("\0"))).slice(0, 16)}/`);
+  const sender = new Sender({ link, columns, client: client.slice(0, 128), clock, random, lingerMs: lingerS * 1000, capBytes, shelf: storage && shelf });
+  const bots = new Bots({ link, spec, clock, random, shelf, trust });
+  try {
+    await sender.register();
+  } catch (error) {
+    if (!(error instanceof LinkFailed) || !error.mayPass) {
+      sender.isClosed = true;
+      throw error;
+    }
+    sender.linkError = error.message;
+  }
+  await bots.load();
+  void bots.follow();
+  return new Game({ link, sender, bots, columns, clock, random, player, consent, strict });
+}
+
+/** @param {Shelf} shelf */
+function ownPlayer(shelf) {
+  const known = shelf.read("player");
+  if (typeof known === "string" && known) return known;
+  const fresh = `p-${hexOf(crypto.getRandomValues(new Uint8Array(8)))}`;
+  shelf.write("player", fresh);
+  return fresh;
 }

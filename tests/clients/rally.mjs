@@ -6,11 +6,12 @@ const given = JSON.parse(readFileSync(0, "utf8"));
 const court = ([x, y, speedX, speedY, left, right]) => ({ x, y, speedX, speedY, left, right });
 const listed = (one) => [one.x, one.y, one.speedX, one.speedY, one.left, one.right];
 
+const skillOf = ([lapse, aim, reach, slack]) => ({ lapse, aim, reach, slack });
 function played({ seed, skills }) {
   let now = rally.serve(seed);
   for (let decision = 0; decision < rally.MAX_DECISIONS; decision++) {
     const drawn = [rally.drawnAt(seed, decision), rally.drawnAt(seed + 7, decision)];
-    const chosen = [0, 1].map((seat) => rally.scripted(rally.seen(now, seat), rally.skillOf(skills[seat]), drawn[seat]));
+    const chosen = [0, 1].map((seat) => rally.scripted(rally.seen(now, seat), skillOf(skills[seat]), drawn[seat]));
     const [after, point] = rally.step(now, chosen[0], chosen[1]);
     now = after;
     if (point !== 0) return { court: listed(now), point, decisions: decision + 1 };

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.clients.nodes import ask, needs_node
 from understudy.games import rally
-from understudy.games.rally import Court, Ints
+from understudy.games.rally import Court, Ints, Skill
 
 VECTORS = Path(__file__).parent / "rally.json"
 """Whole serves between scripted opponents, for anybody who writes rally in another language."""
@@ -33,13 +33,11 @@ def random_courts(rng: np.random.Generator, count: int) -> list[Court]:
     return [Court(*(int(part) for part in parts)) for parts in zip(xs, ys, speeds, steep, lefts, rights, strict=True)]
 
 
-def played(seed: int, skills: list[str]) -> dict[str, Any]:
+def played(seed: int, skills: list[list[int]]) -> dict[str, Any]:
     court = rally.serve(seed)
     for decision in range(rally.MAX_DECISIONS):
         drawn = [rally.drawn_at(seed, decision), rally.drawn_at(seed + 7, decision)]
-        chosen = [
-            rally.scripted(Ints, rally.seen(court, seat), rally.skill_of(skills[seat]), drawn[seat]) for seat in (0, 1)
-        ]
+        chosen = [rally.scripted(Ints, rally.seen(court, seat), Skill(*skills[seat]), drawn[seat]) for seat in (0, 1)]
         court, point = rally.step(Ints, court, *chosen)
         if point:
             return {"court": list(court), "point": point, "decisions": decision + 1}

@@ -1,0 +1,194 @@
+"""What the JavaScript client sends is what was played: every row, whatever the cuts, ends, masks and lost answers."""
+
+import uuid
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.clients.nodes import ask, needs_node
+from understudy.core.chunk import By, Chunk, RowKind, chunk_of
+from understudy.core.clock import SystemClock
+from understudy.core.door import Door
+from understudy.core.frame import Frame, FrameKind, read_close
+from understudy.core.game import GameSpec, game_spec
+from understudy.core.parcel import decode_parcel
+from understudy.core.session import Arrival, SessionState, admit
+from understudy.core.spaces import Box, Discrete
+from understudy.core.tensors import DTYPES
+from understudy.ingest.check import check
+
+pytestmark = needs_node
+
+ENDS = ["terminated", "terminated unseen", "truncated", "truncated unseen", "cancelled"]
+PARTS = {"far.away": Box((2,), DTYPES["F64"]), "on": Discrete(2, 0, DTYPES["I64"])}
+PLANS: dict[str, dict[str, Any]] = {
+    "many lengths": {"size": 3, "n": 4, "episodes": 60, "lengths": [1, 2, 3, 7, 20, 0, 33], "ends": ENDS},
+    "cut by linger": {
+        "size": 3, "n": 4, "episodes": 25, "lengths": [9, 1, 30], "ends": ENDS, "lingerS": 0.001, "pauses": 0.2,
+    },
+    "cut by length": {"size": 2, "n": 2, "episodes": 3, "lengths": [1300, 511, 513], "ends": ENDS[:3]},
+    "cut by size": {"size": 5000, "n": 2, "episodes": 3, "lengths": [50], "ends": ENDS},
+    "cut by notes": {"size": 1, "n": 2, "episodes": 900, "lengths": [1], "ends": ENDS[:1]},
+    "masks": {"size": 3, "n": 5, "episodes": 30, "lengths": [4, 11], "ends": ENDS, "hasLegal": True},
+    "two seats": {"size": 3, "n": 3, "episodes": 20, "lengths": [5, 8], "ends": ENDS, "seats": 2, "pauses": 0.1},
+    "parts": {"look": "parts", "n": 3, "episodes": 20, "lengths": [6], "ends": ENDS},
+    "consents": {"size": 3, "n": 3, "episodes": 30, "lengths": [1, 4], "ends": ENDS, "consents": True},
+    "lost answers": {
+        "size": 3, "n": 3, "episodes": 12, "lengths": [9], "ends": ENDS, "lingerS": 0.001, "pauses": 0.3, "loses": 0.3,
+    },
+}  # fmt: skip
+
+
+def spec_of(plan: dict[str, Any]) -> GameSpec:
+    obs: Any = PARTS if plan.get("look") == "parts" else plan["size"]
+    return game_spec("test", obs=obs, actions=plan["n"], has_legal=plan.get("hasLegal", False))
+
+
+class OneSpec:
+    def __init__(self, spec: GameSpec) -> None:
+        self._spec = spec
+
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        return self._spec if (game, schema) == (self._spec.game, self._spec.schema) else None
+
+    def knows(self, game: str) -> bool:
+        return game == self._spec.game
+
+
+@pytest.fixture(scope="module")
+def played() -> dict[str, Any]:
+    plans = [
+        plan
+        | {
+            "seed": seed,
+            "obs": {path: space.to_json() for path, space in PARTS.items()} if plan.get("look") else plan["size"],
+            "actions": plan["n"],
+        }
+        for seed, plan in enumerate(PLANS.values())
+    ]
+    return dict(zip(PLANS, ask("episodes.mjs", {"plans": plans}), strict=True))
+
+
+def taken(spec: GameSpec, parcels: list[str]) -> tuple[dict[uuid.UUID, list[Chunk]], dict[uuid.UUID, str], int]:
+    """Chunks and player by session as door, checks and session rule let them through, and how often one came again."""
+    door, states, chunks, again = Door(bytes(32), spec.game, SystemClock()), {}, defaultdict(list), 0
+    seen: dict[tuple[uuid.UUID, int], Frame] = {}
+    players: dict[uuid.UUID, str] = {}
+    for raw in parcels:
+        parcel = decode_parcel(bytes.fromhex(raw))
+        players |= {session: str(name) for session, name in parcel.players.items()}
+        frames = [frame for frame in parcel.frames if isinstance(frame, Frame)]
+        assert len(frames) == len(parcel.frames)
+        for frame in door.admit(frames, parcel.players):
+            assert isinstance(frame, Frame), frame
+            checked = check(frame.encode(), specs=OneSpec(spec), received_s=frame.received_s)
+            assert checked.outcome == "candidate", checked.refusal
+            known = seen.setdefault((frame.session, frame.chunk_no), frame)
+            if known is not frame:
+                assert known.body == frame.body, "other bytes under the same number"
+                again += 1
+                continue
+            chunk = chunk_of(frame) if frame.kind is FrameKind.DATA else None
+            state: SessionState | None = states.get(frame.session)
+            arrival = Arrival(
+                number=frame.chunk_no, player=frame.player, received_s=frame.received_s,
+                kind="data" if chunk else "close", first_step=chunk.meta.first_step if chunk else -1,
+                n_steps=chunk.meta.n_steps if chunk else 0,
+            )  # fmt: skip
+            states[frame.session], verdict = admit(state, arrival)
+            assert verdict == ""
+            if chunk:
+                chunks[frame.session].append(chunk)
+            else:
+                assert read_close(frame).n_steps == states[frame.session].n_steps
+    assert all(state.closed and state.missing() == () for state in states.values())
+    return chunks, players, again
+
+
+def obs_at(spec: GameSpec, chunk: Chunk, at: int) -> list[float]:
+    return [float(x) for name in spec.obs_columns for x in np.ravel(chunk.columns[name][at])]
+
+
+def flat(spec: GameSpec, obs: Any) -> list[float]:
+    return [*obs["far"]["away"], obs["on"]] if isinstance(obs, dict) else obs
+
+
+def wanted_steps(spec: GameSpec, episode: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What must be stored of an episode: obs, action, reward, next obs, terminated, truncated, first, by, legal."""
+    steps, end, last = episode["steps"], episode["end"], episode["last"]
+    is_cut = end in ("truncated unseen", "cancelled")
+    seen = [flat(spec, step["obs"]) for step in steps]
+    after = [*seen[1:], flat(spec, last) if last is not None else (seen[-1] if seen else None)]
+    rows = [
+        (
+            seen[at], step["action"], float(np.float32(step["reward"])), after[at],
+            end.startswith("terminated") and at == len(steps) - 1, end == "truncated" and at == len(steps) - 1, at == 0,
+            By[step["by"].upper()], step["legal"],
+        )
+        for at, step in enumerate(steps)
+    ]  # fmt: skip
+    return rows[:-1] if is_cut else rows
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_row_is_the_true_one(played: dict[str, Any], name: str):
+    spec, found = spec_of(PLANS[name]), played[name]
+    chunks, players, again = taken(spec, found["parcels"])
+    wanted: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for episode in found["truth"]:
+        wanted[episode["player"], episode["seat"]] += wanted_steps(spec, episode)
+    got: dict[tuple[str, int], list[Any]] = {}
+    for session, some in chunks.items():
+        rows = []
+        for chunk in sorted(some, key=lambda chunk: chunk.meta.chunk_no):
+            columns = chunk.columns
+            for at in np.flatnonzero(columns["row"] == RowKind.STEP):
+                legal = columns["legal"][at].tolist() if "legal" in columns else None
+                rows.append((
+                    obs_at(spec, chunk, at), int(columns["action"][at]), float(columns["reward"][at]),
+                    obs_at(spec, chunk, at + 1), bool(columns["terminated"][at]), bool(columns["truncated"][at]),
+                    bool(columns["is_first"][at]), By(int(columns["by"][at])), legal,
+                ))  # fmt: skip
+        seat = some[0].meta.episodes[0].seat
+        assert (players[session], seat) not in got, "one session for each player and seat"
+        got[players[session], seat] = rows
+    assert got == {place: rows for place, rows in wanted.items() if rows}
+    stats = found["stats"]
+    assert found["isAll"]
+    assert stats["recorded"] == stats["acked"] == sum(len(rows) for rows in got.values())
+    assert (stats["waiting"], stats["refused"], stats["dropped"], stats["badInputs"]) == (0, 0, 0, 0)
+    assert (again > 0) == (name == "lost answers")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_notes_say_what_is_known_of_each_episode(played: dict[str, Any], name: str):
+    spec, found = spec_of(PLANS[name]), played[name]
+    chunks, _, _ = taken(spec, found["parcels"])
+    truth = {(episode["seat"], episode["number"]): episode for episode in found["truth"]}
+    ends: dict[tuple[int, int], Any] = {}
+    for some in chunks.values():
+        for chunk in sorted(some, key=lambda chunk: chunk.meta.chunk_no):
+            for note in chunk.meta.episodes:
+                assert note.match == f"m{note.seed}"
+                assert note.opponents == ("script",)
+                ends[note.seat, int(note.seed or 0)] = (note.cut, note.result)
+    for place, episode in truth.items():
+        if wanted_steps(spec, episode):
+            is_cut = episode["end"] in ("truncated unseen", "cancelled")
+            said = (is_cut, None if episode["end"] == "cancelled" else "win")
+            # An episode that is cut right behind a chunk has no later one that could say so.
+            assert ends[place] == said or (is_cut and ends[place] == (False, None))
+
+
+def test_chunks_are_cut_where_they_must_be(played: dict[str, Any]):
+    for name, least in {"cut by linger": 6, "cut by length": 4, "cut by size": 6, "cut by notes": 2}.items():
+        chunks, _, _ = taken(spec_of(PLANS[name]), played[name]["parcels"])
+        assert sum(len(some) for some in chunks.values()) >= least, name
+    consents = [
+        chunk.meta.consent
+        for some in taken(spec_of(PLANS["consents"]), played["consents"]["parcels"])[0].values()
+        for chunk in some
+    ]
+    assert set(consents) == {"granted", "denied", "unknown"}
