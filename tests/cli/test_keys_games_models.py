@@ -1,11 +1,13 @@
 """Keys, games and models from the command line, as an operator types them."""
 
+import hashlib
 import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.app.test_deployment import GAME, a_run
@@ -13,6 +15,7 @@ from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.core.game import game_spec
+from understudy.core.policy import decode_policy
 
 
 @pytest.fixture(autouse=True)
@@ -158,10 +161,29 @@ def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Pat
     assert "models rollback" in checks["models"]["next"]
 
 
+def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, tmp_path: Path):
+    ask(f"models add {a_run(tmp_path / 'one')}")
+    (blob,) = (tmp_path / "D" / "models" / "blobs").iterdir()
+    assert "SHA-256" in ask(f"models export pong/champion --safetensors --out {tmp_path / 'p.safetensors'}")[0]
+    assert (tmp_path / "p.safetensors").read_bytes() == blob.read_bytes()
+    facts = json.loads(ask(f"models export pong/1 --json --out {tmp_path / 'p.json'}")[0].splitlines()[-1])
+    assert (facts["model"], facts["policy_sha256"]) == ("pong/1", hashlib.sha256(blob.read_bytes()).hexdigest())
+    for name in ("p.safetensors", "p.json"):
+        digest, named = (tmp_path / f"{name}.sha256").read_text().split()
+        assert (digest, named) == (hashlib.sha256((tmp_path / name).read_bytes()).hexdigest(), name)
+    told, policy = json.loads((tmp_path / "p.json").read_text()), decode_policy(blob.read_bytes())
+    assert told["game"] == json.loads(policy.game.to_json())
+    for name, weights in policy.weights.items():
+        assert np.asarray(told["weights"][name], np.float32).tobytes() == weights.tobytes()
+    assert "has no canary" in ask("models export pong/canary", code=2)[1]
+    assert "is a folder" in ask(f"models export pong/1 --out {tmp_path}", code=2)[1]
+
+
 @pytest.mark.parametrize(
     "command",
     ["keys", "keys create", "keys list", "keys revoke", "games", "games add", "games list", "games check", "models",
-     "models list", "models show", "models add", "models promote", "models rollback"],
+     "models list", "models show", "models add", "models promote", "models rollback", "models export", "arena",
+     "arena duel"],
 )  # fmt: skip
 def test_every_command_has_help_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]):
     assert run_command([*command.split(), "--help"]) == 0

@@ -1,4 +1,4 @@
-"""understudy models: list, show, add, promote and roll back models."""
+"""understudy models: list, show, add, promote, roll back and export models."""
 
 import time
 from pathlib import Path
@@ -8,16 +8,19 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from understudy.app.export import export
 from understudy.app.release import model_rows, parse_model, release_run
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, count, data_option, examples, finish, json_option, size
 from understudy.core.errors import ConfigError
 from understudy.core.manifest import open_policy
+from understudy.models.catalogue import ALIASES
+from understudy.models.registry import Registry
 
 
 @click.group(epilog=examples("understudy models list --data D", "understudy models rollback my-game --data D"))
 def models() -> None:
-    """List, show, add, promote and roll back models."""
+    """List, show, add, promote, roll back and export models."""
 
 
 @models.command(
@@ -131,6 +134,43 @@ def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
     registry = deployment(data_text, must_exist=True).registry
     before = registry.catalogue(game).points_to("champion")
     return _pointed(game, registry.rollback(game, why=why), before, as_json=as_json)
+
+
+@models.command(
+    name="export",
+    epilog=examples(
+        "understudy models export rally/3 --safetensors --data D", "understudy models export rally/3 --json"
+    ),
+)
+@click.argument("model")
+@click.option("--safetensors", "kind", flag_value="safetensors", default=True, help="The very bytes that were signed.")
+@click.option("--json", "kind", flag_value="json", help="Everything as JSON; also prints facts as a line of JSON.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to (default: GAME-NUMBER.KIND).")
+@data_option
+def export_model(data_text: str | None, model: str, kind: Any, out: Path | None) -> int:
+    """Write a model's policy into a file, with its SHA-256 beside it.
+
+    MODEL is GAME/NUMBER, GAME/champion or GAME/canary.
+    """
+    registry = deployment(data_text, must_exist=True).registry
+    game, number = parse_model(_numbered(model, registry))
+    done = export(registry, game, number, kind=kind, out=out)
+    console(as_json=kind == "json").print(
+        f"{done.manifest.name} is in {done.path} ({size(done.size_bytes)}), SHA-256 {done.sha256}", soft_wrap=True
+    )
+    fields = {"model": done.manifest.name, "path": str(done.path), "bytes": done.size_bytes, "sha256": done.sha256}
+    return finish(fields | {"policy_sha256": done.manifest.policy_sha256}, as_json=kind == "json")
+
+
+def _numbered(model: str, registry: Registry) -> str:
+    """A model by its number, where an alias was given."""
+    game, _, alias = model.rpartition("/")
+    if alias not in ALIASES:
+        return model
+    number = registry.catalogue(game).points_to(alias)
+    if not number:
+        raise ConfigError(f"{game} has no {alias}; see 'understudy models list {game}'")
+    return f"{game}/{number}"
 
 
 def _pointed(game: str, number: int, before: int, *, as_json: bool) -> int:

@@ -12,6 +12,7 @@ import click
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
 
 _COMMANDS = {
+    "arena": ("understudy.cli.arena:arena", "bots against bots, with intervals"),
     "backup": ("understudy.cli.backup:backup", "copy store, models and keys while the platform runs"),
     "config": ("understudy.cli.config:config", "make, show and check the config"),
     "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
@@ -21,8 +22,8 @@ _COMMANDS = {
     "games": ("understudy.cli.games:games", "register, list and check games"),
     "ingest": ("understudy.cli.ingest:ingest", "follow the stream and store each step once"),
     "keys": ("understudy.cli.keys:keys", "make, list and revoke keys"),
-    "models": ("understudy.cli.models:models", "list, add, promote and roll back models"),
-    "play": ("understudy.cli.play:play", "watch a bot play, in the terminal or as GIFs"),
+    "models": ("understudy.cli.models:models", "list, add, promote, roll back and export models"),
+    "play": ("understudy.cli.play:play", "watch a bot play, or play against it in a browser"),
     "restore": ("understudy.cli.backup:restore", "make a data folder from a backup"),
     "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
     "status": ("understudy.cli.status:status", "roles, rates, games and models of a running platform"),

@@ -1,0 +1,56 @@
+"""understudy arena: bots against bots."""
+
+import time
+from dataclasses import asdict
+from functools import partial
+
+import click
+
+from understudy.cli.deployed import deployment
+from understudy.cli.options import console, data_option, examples, finish, json_option
+from understudy.cli.train import import_from_here
+
+
+@click.group(epilog=examples("understudy arena duel rally/1 rally/3 --data D", "understudy arena duel champion strong"))
+def arena() -> None:
+    """Let bots play each other."""
+
+
+@arena.command(
+    epilog=examples(
+        "understudy arena duel rally/1 rally/3 --data D",
+        "understudy arena duel champion strong --game rally --serves 400 --data D --json",
+        "understudy arena duel runs/rally-dqn-1 good",
+    )
+)
+@click.argument("a")
+@click.argument("b")
+@click.option("--game", type=click.Choice(["rally"]), default="rally", show_default=True, help="A game with two seats.")
+@click.option("--serves", default=400, show_default=True, metavar="N", help="How many; each seed from both sides.")
+@click.option("--seed", default=0, show_default=True, help="Of the serves.")
+@data_option
+@json_option
+def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves: int, seed: int) -> int:
+    """Let A play B on the same serves from both sides, and say how sure the result is.
+
+    A and B are models (rally/3, champion, canary), a run's folder, a policy's file, or one of beginner, casual, good,
+    strong: scripted opponents.
+    """
+    import_from_here()
+    from understudy.app.arena import duel as play  # late: --help should not wait for it
+    from understudy.app.arena import side_of
+
+    began_s, opened = time.perf_counter(), partial(deployment, data_text, must_exist=True)
+    out = console(as_json=as_json)
+    with out.status("playing ..."):
+        found = play(side_of(a, opened), side_of(b, opened), serves=serves, seed=seed)
+    if not as_json:
+        interval = "no interval below 10 serves" if found.low is None else f"{found.low:.1%} to {found.high:.1%}"
+        out.print(f"{a} wins [bold]{found.share:.1%}[/] of {serves} serves against {b} (95 % interval {interval})")
+        sure = found.low is not None and found.high is not None and not found.low <= 0.5 <= found.high
+        better = (a if found.share > 0.5 else b) if sure else "neither"
+        out.print(
+            f"better: [bold]{better}[/]" + ("" if sure else "; more serves would tell them apart, if they differ")
+        )
+    fields = asdict(found) | {"game": game, "seed": seed, "seconds": round(time.perf_counter() - began_s, 3)}
+    return finish(fields, as_json=as_json)

@@ -1,0 +1,74 @@
+"""Duels: the same serves from both sides, and who may sit there."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.act.policies import random_policy
+from understudy.act.vector import game_of, make_envs
+from understudy.app.arena import Side, duel, side_of
+from understudy.app.data import DataFolder
+from understudy.app.deployment import Deployment, open_deployment
+from understudy.cli.root import run as run_command
+from understudy.core.errors import ConfigError
+from understudy.core.game import game_spec
+from understudy.core.manifest import Lineage
+
+RALLY = game_of(make_envs("rally", 1))
+
+
+def nobody() -> Deployment:
+    raise AssertionError("no deployment is needed")
+
+
+def test_a_better_side_wins_and_the_other_way_round_it_loses_as_much():
+    strong, casual = (side_of(name, nobody) for name in ("strong", "casual"))
+    there, back = duel(strong, casual, serves=200), duel(casual, strong, serves=200)
+    assert there.low is not None
+    assert there.low > 0.6
+    assert there.won + there.lost + there.undecided == there.serves == 200
+    assert back.share == pytest.approx(1 - there.share, abs=0.12)
+
+
+def test_equals_get_half_since_both_meet_the_same_luck(tmp_path: Path):
+    (tmp_path / "p.safetensors").write_bytes(random_policy(RALLY, "argmax", seed=1).encode())
+    for name in ("good", str(tmp_path / "p.safetensors")):
+        found = duel(side_of(name, nobody), side_of(name, nobody), serves=100)
+        assert (found.share, found.won) == (0.5, found.lost)
+
+
+def test_the_same_seed_gives_the_same_duel_and_another_one_another():
+    good, strong = (side_of(name, nobody) for name in ("good", "strong"))
+    found = duel(good, strong, serves=200, seed=3)
+    assert found == duel(good, strong, serves=200, seed=3)
+    assert found.won != duel(good, strong, serves=200, seed=4).won
+
+
+def test_models_aliases_files_and_skills_can_sit_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    deployed = open_deployment(DataFolder(tmp_path / "D"))
+    registry = deployed.registry
+    registry.register(RALLY)
+    epoch = registry.takeover("rally", owner="test")
+    manifest = registry.release(random_policy(RALLY, "argmax", seed=1), Lineage(algorithm="dqn"), epoch=epoch)
+    with pytest.raises(ConfigError, match="has no champion"):
+        side_of("champion", lambda: deployed)
+    registry.point("rally", "champion", manifest.model_no, why="test")
+    for name in ("champion", "rally/1"):
+        assert isinstance(side_of(name, lambda: deployed), Side)
+    assert run_command(["arena", "duel", "rally/1", "strong", "--data", str(tmp_path / "D"), "--serves", "40"]) == 0
+    said = capsys.readouterr().out
+    assert "better: strong" in said
+    (tmp_path / "bad").write_bytes(b"no policy")
+    for name, why in (("nobody", "is nobody"), ("rally/9", "does not exist"), (str(tmp_path / "bad"), "is no policy")):
+        with pytest.raises(ConfigError, match=why):
+            side_of(name, lambda: deployed)
+    (tmp_path / "cart").write_bytes(random_policy(game_spec("cart", obs=4, actions=2), "argmax", seed=1).encode())
+    with pytest.raises(ConfigError, match="plays cart"):
+        side_of(str(tmp_path / "cart"), nobody)
+
+
+@pytest.mark.parametrize("serves", [0, 1, 3, 10**9])
+def test_numbers_of_serves_that_make_no_duel_are_refused(serves: int):
+    good = side_of("good", nobody)
+    with pytest.raises(ConfigError, match="even number"):
+        duel(good, good, serves=serves)
