@@ -51,6 +51,7 @@ def block() -> str:
     """Goals, peers and faults, from the newest result files."""
     (bench,), learner, learning = (_results(name) for name in ("experience.json", "learner-*.json", "learning.json"))
     parts = [_about(bench), _goals(bench), _peers(bench)]
+    parts += [_gateway(found) for found in _results("gateway.json")]
     parts += [_learning(learning[0]) if learning else NOT_LEARNED]
     parts += [_learner(learner)] if learner else []
     newest = [_results(f"card-*-{profile}.json")[-1:] for profile in ("ci", "full")]
@@ -106,6 +107,26 @@ def _peers(bench: dict[str, Any]) -> str:
         "deduplicates, keeps the stream's position and lays rows out in columns.",
     ]
     return "\n".join(rows)
+
+
+def _gateway(bench: dict[str, Any]) -> str:
+    found = bench["passes"]["native"]["measurements"]["gateway"]
+    rows = [
+        f"The gateway (`bench/gateway.py`, {bench['date'][:10]}, commit {bench['commit'][:7]}, load "
+        f"{bench['load_average_before'][0]:.1f}; gateway, ingest, learner and the players share two cores):",
+        "",
+        "| figure | goal | measured |",
+        "| --- | --- | --- |",
+    ]
+    for figure in found["figures"]:
+        goal = "" if figure["goal"] is None else f"≤ {_short(figure['goal'])} {figure['unit']}"
+        unit = "" if goal else f" {figure['unit']}"
+        rows.append(f"| {figure['name']} | {goal} | {_measured(figure)}{unit} |")
+    rows += ["", "| beside a peer, in the same run | peer | ratio (above 1: ours is better) |", "| --- | --- | --- |"]
+    for ratio in found["ratios"]:
+        spread = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
+        rows.append(f"| {ratio['name']} | {ratio['peer']} | {_short(ratio['median'])}x ({spread}) |")
+    return "\n".join([*rows, "", *(f"* {note}" for note in found["notes"])])
 
 
 def _learning(found: dict[str, Any]) -> str:

@@ -18,6 +18,8 @@ from understudy.app.config import Config, GatewaySection
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.people import PeopleSettings, command
+from understudy.app.play_web import GAMES as PAGES
+from understudy.app.play_web import page_address, play_key
 from understudy.app.supervise import Standing
 from understudy.app.up import Platform
 from understudy.app.verify import Verdict, verify
@@ -136,9 +138,13 @@ class Loop:
         """Play until a bot is clearly better than the first, or time is up; then prove what was promised."""
         judge = BotJudge(self._config.env_id, self._config.seed)
         settings = Config(data=str(self._data.root), gateway=GatewaySection(port=0, canary_share=0.5))
-        registry = open_deployment(self._data).registry
+        opened = open_deployment(self._data)
+        registry = opened.registry
         with Platform(settings, tell=self._tell) as platform:
             self._wait_until_ready(platform)
+            if self._config.env_id in PAGES:
+                address = page_address(platform.url or "", self._game, key=play_key(opened, self._game))
+                self._said.append(f"play along in a browser: {address}")
             people = _People(self._data, self._config, platform)
             try:
                 self._watch(platform, people, registry, judge)
