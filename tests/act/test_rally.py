@@ -32,7 +32,7 @@ def test_many_side_by_side_are_the_single_ones(more: dict[str, Any]):
     while is_live.any():
         actions = rng.integers(0, 3, len(SEEDS))
         obs, rewards, terminated, truncated, _ = vector.step(actions)
-        for at in is_live.nonzero()[0]:
+        for at in is_live.nonzero()[0].tolist():
             one = singles[at].step(int(actions[at]))
             assert (one[0].tobytes(), one[1:4]) == (obs[at].tobytes(), (rewards[at], terminated[at], truncated[at]))
         is_live &= ~(terminated | truncated)

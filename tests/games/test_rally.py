@@ -101,5 +101,6 @@ def test_the_court_is_drawn_as_text_and_as_a_picture():
     assert (len(lines), {len(line) for line in lines}) == (20, {64})
     assert sum(line.count("●") for line in lines) == 1
     picture = rally.pictured(rally.serve(3))
-    assert (picture.shape, picture.dtype) == ((256, 341, 3), np.uint8)
+    assert picture.shape == (256, 341, 3)
+    assert picture.dtype == np.uint8
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) == 5

@@ -28,7 +28,7 @@ ACTION_SPACE = spaces.Discrete(len(rally.ACTION_NAMES))
 Obs = NDArray[np.float32]
 
 
-class RallyEnv(gymnasium.Env[Obs, int]):
+class RallyEnv(gymnasium.Env[Obs, np.int64]):
     """One serve for one seat; the scripted opponent sits in the other. 1 for a point, -1 for one lost."""
 
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 15}  # noqa: RUF012 (Gymnasium's name for it)
@@ -47,7 +47,7 @@ class RallyEnv(gymnasium.Env[Obs, int]):
         self.court, self._decisions = rally.serve(self._seed), 0
         return rally.observed(self.court, self._seat), {}
 
-    def step(self, action: int) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         drawn = rally.drawn_at(self._seed, self._decisions)
         theirs = rally.scripted(Ints, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
         both = (int(action), theirs) if self._seat == 0 else (theirs, int(action))

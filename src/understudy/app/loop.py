@@ -25,6 +25,7 @@ from understudy.app.up import Platform
 from understudy.app.verify import Verdict, verify
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.names import game_name_of_env
+from understudy.core.statistics import Estimate
 from understudy.models.registry import Registry
 
 Role = Literal["learner", "ingest", "gateway"]
@@ -216,24 +217,25 @@ class Loop:
                 "--keep and look at it with `understudy status`"
             )
         first, last = judge.first, judge.last
-        return LoopResult(
-            first_return=first.value, first_low=first.low or first.value, first_high=first.high or first.value,
-            last_return=last.value, last_low=last.low or last.value, last_high=last.high or last.value,
+        result = LoopResult(
+            first_return=first.value, first_low=_end(first, first.low), first_high=_end(first, first.high),
+            last_return=last.value, last_low=_end(last, last.low), last_high=_end(last, last.high),
             improved=judge.has_improved, acked_steps=verdict.ledger_steps, stored_steps=verdict.steps,
             steps_from_players=verdict.steps, lost_steps=verdict.lost_steps, duplicate_steps=verdict.duplicate_steps,
             model_versions=judge.models, killed=self._config.kill if self._killed else None, restarts=restarts,
-            seconds=round(self._elapsed_s, 1), judged_on=judge.told, **_shares_of(judge),
+            seconds=round(self._elapsed_s, 1), judged_on=judge.told,
+        )  # fmt: skip
+        if not judge.is_match:
+            return result
+        first, last = shares(first), shares(last)
+        return replace(
+            result, first_share=first.value, first_share_low=first.low, first_share_high=first.high,
+            last_share=last.value, last_share_low=last.low, last_share_high=last.high,
         )  # fmt: skip
 
 
-def _shares_of(judge: BotJudge) -> dict[str, float | None]:
-    if not judge.is_match:
-        return {}
-    first, last = shares(judge.first), shares(judge.last)
-    return {
-        "first_share": first.value, "first_share_low": first.low, "first_share_high": first.high,
-        "last_share": last.value, "last_share_low": last.low, "last_share_high": last.high,
-    }  # fmt: skip
+def _end(found: Estimate, end: float | None) -> float:
+    return found.value if end is None else end
 
 
 class _People:

@@ -37,10 +37,12 @@ class Match:
     def _serve(self) -> None:
         self._seed, self._decisions = int(self._rng.integers(1 << 31)), 0
         self.court = rally.serve(self._seed)
-        common = {"match": self._match, "seed": self._seed}
-        self._person: Episode = self._game.episode(self._name, seat=self._seat, opponents=("bot",), **common)
-        self._bot: Episode = self._game.episode(
-            self._name, seat=1 - self._seat, opponents=(self._name,), **common
+        self._person = self._episode(self._seat, "bot")
+        self._bot = self._episode(1 - self._seat, self._name)
+
+    def _episode(self, seat: int, opponent: str) -> Episode:
+        return self._game.episode(
+            self._name, seat=seat, opponents=(opponent,), match=self._match, seed=self._seed
         )  # fmt: skip
 
     def step(self) -> None:

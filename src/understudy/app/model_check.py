@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,10 +63,13 @@ def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[Check]:
 
 def _run(command: Sequence[str], given: bytes, timeout_s: float) -> "subprocess.CompletedProcess[bytes]":
     """Run it; what a busy machine did not finish in time gets one more try, with more of it."""
-    run = partial(subprocess.run, command, input=given, capture_output=True, check=False)
+
+    def run(within_s: float) -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run(command, input=given, capture_output=True, timeout=within_s, check=False)
+
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return run(timeout=timeout_s)
-    return run(timeout=timeout_s * _PATIENCE)
+        return run(timeout_s)
+    return run(timeout_s * _PATIENCE)
 
 
 def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[Check]:

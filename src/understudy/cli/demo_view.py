@@ -77,7 +77,8 @@ def _picture(look: Look, before: Look, config: LoopConfig) -> RenderableType:
     table.add_row(
         f"{config.people} players", count(look.recorded_steps), rate("recorded_steps"), f"{count(waiting)} to send"
     )
-    table.add_row("acknowledged", count(look.acked_steps), rate("acked_steps"), "")
+    on_the_way = f"{count(max(0, look.acked_steps - look.stored_steps))} on the way"
+    table.add_row("acknowledged", count(look.acked_steps), rate("acked_steps"), on_the_way)
     table.add_row("stored", count(look.stored_steps), rate("stored_steps"), lag)
     table.add_row("learner", f"{count(look.updates)} updates", rate("updates"), "")
     bots = f"champion {look.champion or 'none yet'}" + (f", canary {look.canary}" if look.canary else "")

@@ -138,7 +138,7 @@ def _list(algorithm: str | None, *, as_json: bool) -> int:
 
 def _has_learned_nothing(result: Mapping[str, Any]) -> bool:
     """Whether all that was played had to be refused; too few steps for an update are no failure."""
-    return result["updates"] == 0 and result.get("guarded_chunks", 0) > 0
+    return bool(result["updates"] == 0 and result.get("guarded_chunks", 0) > 0)
 
 
 def _stopped(progress: Progress, seeds: int | None) -> dict[str, Any]:
