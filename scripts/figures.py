@@ -111,9 +111,9 @@ def _peers(bench: dict[str, Any]) -> str:
 
 def _gateway(bench: dict[str, Any]) -> str:
     found = bench["passes"]["native"]["measurements"]["gateway"]
+    about = f"{bench['date'][:10]}, commit {bench['commit'][:7]}, load {bench['load_average_before'][0]:.1f}"
     rows = [
-        f"The gateway (`bench/gateway.py`, {bench['date'][:10]}, commit {bench['commit'][:7]}, load "
-        f"{bench['load_average_before'][0]:.1f}; gateway, ingest, learner and the players share two cores):",
+        f"The gateway (`bench/gateway.py`, {about}; gateway, ingest, learner and the players share two cores):",
         "",
         "| figure | goal | measured |",
         "| --- | --- | --- |",

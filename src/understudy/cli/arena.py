@@ -37,8 +37,8 @@ def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves
     strong: scripted opponents.
     """
     import_from_here()
-    from understudy.app.arena import duel as play  # late: --help should not wait for it
-    from understudy.app.arena import side_of
+    from understudy.app.sides import side_of  # late: --help should not wait for it
+    from understudy.arena.duel import duel as play
 
     began_s, opened = time.perf_counter(), partial(deployment, data_text, must_exist=True)
     out = console(as_json=as_json)

@@ -1,0 +1,1 @@
+"""Bots against bots: who is better, and how sure that is."""
