@@ -19,9 +19,9 @@ import numpy as np
 from bench import slow_sync
 from bench.figures import Figure, Findings, Gate, all_of
 from bench.scale import Scale
-from understudy.app.children import report, stop_with_parent
 from understudy.app.data import DataFolder
-from understudy.app.ingest import IngestRole
+from understudy.app.roles.children import report, stop_with_parent
+from understudy.app.roles.ingest import IngestRole
 from understudy.client.connect import connect
 from understudy.core.chunk import RowKind
 from understudy.core.errors import ConfigError

@@ -12,7 +12,7 @@ import numpy as np
 import understudy
 from bench.which_way import WhichWay
 from understudy.app.data import DataFolder
-from understudy.app.ingest import IngestRole
+from understudy.app.roles.ingest import IngestRole
 from understudy.client.gym import record
 from understudy.core.layers import Activation, Channels, Conv, Dense, Flatten, ScaleImage
 from understudy.core.network import Input, NetworkSpec

@@ -13,8 +13,8 @@ from tests.app.test_deployment import a_run
 from understudy.app.backup import back_up, prove, restore
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.ingest import IngestRole
-from understudy.app.release import release_run
+from understudy.app.roles.ingest import IngestRole
+from understudy.app.service.release import release_run
 from understudy.app.stats import stats
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect

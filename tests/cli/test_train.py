@@ -15,7 +15,7 @@ from rich.console import Console
 
 import understudy
 from tests.app.switches import GAME, QUICK
-from understudy.app.runs import RunFolder
+from understudy.app.runs.folder import RunFolder
 from understudy.cli.root import run
 from understudy.cli.train import process_age_s
 from understudy.cli.training_view import Progress, duration, fitted, line, table, watching_run
@@ -224,7 +224,7 @@ def test_a_game_without_its_renderer_and_a_log_without_its_package_are_refused_a
     monkeypatch.chdir(tmp_path)
     for package in ("wandb", "pygame"):
         monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr("understudy.app.sinks.SINKS", {"wandb": ("no_such_package", None)})
+    monkeypatch.setattr("understudy.app.runs.sinks.SINKS", {"wandb": ("no_such_package", None)})
     assert "pip install 'understudy[wandb]'" in said(capsys, "train", GAME, "--log", "wandb", code=2)[1]
     assert "pygame" in said(capsys, "train", "CartPole-v1", "--video", "1", code=2)[1]
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 
 import understudy
 from tests.app.switches import GAME, QUICK
-from understudy.app.runs import CURVE, GUARDED
+from understudy.app.runs.folder import CURVE, GUARDED
 from understudy.core import layers, tensors
 from understudy.core.canonical import strict_json
 from understudy.core.policy import InitialPriority

@@ -12,14 +12,14 @@ import gymnasium
 import pytest
 
 from tests.card import Card
-from understudy.app.children import Child
 from understudy.app.config import Config, GatewaySection, LearnerSection
+from understudy.app.crowd.ledger import LedgerLink
+from understudy.app.crowd.people import PeopleSettings, command
+from understudy.app.crowd.verify import verify
 from understudy.app.data import DataFolder
 from understudy.app.deployment import models_folder, open_deployment
-from understudy.app.ledger import LedgerLink
-from understudy.app.people import PeopleSettings, command
-from understudy.app.up import Platform
-from understudy.app.verify import verify
+from understudy.app.roles.children import Child
+from understudy.app.roles.up import Platform
 from understudy.client.connect import connect
 from understudy.client.http import HttpLink
 from understudy.client.place import Address

@@ -113,7 +113,7 @@ def _path(target: Any) -> str:
 
 
 def _sabotage(fault: Fault, died: Path) -> None:
-    from understudy.app.training import Training
+    from understudy.app.runs.training import Training
 
     sabotage, hear = Sabotage(fault, died), Training.hear
 
@@ -170,8 +170,9 @@ def main() -> None:
 def _preload() -> None:
     """Import what a training does; nothing may compute, or a fork would not be safe."""
     for name in (
-        "matplotlib.figure", "matplotlib.backends.backend_agg", "numba", "understudy.app.api", "understudy.app.seeds",
-        "understudy.cli.train", *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "ppo")),
+        "matplotlib.figure", "matplotlib.backends.backend_agg", "numba", "understudy.app.runs.api",
+        "understudy.app.runs.seeds", "understudy.cli.train",
+        *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "ppo")),
     ):  # fmt: skip
         importlib.import_module(name)
     bridge = importlib.import_module("jax._src.xla_bridge")

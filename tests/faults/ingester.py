@@ -1,14 +1,14 @@
 """The real ingest process with small thresholds: it seals and trims so often that kills meet every stage of it.
 
-Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.app.ingest_process`.
+Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.app.roles.ingest_process`.
 """
 
 import sys
 from pathlib import Path
 
-from understudy.app import ingest, ingest_process
 from understudy.app.data import DataFolder
-from understudy.app.logs import log_to_stderr
+from understudy.app.roles import ingest, ingest_process
+from understudy.app.roles.logs import log_to_stderr
 from understudy.stores.local import LocalStore
 
 SEAL_ROWS = 400

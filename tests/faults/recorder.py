@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.recording import cart
+from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.data import DataFolder
-from understudy.app.ledger import LedgerLink
 from understudy.client.connect import ClientConfig, connect, local_link
 from understudy.client.sender import SenderConfig
 from understudy.core.clock import SystemClock

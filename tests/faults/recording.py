@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.data import DataFolder
-from understudy.app.ledger import LedgerLink
 from understudy.client.connect import ClientConfig, Game, connect, local_link
 from understudy.core.clock import SystemClock
 from understudy.core.game import GameSpec, game_spec

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from understudy.app.data import DataFolder
-from understudy.app.ingest import IngestRole
+from understudy.app.roles.ingest import IngestRole
 from understudy.core.frame import FrameKind, decode_frame
 from understudy.core.log import HEAD_BYTES, LogFile, LogReader
 from understudy.stores.commits import (

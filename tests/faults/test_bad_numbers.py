@@ -16,9 +16,9 @@ from tests.faults.bad_numbers import Poison, is_bad, lot
 from tests.faults.profiles import heavy
 from tests.faults.trainings import differences, traces
 from understudy.act.actor import Actor
-from understudy.app.api import train
-from understudy.app.choice import GameChoice, look_at
-from understudy.app.train import Run
+from understudy.app.runs.api import train
+from understudy.app.runs.choice import GameChoice, look_at
+from understudy.app.runs.train import Run
 from understudy.core.clock import SystemClock
 from understudy.core.errors import LearningFailed
 from understudy.core.events import Event, Guarded

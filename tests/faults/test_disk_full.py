@@ -22,9 +22,9 @@ from tests.faults.profiles import heavy, sizes
 from tests.faults.recorder import RecorderSettings
 from tests.faults.recording import cart
 from tests.faults.writer import WriterSettings
-from understudy.app.children import Child
+from understudy.app.crowd.ledger import read_ledger
 from understudy.app.data import DataFolder
-from understudy.app.ledger import read_ledger
+from understudy.app.roles.children import Child
 from understudy.client.connect import local_link
 from understudy.core.clock import SystemClock
 from understudy.core.frame import data_frame

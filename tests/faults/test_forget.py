@@ -15,7 +15,7 @@ from tests.faults.processes import start, understudy, wait_until
 from tests.faults.profiles import heavy
 from tests.faults.recording import GAME, cart, playing
 from understudy.app.data import DataFolder
-from understudy.app.ingest import IngestRole
+from understudy.app.roles.ingest import IngestRole
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.frame import Frame, decode_frame
 from understudy.core.names import new_session
@@ -146,7 +146,7 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
 def test_a_live_store_forgets_while_others_go_on_playing(
     data: DataFolder, rng: np.random.Generator, card: Card
 ) -> None:
-    ingest = start("understudy.app.ingest_process", str(data.root))
+    ingest = start("understudy.app.roles.ingest_process", str(data.root))
     try:
         with playing(data, ["ada"], rng, canary=CANARY) as table:
             for _ in range(5):

@@ -10,7 +10,7 @@ from tests.card import Card
 from tests.faults.processes import start, understudy
 from tests.faults.profiles import heavy, sizes
 from tests.faults.recorder import RecorderSettings
-from understudy.app.children import Child
+from understudy.app.roles.children import Child
 
 pytestmark = heavy
 
@@ -31,7 +31,7 @@ class Troupe:
     def _start(self, at: int) -> Child:
         if at == 3:
             hasty = self._rng.random() < 0.7
-            return start("tests.faults.ingester" if hasty else "understudy.app.ingest_process", str(self._root))
+            return start("tests.faults.ingester" if hasty else "understudy.app.roles.ingest_process", str(self._root))
         starved = at == 2
         settings = RecorderSettings(
             data=str(self._root), players=[f"player-{at}-{n}" for n in range(2)], seed=self._rng.randrange(1 << 30),

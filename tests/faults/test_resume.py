@@ -27,10 +27,10 @@ from tests.faults.trainings import (
     traces,
 )
 from understudy.act import actor as actor_module
-from understudy.app.api import train
 from understudy.app.data import DataFolder
-from understudy.app.runs import RunFolder
-from understudy.app.training import Training
+from understudy.app.runs.api import train
+from understudy.app.runs.folder import RunFolder
+from understudy.app.runs.training import Training
 from understudy.ingest.specs import SpecFolder
 from understudy.learn import checkpoint as checkpoint_module
 from understudy.learn import learner as learner_module

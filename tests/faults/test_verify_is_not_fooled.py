@@ -14,7 +14,7 @@ from tests.faults.processes import understudy
 from tests.faults.profiles import heavy, sizes
 from tests.faults.recording import playing
 from understudy.app.data import DataFolder
-from understudy.app.ingest import IngestRole
+from understudy.app.roles.ingest import IngestRole
 
 pytestmark = heavy
 

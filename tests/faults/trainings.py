@@ -18,9 +18,9 @@ import jax
 from tests.faults.forker import Fault, Job
 from tests.faults.processes import environment
 from understudy.act.actor import Actor
-from understudy.app.choice import GameChoice, look_at
 from understudy.app.data import DataFolder
-from understudy.app.runs import RunFolder
+from understudy.app.runs.choice import GameChoice, look_at
+from understudy.app.runs.folder import RunFolder
 from understudy.core.chunk import Chunk
 from understudy.core.game import GameSpec
 from understudy.core.policy import decode_policy

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.recording import GAME, Table, cart
+from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.data import DataFolder
-from understudy.app.ledger import LedgerLink
 from understudy.client.connect import ClientConfig, connect
 from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock

@@ -20,8 +20,8 @@ from typing import Any
 
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
-from understudy.app.ingest import IngestRole
-from understudy.app.requests import ask
+from understudy.app.roles.ingest import IngestRole
+from understudy.app.roles.requests import ask
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.lock import FileLock
 from understudy.core.log import make_folder, sync_folder, write_file

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from understudy.app.data import DataFolder, data_folder
-from understudy.app.schedule import LearningSchedule
+from understudy.app.service.schedule import LearningSchedule
 from understudy.core.errors import ConfigError
 from understudy.core.log import write_file
 from understudy.core.meta import CONSENTS

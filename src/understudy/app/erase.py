@@ -3,8 +3,8 @@
 from typing import Any
 
 from understudy.app.data import DataFolder
-from understudy.app.ingest import IngestRole
-from understudy.app.requests import ask
+from understudy.app.roles.ingest import IngestRole
+from understudy.app.roles.requests import ask
 from understudy.client.spooled import forget_spooled
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError

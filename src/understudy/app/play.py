@@ -9,10 +9,10 @@ import gymnasium
 
 from understudy.act.plain import MASK
 from understudy.act.vector import make_env
-from understudy.app.choice import GameChoice, look_at
 from understudy.app.deployment import Deployment
-from understudy.app.release import parse_model
-from understudy.app.video import frame_of, rendering
+from understudy.app.runs.choice import GameChoice, look_at
+from understudy.app.runs.video import frame_of, rendering
+from understudy.app.service.release import parse_model
 from understudy.core.errors import ConfigError
 from understudy.core.manifest import model_name
 from understudy.core.policy import Policy

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.app.deployment import Deployment
-from understudy.app.release import parse_model
-from understudy.app.runs import RunFolder
+from understudy.app.runs.folder import RunFolder
+from understudy.app.service.release import parse_model
 from understudy.arena.duel import Decide, Side
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.policy import Policy, decode_policy

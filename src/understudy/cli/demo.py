@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from understudy.app.crowd.loop import KILLABLE, Loop, LoopConfig, LoopResult
 from understudy.app.data import DataFolder
-from understudy.app.loop import KILLABLE, Loop, LoopConfig, LoopResult
 from understudy.cli.demo_view import watching
 from understudy.cli.options import count, examples, finish, folder, json_option
 from understudy.core.errors import ConfigError

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from understudy.app.loop import Look, LoopConfig, Show
+from understudy.app.crowd.loop import Look, LoopConfig, Show
 from understudy.cli.options import count
 from understudy.games.rally import Court, as_text
 

@@ -26,7 +26,7 @@ def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -
     RUN is a run's folder, or a folder of several runs with different seeds; then the interval is over those runs.
     """
     import_from_here()
-    from understudy.app.evaluation import evaluate_run  # imported late: --help should not wait for it
+    from understudy.app.runs.evaluation import evaluate_run  # imported late: --help should not wait for it
 
     out = console(as_json=as_json)
     with out.status("playing ..."):

@@ -6,8 +6,8 @@ from types import FrameType
 
 import click
 
-from understudy.app.ingest import RETENTION_S, IngestRole
-from understudy.app.logs import log_to_stderr
+from understudy.app.roles.ingest import RETENTION_S, IngestRole
+from understudy.app.roles.logs import log_to_stderr
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option
 
 

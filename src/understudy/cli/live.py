@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from understudy.app.simulate import Progress
+from understudy.app.crowd.simulate import Progress
 from understudy.cli.options import count
 
 _LINE_EVERY_S = 2.0

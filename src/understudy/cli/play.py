@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from understudy.app.choice import GameChoice
 from understudy.app.play import Bot, Moment, find_bot, watch
-from understudy.app.video import check_video, film
+from understudy.app.runs.choice import GameChoice
+from understudy.app.runs.video import check_video, film
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, data_option, examples, finish, json_object, json_option
 from understudy.cli.train import import_from_here
@@ -30,6 +30,7 @@ _COLUMNS = 72
         "understudy play CartPole-v1 --bot champion --data D",
         "understudy play CartPole-v1 --bot 3 --episodes 20 --data D --json",
         "understudy play CartPole-v1 --gif films --data D",
+        "understudy play rally --web --open --data D",
     )
 )
 @click.argument("game")
@@ -37,11 +38,21 @@ _COLUMNS = 72
 @click.option("--episodes", type=click.IntRange(1, _MAX_EPISODES), default=1, show_default=True, help="How many.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the first episode.")
 @click.option("--gif", type=click.Path(path_type=Path), metavar="DIR", help="Film them into DIR/episode-N.gif.")
+@click.option("--web", is_flag=True, help="Play rally or CartPole-v1 yourself in a browser, against the bot.")
+@click.option("--open", "opens", is_flag=True, help="With --web: open the page at once.")
 @click.option("--env-kwargs", default="{}", metavar="JSON", help="Keywords for gymnasium.make, as a JSON object.")
 @data_option
 @json_option
 def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | None, **asked: Any) -> int:
-    """Let a bot play a Gymnasium GAME and watch it: in the terminal, or as GIFs."""
+    """Let a bot play GAME and watch it: in the terminal, or as GIFs. With --web, play against it in a browser.
+
+    --web prints the address of a page whose games teach the bot, if whoever plays wants that. Where no platform runs on
+    the data folder, it runs one until Ctrl-C.
+    """
+    if asked["web"]:
+        from understudy.cli.play_web import play_web
+
+        return play_web(data_text, game, bot=bot, opens=asked["opens"], as_json=as_json)
     import_from_here()
     choice = GameChoice(game=game, env_kwargs=json_object(asked["env_kwargs"], "--env-kwargs"))
     found = find_bot(deployment(data_text, must_exist=True), choice, bot)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from understudy.app.simulate import SimulateConfig, SimulateResult, Simulation
+from understudy.app.crowd.simulate import SimulateConfig, SimulateResult, Simulation
 from understudy.cli.live import watching
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_object, json_option
 

@@ -95,8 +95,8 @@ def _trained(
 ) -> Mapping[str, Any]:
     began_s = time.perf_counter() - process_age_s()
     with watching_run(out, progress) as hear:
-        from understudy.app.api import train as train_one  # imported late: JAX takes a while
-        from understudy.app.seeds import train_seeds
+        from understudy.app.runs.api import train as train_one  # imported late: JAX takes a while
+        from understudy.app.runs.seeds import train_seeds
 
         def on_event(event: Event) -> None:
             hear(event)
@@ -119,7 +119,7 @@ def process_age_s() -> float:
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    from understudy.app.settings import parse_value
+    from understudy.app.runs.settings import parse_value
 
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
@@ -152,7 +152,7 @@ def _stopped(progress: Progress, seeds: int | None) -> dict[str, Any]:
         has_out = any(word == "--out" or word.startswith("--out=") for word in words)
         words += [] if has_out else ["--out", str(Path(run.run).parent)]
         command = shlex.join(["understudy", *words, "--resume"])
-    from understudy.app.runs import RunFolder
+    from understudy.app.runs.folder import RunFolder
 
     # From the disk: whoever stops a run between a checkpoint and its event has it all the same.
     unit, saved = progress.unit.removesuffix("s"), RunFolder(Path(run.run)).saved_steps()

@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.origins import resolve
-from understudy.app.supervise import Standing
-from understudy.app.up import GAME, Platform
+from understudy.app.roles.supervise import Standing
+from understudy.app.roles.up import GAME, Platform
 from understudy.cli.config import config_option
 from understudy.cli.options import console, count, data_option, examples
 
@@ -47,7 +47,7 @@ def up(
     learner keeps what it learned. A second Ctrl-C ends it at once, which loses nothing that was acknowledged either.
     """
     flags = {"data": data_text, "gateway.port": port, "gateway.host": host, "roles": roles}
-    config, out, asked = resolve(flags, file=file).config, console(as_json=json_ready), _Asked()
+    config, out, asked = resolve(flags, file=file).config, console(as_json=json_ready), Asked()
     view = _View(out, is_json=config.log.json)
     with contextlib.closing(view), asked, Platform(config, tell=view.tell, log=view.log) as platform:
         view.standings = platform.supervisor.standings
@@ -71,13 +71,13 @@ def up(
     return 0 if finished else 1
 
 
-class _Asked:
+class Asked:
     """Being asked to stop: the first time gently, the second time at once."""
 
     def __init__(self) -> None:
         self.stop, self.at_once, self.number = threading.Event(), threading.Event(), 0
 
-    def __enter__(self) -> "_Asked":
+    def __enter__(self) -> "Asked":
         self._before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
         return self
 

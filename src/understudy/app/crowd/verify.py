@@ -1,0 +1,150 @@
+"""verify: finish what a kill left, then prove every promise in the ledger against the stored bytes."""
+
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from understudy.app.crowd.ledger import LedgerLink, Promise, read_ledger
+from understudy.app.data import DataFolder
+from understudy.app.roles.ingest import IngestRole
+from understudy.app.roles.requests import ask
+from understudy.client.connect import local_link
+from understudy.client.leftovers import send_leftovers
+from understudy.core.clock import SystemClock
+from understudy.core.errors import Corrupt, Locked, Refused, StorageFailed
+from understudy.core.game import GameSpec
+from understudy.core.names import session_time_s
+from understudy.core.ports import Link
+from understudy.stores.audit import Findings, audit, summary
+from understudy.stores.catalogue import STORED
+from understudy.stores.view import StoreView
+
+_ASK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verify found; `exit_code` is 0, 1 (loss, duplicate, damage) or 2 (no ledger to prove against)."""
+
+    steps: int
+    sessions: int
+    chunks: int
+    ledger_chunks: int
+    ledger_steps: int
+    lost_chunks: int
+    lost_steps: int
+    set_aside_steps: int
+    """Acknowledged and not in learners' reach: quarantined, parked, forgotten or expired, by the store's own record."""
+    duplicate_steps: int
+    gap_steps: int
+    gap_chunks: int
+    dropped_steps: int
+    quarantined_chunks: int
+    parked_chunks: int
+    forgotten_chunks: int
+    expired_chunks: int
+    corrupt: tuple[str, ...]
+    recovered_frames: int
+    live_writer: bool
+
+    @property
+    def exit_code(self) -> int:
+        if self.lost_chunks or self.duplicate_steps or self.corrupt or (self.gap_chunks and not self.live_writer):
+            return 1
+        return 0 if self.ledger_chunks else 2
+
+    def to_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        return {**fields, "corrupt": list(self.corrupt), "ok": self.exit_code == 0}
+
+
+def verify(data: DataFolder, *, finish: bool = True) -> Verdict:
+    """Everything recorded before this call is brought into the store and checked."""
+    promises = list(read_ledger(data.ledger))
+    # Without a ledger there is nothing to prove, and what is finished here must not make it look otherwise.
+    recovered = finish_leftovers(data, with_ledger=bool(promises)) if finish else 0
+    promises = list(read_ledger(data.ledger)) if recovered else promises
+    try:
+        live = _settle(data) if finish else data.has_writer()
+        with StoreView(data.store) as view:
+            findings = audit(view)
+    except sqlite3.OperationalError as error:
+        # The disk or a lock, not the bytes.
+        raise StorageFailed(f"the catalogue in {data.store} cannot be read now: {error}; try again") from error
+    except (Corrupt, Refused, sqlite3.DatabaseError) as error:
+        live, findings = False, Findings(corrupt=[f"the store cannot be opened: {error}"])
+    return _judge(findings, promises, recovered, live)
+
+
+def finish_leftovers(data: DataFolder, *, with_ledger: bool) -> int:
+    """Send what killed games left in the spool; how many frames were acknowledged."""
+
+    def link_to(spec: GameSpec) -> Link:
+        link = local_link(data.root, spec, SystemClock())
+        return LedgerLink(link, data.ledger) if with_ledger else link
+
+    folders = sorted(data.spool.iterdir()) if data.spool.is_dir() else []
+    return sum(send_leftovers(folder, link_to) for folder in folders if folder.is_dir())
+
+
+def _settle(data: DataFolder) -> bool:
+    """Store what is in the stream: by the process that has the store open, or here; whether there is one."""
+    for _ in range(3):
+        if data.has_writer():
+            try:
+                ask(data.requests, "barrier", timeout_s=_ASK_S)
+            except Locked:
+                if data.has_writer():
+                    raise
+                continue
+            return True
+        try:
+            with IngestRole(data) as role:
+                role.service.drain()
+            return False
+        except Locked:
+            time.sleep(0.2)
+    raise Locked("the store is opened and closed by others all the time; try again")
+
+
+def _judge(findings: Findings, promises: Iterable[Promise], recovered: int, live: bool) -> Verdict:
+    found, seen = summary(findings), set()
+    lost_chunks = lost_steps = set_aside_steps = ledger_steps = 0
+    for promise in promises:
+        key = (promise.session, promise.chunk_no)
+        if key in seen:
+            continue  # acknowledged again after a retry
+        seen.add(key)
+        ledger_steps += promise.n_steps
+        if not _is_kept(findings, promise):
+            lost_chunks, lost_steps = lost_chunks + 1, lost_steps + promise.n_steps
+        elif not _is_stored(findings, promise):
+            set_aside_steps += promise.n_steps
+    return Verdict(
+        steps=found.steps, sessions=found.sessions, chunks=found.chunks, ledger_chunks=len(seen),
+        ledger_steps=ledger_steps, lost_chunks=lost_chunks, lost_steps=lost_steps, set_aside_steps=set_aside_steps,
+        duplicate_steps=found.duplicate_steps, gap_steps=found.gap_steps, gap_chunks=found.gap_chunks,
+        dropped_steps=found.dropped_steps, quarantined_chunks=found.quarantined, parked_chunks=found.parked,
+        forgotten_chunks=found.forgotten_chunks, expired_chunks=found.expired_chunks, corrupt=tuple(found.corrupt),
+        recovered_frames=recovered, live_writer=live,
+    )  # fmt: skip
+
+
+def _is_stored(findings: Findings, promise: Promise) -> bool:
+    held = findings.held.get((promise.session, promise.chunk_no))
+    return held is not None and held.crc == promise.crc and held.fate == STORED
+
+
+def _is_kept(findings: Findings, promise: Promise) -> bool:
+    """Stored once with that checksum, or set aside by the store's own record of it."""
+    held = findings.held.get((promise.session, promise.chunk_no))
+    if held is not None and held.crc == promise.crc:
+        return held.fate != STORED or held.kind != 0 or held.n_steps == promise.n_steps
+    if promise.crc in findings.quarantined.get((promise.session, promise.chunk_no), ()):
+        return True
+    if promise.session in findings.forgotten_sessions:
+        return True
+    return session_time_s(uuid.UUID(bytes=promise.session)) < findings.pruned_before_s

@@ -1,0 +1,129 @@
+"""Child processes that report lines of JSON and never outlive their parent."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from understudy.core.errors import ConfigError, UnderstudyError
+
+WRONG_USE, NOT_CARRIED_OUT, FENCED = 2, 3, 4
+"""How a child ends that was given what cannot work, that met trouble, or whose work another one does now."""
+
+
+class Child:
+    """A running process; `latest` is the newest line it reported."""
+
+    def __init__(self, name: str, command: Sequence[str], *, on_log: Callable[[str], None] | None = None) -> None:
+        """`on_log` hears every line it writes to standard error, from a thread."""
+        self.name, self._on_log = name, on_log
+        # Its standard input stays open as long as we live; the child stops when it closes.
+        with _ignoring_interrupts():
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        self.latest: Mapping[str, Any] = {}
+        self._errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._follow, daemon=True),
+            threading.Thread(target=self._collect_errors, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    @property
+    def errors(self) -> str:
+        """The last lines it wrote to standard error."""
+        return "".join(self._errors[-20:])
+
+    def _follow(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError):
+                self.latest = json.loads(line)
+
+    def _collect_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._errors.append(line)
+            del self._errors[:-200]
+            if self._on_log is not None:
+                self._on_log(line.rstrip("\n"))
+
+    def stop(self) -> None:
+        """Ask it to finish its work and end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, or None when it is still running."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+            for reader in self._readers:
+                reader.join(1.0)
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        return self.exit_code
+
+
+@contextlib.contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Children inherit this: being asked to stop reaches the parent alone, which asks them to finish."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def report(fields: Mapping[str, Any]) -> None:
+    """In a child: tell the parent how things stand."""
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def stop_with_parent() -> threading.Event:
+    """In a child: an event that is set when the parent asks to stop, or is gone."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return stop
+
+
+def run_role(work: Callable[[], None]) -> int:
+    """In a child: carry out the role; its exit code. What went wrong on purpose is told in one line."""
+    try:
+        work()
+    except UnderstudyError as error:
+        sys.stderr.write(f"{error}\n")
+        return WRONG_USE if isinstance(error, ConfigError) else NOT_CARRIED_OUT
+    return 0
+
+
+def python_module(name: str, *arguments: str) -> list[str]:
+    """The command line that runs one of our modules."""
+    return [sys.executable, "-m", name, *arguments]

@@ -1,0 +1,154 @@
+"""The ingest role: one process that has the store open, follows the stream and answers requests."""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import structlog
+
+from understudy.app.data import DataFolder
+from understudy.app.roles.requests import answer_all, forget_stale
+from understudy.app.roles.snapshot import snapshot_store
+from understudy.core.door import deployment_key
+from understudy.core.errors import ConfigError, StorageFull
+from understudy.core.ports import Candidate, Specs
+from understudy.ingest.check import check
+from understudy.ingest.service import IngestService
+from understudy.ingest.specs import SpecFolder
+from understudy.stores.local import LocalStore
+from understudy.streams.file import FileStream
+
+_log = structlog.get_logger("understudy.ingest")
+REQUEST_EVERY_S = 0.05
+TRIM_EVERY_S = 20.0
+EXPIRE_EVERY_S = 600.0
+RETENTION_S = 3600.0
+"""How long the stream keeps what is already stored."""
+
+
+class IngestRole:
+    """Everything between a data folder's stream and its store; a context manager."""
+
+    def __init__(
+        self, data: DataFolder, *, retention_s: float = RETENTION_S, keep_s: float | None = None,
+        specs: Specs | None = None,
+    ) -> None:  # fmt: skip
+        """`retention_s`: how long the stream keeps what is stored; `keep_s`: how long the store does, or for ever.
+
+        `specs`: where games are registered, when not in the data folder.
+        """
+        if not 0 <= retention_s < 1e10 or (keep_s is not None and not 0 < keep_s < 1e10):
+            raise ConfigError(f"retention {retention_s} s, keep {keep_s} s: give times from 0 and above 0")
+        self._data, self._retention_s, self._keep_s = data, retention_s, keep_s
+        self._specs: Specs = specs or SpecFolder(data.games)
+        if not (data.store / "catalogue.sqlite").exists():
+            deployment_key(data.root)  # before the store: a store without a key is refused by every game
+        self.store = LocalStore(data.store, specs=self._specs)
+        self._stream = FileStream(data.stream)
+        # The owner is the folder, not the process: the store's lock already says that nobody else is here.
+        self.service = IngestService(self._stream, self.store, self._specs, owner=f"embedded@{socket.gethostname()}")
+        self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
+
+    def step(self) -> int:
+        """One round: move what came, answer requests, trim the stream; how many records moved."""
+        now_s = time.monotonic()
+        if now_s >= self._next_requests_s:
+            self._next_requests_s = now_s + REQUEST_EVERY_S
+            answer_all(self._data.requests, self._handlers())
+        if now_s >= self._next_trim_s:
+            self._next_trim_s = now_s + TRIM_EVERY_S
+            self.trim(self._retention_s)
+            forget_stale(self._data.requests, older_than_s=600.0)
+            if self.store.is_erasing:
+                self.store.erase()
+        if self._keep_s is not None and now_s >= self._next_expiry_s:
+            self._next_expiry_s = now_s + EXPIRE_EVERY_S
+            gone = self.store.expire(time.time() - self._keep_s)
+            _log.info("expired", chunks=gone)
+        return self.service.step()
+
+    def run(self, stop: Event) -> None:
+        """Repeat `step` until told to stop, then store what is still in the stream."""
+        while not stop.is_set():
+            try:
+                moved = self.step()
+            except StorageFull as error:
+                _log.warning("store_full", error=str(error), next="free some space; nothing acknowledged is lost")
+                stop.wait(1.0)
+                continue
+            if not moved:
+                stop.wait(0.004)
+        self.service.drain()
+
+    def trim(self, retention_s: float) -> int:
+        """Delete stored parts of the stream that are older than this."""
+        freed = self._stream.trim(self.store.positions(), before_s=time.time() - retention_s)
+        left = {partition.id for partition in self._stream.partitions()}
+        gone = [name for name in self.store.positions() if name not in left]
+        if gone:
+            self.store.release(gone)
+        return freed
+
+    def _handlers(self) -> Mapping[str, Any]:
+        return {
+            "barrier": self._barrier, "forget": self._forget, "replay": self._replay, "snapshot": self._snapshot
+        }  # fmt: skip
+
+    def _barrier(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.service.drain()
+        return {"arrival": self.store.next_arrival - 1, "pid": os.getpid()}
+
+    def _snapshot(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"segments": self.snapshot(self._data.root / "snapshots" / Path(str(asked["name"])).name)}
+
+    def snapshot(self, target: Path) -> int:
+        """Copy the store as it is, with all that the stream held; how many segments it has."""
+        self.service.drain()
+        return snapshot_store(self.store, target)
+
+    def _forget(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.forget([bytes.fromhex(text) for text in asked["players"]])
+
+    def forget(self, players: list[bytes]) -> dict[str, int | bool]:
+        """Erase players by pseudonym, and what the stream still holds of stored data."""
+        self.service.drain()
+        chunks = sum(self.store.forget(player) for player in players)
+        return {"chunks": chunks, "stream_bytes": self.trim(0.0), "is_finished": not self.store.is_erasing}
+
+    def _replay(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.replay(asked.get("ids"))
+
+    def replay(self, ids: list[int] | None) -> dict[str, int]:
+        """Check quarantined frames again and store those that pass; None means all."""
+        counts, after = {"tried": 0, "stored": 0, "still_refused": 0, "duplicates": 0}, 0
+        while page := self.store.quarantined(after_id=after, limit=256):
+            after = page[-1].id
+            passed: list[tuple[int, Candidate]] = []
+            for one in page:
+                if ids is not None and one.id not in ids:
+                    continue
+                counts["tried"] += 1
+                checked = check(one.raw, specs=self._specs, received_s=one.received_s)
+                if checked.candidate is None:
+                    counts["still_refused"] += 1
+                else:
+                    passed.append((one.id, checked.candidate))
+            receipt = self.store.replay([id_ for id_, _ in passed], [candidate for _, candidate in passed])
+            counts["stored"] += sum(fate == "new" for fate in receipt.fates)
+            counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
+            counts["still_refused"] += sum(fate in ("refused", "conflict") for fate in receipt.fates)
+        return counts
+
+    def close(self) -> None:
+        self._stream.close()
+        self.store.close()
+
+    def __enter__(self) -> "IngestRole":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,68 @@
+"""The learner role as a process of its own: reports lines of JSON, and ends when its standard input closes.
+
+Run as `python -m understudy.app.roles.learner_process DATA [CONFIG]`, where CONFIG is the file that `up` wrote. It ends
+with 4 when another learner has taken over: starting it again would only take turns with the other.
+"""
+
+import sys
+import threading
+from pathlib import Path
+
+from understudy.app.config import Config, read_config
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.app.roles.children import WRONG_USE, report, stop_with_parent
+from understudy.app.roles.learner_role import LearnerRole
+from understudy.app.roles.logs import log_to_stderr
+from understudy.app.service.game_learner import LearnerServiceConfig
+from understudy.core.errors import ConfigError, Fenced
+from understudy.core.names import game_name_of_env
+from understudy.learn.compile_cache import use_compile_cache
+
+FENCED = 4
+_REPORT_EVERY_S = 0.25
+
+
+def service_config(config: Config) -> LearnerServiceConfig:
+    """What the deployment's config says about its learner."""
+    part = config.learner
+    envs = {str(game_name_of_env(part.simulator)): part.simulator} if part.simulator else {}
+    return LearnerServiceConfig(
+        learn_from=config.learn_from, schedule=config.schedule, bounds=config.bounds, envs=envs
+    )  # fmt: skip
+
+
+def main(data: DataFolder, config: LearnerServiceConfig, *, models: str = "") -> int:
+    """Learn until told to stop; the process's exit code."""
+    stop = stop_with_parent()
+    use_compile_cache()
+    with LearnerRole(data, open_deployment(data, models=models).registry, config=config) as role:
+        reporter = threading.Thread(target=_report_often, args=(role, stop), daemon=True)
+        reporter.start()
+        fenced = ""
+        try:
+            role.run(stop)
+        except Fenced as error:
+            fenced = str(error)
+            stop.set()
+        reporter.join()
+        report(role.status() | {"is_ready": True, "fenced": fenced})
+    if fenced:
+        sys.stderr.write(f"{fenced}\n")
+    return FENCED if fenced else 0
+
+
+def _report_often(role: LearnerRole, stop: threading.Event) -> None:
+    while not stop.is_set():
+        report(role.status() | {"is_ready": True})
+        stop.wait(_REPORT_EVERY_S)
+
+
+if __name__ == "__main__":
+    log_to_stderr()
+    try:
+        given = read_config(Path(sys.argv[2])) if len(sys.argv) > 2 else Config()
+        raise SystemExit(main(DataFolder(Path(sys.argv[1])), service_config(given), models=given.models.url))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(WRONG_USE) from None

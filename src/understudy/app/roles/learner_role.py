@@ -1,0 +1,137 @@
+"""The learner role: one process that turns a deployment's stored experience into bots, without any game.
+
+    store ─► tally ─► schedule ─► course (bc, dqn) ─► release ─► gate ─► champion
+
+It only reads the store and writes models and checkpoints; whoever starts later takes over, and this one is fenced.
+"""
+
+import json
+import os
+import socket
+from threading import Event
+from typing import Any
+
+import structlog
+
+from understudy.app.data import DataFolder
+from understudy.app.service.game_learner import GameLearner, LearnerServiceConfig, Means
+from understudy.app.service.gatekeeper import CheckModel, Gatekeeper
+from understudy.app.service.model_check import check_apart
+from understudy.app.service.tally import Tally
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import Fenced, StorageFull
+from understudy.core.log import make_folder, write_file
+from understudy.models.registry import Registry
+
+_log = structlog.get_logger("understudy.learner")
+_IDLE_S = 0.05
+_NEW_GAMES_EVERY_S = 0.5
+
+
+class LearnerRole:
+    """Everything between a store and its games' champions; a context manager."""
+
+    def __init__(
+        self, data: DataFolder, registry: Registry, *, config: LearnerServiceConfig | None = None,
+        clock: Clock | None = None, check: CheckModel = check_apart,
+    ) -> None:  # fmt: skip
+        self._data, self._registry = data, registry
+        self.config, self._clock = config or LearnerServiceConfig(), clock or SystemClock()
+        self._keeper = Gatekeeper(registry, bounds=self.config.bounds, budget=self.config.budget, check=check)
+        self._owner = f"learner {os.getpid()} on {socket.gethostname()}"
+        self._tally: Tally | None = None
+        self._games: dict[str, GameLearner] = {}
+        self._next_games_s = self._next_save_s = 0.0
+        self._is_fenced = False
+        self._status: dict[str, Any] = {}
+        self._look_around()
+
+    def step(self) -> bool:
+        """One piece of work for every game; whether there was any. Fenced once another learner has taken over."""
+        if self._tally is None and not self._open():
+            return False
+        assert self._tally is not None
+        did = self._tally.follow()
+        try:
+            self._meet_games(self._tally)
+            for game in self._games.values():
+                did |= game.step()
+        except Fenced:
+            self._is_fenced = True
+            raise
+        if self._clock.monotonic() >= self._next_save_s:
+            self._save_tally()
+        self._look_around()
+        return did
+
+    def run(self, stop: Event) -> None:
+        """Repeat `step` until told to stop; Fenced ends it."""
+        while not stop.is_set():
+            try:
+                did = self.step()
+            except StorageFull as error:
+                _log.warning("disk_full", error=str(error), next="free some space; learning goes on by itself")
+                stop.wait(1.0)
+                continue
+            if not did:
+                stop.wait(_IDLE_S)
+
+    def status(self) -> dict[str, Any]:
+        """Where every game stands, as of the last step; may be asked by any thread."""
+        return self._status
+
+    def _look_around(self) -> None:
+        games = {name: game.status() for name, game in self._games.items()}
+        sums = {what: sum(game[what] for game in games.values()) for what in ("steps", "updates")}
+        self._status = {"owner": self._owner, "games": games, **sums}
+
+    # --- games ------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> bool:
+        """Whether there is a store by now."""
+        if not (self._data.store / "catalogue.sqlite").exists():
+            return False
+        self._tally = Tally(self._data.store)
+        path = self._data.root / "learner" / "tally.json"
+        if path.exists():
+            try:
+                self._tally.restore(json.loads(path.read_bytes()))
+            except (ValueError, KeyError, TypeError) as error:
+                _log.warning("tally_not_readable", error=repr(error)[:200], next="the store is counted again")
+                self._tally.close()
+                self._tally = Tally(self._data.store)
+        return True
+
+    def _meet_games(self, tally: Tally) -> None:
+        if self._clock.monotonic() < self._next_games_s:
+            return
+        self._next_games_s = self._clock.monotonic() + _NEW_GAMES_EVERY_S
+        means = Means(self._data, self._registry, self._keeper, tally, self.config, self._clock)
+        for name in self._registry.games():
+            if name in tally.schemas and name not in self._games:
+                self._games[name] = GameLearner(name, means, owner=self._owner)
+                _log.info("game", game=name, epoch=self._games[name].epoch)
+
+    def _save_tally(self) -> None:
+        self._next_save_s = self._clock.monotonic() + self.config.checkpoint_every_s
+        assert self._tally is not None
+        make_folder(self._data.root / "learner")
+        write_file(self._data.root / "learner" / "tally.json", json.dumps(self._tally.state()).encode())
+
+    def close(self) -> None:
+        """Keep what was learned, unless it is another's by now; may be called twice."""
+        for game in self._games.values():
+            if not self._is_fenced:
+                game.save()
+            game.close()
+        if self._tally is not None:
+            if not self._is_fenced:
+                self._save_tally()
+            self._tally.close()
+        self._games, self._tally = {}, None
+
+    def __enter__(self) -> "LearnerRole":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,249 @@
+"""The supervisor: starts roles as processes, restarts those that crash, and stops them in an order that loses nothing.
+
+DATA/roles/NAME.json      how a role stands, written every second: what `understudy status` reads
+DATA/roles/NAME.lock      held as long as somebody runs this role here
+"""
+
+import contextlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from understudy.app.roles.children import WRONG_USE, Child
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError
+from understudy.core.lock import FileLock
+
+_TICK_S = 0.05
+_WRITE_EVERY_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
+_STEADY_S = 20.0
+"""A role that has run this long is well: its next crash is its first."""
+_RATED = ("requests", "frames", "stored", "updates")
+
+Command = Callable[[Mapping[str, Any]], Sequence[str]]
+"""A role's command line; it is given what the role reported last, so that a gateway comes back on its port."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What a supervisor must know about a role."""
+
+    name: str
+    command: Command
+    drains_s: float
+    """How long it may take to finish its work before it is ended."""
+    is_needed: bool = True
+    """Whether the platform is ready only when this role is."""
+    stops_after: tuple[str, ...] = ()
+    """Roles that must have ended before this one is asked to stop."""
+    gives_way_with: int | None = None
+    """The exit code by which it says that somebody else does its work now: then it is not started again."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """How a role stands."""
+
+    role: Role
+    child: Child | None = None
+    state: str = "starting"
+    """starting, running, waiting (for its restart), stopping or ended."""
+    since_s: float = 0.0
+    restarts: int = 0
+    last_error: str = ""
+    started_s: float = 0.0
+    due_s: float = 0.0
+    crashes: int = 0
+    """In a row."""
+    last_report: Mapping[str, Any] = field(default_factory=dict)
+    samples: deque[tuple[float, Mapping[str, Any]]] = field(default_factory=lambda: deque(maxlen=6))
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        if self.child is not None and self.child.latest:
+            self.last_report = self.child.latest
+        return self.last_report
+
+    @property
+    def is_alive(self) -> bool:
+        return self.child is not None and self.child.exit_code is None
+
+    def rates(self) -> dict[str, float]:
+        """Counts a second over the last samples."""
+        if len(self.samples) < 2:
+            return {}
+        (first_s, first), (last_s, last) = self.samples[0], self.samples[-1]
+        passed_s = max(last_s - first_s, 1e-9)
+        return {
+            name: round(max(0.0, last[name] - first[name]) / passed_s, 2)
+            for name in _RATED if name in first and name in last
+        }  # fmt: skip
+
+    def to_json(self, now_s: float) -> dict[str, Any]:
+        return {
+            "role": self.role.name, "state": self.state,
+            "pid": self.child.pid if self.child is not None and self.is_alive else None,
+            "since_s": round(self.since_s, 3), "restarts": self.restarts, "last_error": self.last_error,
+            "at_s": round(now_s, 3), "supervisor": os.getpid(), "report": dict(self.report), "rates": self.rates(),
+        }  # fmt: skip
+
+
+Tell = Callable[[Standing, str], None]
+"""Hears what happens to a role, in words for people."""
+
+
+class Supervisor:
+    """Runs roles until it is told to stop; a context manager that leaves no process."""
+
+    def __init__(
+        self, roles: Sequence[Role], folder: Path, *, clock: Clock, tell: Tell,
+        log: Callable[[str, str], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`log` hears each line that a role writes to standard error, with the role's name, from a thread."""
+        self._folder, self._clock, self._tell, self._log = folder, clock, tell, log
+        self._written_s = 0.0
+        self.standings = {role.name: Standing(role, since_s=clock.now()) for role in roles}
+        with contextlib.ExitStack() as opened:
+            for role in roles:
+                lock = folder / f"{role.name}.lock"
+                opened.enter_context(FileLock(lock, what=f"the {role.name} of {folder.parent}", patience_s=0.5))
+            self._opened = opened.pop_all()
+
+    @property
+    def is_ready(self) -> bool:
+        return all(one.state == "running" for one in self.standings.values() if one.role.is_needed)
+
+    def step(self) -> None:
+        """Look after every role once; ConfigError when one cannot work as it is set up."""
+        for standing in self.standings.values():
+            self._look_after(standing)
+        if self._clock.monotonic() - self._written_s >= _WRITE_EVERY_S:
+            self._written_s = self._clock.monotonic()
+            for standing in self.standings.values():
+                standing.samples.append((self._written_s, dict(standing.report)))
+                self._write(standing)
+
+    def run(self, stop: Event, each: Callable[[], None] = lambda: None) -> None:
+        """Repeat `step`, and what else is due, until told to stop."""
+        while not stop.is_set():
+            self.step()
+            each()
+            self._clock.wait(stop, _TICK_S)
+
+    # --- one role ---------------------------------------------------------------------------------------------------
+
+    def _look_after(self, standing: Standing) -> None:
+        now_s = self._clock.monotonic()
+        if standing.child is None:
+            if now_s >= standing.due_s and standing.state != "ended":
+                self._start(standing)
+        elif not standing.is_alive:
+            self._ended(standing, now_s)
+        elif standing.state == "starting" and standing.child.latest:
+            self._becomes(standing, "running", f"runs (process {standing.child.pid})")
+        elif standing.crashes and now_s - standing.started_s > _STEADY_S:
+            standing.crashes = 0
+
+    def _start(self, standing: Standing) -> None:
+        name = standing.role.name
+        hear = None if self._log is None else partial(self._log, name)
+        standing.child = Child(name, standing.role.command(standing.report), on_log=hear)
+        standing.started_s = self._clock.monotonic()
+        standing.samples.clear()
+        standing.state = "starting"
+        self._write(standing)
+
+    def _ended(self, standing: Standing, now_s: float) -> None:
+        child = standing.child
+        assert child is not None
+        has_run, code = bool(standing.report), child.wait(1.0)
+        lines = child.errors.strip().splitlines()
+        standing.child, standing.last_error = None, _reason(code, lines[-1] if lines else "")
+        if code == WRONG_USE and not has_run:
+            raise ConfigError(lines[-1] if lines else f"the {standing.role.name} cannot work as it is set up")
+        if code is not None and code == standing.role.gives_way_with:
+            self._becomes(standing, "ended", f"gave way and is not started again: {lines[-1] if lines else ''}")
+            return
+        pause_s = min(_FIRST_PAUSE_S * 2**standing.crashes, _LONGEST_PAUSE_S)
+        standing.crashes, standing.restarts = standing.crashes + 1, standing.restarts + 1
+        standing.due_s = now_s + pause_s
+        self._becomes(standing, "waiting", f"{standing.last_error}; restart {standing.restarts} in {pause_s:.1f} s")
+
+    def _becomes(self, standing: Standing, state: str, said: str) -> None:
+        standing.state, standing.since_s = state, self._clock.now()
+        self._write(standing)
+        self._tell(standing, said)
+
+    def _write(self, standing: Standing) -> None:
+        path = self._folder / f"{standing.role.name}.json"
+        temporary = path.with_suffix(".json.tmp")
+        # A full disk must not take the roles down.
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(standing.to_json(self._clock.now())))
+            temporary.replace(path)
+
+    # --- stopping ---------------------------------------------------------------------------------------------------
+
+    def stop(self, at_once: Event | None = None) -> bool:
+        """Ask every role to finish, each when those before it have; whether all did, and none had to be ended."""
+        left = dict(self.standings)
+        asked_s: dict[str, float] = {}
+        all_finished = True
+        while left:
+            for name, standing in list(left.items()):
+                if not standing.is_alive:
+                    all_finished &= standing.state == "ended" or self._finished(standing)
+                    del left[name]
+                elif not set(standing.role.stops_after) & left.keys() and name not in asked_s:
+                    asked_s[name] = self._clock.monotonic()
+                    self._ask(standing)
+                elif name in asked_s and self._is_late(standing, asked_s[name], at_once):
+                    assert standing.child is not None
+                    standing.child.kill()
+            self._clock.wait(Event(), _TICK_S)
+        return all_finished
+
+    def _is_late(self, standing: Standing, asked_s: float, at_once: Event | None) -> bool:
+        waited_s = self._clock.monotonic() - asked_s
+        return waited_s > standing.role.drains_s or (at_once is not None and at_once.is_set())
+
+    def _ask(self, standing: Standing) -> None:
+        assert standing.child is not None
+        self._becomes(standing, "stopping", "is asked to finish")
+        standing.child.stop()
+
+    def _finished(self, standing: Standing) -> bool:
+        code = standing.child.wait(5.0) if standing.child else 0
+        if standing.child is not None and code:
+            lines = standing.child.errors.strip().splitlines()
+            standing.last_error = _reason(code, lines[-1] if lines else "")
+        self._becomes(standing, "ended", "has finished" if not code else standing.last_error)
+        return not code
+
+    def close(self) -> None:
+        """End whatever still runs, at once."""
+        for standing in self.standings.values():
+            if standing.child is not None and standing.is_alive:
+                standing.child.kill()
+                standing.child.wait(5.0)
+                standing.state = "ended"
+                self._write(standing)
+        self._opened.close()
+
+    def __enter__(self) -> "Supervisor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _reason(code: int | None, last_line: str) -> str:
+    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with {code}"
+    return f"{how}: {last_line[:300]}" if last_line and (code or 0) > 0 else how

@@ -1,0 +1,114 @@
+"""understudy.train: the Python way to a trained policy."""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from understudy.app.runs.choice import GameChoice, choice_of
+from understudy.app.runs.evaluation import AT_THE_END, held_out_seeds
+from understudy.app.runs.folder import RunFolder
+from understudy.app.runs.sinks import Feed, Feeds, both, sinks_named
+from understudy.app.runs.train import Run
+from understudy.app.runs.train import train as train_run
+from understudy.app.runs.video import check_video, film
+from understudy.app.runs.wanted import Wanted
+from understudy.core.errors import ConfigError
+from understudy.core.events import OnEvent
+from understudy.core.import_path import load
+from understudy.core.network import NetworkSpec
+
+MAX_VIDEOS = 1_000
+
+
+def train(
+    game: Any = None, *, algorithm: Any = None, preset: str | None = None, config: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None, network: Any = None, wrapper: Any = (),
+    env_kwargs: Mapping[str, Any] | None = None, frame_skip: int = 1, seed: int | None = None,
+    until: float | None = None, steps: int | None = None, eval_every: int | None = None,
+    init_from: str | Path | None = None, from_store: str | Path | None = None, out: str | Path | None = None,
+    resume: bool = False, video: int = 0, log: str | Sequence[str] = (), on_event: OnEvent | None = None,
+    on_complaint: Callable[[str], object] | None = None, began_s: float | None = None,
+) -> Run:  # fmt: skip
+    """A trained policy, and the folder of the run that made it; the words are those of `understudy train --help`.
+
+    `game` is a Gymnasium id, an env (it is copied, never touched) or a function that makes one. `algorithm` is a name,
+    an import path `module:Class` or a class. `network` is a tuple of widths, a NetworkSpec or the import path of one.
+    `on_event` gets every event of `understudy.events`; it may return `understudy.Stop` to end the run in good order.
+    `on_complaint` gets what went wrong with a log, which never stops a run. `began_s`, by `time.perf_counter`, is when
+    somebody began to wait for the first round; by default, when this was called.
+    """
+    began_s = time.perf_counter() if began_s is None else began_s
+    single = {**(settings or {}), **{name: value for name, value in (("steps", steps), ("eval_every", eval_every))
+                                     if value is not None}}  # fmt: skip
+    wanted = Wanted(
+        algorithm=algorithm, preset=preset, config_file=_path(config), settings=single, network=network_from(network),
+        seed=seed, until=until, init_from=_path(init_from), from_store=_path(from_store),
+    )  # fmt: skip
+    wrappers = [wrapper] if isinstance(wrapper, str) or callable(wrapper) else list(wrapper)
+    choice = None
+    if game is not None:
+        choice = GameChoice(game=game, env_kwargs=env_kwargs or {}, wrappers=wrappers, frame_skip=frame_skip)
+    if on_event is not None and not callable(on_event):
+        raise ConfigError(f"on_event is {on_event!r}; give a function that takes an event, such as print")
+    opened = sinks_named(log) if log else {}
+    if type(video) is not int or not 0 <= video <= MAX_VIDEOS:
+        raise ConfigError(f"video is {video!r}; give how many episodes to film, from 0 to {MAX_VIDEOS}")
+    if video:
+        check_video(_as_it_was(choice, out))
+    feeds = Feeds([Feed(name, open_sink) for name, open_sink in opened.items()])
+    try:
+        run = train_run(
+            choice, wanted, out=_path(out), resume=resume, on_event=both(feeds, on_event), began_s=began_s
+        )  # fmt: skip
+        feeds.close()
+    finally:
+        feeds.close(timeout_s=1.0)
+        for complaint in feeds.complaints:
+            (on_complaint or warnings.warn)(complaint)
+    return _filmed(run, choice, video)
+
+
+def _filmed(run: Run, choice: GameChoice | None, video: int) -> Run:
+    if not video:
+        return run
+    choice = _as_it_was(choice, run.folder)
+    seeds = held_out_seeds(video, series=AT_THE_END)
+    paths = film(choice, run.policy, run.folder / "videos", seeds=seeds)
+    return replace(run, result={**run.result, "videos": [str(path) for path in paths]})
+
+
+def _as_it_was(choice: GameChoice | None, out: str | Path | None) -> GameChoice:
+    if choice is not None and (out is None or not RunFolder(Path(out)).exists):
+        return choice
+    return choice_of(RunFolder(_must(out)).facts(), choice)
+
+
+def network_from(given: Any) -> NetworkSpec | tuple[int, ...] | None:
+    """Widths or a spec, from either, from `64,64`, or from the import path of a spec."""
+    if given is None or isinstance(given, NetworkSpec):
+        return given
+    if isinstance(given, str) and ":" in given:
+        found = load(given, what="network")
+        if not isinstance(found, NetworkSpec):
+            raise ConfigError(f"network {given!r} is a {type(found).__name__}; give the path of a NetworkSpec")
+        return found
+    try:
+        widths = tuple(int(one) for one in (given.split(",") if isinstance(given, str) else given))
+    except (TypeError, ValueError):
+        widths = ()
+    if not widths or min(widths) < 1:
+        raise ConfigError(f"network is {given!r}; give the widths of its layers, such as 64,64")
+    return widths
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
+def _must(out: str | Path | None) -> Path:
+    if out is None:
+        raise ConfigError("which game? give a Gymnasium id, such as CartPole-v1")
+    return Path(out)

@@ -1,0 +1,238 @@
+"""A training from its first step to its result: rounds, evaluations, checkpoints, in this order and no other."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from understudy.app.runs.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Judge
+from understudy.app.runs.folder import RunFolder
+from understudy.app.runs.settings import RunPart
+from understudy.core.errors import LearningFailed
+from understudy.core.events import CheckpointSaved, Episode, Evaluation, Event, Guarded, OnEvent, Stop
+from understudy.core.policy import Policy
+from understudy.core.statistics import mean
+from understudy.core.tensors import Array
+from understudy.learn.checkpoint import Checkpoint, Checkpoints
+from understudy.learn.learner import Learner
+
+MAX_RESTORES = 3
+FINAL_EPISODES = 100
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Where the time went, in seconds."""
+
+    train_s: float = 0.0
+    eval_s: float = 0.0
+    compile_s: float = 0.0
+    startup_s: float = 0.0
+
+
+class Engine(Protocol):
+    """What turns rounds into weights; `steps` are env steps, or updates where nothing is played."""
+
+    learner: Learner
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def env_steps(self) -> int: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def is_done(self) -> bool: ...
+    def step(self) -> bool: ...
+    def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]: ...
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None: ...
+    def go_back(self, arrays: Mapping[str, Array]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Training:
+    """Repeats rounds until the steps are done, the goal is reached, or somebody says stop."""
+
+    def __init__(
+        self, engine: Engine, folder: RunFolder, part: RunPart, *, judge: Judge, until: float | None,
+        on_event: OnEvent | None, extensions: int = 0,
+    ) -> None:  # fmt: skip
+        """`extensions`: how often the run had ended before, and was asked to go on."""
+        self.engine, self.folder, self._part = engine, folder, part
+        self._judge, self._until, self._listener = judge, until, on_event
+        self._extensions = extensions
+        self.checkpoints = Checkpoints(folder.checkpoints)
+        self.clocks, self.resumed_at_step = Clocks(), 0
+        self.best_mean, self.is_solved = -math.inf, False
+        self._final: Array | None = None
+        self.episodes = self.guarded_chunks = 0
+        self._recent: deque[float] = deque(maxlen=100)
+        self._next_eval, self._next_checkpoint = part.eval_every, 0
+        self._restores = self.confirmations = 0
+        self._best_extension = 0
+        """How often the run had been extended when its best policy was found."""
+        self._asked_to_stop = False
+        self.judged_steps = -1
+        """When the last evaluation was."""
+
+    def hear(self, event: Event) -> None:
+        """Every event of the run passes here."""
+        if isinstance(event, Episode):
+            self._recent.append(event.return_)
+            self.episodes += 1
+        if isinstance(event, Guarded):
+            self.guarded_chunks += len(event.chunks)
+            self.folder.add_guarded(event)
+        if self._listener is not None and self._listener(event) is Stop:
+            self._asked_to_stop = True
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train to the end; an exception or a kill leaves the last checkpoint to go on from."""
+        while not (self.engine.is_done or self.is_solved or self._asked_to_stop):
+            self.step()
+        if self.judged_steps != self.engine.steps:
+            self._evaluate()
+        self._save()  # also where it is solved: it may be asked to go on from here
+
+    def step(self) -> None:
+        """One round, then what is due after it."""
+        started_s, began_at = time.perf_counter(), self.engine.steps
+        compiled_s = self.engine.learner.compile_s
+        is_fine = self.engine.step()
+        compiled_s = self.engine.learner.compile_s - compiled_s
+        self.clocks.compile_s += compiled_s
+        self.clocks.train_s += time.perf_counter() - started_s - compiled_s
+        if not is_fine:
+            self._go_back()
+        if self.engine.steps >= self._next_eval:
+            self._evaluate()
+        # Before the mark would be passed: whoever is killed repeats no more than an interval.
+        if 2 * self.engine.steps - began_at > self._next_checkpoint and not self.is_solved:
+            started_s = time.perf_counter()
+            self._save()
+            self.clocks.train_s += time.perf_counter() - started_s
+
+    def _evaluate(self) -> None:
+        started_s, env_steps = time.perf_counter(), self.engine.steps
+        self._next_eval, self.judged_steps = env_steps + self._part.eval_every, env_steps
+        played = self._judge.returns(self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING)
+        if played is None or not len(returns := self._finite(played)):
+            return
+        found, is_whole = mean(returns), len(returns) == len(played)
+        is_best = is_whole and found.value > self.best_mean
+        if is_best:
+            self.best_mean, self._best_extension = found.value, self._extensions
+            self.folder.save_policy("best", self.engine.policy)
+        if is_whole and self._until is not None and found.value >= self._until:
+            self._confirm(self._until)
+        self.clocks.eval_s += time.perf_counter() - started_s
+        recent = [value for value in self._recent if math.isfinite(value)]
+        low, high = (math.nan if end is None else end for end in (found.low, found.high))
+        self.folder.add_to_curve({
+            "env_steps": env_steps, "updates": self.engine.learner.counts.updates, "train_s": self.clocks.train_s,
+            "return_mean": found.value, "return_low": low, "return_high": high,
+            "train_return": float(np.mean(recent)) if recent else math.nan,
+        })  # fmt: skip
+        self.hear(Evaluation(
+            env_steps=env_steps, returns=returns.tolist(), mean=found.value, low=found.low, high=found.high,
+            is_best=is_best,
+        ))  # fmt: skip
+
+    def _confirm(self, until: float) -> None:
+        """Whoever reaches the goal must reach it on seeds that were never used before; only then the run is solved."""
+        returns = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
+        self.confirmations += 1
+        if returns is not None and returns.mean() >= until:
+            self.is_solved, self._final = True, returns
+            self.folder.save_policy("best", self.engine.policy)
+
+    def final_returns(self) -> Array | None:
+        """100 episodes of the best policy on seeds that no evaluation before has used; None unless all are finite.
+
+        Of a run that is solved, they are those that confirmed it.
+        """
+        if self._final is None:
+            # The same policy has the same seeds, however often its run is extended: there is one last test, not many.
+            self._final = self._hundred(self.folder.policy(), series=AT_THE_END, attempt=self._best_extension)
+            # The goal counts when it was reached twice: in an evaluation, and here.
+            if self._final is not None and self._until is not None:
+                self.is_solved = min(self.best_mean, float(self._final.mean())) >= self._until
+        return self._final
+
+    def _hundred(self, policy: Policy, *, series: int, attempt: int = 0) -> Array | None:
+        returns = self._judge.returns(policy, episodes=FINAL_EPISODES, series=series, attempt=attempt)
+        return None if returns is None or len(self._finite(returns)) < len(returns) else returns
+
+    def _finite(self, returns: Array) -> Array:
+        """Without what a game said that is NaN or infinite, which is told."""
+        is_finite = np.isfinite(returns)
+        if not is_finite.all():
+            self.hear(Guarded(
+                env_steps=self.engine.steps, what=f"{(~is_finite).sum()} of {len(returns)} evaluated episodes returned "
+                "NaN or infinity: they are left out, and the others count neither as best nor towards the goal",
+            ))  # fmt: skip
+        return returns[is_finite]
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        env_steps = self.engine.steps
+        self._next_checkpoint = env_steps + self._part.checkpoint_every
+        arrays, facts = self.engine.checkpoint()
+        # Returns may be anything a game says, also what JSON cannot: NaN, infinities.
+        arrays |= {"training.best_mean": np.array(self.best_mean), "training.recent": np.array(self._recent, float)}
+        if self._final is not None:
+            arrays["training.final"] = self._final
+        facts["training"] = {
+            "is_solved": self.is_solved, "extensions": self._extensions,
+            "next_eval": self._next_eval, "judged_steps": self.judged_steps, "episodes": self.episodes,
+            "guarded_chunks": self.guarded_chunks,
+            "restores": self._restores, "confirmations": self.confirmations,
+            "best_extension": self._best_extension,
+            "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s, "compile_s": self.clocks.compile_s,
+        }  # fmt: skip
+        path = self.checkpoints.save(Checkpoint(env_steps, arrays, facts))
+        self.folder.save_policy("last", self.engine.policy)
+        self.hear(CheckpointSaved(env_steps=env_steps, path=str(path)))
+
+    def resume(self) -> bool:
+        """Go on from the newest checkpoint; False when there is none yet."""
+        checkpoint = self.checkpoints.latest()
+        if checkpoint is None:
+            return False
+        self.engine.restore(checkpoint.arrays, checkpoint.facts)
+        facts = checkpoint.facts["training"]
+        self.best_mean = float(checkpoint.arrays["training.best_mean"])
+        self._recent.extend(checkpoint.arrays["training.recent"].tolist())
+        self._next_eval, self.judged_steps = facts["next_eval"], facts["judged_steps"]
+        self.episodes, self._restores = facts["episodes"], facts["restores"]
+        self.guarded_chunks = facts["guarded_chunks"]
+        self.confirmations, self._best_extension = facts["confirmations"], facts.get("best_extension", 0)
+        self.clocks.compile_s = facts.get("compile_s", 0.0)
+        self.clocks.train_s, self.clocks.eval_s = facts["train_s"], facts["eval_s"]
+        if facts.get("is_solved") and facts["extensions"] == self._extensions:
+            # It was killed between its last checkpoint and its result; nobody has asked for more.
+            self.is_solved, self._final = True, checkpoint.arrays["training.final"]
+        self.resumed_at_step = checkpoint.env_steps
+        self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every
+        return True
+
+    def _go_back(self) -> None:
+        checkpoint, self._restores = self.checkpoints.latest(), self._restores + 1
+        if checkpoint is None or self._restores > MAX_RESTORES:
+            raise LearningFailed(
+                f"updates stay not finite after {self._restores - 1} restores; look at the rewards and observations, "
+                "or lower learning_rate"
+            )
+        self.engine.go_back(checkpoint.arrays)
+        self.hear(Guarded(
+            env_steps=self.engine.steps,
+            what=f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} restored, "
+            "learning rate halved",
+        ))  # fmt: skip

@@ -1,0 +1,114 @@
+"""Videos: episodes of a policy as animated GIFs, from an env that renders into arrays."""
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import DependencyNotInstalled
+from gymnasium.vector import SyncVectorEnv
+
+from understudy.act.plain import MASK
+from understudy.app.runs.choice import GameChoice
+from understudy.core.errors import ConfigError, MissingExtra
+from understudy.core.log import make_folder, write_file
+from understudy.core.policy import Policy
+from understudy.core.tensors import Array
+
+MAX_FPS = 25
+MAX_SIDE = 400
+"""Pixels; larger frames are scaled down."""
+MAX_FRAMES = 1_500
+"""Frames kept of one episode: a minute at the highest rate."""
+
+Env = gymnasium.Env[Any, Any]
+
+
+def check_video(choice: GameChoice) -> None:
+    """ConfigError, or MissingExtra, when this game cannot be filmed; asked before a run, not after it."""
+    with rendering(choice) as env:
+        env.reset(seed=0)
+        frame_of(env, choice)
+
+
+def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[int]) -> list[Path]:
+    """One GIF for each seed in the folder, each there as a whole or not at all."""
+    make_folder(folder.absolute())
+    paths = []
+    with rendering(choice) as env:
+        every, fps = _pace(env)
+        for number, seed in enumerate(seeds, start=1):
+            frames = list(_episode(env, choice, policy, seed=seed, every=every))
+            paths.append(folder / f"episode-{number}.gif")
+            write_file(paths[-1], _gif(frames, fps=fps), mode=0o644)
+    return paths
+
+
+@contextlib.contextmanager
+def rendering(choice: GameChoice) -> Iterator[Env]:
+    """An env of this game that renders into arrays; ConfigError or MissingExtra where there is none."""
+    if choice.is_named:
+        choice = replace(choice, env_kwargs={**choice.env_kwargs, "render_mode": "rgb_array"})
+    with contextlib.closing(choice.make(1)) as envs:
+        mode = envs.envs[0].render_mode if isinstance(envs, SyncVectorEnv) else None
+        if not isinstance(envs, SyncVectorEnv) or mode != "rgb_array":
+            raise ConfigError(
+                f"{choice.name} does not render into arrays (its render_mode is {mode!r}); make it with "
+                "render_mode='rgb_array', or leave out video"
+            )
+        try:
+            yield envs.envs[0]
+        except (DependencyNotInstalled, ImportError) as error:
+            raise MissingExtra(f"{choice.name} cannot be filmed: {error}; install that, or leave out video") from error
+
+
+def frame_of(env: Env, choice: GameChoice) -> Array:
+    """What an env shows now, as uint8[height, width, 3]."""
+    frame = env.render()
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        raise ConfigError(
+            f"{choice.name} cannot be filmed: render() gave {getattr(frame, 'shape', type(frame).__name__)}, wanted is "
+            "uint8[height, width, 3]; leave out video"
+        )
+    return frame
+
+
+def _pace(env: Env) -> tuple[int, float]:
+    """Keep one frame of how many, and the frames a second that are left."""
+    fps = float(env.metadata.get("render_fps") or 30.0)
+    every = max(1, round(fps / MAX_FPS))
+    return every, fps / every
+
+
+def _episode(env: Env, choice: GameChoice, policy: Policy, *, seed: int, every: int) -> Iterator[Any]:
+    player = policy.player()
+    obs, info = env.reset(seed=seed)
+    is_over = False
+    for step in range(MAX_FRAMES * every):
+        if step % every == 0 or is_over:
+            yield _small(frame_of(env, choice))
+        if is_over:
+            return
+        obs, _, terminated, truncated, info = env.step(player.act(obs, legal=info.get(MASK)))
+        is_over = bool(terminated or truncated)
+
+
+def _small(frame: Array) -> Any:
+    from PIL import Image  # comes with matplotlib
+
+    image = Image.fromarray(frame)
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    # A palette at once: an episode of full frames would fill the memory.
+    return image.quantize(colors=128)
+
+
+def _gif(frames: Sequence[Any], *, fps: float) -> bytes:
+    made = io.BytesIO()
+    frames[0].save(
+        made, format="GIF", save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0
+    )  # fmt: skip
+    return made.getvalue()

@@ -1,0 +1,199 @@
+"""Tally: what a growing store says about its games: which schemas are played, who allows learning, what bots return.
+
+It reads from a cursor and can be written down, so nothing is counted twice. An episode counts for a model when its note
+names it, when it was seen from its first step to its end, and when nobody else decided in it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.core.chunk import By, Chunk, RowKind
+from understudy.core.frame import FrameKind
+from understudy.core.meta import EpisodeNote
+from understudy.core.ports import Cursor, Stored
+from understudy.stores.view import StoreView
+
+_MAX_EPISODES = 4_096
+"""Kept of each model; the gate decides long before."""
+_MAX_MODELS = 64
+_SILENT_S = 86_400.0
+"""An episode that was not heard of for so long is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One episode that a model played to its end."""
+
+    arrival_no: int
+    """Of the chunk it ended in: the order in which episodes became known."""
+    begun_s: float
+    return_: float
+
+
+@dataclass(slots=True)
+class _Open:
+    """An episode whose end was not seen yet."""
+
+    next_chunk: int
+    begun_s: float
+    heard_s: float
+    total: float
+    model: str | None
+    is_whole: bool
+    """Whether it was one model's alone, and nothing of it is missing."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What is stored under one schema of a game."""
+
+    first_arrival: int
+    steps: Counter[str] = field(default_factory=Counter)
+    """By consent, as they came; those of actors are under `actor`."""
+
+
+class Tally:
+    """Follows one store for all of its games; not thread-safe."""
+
+    def __init__(self, store: Path) -> None:
+        self._view = StoreView(store)
+        self._cursor: Cursor | None = None
+        self._open: dict[str, _Open] = {}
+        self._played: dict[str, deque[Played]] = {}
+        self.schemas: dict[str, dict[str, Recorded]] = {}
+        """By game and schema."""
+
+    def follow(self, *, max_items: int = 4_096) -> bool:
+        """Read on; whether there was anything new."""
+        page = self._view.tail(self._cursor, max_items=max_items, wait_s=0.0)
+        self._cursor = page.cursor
+        for item in page.items:
+            if isinstance(item, Stored):
+                if item.chunk is not None:
+                    self._take(item, item.chunk)
+                elif item.frame.kind is FrameKind.CLOSE:
+                    self._open.pop(str(item.frame.session), None)
+        return bool(page.items)
+
+    def returns(self, model: str, *, since_s: float) -> list[Played]:
+        """Episodes of a model that began since then, in the order in which they became known.
+
+        Both sides of a comparison are cut alike: an episode that began earlier counts for nobody.
+        """
+        return [one for one in self._played.get(model, ()) if one.begun_s >= int(since_s)]
+
+    def schema(self, game: str, *, min_steps: int) -> str | None:
+        """What is played now: the newest schema with that many steps, else the one with most of them."""
+        known = self.schemas.get(game)
+        if not known:
+            return None
+        ripe = [name for name, one in known.items() if one.steps.total() >= min_steps]
+        if ripe:
+            return max(ripe, key=lambda name: known[name].first_arrival)
+        return max(known, key=lambda name: known[name].steps.total())
+
+    # --- episodes ---------------------------------------------------------------------------------------------------
+
+    def _take(self, item: Stored, chunk: Chunk) -> None:
+        meta = chunk.meta
+        recorded = self.schemas.setdefault(meta.game, {}).setdefault(meta.schema, Recorded(item.arrival_no))
+        recorded.steps["actor" if meta.kind == "actor" else meta.consent] += meta.n_steps
+        if meta.kind == "actor":
+            return
+        session, heard_s = str(meta.session), float(item.frame.received_s)
+        running = self._open.pop(session, None)
+        for piece in _pieces(chunk):
+            if piece.is_first:
+                running = _Open(meta.chunk_no, heard_s, heard_s, 0.0, None, True)
+            elif running is None or running.next_chunk != meta.chunk_no:
+                running = _Open(meta.chunk_no, heard_s, heard_s, 0.0, None, False)
+            _add(running, piece)
+            if piece.has_ended:
+                self._count(item.arrival_no, running)
+            running.next_chunk, running.heard_s = meta.chunk_no + 1, heard_s
+        # Only an episode that goes on is remembered.
+        if running is not None and not piece.has_ended and not piece.note.cut:
+            self._open[session] = running
+            self._give_up(heard_s)
+
+    def _count(self, arrival_no: int, ended: _Open) -> None:
+        if not ended.is_whole or ended.model is None:
+            return
+        if ended.model not in self._played:
+            while len(self._played) >= _MAX_MODELS:
+                del self._played[next(iter(self._played))]
+            self._played[ended.model] = deque(maxlen=_MAX_EPISODES)
+        self._played[ended.model].append(Played(arrival_no, ended.begun_s, ended.total))
+
+    def _give_up(self, now_s: float) -> None:
+        oldest = next(iter(self._open))
+        if self._open[oldest].heard_s < now_s - _SILENT_S:
+            del self._open[oldest]
+
+    # --- resume -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as plain values."""
+        return {
+            "cursor": self._cursor,
+            "open": {name: [one.next_chunk, one.begun_s, one.heard_s, one.total, one.model, one.is_whole]
+                     for name, one in self._open.items()},
+            "played": {model: [[one.arrival_no, one.begun_s, one.return_] for one in played]
+                       for model, played in self._played.items()},
+            "schemas": {game: {name: [one.first_arrival, dict(one.steps)] for name, one in known.items()}
+                        for game, known in self.schemas.items()},
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._cursor = None if state["cursor"] is None else Cursor(state["cursor"])
+        self._open = {name: _Open(*fields) for name, fields in state["open"].items()}
+        self._played = {
+            model: deque((Played(*fields) for fields in played), maxlen=_MAX_EPISODES)
+            for model, played in state["played"].items()
+        }
+        self.schemas = {
+            game: {name: Recorded(first, Counter(steps)) for name, (first, steps) in known.items()}
+            for game, known in state["schemas"].items()
+        }
+
+    def close(self) -> None:
+        self._view.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one chunk holds of one episode."""
+
+    note: EpisodeNote
+    is_first: bool
+    has_ended: bool
+    total: float
+    is_by_bot: bool
+
+
+def _pieces(chunk: Chunk) -> Iterator[_Piece]:
+    columns, notes = chunk.columns, chunk.meta.episodes
+    by = columns.get("by")
+    for number, note in enumerate(notes):
+        rows = slice(note.row, notes[number + 1].row if number + 1 < len(notes) else chunk.n_rows)
+        is_step = columns["row"][rows] == RowKind.STEP
+        others = by is not None and bool(np.isin(by[rows][is_step], (By.PERSON, By.SCRIPT)).any())
+        yield _Piece(
+            note, bool(columns["is_first"][note.row]), bool(columns["row"][rows][-1] == RowKind.FINAL),
+            float(columns["reward"][rows][is_step].astype(np.float64).sum()), not others,
+        )  # fmt: skip
+
+
+def _add(running: _Open, piece: _Piece) -> None:
+    running.total += piece.total
+    # A client may name the model only in the chunks after the bot's first decision.
+    if running.model is not None and piece.note.model != running.model:
+        running.is_whole = False
+    running.model = piece.note.model or running.model
+    running.is_whole &= piece.is_by_bot

@@ -1,0 +1,46 @@
+"""People who play rally against the bot: what is recorded of both seats, and who is counted as winner."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.client.fakes import MemoryLink, chunks
+from understudy.act.vector import game_of, make_envs
+from understudy.app.crowd.match import Match
+from understudy.client.connect import connect
+from understudy.core.chunk import By, RowKind
+from understudy.core.errors import ConfigError
+
+
+def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: Path):
+    link, spec = MemoryLink(), game_of(make_envs("rally", 1))
+    with connect(spec=spec, link=link, spool=tmp_path, consent="granted", linger_s=0.02) as game:
+        people = [Match(game, f"person-{at}", "rally", np.random.default_rng(at)) for at in range(4)]
+        for _ in range(400):
+            for person in people:
+                person.step()
+        scores = [person.view()["score"] for person in people]
+        assert {person.view()["seat"] for person in people} == {0, 1}
+        assert not any(person.points for person in people), "nobody has met a bot yet"
+    steps, won, results = Counter[int](), Counter[tuple[str, int]](), Counter[str]()
+    for frames in link.by_session().values():
+        for chunk in chunks(frames):
+            is_step = chunk.columns["row"] == RowKind.STEP
+            (by,) = set(chunk.columns["by"][is_step].tolist())
+            steps[by] += int(is_step.sum())
+            (match,) = {note.match for note in chunk.meta.episodes}
+            (seat,) = {note.seat for note in chunk.meta.episodes}
+            won[match or "", seat] += int(chunk.columns["reward"][is_step].sum())
+            results.update(str(note.result) for note in chunk.meta.episodes if note.result)
+    assert steps[By.PERSON] == steps[By.SCRIPT] > 1_500
+    assert len({match for match, _ in won}) == 4
+    assert all(won[match, 0] == -won[match, 1] for match, _ in won)
+    assert sum(sum(score) for score in scores) == results["win"] == results["loss"] > 10
+
+
+def test_other_games_have_one_seat(tmp_path: Path):
+    spec = game_of(make_envs("CartPole-v1", 1))
+    with connect(spec=spec, link=MemoryLink(), spool=tmp_path) as game, pytest.raises(ConfigError, match="one seat"):
+        Match(game, "person-0", "CartPole-v1", np.random.default_rng(0))
