@@ -2084,20 +2084,24 @@ class Bots {
       if (!kept) return;
       this._seen = { champion: Number(kept.seen?.champion) || 0, canary: Number(kept.seen?.canary) || 0 };
       if (!kept.casting) return;
-      const raw = (/** @type {string} */ sha) => {
-        const text = this._shelf.read(`policy/${sha}`);
-        return typeof text === "string" ? fromBase64(text) : null;
-      };
       const news = castingOf(kept.casting);
-      const trust = this._trusted([]);
-      const champion = await this._opened(news, "champion", trust, async (manifest) => raw(manifest.policy_sha256));
-      const canary = await this._opened(news, "canary", trust, async (manifest) => raw(manifest.policy_sha256)).catch(() => null);
+      const champion = await this._restored(news.champion_release);
+      const canary = await this._restored(news.canary_release).catch(() => null);
       this._after = this._goodNumber = news.number;
       this._show({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
     } catch (error) {
       this._refuse(error);
       this._after = this._goodNumber = 0;
     }
+  }
+
+  /** A kept bot, whose pointer was obeyed when it was kept. @param {string | null} release @returns {Promise<Bot | null>} */
+  async _restored(release) {
+    if (release === null) return null;
+    const manifest = await this.manifest(release, this._trusted([]));
+    const text = this._shelf.read(`policy/${manifest.policy_sha256}`);
+    if (typeof text !== "string") throw new Refused("bad_hash", `the policy of model ${manifest.model_no} is gone; it is fetched again`);
+    return opened(manifest, fromBase64(text));
   }
 
   /** Ask for news for ever. */
@@ -2164,7 +2168,7 @@ class Bots {
    * @param {Casting} news
    * @param {Alias} alias
    * @param {readonly string[]} trust
-   * @param {(manifest: any) => Promise<Uint8Array | null>} fetched
+   * @param {(manifest: any) => Promise<Uint8Array>} fetched
    * @returns {Promise<Bot | null>}
    */
   async _opened(news, alias, trust, fetched) {
@@ -2193,7 +2197,6 @@ class Bots {
     const here = [this._stage.champion, this._stage.canary].find((bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest));
     if (here) return here;
     const raw = await fetched(manifest);
-    if (!raw) throw new Refused("bad_hash", `the policy of model ${manifest.model_no} is gone; it is fetched again`);
     const bot = opened(manifest, raw);
     if (raw.length <= MAX_SHELVED_POLICY) this._shelf.write(`policy/${manifest.policy_sha256}`, toBase64(raw));
     return bot;
@@ -2220,7 +2223,9 @@ class Bots {
   /** A model by its number, checked like every other, for whoever wants to play against an older one. @param {number} modelNo */
   async model(modelNo) {
     const { raw } = await this._link.ask("GET", `/models/${modelNo}`);
-    const manifest = await this.manifest(String(/** @type {any} */ (jsonOf(raw))?.signed), this._trusted([]));
+    let trust = this._trusted([]);
+    if (!trust.length) trust = this._trusted(castingOf(jsonOf((await this._link.ask("GET", "/bot")).raw)).trust);
+    const manifest = await this.manifest(String(/** @type {any} */ (jsonOf(raw))?.signed), trust);
     if (manifest.model_no !== modelNo) throw new Refused("bad_entry", `model ${modelNo} was asked for, ${manifest.model_no} came`);
     return opened(manifest, (await this._link.ask("GET", `/models/${modelNo}/policy`, { waitS: 50 })).raw);
   }

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tests.clients.nodes import ask, needs_node
+from tests.ingest.specs import KnownSpecs
 from understudy.core.chunk import By, Chunk, RowKind, chunk_of
 from understudy.core.clock import SystemClock
 from understudy.core.door import Door
-from understudy.core.frame import Frame, FrameKind, read_close
+from understudy.core.frame import Frame, FrameKind, read_close, read_drop
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.parcel import decode_parcel
 from understudy.core.session import Arrival, SessionState, admit
@@ -46,17 +47,6 @@ def spec_of(plan: dict[str, Any]) -> GameSpec:
     return game_spec("test", obs=obs, actions=plan["n"], has_legal=plan.get("hasLegal", False))
 
 
-class OneSpec:
-    def __init__(self, spec: GameSpec) -> None:
-        self._spec = spec
-
-    def spec(self, game: str, schema: str) -> GameSpec | None:
-        return self._spec if (game, schema) == (self._spec.game, self._spec.schema) else None
-
-    def knows(self, game: str) -> bool:
-        return game == self._spec.game
-
-
 @pytest.fixture(scope="module")
 def played() -> dict[str, Any]:
     plans = [
@@ -83,7 +73,7 @@ def taken(spec: GameSpec, parcels: list[str]) -> tuple[dict[uuid.UUID, list[Chun
         assert len(frames) == len(parcel.frames)
         for frame in door.admit(frames, parcel.players):
             assert isinstance(frame, Frame), frame
-            checked = check(frame.encode(), specs=OneSpec(spec), received_s=frame.received_s)
+            checked = check(frame.encode(), specs=KnownSpecs(spec), received_s=frame.received_s)
             assert checked.outcome == "candidate", checked.refusal
             known = seen.setdefault((frame.session, frame.chunk_no), frame)
             if known is not frame:
@@ -91,18 +81,22 @@ def taken(spec: GameSpec, parcels: list[str]) -> tuple[dict[uuid.UUID, list[Chun
                 again += 1
                 continue
             chunk = chunk_of(frame) if frame.kind is FrameKind.DATA else None
+            drop = read_drop(frame) if frame.kind is FrameKind.DROP else None
             state: SessionState | None = states.get(frame.session)
             arrival = Arrival(
                 number=frame.chunk_no, player=frame.player, received_s=frame.received_s,
-                kind="data" if chunk else "close", first_step=chunk.meta.first_step if chunk else -1,
-                n_steps=chunk.meta.n_steps if chunk else 0,
+                kind="data" if chunk else "drop" if drop else "close",
+                first_step=chunk.meta.first_step if chunk else -1,
+                n_steps=chunk.meta.n_steps if chunk else drop.n_steps if drop else 0,
+                dropped=drop.ranges if drop else (),
             )  # fmt: skip
             states[frame.session], verdict = admit(state, arrival)
             assert verdict == ""
             if chunk:
                 chunks[frame.session].append(chunk)
-            else:
-                assert read_close(frame).n_steps == states[frame.session].n_steps
+            elif not drop:
+                now = states[frame.session]
+                assert read_close(frame).n_steps == now.n_steps + now.dropped_steps
     assert all(state.closed and state.missing() == () for state in states.values())
     return chunks, players, again
 

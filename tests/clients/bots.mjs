@@ -1,0 +1,77 @@
+// Shows the client what platforms tell about their bots, good and forged, and prints who plays after each.
+import { readFileSync } from "node:fs";
+import { checkSigned, connect } from "../../clients/js/understudy.js";
+
+const given = JSON.parse(readFileSync(0, "utf8"));
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** Something like localStorage. */
+function storage() {
+  const kept = new Map();
+  return {
+    kept, get length() { return kept.size; }, key: (at) => [...kept.keys()][at] ?? null, getItem: (key) => kept.get(key) ?? null,
+    setItem: (key, value) => void kept.set(key, value), removeItem: (key) => void kept.delete(key),
+  }; // prettier-ignore
+}
+
+/** A platform that tells what it is told to tell. */
+function platform() {
+  const state = { casting: null, policies: {}, isDown: false, asked: -1 };
+  const answer = (status, body) => new Response(body, { status });
+  state.fetch = async (url, { method, signal }) => {
+    if (state.isDown) throw new TypeError("down");
+    if (method === "PUT") return answer(200, "{}");
+    const policy = /\/models\/(\d+)\/policy$/.exec(url);
+    if (policy) return answer(200, Buffer.from(state.policies[policy[1]] ?? "", "hex"));
+    const model = /\/models\/(\d+)$/.exec(url);
+    if (model) return answer(200, JSON.stringify({ model_no: Number(model[1]), signed: state.models[model[1]] }));
+    const after = Number(/after=(\d+)/.exec(url)?.[1] ?? -1);
+    state.asked = after;
+    while (!(state.casting && state.casting.number > after)) {
+      if (signal.aborted) throw new TypeError("aborted");
+      await sleep(1);
+    }
+    return answer(200, JSON.stringify(state.casting));
+  };
+  return state;
+}
+
+async function scenario({ steps, spec }) {
+  const [kept, told, seen] = [storage(), platform(), []];
+  let [game, names, clockMs] = [null, [], 0];
+  for (const step of steps) {
+    if (step.spoil) for (const [key, value] of kept.kept) if (key.includes(step.spoil)) kept.kept.set(key, value.slice(0, value.length / 2));
+    if (step.start) {
+      await game?.close(1);
+      told.isDown = step.start.isOffline ?? false;
+      const how = { url: "http://127.0.0.1:1", key: "uk_x", spec, fetch: told.fetch, storage: kept, trust: step.start.trust ?? [] };
+      game = await connect(spec.game, { ...how, now: () => Date.now() + clockMs });
+      game.onBot((name) => names.push(name));
+    }
+    clockMs += 1000 * (step.afterS ?? 0);
+    if (step.tell) {
+      Object.assign(told, { casting: step.tell, policies: step.policies ?? told.policies, models: step.models ?? told.models });
+      const endMs = Date.now() + 5000;
+      while (told.asked < step.tell.number && Date.now() < endMs) await sleep(1);
+    }
+    const models = Array.from({ length: step.episodes ?? 1 }, () => {
+      const episode = game.episode();
+      const action = episode.act([0, 0], { otherwise: spec.action_names[0] ?? 0, deterministic: true });
+      episode.cancel();
+      return [episode.bot, action];
+    });
+    const { refusedBots, lastBotError } = game.stats();
+    const one = { bot: game.bot, refused: refusedBots, error: lastBotError, models, kept: [...kept.kept.keys()].map((key) => key.split("/").slice(2).join("/")) };
+    if (step.model) one.model = await game.model(step.model).then((bot) => bot.name, (error) => error.code);
+    seen.push(one);
+  }
+  await game?.close(1);
+  return { seen, names };
+}
+
+const checked = async ([text, trust]) => checkSigned(text, trust).then((entry) => ({ entry }), (error) => ({ code: error.code }));
+const found = {
+  checked: await Promise.all((given.signed ?? []).map(checked)),
+  scenarios: await Promise.all((given.scenarios ?? []).map(scenario)),
+};
+process.stdout.write(JSON.stringify(found), () => process.exit(0)); // exit alone would cut off what a pipe has not taken yet

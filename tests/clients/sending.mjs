@@ -1,0 +1,239 @@
+// What the sender does when answers are late, bad or missing; each scenario prints what it saw.
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
+import { connect } from "../../clients/js/understudy.js";
+
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const answer = (status, body) => new Response(status === 204 ? null : JSON.stringify(body), { status });
+const failure = (status, code, retry_after_s = null) => answer(status, { error: { code, detail: "told to", retry_after_s } });
+const ACCEPTED = { accepted: true, refused: null, retry_after_s: 0, error: "" };
+
+/** Session and number of each frame of a parcel. */
+function framesOf(raw) {
+  const [bytes, frames] = [Buffer.from(raw), []];
+  for (let at = 8 + bytes.readUInt32LE(4); at < bytes.length; at += 64 + bytes.readUInt32LE(at + 8)) {
+    frames.push({ kind: bytes[at + 5], chunkNo: Number(bytes.readBigUInt64LE(at + 32)) });
+  }
+  return frames;
+}
+
+function storage() {
+  const kept = new Map();
+  return {
+    kept, get length() { return kept.size; }, key: (at) => [...kept.keys()][at] ?? null, getItem: (key) => kept.get(key) ?? null,
+    setItem: (key, value) => void kept.set(key, value), removeItem: (key) => void kept.delete(key),
+  }; // prettier-ignore
+}
+
+/** A gateway whose answer to the n-th parcel is what `reply(frames, n)` gives; null: all accepted. */
+function door(reply = () => null) {
+  const log = { parcels: [], atMs: [], puts: 0 };
+  log.fetch = async (url, { method, body, signal }) => {
+    if (method === "PUT") return (log.puts += 1), log.isDown ? Promise.reject(new TypeError("down")) : answer(200, {});
+    if (url.includes("/bot")) {
+      while (!signal.aborted) await sleep(2);
+      throw new TypeError("aborted");
+    }
+    if (log.isDown) throw new TypeError("down");
+    const frames = framesOf(body);
+    log.parcels.push(Buffer.from(body).toString("hex"));
+    log.atMs.push(performance.now());
+    return (await reply(frames, log.parcels.length)) ?? answer(200, { acks: frames.map(() => ACCEPTED), keep_share: 1 });
+  };
+  return log;
+}
+
+const opened = (log, more = {}) =>
+  connect("test", { url: "http://127.0.0.1:1", key: "uk_x", obs: 3, actions: 4, fetch: log.fetch, consent: "granted", lingerS: 0.01, player: "ada", random: () => 0.01, ...more });
+
+function played(game, steps = 5) {
+  const episode = game.episode();
+  for (let at = 0; at < steps; at++) {
+    episode.acted([at, 0, 1], at % 4);
+    episode.reward(1);
+  }
+  episode.end([0, 0, 0]);
+}
+
+async function done(game, log, more = {}) {
+  const isAll = await game.close(10);
+  const { parcels, atMs, puts } = log;
+  return { isAll, stats: game.stats(), parcels, frames: parcels.map((raw) => framesOf(Buffer.from(raw, "hex"))), waits: atMs.slice(1).map((ms, at) => ms - atMs[at]), puts, ...more };
+}
+
+const scenarios = {
+  async later() {
+    const log = door((_, n) => (n === 1 ? failure(503, "busy", 0.3) : null));
+    const game = await opened(log);
+    played(game);
+    await game.flush();
+    return done(game, log);
+  },
+  async oneLater() {
+    const log = door((frames, n) => (n === 1 ? answer(200, { acks: frames.map((_, at) => (at ? ACCEPTED : { ...ACCEPTED, accepted: false, error: "full", retry_after_s: 0.1 })), keep_share: 1 }) : null));
+    const game = await opened(log, { lingerS: 5 });
+    game.setConsent("granted");
+    played(game);
+    game.setConsent("denied");
+    played(game);
+    await game.flush();
+    return done(game, log);
+  },
+  async refused() {
+    const log = door((frames, n) => (n === 1 ? answer(200, { acks: frames.map(() => ({ ...ACCEPTED, accepted: false, refused: "bad_rows: none of ours" })), keep_share: 1 }) : null));
+    const game = await opened(log);
+    played(game);
+    await game.flush();
+    played(game);
+    return done(game, log);
+  },
+  async tooLarge() {
+    const log = door((frames) => (frames.length > 2 ? failure(413, "too_large") : null));
+    const game = await opened(log, { lingerS: 5 });
+    for (let at = 0; at < 9; at++) {
+      game.setConsent(at % 2 ? "granted" : "denied");
+      played(game);
+    }
+    await game.flush();
+    return done(game, log);
+  },
+  async poison() {
+    const log = door((frames) => (frames.some(({ kind, chunkNo }) => kind === 0 && chunkNo === 3) ? failure(400, "bad_parcel") : null));
+    const game = await opened(log, { lingerS: 5 });
+    for (let at = 0; at < 7; at++) {
+      game.setConsent(at % 2 ? "granted" : "denied");
+      played(game);
+    }
+    await game.flush(20);
+    return done(game, log);
+  },
+  async full() {
+    const log = door();
+    const game = await opened(log, { capBytes: 30_000 });
+    log.isDown = true;
+    for (let at = 0; at < 60; at++) {
+      game.setConsent(at % 2 ? "granted" : "denied");
+      played(game, 20);
+      if (at % 10 === 0) await sleep(15);
+    }
+    const away = game.stats();
+    log.isDown = false;
+    await game.flush();
+    return done(game, log, { away });
+  },
+  async leftovers() {
+    const [log, kept] = [door(), storage()];
+    const first = await opened(log, { storage: kept });
+    log.isDown = true;
+    played(first, 7);
+    const isAll = await first.close(0.05);
+    const left = [...kept.kept.keys()].filter((key) => key.includes("/frame/")).length;
+    log.isDown = false;
+    const second = await opened(log, { storage: kept });
+    played(second, 3);
+    await second.flush();
+    return done(second, log, { first: first.stats(), isFirstAll: isAll, left, after: [...kept.kept.keys()].filter((key) => key.includes("/frame/")).length });
+  },
+  async unregistered() {
+    const log = door((_, n) => (n === 1 ? failure(404, "not_registered") : null));
+    const game = await opened(log);
+    played(game);
+    await game.flush();
+    return done(game, log);
+  },
+  async strange() {
+    const log = door((_, n) => [null, answer(200, { acks: [], keep_share: 1 }), answer(200, "?"), answer(502, "<html>"), null][n]);
+    const game = await opened(log);
+    played(game);
+    await game.flush();
+    return done(game, log);
+  },
+  async badInput() {
+    const log = door();
+    const game = await opened(log);
+    const codes = [];
+    const tried = (work) => {
+      try {
+        work();
+        codes.push("");
+      } catch (error) {
+        codes.push(error.code);
+      }
+    };
+    tried(() => game.episode().acted([1, 2], 0));
+    tried(() => game.episode({ player: "" }));
+    tried(() => game.episode({ seat: -1 }));
+    tried(() => game.episode({ match: "x".repeat(200) }));
+    const bad = [[[1, 2, NaN], 0], [[1, 2, 3], 4], [[1, 2, 3], "up"], [[1, 2, 3], 0.5], [["a", 2, 3], 0], [[1, 2, 3], 0, { by: "nobody" }], [[1, 2, 3], 0, { legal: [1, 1, 1, 1] }], [null, 0]];
+    for (const call of bad) {
+      const episode = game.episode();
+      episode.acted([0, 0, 0], 1);
+      episode.acted([0, 0, 0], 1);
+      tried(() => episode.acted(...call));
+      episode.acted([0, 0, 0], 1);
+      episode.end();
+    }
+    const late = game.episode();
+    tried(() => late.reward(1));
+    played(game);
+    const over = game.episode();
+    over.end();
+    tried(() => over.acted([0, 0, 0], 1));
+    tried(() => game.rank([0, 0, 0]));
+    return done(game, log, { codes });
+  },
+  async forgotten() {
+    setFlagsFromString("--expose-gc");
+    const gc = runInNewContext("gc");
+    const log = door();
+    const game = await opened(log);
+    (() => {
+      const episode = game.episode();
+      for (let at = 0; at < 4; at++) episode.acted([at, 0, 0], 0);
+    })();
+    for (let at = 0; at < 200 && game.stats().openEpisodes; at++) {
+      await sleep(5);
+      gc();
+      await game.flush(1);
+    }
+    const { openEpisodes } = game.stats();
+    return done(game, log, { openEpisodes });
+  },
+  async hidden() {
+    const listeners = {};
+    globalThis.document = { visibilityState: "visible", addEventListener: (name, call) => (listeners[name] = call), removeEventListener: () => {} };
+    const [log, kept] = [door(), storage()];
+    const game = await opened(log, { storage: kept, lingerS: 60 });
+    const episode = game.episode();
+    for (let at = 0; at < 4; at++) episode.acted([at, 0, 0], 0);
+    const before = [...kept.kept.keys()].filter((key) => key.includes("/frame/")).length;
+    globalThis.document.visibilityState = "hidden";
+    listeners.visibilitychange();
+    const after = [...kept.kept.keys()].filter((key) => key.includes("/frame/")).length;
+    delete globalThis.document;
+    return done(game, log, { before, after });
+  },
+  async offered() {
+    const log = door();
+    const game = await opened(log);
+    const episode = game.episode({ by: "script" });
+    const actions = [episode.act([0, 0, 0], { otherwise: 2 }), episode.act([0, 0, 0], { otherwise: (obs) => obs.length }), episode.act([0, 0, 0])];
+    episode.acted([0, 0, 0], 1);
+    episode.end([0, 0, 0]);
+    return done(game, log, { actions, player: game.player });
+  },
+  async own() {
+    const [log, kept] = [door(), storage()];
+    const names = [];
+    for (let at = 0; at < 2; at++) {
+      const game = await opened(log, { storage: kept, player: undefined });
+      names.push(game.player);
+      await game.close();
+    }
+    return { names, isClosed: true };
+  },
+};
+
+const found = {};
+for (const [name, scenario] of Object.entries(scenarios)) found[name] = await scenario();
+process.stdout.write(JSON.stringify(found), () => process.exit(0)); // exit alone would cut off what a pipe has not taken yet

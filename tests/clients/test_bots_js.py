@@ -1,0 +1,261 @@
+"""Bots in JavaScript: what was signed plays, every kind of forgery is refused, older numbers never come back."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.client.castings import SIGNER, Platform, constant_policy
+from tests.clients.nodes import ask, needs_node
+from tests.clients.test_policies_js import CASES, policy_of
+from understudy.core.game import GameSpec, game_spec
+from understudy.core.heads import head_for
+from understudy.core.layers import Dense
+from understudy.core.manifest import Lineage, make_manifest
+from understudy.core.network import Input, NetworkSpec
+from understudy.core.policy import Policy
+from understudy.core.signed import Signer, public_key_text
+from understudy.core.spaces import Box
+from understudy.core.tensors import DTYPES
+
+pytestmark = needs_node
+OTHER = Signer(bytes(range(1, 33)))
+SPEC = game_spec("my-game", obs=2, actions=["up", "stay", "down"])
+TRUST = [public_key_text(SIGNER.public)]
+
+
+class Told:
+    """A platform, and each of its states as a step of a scenario."""
+
+    def __init__(self, folder: Path, spec: GameSpec = SPEC, signer: Signer = SIGNER) -> None:
+        self.platform, self.spec = Platform(folder, signer), spec
+
+    def release(self, policy: Policy | int, alias: str = "champion", **facts: Any) -> dict[str, Any]:
+        policy = constant_policy(policy, self.spec) if isinstance(policy, int) else policy
+        self.platform.release(policy, alias, **facts)
+        return self.now()
+
+    def now(self, **changed: Any) -> dict[str, Any]:
+        link = self.platform.link
+        assert link.casting is not None
+        casting = dataclasses.asdict(link.casting) | changed
+        catalogue = self.platform.registry.catalogue(self.spec.game)
+        models = {no: catalogue.signed[f"{self.spec.game}/{no}"].decode() for no in link.policies}
+        return {"tell": casting, "policies": {no: raw.hex() for no, raw in link.policies.items()}, "models": models}
+
+
+def played(*steps: dict[str, Any], spec: GameSpec = SPEC) -> Any:
+    first = {"start": {}} if "start" not in steps[0] else {}
+    scenario = {"spec": json.loads(spec.to_json()), "steps": [first | steps[0], *steps[1:]]}
+    return ask("bots.mjs", {"scenarios": [scenario]})["scenarios"][0]
+
+
+def test_a_document_that_a_trusted_key_signed_is_opened():
+    entries: list[Any] = [{}, {"a": 1}, {"text": 'ä"\\ ,"key_id":"0123456789abcdef"', "n": [1.5, None, {"b": "}"}]}]
+    signed = [[SIGNER.sign(entry).decode(), TRUST] for entry in entries]
+    assert ask("bots.mjs", {"signed": signed})["checked"] == [{"entry": entry} for entry in entries]
+
+
+def test_every_kind_of_forged_document_is_refused():
+    text = SIGNER.sign({"kind": "point", "number": 7}).decode()
+    document = json.loads(text)
+    other = json.loads(OTHER.sign(document["entry"]))
+    signature = document["signature"]
+    loose = next(letter for letter in "ABCDEFGH" if letter != signature[-3])
+    forged = {
+        "bad_signature": [
+            text.replace('"number":7', '"number":8'), text.replace('"number":7', '"number":7 '),
+            json.dumps(document | {"signature": other["signature"]}, separators=(",", ":")),
+            text.replace(signature, signature[:-3] + loose + "=="), text.replace('"kind"', '"Kind"'),
+        ],
+        "unknown_key": [OTHER.sign(document["entry"]).decode(), text.replace(document["key_id"], "0" * 16)],
+        "bad_entry": [
+            "", "{", "[]", json.dumps(document), text + " ", text[:-1], text.replace('{"entry":', '{"entry": '),
+            json.dumps({**document, "more": 1}, separators=(",", ":")), text.replace(signature, signature[:-2]),
+            json.dumps({**document, "entry": [1]}, separators=(",", ":")),
+            text.replace(document["key_id"], document["key_id"].upper() + "A"),
+        ],
+        "too_large": ["x" * 300_000],
+    }  # fmt: skip
+    asked = [(code, one) for code, some in forged.items() for one in some]
+    found = ask("bots.mjs", {"signed": [[one, TRUST] for _, one in asked]})["checked"]
+    assert found == [{"code": code} for code, _ in asked]
+    (found,) = ask("bots.mjs", {"signed": [[text, []]]})["checked"]
+    assert found == {"code": "unknown_key"}
+
+
+def test_a_bot_that_passes_every_check_plays_and_a_newer_one_takes_its_place(tmp_path):
+    told = Told(tmp_path)
+    found = played({}, told.release(1), told.release(2))
+    assert [one["bot"] for one in found["seen"]] == ["", "my-game/1", "my-game/2"]
+    assert [one["models"] for one in found["seen"]] == [[["", 0]], [["my-game/1", 1]], [["my-game/2", 2]]]
+    assert found["names"] == ["my-game/1", "my-game/2"]
+    assert [(one["refused"], one["error"]) for one in found["seen"]] == [(0, "")] * 3
+
+
+def test_the_last_good_bot_plays_at_once_and_offline(tmp_path):
+    told = Told(tmp_path)
+    found = played(told.release(1), told.release(2), {"start": {"isOffline": True}})["seen"]
+    assert (found[2]["bot"], found[2]["models"]) == ("my-game/2", [["my-game/2", 2]])
+    assert len([name for name in found[2]["kept"] if name.startswith("policy/")]) == 1
+
+
+def changed(text: str, **facts: Any) -> str:
+    document = json.loads(text)
+    document["entry"].update(facts)
+    return json.dumps(document, separators=(",", ":"))
+
+
+def wrong_golden(told: Told) -> dict[str, Any]:
+    """A release, truly signed, whose policy does not act as it did when it was signed."""
+    now = told.now()
+    document = json.loads(now["tell"]["champion_release"])
+    golden = document["entry"]["manifest"]["golden"]
+    golden["q"] = (np.array(golden["q"]) + 0.01).tolist()
+    return told.now(champion_release=SIGNER.sign(document["entry"]).decode())
+
+
+SABOTAGES: dict[str, Any] = {
+    "wrong hash": ("bad_hash", lambda told: told.now() | {"policies": {2: told.now()["policies"][1]}}),
+    "truncated": ("bad_hash", lambda told: told.now() | {"policies": {2: told.now()["policies"][2][:-2]}}),
+    "not a policy": ("bad_hash", lambda told: told.now() | {"policies": {2: "00"}}),
+    "changed pointer": (
+        "bad_signature",
+        lambda told: told.now(champion=changed(told.now()["tell"]["champion"], number=999)),
+    ),
+    "changed release": (
+        "bad_signature",
+        lambda told: told.now(champion_release=changed(told.now()["tell"]["champion_release"], epoch=77)),
+    ),
+    "another's key": (
+        "unknown_key",
+        lambda told: told.now(champion=OTHER.sign(json.loads(told.now()["tell"]["champion"])["entry"]).decode()),
+    ),
+    "release missing": ("bad_entry", lambda told: told.now(champion_release=None)),
+    "pointer missing": ("old_bot", lambda told: told.now(champion=None)),
+    "release as pointer": ("bad_entry", lambda told: told.now(champion=told.now()["tell"]["champion_release"])),
+    "no document": ("bad_entry", lambda told: told.now(champion="{")),
+    "another's golden outputs": ("bad_golden", wrong_golden),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SABOTAGES)
+def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
+    code, sabotage = SABOTAGES[how]
+    told = Told(tmp_path)
+    first = told.release(1)
+    told.release(2)
+    bad = sabotage(told)
+    found = played(first, bad, {"start": {"isOffline": True}}, {"start": {}} | told.release(0))["seen"]
+    assert [one["bot"] for one in found] == ["my-game/1", "my-game/1", "my-game/1", "my-game/3"]
+    assert found[1]["refused"] == 1
+    assert found[1]["error"].startswith(code)
+    assert found[3]["error"] == ""
+
+
+def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
+    told = Told(tmp_path)
+    good = told.release(1)
+    bad = good | {"policies": {1: "00"}}
+    found = played(bad, good | {"afterS": 20, "tell": good["tell"]}, {}, good)["seen"]
+    assert (found[0]["bot"], found[0]["refused"]) == ("", 1)
+
+
+def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
+    told = Told(tmp_path)
+    old = told.release(1)
+    new = told.release(2)
+    old["tell"]["number"] = 1000
+    again = {"start": {}} | old | {"tell": old["tell"] | {"number": 1001}}
+    told.platform.registry.rollback("my-game", why="test")
+    told.platform.tell()
+    back = told.now(number=1002)
+    found = played(new, old, again, back)["seen"]
+    assert [one["bot"] for one in found] == ["my-game/2", "my-game/2", "my-game/2", "my-game/1"]
+    assert [one["error"].partition(":")[0] for one in found] == ["", "old_bot", "old_bot", ""]
+
+
+def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
+    told, stranger = Told(tmp_path), Told(tmp_path / "stranger", signer=OTHER)
+    first = told.release(1)
+    for _ in range(5):
+        strange = stranger.release(2)
+    found = played(first, strange, {"start": {}} | strange | {"tell": strange["tell"] | {"number": 999}})["seen"]
+    assert [one["bot"] for one in found] == ["my-game/1"] * 3
+    assert found[2]["error"].startswith("unknown_key")
+
+
+def test_trust_goes_before_what_the_platform_says(tmp_path):
+    told = Told(tmp_path)
+    release = told.release(1)
+    found = played({"start": {"trust": [public_key_text(OTHER.public)]}} | release)["seen"]
+    assert (found[0]["bot"], found[0]["error"].partition(":")[0]) == ("", "unknown_key")
+    assert played({"start": {"trust": TRUST}} | release)["seen"][0]["bot"] == "my-game/1"
+
+
+def test_a_bot_of_another_schema_does_not_play(tmp_path):
+    (found,) = played(Told(tmp_path).release(1), spec=game_spec("my-game", obs=2, actions=3))["seen"]
+    assert (found["bot"], found["error"].partition(":")[0]) == ("", "wrong_schema")
+
+
+@pytest.mark.parametrize("what", ["/bot", "/policy/"])
+def test_a_damaged_storage_means_fetching_again(tmp_path, what):
+    release = Told(tmp_path).release(1)
+    found = played(release, {"spoil": what, "start": {"isOffline": True}}, {"start": {}} | release)["seen"]
+    assert [one["bot"] for one in found] == ["my-game/1", "", "my-game/1"]
+
+
+def test_the_canary_plays_its_share_of_episodes_and_a_bad_one_plays_nowhere(tmp_path):
+    told = Told(tmp_path)
+    first = told.release(1)
+    canary = told.release(2, "canary", share=0.2)
+    bad = told.release(0, "canary", share=0.2)
+    bad["policies"][3] = "00"
+    found = played(first, canary | {"episodes": 5000}, bad | {"episodes": 200})["seen"]
+    counts = [sum(name == "my-game/2" for name, _ in one["models"]) for one in found]
+    assert counts[1] == pytest.approx(1000, abs=120)
+    assert (counts[2], found[2]["bot"], found[2]["refused"]) == (0, "my-game/1", 1)
+    assert {tuple(one) for one in found[1]["models"]} == {("my-game/1", 1), ("my-game/2", 2)}
+
+
+def test_a_cleared_champion_means_no_bot(tmp_path):
+    told = Told(tmp_path)
+    first = told.release(1)
+    told.platform.registry.point("my-game", "champion", 0, why="withdrawn")
+    told.platform.tell()
+    found = played(first, told.now(), {"start": {"isOffline": True}})["seen"]
+    assert [one["bot"] for one in found] == ["my-game/1", "", ""]
+
+
+def test_an_older_model_can_be_asked_for_and_is_checked_too(tmp_path):
+    told = Told(tmp_path)
+    told.release(1)
+    both = told.release(2)
+    found = played(both | {"model": 1}, both | {"model": 2, "policies": {2: "00"}})["seen"]
+    assert [one["model"] for one in found] == ["my-game/1", "bad_hash"]
+
+
+def test_golden_outputs_are_drawn_and_checked_alike_for_every_policy(tmp_path):
+    """Every kind of input, and one so large that all branches of the normal distribution are taken."""
+    spec = game_spec("net", obs=Box((30_000,), DTYPES["F32"]), actions=3)
+    network = NetworkSpec({"obs": Input((30_000,), DTYPES["F32"])}, (), {"q": (Dense(3),)})
+    weights = {
+        name: np.random.default_rng(5).normal(size=shape).astype(np.float32) for name, shape in network.shapes().items()
+    }
+    policies = [policy_of(made, seed) for seed, made in enumerate(CASES.values())]
+    policies.append(Policy(spec, network, weights, head_for(spec, "argmax")))
+    scenarios = []
+    for policy in policies:
+        raw = policy.encode()
+        manifest = make_manifest(policy, raw, model_no=1, lineage=Lineage(algorithm="bc")).to_json()
+        facts = {"journal": f"registry/{policy.game.game}", "number": 1}
+        point = SIGNER.sign({**facts, "kind": "point", "alias": "champion", "model_no": 1}).decode()
+        release = SIGNER.sign({**facts, "kind": "release", "manifest": manifest}).decode()
+        casting = {"number": 1, "champion": point, "champion_release": release, "trust": TRUST}
+        tell = {"start": {}, "tell": casting, "policies": {1: raw.hex()}, "episodes": 0}
+        scenarios.append({"spec": json.loads(policy.game.to_json()), "steps": [tell]})
+    found = ask("bots.mjs", {"scenarios": scenarios})["scenarios"]
+    assert [(one["seen"][0]["bot"], one["seen"][0]["error"]) for one in found] == [("net/1", "")] * len(policies)

@@ -1,0 +1,133 @@
+"""The JavaScript sender: nothing waits, nothing is lost without a word, nothing is sent under another number."""
+
+from typing import Any
+
+import pytest
+
+from tests.clients.nodes import ask, needs_node
+from tests.clients.test_episodes_js import taken
+from understudy.core.chunk import By
+from understudy.core.frame import Frame, FrameKind, read_drop
+from understudy.core.game import game_spec
+from understudy.core.parcel import decode_parcel
+
+pytestmark = needs_node
+SPEC = game_spec("test", obs=3, actions=4)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return dict(ask("sending.mjs"))
+
+
+def steps(one: dict[str, Any]) -> int:
+    """Steps that arrived, each once, under rules that the platform keeps too."""
+    chunks, _, _ = taken(SPEC, one["parcels"])
+    return sum(chunk.meta.n_steps for some in chunks.values() for chunk in some)
+
+
+def test_a_busy_gateway_is_asked_again_when_it_said_and_with_the_same_bytes(found):
+    one = found["later"]
+    assert one["waits"][0] >= 295
+    assert one["parcels"][0] == one["parcels"][1]
+    assert steps(one) == one["stats"]["acked"] == 5
+    assert (one["stats"]["lastError"], one["stats"]["failedSends"], one["isAll"]) == ("", 1, True)
+
+
+def test_only_what_was_not_taken_goes_again(found):
+    one = found["oneLater"]
+    assert [[frame["chunkNo"] for frame in some] for some in one["frames"][:2]] == [[0, 1], [0]]
+    assert steps(one) == one["stats"]["acked"] == 10
+    assert one["waits"][0] >= 95
+
+
+def test_what_is_refused_for_good_is_counted_reported_and_never_sent_again(found):
+    one = found["refused"]
+    stats = one["stats"]
+    assert (stats["refused"], stats["acked"], stats["waiting"], one["isAll"]) == (5, 5, 0, True)
+    assert stats["lastError"] == "bad_rows: none of ours"
+    (report,) = drops(one)
+    assert (report.ranges, report.n_steps) == (((0, 0),), 5)
+    numbers = [(frame["kind"], frame["chunkNo"]) for some in one["frames"] for frame in some]
+    assert numbers.count((0, 0)) == 1
+
+
+def drops(one: dict[str, Any]) -> list[Any]:
+    frames = [frame for raw in one["parcels"] for frame in decode_parcel(bytes.fromhex(raw)).frames]
+    return [read_drop(frame) for frame in frames if isinstance(frame, Frame) and frame.kind is FrameKind.DROP]
+
+
+def test_a_parcel_that_is_too_large_is_halved_until_it_passes(found):
+    one = found["tooLarge"]
+    assert [len(some) for some in one["frames"]][:4] == [9, 4, 2, 7]
+    assert one["stats"]["acked"] == 45
+    assert one["isAll"]
+
+
+def test_one_frame_that_spoils_its_parcel_is_found_and_refused_alone(found):
+    one = found["poison"]
+    assert (one["stats"]["acked"], one["stats"]["refused"], one["isAll"]) == (30, 5, True)
+    assert "bad_parcel" in one["stats"]["lastError"]
+
+
+def test_too_much_that_waits_is_dropped_oldest_first_and_said_so(found):
+    one = found["full"]
+    stats, away = one["stats"], one["away"]
+    assert away["dropped"] > 200
+    assert away["recorded"] == 1200
+    assert stats["acked"] + stats["dropped"] == 1200
+    assert steps(one) == stats["acked"]
+    assert sum(report.n_steps for report in drops(one)) == stats["dropped"]
+    assert one["isAll"]
+
+
+def test_what_an_earlier_page_could_not_send_is_sent_by_the_next(found):
+    one = found["leftovers"]
+    assert (one["isFirstAll"], one["first"]["acked"], one["left"], one["after"]) == (False, 0, 1, 0)
+    assert (one["stats"]["adopted"], one["stats"]["recorded"], one["stats"]["acked"]) == (7, 3, 3)
+    frames = [frame for raw in one["parcels"] for frame in decode_parcel(bytes.fromhex(raw)).frames]
+    sessions = {frame.session for frame in frames if isinstance(frame, Frame) and frame.kind is FrameKind.DATA}
+    assert len(sessions) == 2
+
+
+def test_a_gateway_that_forgot_the_game_is_told_again(found):
+    one = found["unregistered"]
+    assert (one["puts"], one["stats"]["acked"], one["isAll"]) == (2, 5, True)
+
+
+def test_answers_that_are_none_change_nothing(found):
+    one = found["strange"]
+    assert (one["stats"]["acked"], one["stats"]["failedSends"], steps(one)) == (5, 3, 5)
+
+
+def test_bad_input_throws_at_first_and_later_only_ends_its_episode(found):
+    one = found["badInput"]
+    assert one["codes"][:4] == ["bad_shape", "bad_player", "bad_metadata", "bad_metadata"]
+    assert one["codes"][4:] == [""] * 11
+    assert one["stats"]["badInputs"] == 11
+    # Of each spoiled episode: one step, and for a bad action the observation after the second one too.
+    assert steps(one) == one["stats"]["acked"] >= 5 + 8
+    assert one["isAll"]
+
+
+def test_an_episode_that_the_game_forgot_is_cut(found):
+    one = found["forgotten"]
+    assert (one["openEpisodes"], steps(one), one["isAll"]) == (0, 3, True)
+
+
+def test_a_page_that_is_hidden_keeps_its_steps_for_the_next_one(found):
+    assert (found["hidden"]["before"], found["hidden"]["after"]) == (0, 1)
+
+
+def test_without_a_bot_the_game_decides_for_itself_and_says_who_did(found):
+    one = found["offered"]
+    assert one["actions"][:2] == [2, 3]
+    assert one["actions"][2] in range(4)
+    (chunks,) = taken(SPEC, one["parcels"])[0].values()
+    assert chunks[0].columns["by"][:4].tolist() == [By.SCRIPT] * 4
+
+
+def test_a_player_without_a_name_keeps_the_same_one(found):
+    first, second = found["own"]["names"]
+    assert first == second
+    assert first.startswith("p-")
