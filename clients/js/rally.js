@@ -1,7 +1,8 @@
 /**
  * Rally: two paddles and a ball on integers, the same match in every language, bit for bit.
  *
- * This is the game of `understudy.games.rally`, for pages and Node: the same names in camelCase, held to the same vectors
+ * This is the game of `understudy.games.rally`, for pages and Node: the same names in camelCase, held to the same
+ * vectors
  * by `tests/clients/test_rally_js.py`. A serve is an episode; it ends when the ball leaves on one side, a point for the
  * other. All numbers fit into 32 bits and are changed by +, -, * and shifts alone.
  */
@@ -38,14 +39,21 @@ export const MAX_STEEP = 72;
 export const FRAMES = 4;
 /** After so many a serve is truncated: two who never miss. */
 export const MAX_DECISIONS = 600;
-export const OBS_NAMES = Object.freeze(["ball x", "ball y", "ball speed x", "ball speed y", "own paddle", "other paddle"]);
+export const OBS_NAMES = Object.freeze([
+  "ball x",
+  "ball y",
+  "ball speed x",
+  "ball speed y",
+  "own paddle",
+  "other paddle",
+]);
 export const ACTION_NAMES = Object.freeze(["up", "stay", "down"]);
 /** Powers of two: an observation has the same bits in every language. */
 export const SCALES = Object.freeze([2048, 2048, 64, 64, 2048, 2048]);
 
 const GOLDEN = 0x9e3779b9;
 
-// --- The game ---------------------------------------------------------------------------------------------------------
+// --- The game --------------------------------------------------------------------------------------------------------
 
 /**
  * The court at the first frame of a serve; the same for all who play this seed.
@@ -155,9 +163,13 @@ export function seen(court, seat) {
   const side = seat === 0 ? 1 : -1;
   const [own, other] = seat === 0 ? [court.left, court.right] : [court.right, court.left];
   return [
-    (court.x - WIDTH / 2) * side + 0, court.y - HEIGHT / 2, court.speedX * side, court.speedY, own - HEIGHT / 2,
+    (court.x - WIDTH / 2) * side + 0,
+    court.y - HEIGHT / 2,
+    court.speedX * side,
+    court.speedY,
+    own - HEIGHT / 2,
     other - HEIGHT / 2,
-  ]; // prettier-ignore
+  ];
 }
 
 /**
@@ -169,7 +181,7 @@ export function observed(court, seat) {
   return Float32Array.from(seen(court, seat), (part, at) => part / SCALES[at]);
 }
 
-// --- Opponents --------------------------------------------------------------------------------------------------------
+// --- Opponents -------------------------------------------------------------------------------------------------------
 
 /** @type {Readonly<Record<string, Skill>>} */
 export const SKILLS = Object.freeze({
@@ -205,7 +217,7 @@ export function scripted(view, skill, drawn) {
   return away < -skill.slack ? 0 : away > skill.slack ? 2 : 1;
 }
 
-// --- The view ---------------------------------------------------------------------------------------------------------
+// --- The view --------------------------------------------------------------------------------------------------------
 
 /**
  * The court on a canvas, whatever its size.

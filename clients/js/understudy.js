@@ -10,7 +10,8 @@
  *     ep.end(lastObs, { result: "win" });
  *     await game.close();
  *
- * One file, no build, no dependency; Node 20 or newer, and every browser with WebCrypto. Nothing here makes a game wait:
+ * One file, no build, no dependency; Node 20 or newer, and every browser with WebCrypto. Nothing here makes a game
+ * wait:
  * the calls of an episode are synchronous, and whatever the network does is dealt with behind them. The bytes are those
  * of docs/protocol.md and docs/formats.md; the promises are those of the Python client. Sections, each with one job:
  *
@@ -20,7 +21,7 @@
 
 export const VERSION = "0.1.0";
 
-// --- Text and bytes ---------------------------------------------------------------------------------------------------
+// --- Text and bytes --------------------------------------------------------------------------------------------------
 
 /** Something that will not be taken, with a code that does not change and words for people. */
 export class Refused extends Error {
@@ -82,7 +83,10 @@ export function crc32(bytes) {
   return (crc ^ 0xffffffff) >>> 0;
 }
 
-/** The first 32 bits behind the point of the roots of the first 64 primes: square roots begin a SHA-256, cube roots mix it. */
+/**
+ * The first 32 bits behind the point of the roots of the first 64 primes: square roots begin a SHA-256, cube roots mix
+ * it.
+ */
 const [SHA_BEGIN, SHA_MIX] = (() => {
   const primes = [2];
   for (let one = 3; primes.length < 64; one += 2) if (primes.every((prime) => one % prime)) primes.push(one);
@@ -143,7 +147,10 @@ function floatText(value) {
 
 /** @param {string} one @param {string} other */
 function byCodePoint(one, other) {
-  const [a, b] = [Array.from(one, (letter) => letter.codePointAt(0) ?? 0), Array.from(other, (letter) => letter.codePointAt(0) ?? 0)];
+  const [a, b] = [
+    Array.from(one, (letter) => letter.codePointAt(0) ?? 0),
+    Array.from(other, (letter) => letter.codePointAt(0) ?? 0),
+  ];
   for (let at = 0; at < Math.min(a.length, b.length); at++) if (a[at] !== b[at]) return a[at] - b[at];
   return a.length - b.length;
 }
@@ -158,7 +165,8 @@ export function canonicalJson(value) {
   if (typeof value === "bigint") return value.toString();
   if (value instanceof Float) return floatText(value.value);
   if (typeof value === "number") {
-    if (!Number.isFinite(value)) throw new Refused("not_finite", `${value} cannot be written as JSON; give a finite number`);
+    if (!Number.isFinite(value))
+      throw new Refused("not_finite", `${value} cannot be written as JSON; give a finite number`);
     return Number.isSafeInteger(value) ? String(value + 0) : floatText(value);
   }
   if (Array.isArray(value)) return `[${value.map(canonicalJson).join(",")}]`;
@@ -168,11 +176,12 @@ export function canonicalJson(value) {
   return `{${fields.map(([name, field]) => `${JSON.stringify(name)}:${canonicalJson(field)}`).join(",")}}`;
 }
 
-// --- Specs ------------------------------------------------------------------------------------------------------------
+// --- Specs -----------------------------------------------------------------------------------------------------------
 
 /**
  * One part of an observation or action, as a spec describes it.
- * @typedef {{space: "box", dtype: string, shape: number[], low: number | number[] | null, high: number | number[] | null}} Box
+ * @typedef {{space: "box", dtype: string, shape: number[], low: number | number[] | null, high: number | number[] |
+ *   null}} Box
  * @typedef {{space: "discrete", dtype: string, n: number, start: number}} Discrete
  * @typedef {{space: "multi_discrete", dtype: string, shape: number[], counts: number[]}} MultiDiscrete
  * @typedef {{space: "multi_binary", dtype: string, shape: number[]}} MultiBinary
@@ -190,9 +199,15 @@ export function canonicalJson(value) {
  * @property {boolean} has_legal
  * @property {number | null} max_episode_steps
  */
-/** @typedef {number | readonly number[] | readonly string[] | Space | Record<string, Space>} Shape a length, a shape, names or spaces */
+/**
+ * @typedef {number | readonly number[] | readonly string[] | Space | Record<string, Space>} Shape a length, a shape,
+ *   names or spaces
+ */
 
-/** @typedef {Uint8Array | Int8Array | Uint16Array | Int16Array | Uint32Array | Int32Array | Float32Array | Float64Array | BigUint64Array | BigInt64Array} TypedArray */
+/**
+ * @typedef {Uint8Array | Int8Array | Uint16Array | Int16Array | Uint32Array | Int32Array | Float32Array | Float64Array
+ *   | BigUint64Array | BigInt64Array} TypedArray
+ */
 
 /** @type {Record<string, {make: (size: number) => TypedArray, bytes: number, ends: [number, number] | null}>} */
 const DTYPES = {
@@ -225,12 +240,24 @@ const shapeOf = (space) => (space.space === "discrete" ? [] : space.shape);
  * @returns {Spec}
  */
 export function specOf(game, { obs, actions, hasLegal = false, maxEpisodeSteps = null }) {
-  const [seen, obsNames] = spacesOf("obs", obs, (shape) => ({ space: "box", dtype: "F32", shape, low: null, high: null }));
+  const [seen, obsNames] = spacesOf("obs", obs, (shape) => ({
+    space: "box",
+    dtype: "F32",
+    shape,
+    low: null,
+    high: null,
+  }));
   const [done, actionNames] = spacesOf("actions", actions, ([n]) => ({ space: "discrete", dtype: "I32", n, start: 0 }));
   return checkedSpec({
-    format: 1, game, obs: seen, action: done, obs_names: obsNames, action_names: actionNames, has_legal: hasLegal,
+    format: 1,
+    game,
+    obs: seen,
+    action: done,
+    obs_names: obsNames,
+    action_names: actionNames,
+    has_legal: hasLegal,
     max_episode_steps: maxEpisodeSteps,
-  }); // prettier-ignore
+  });
 }
 
 /**
@@ -243,7 +270,8 @@ function spacesOf(what, given, make) {
   if (typeof given === "number") given = [given];
   if (Array.isArray(given)) {
     const isShape = given.every((side) => Number.isInteger(side) && side > 0) && (what === "obs" || given.length === 1);
-    if (given.length && given.every((name) => typeof name === "string")) return [{ "": make([given.length]) }, [...given]];
+    if (given.length && given.every((name) => typeof name === "string"))
+      return [{ "": make([given.length]) }, [...given]];
     if (given.length && isShape) return [{ "": make([...given]) }, []];
   } else if (given !== null && typeof given === "object") {
     return "space" in given && typeof given.space === "string"
@@ -261,7 +289,10 @@ function spacesOf(what, given, make) {
  */
 function checkedSpec(given) {
   if (!/^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$/.test(given.game) || given.game.endsWith(".")) {
-    throw new Refused("bad_name", `game ${JSON.stringify(given.game)}; give 1 to 63 of A-Z a-z 0-9 . _ -, such as "my-game"`);
+    throw new Refused(
+      "bad_name",
+      `game ${JSON.stringify(given.game)}; give 1 to 63 of A-Z a-z 0-9 . _ -, such as "my-game"`,
+    );
   }
   const spec = {
     ...given,
@@ -273,7 +304,10 @@ function checkedSpec(given) {
   if (!Object.keys(spec.obs).length || !Object.keys(spec.action).length) {
     throw new Refused("bad_spec", `${spec.game} has no observation or no action; give at least one part of each`);
   }
-  for (const [names, size] of /** @type {[readonly string[], number][]} */ ([[spec.action_names, discrete?.n ?? -1], [spec.obs_names, flat]])) {
+  for (const [names, size] of /** @type {[readonly string[], number][]} */ ([
+    [spec.action_names, discrete?.n ?? -1],
+    [spec.obs_names, flat],
+  ])) {
     if (names.length && (names.length !== size || new Set(names).size !== size)) {
       throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not fit ${size} elements; give each its own name`);
     }
@@ -285,12 +319,15 @@ function checkedSpec(given) {
 /** @param {string} path @param {Space} given @returns {Space} */
 function checkedSpace(path, given) {
   const type = DTYPES[given.dtype];
-  if (!type) throw new Refused("bad_spec", `${path || "a part"} is of dtype ${given.dtype}; give one of ${Object.keys(DTYPES)}`);
+  if (!type)
+    throw new Refused("bad_spec", `${path || "a part"} is of dtype ${given.dtype}; give one of ${Object.keys(DTYPES)}`);
   if (given.space !== "box") return given;
   /** @param {number | number[] | null} bound @param {number} end */
   const bound = (bound, end) => {
     if (bound === null) return null;
-    const values = (Array.isArray(bound) ? bound : [bound]).map((one) => (given.dtype === "F32" ? Math.fround(one) : one) + 0);
+    const values = (Array.isArray(bound) ? bound : [bound]).map(
+      (one) => (given.dtype === "F32" ? Math.fround(one) : one) + 0,
+    );
     if (new Set(values).size > 1) return values;
     return type.ends && values[0] === type.ends[end] ? null : values[0];
   };
@@ -308,7 +345,8 @@ export function specJson(spec) {
       Object.entries(spaces).map(([path, space]) => {
         if (space.space !== "box" || !isFloat(space.dtype)) return [path, space];
         /** @param {number | number[] | null} bound */
-        const bound = (bound) => (Array.isArray(bound) ? bound.map((one) => new Float(one)) : bound === null ? null : new Float(bound));
+        const bound = (bound) =>
+          Array.isArray(bound) ? bound.map((one) => new Float(one)) : bound === null ? null : new Float(bound);
         return [path, { ...space, low: bound(space.low), high: bound(space.high) }];
       }),
     );
@@ -321,17 +359,22 @@ export function specJson(spec) {
  */
 export const schemaOf = (spec) => sha256(bytesOf(specJson(spec)));
 
-/** @typedef {{name: string, path: string, space: Space, dtype: string, shape: readonly number[], size: number}} Part a column of a spec */
+/**
+ * @typedef {{name: string, path: string, space: Space, dtype: string, shape: readonly number[], size: number}} Part a
+ *   column of a spec
+ */
 
 /** @param {"obs" | "action" | "raw_action"} what @param {Record<string, Space>} spaces @returns {Part[]} */
 function partsOf(what, spaces) {
-  return Object.keys(spaces).sort(byCodePoint).map((path) => {
-    const [space, name] = [spaces[path], path ? `${what}.${path}` : what];
-    return { name, path, space, dtype: space.dtype, shape: shapeOf(space), size: product(shapeOf(space)) };
-  }); // prettier-ignore
+  return Object.keys(spaces)
+    .sort(byCodePoint)
+    .map((path) => {
+      const [space, name] = [spaces[path], path ? `${what}.${path}` : what];
+      return { name, path, space, dtype: space.dtype, shape: shapeOf(space), size: product(shapeOf(space)) };
+    });
 }
 
-// --- Tensors, chunks, frames, parcels ---------------------------------------------------------------------------------
+// --- Tensors, chunks, frames, parcels --------------------------------------------------------------------------------
 
 /** @typedef {{dtype: string, shape: readonly number[], data: TypedArray}} Column */
 
@@ -354,7 +397,9 @@ export function encodeTensors(columns, metadata) {
   const padded = new Uint8Array(Math.ceil((8 + text.length) / 64) * 64).fill(32);
   padded.set(text, 8);
   new DataView(padded.buffer).setBigUint64(0, BigInt(padded.length - 8), true);
-  const raw = names.map((name) => columns[name].data).map((data) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+  const raw = names
+    .map((name) => columns[name].data)
+    .map((data) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
   return joined([padded, ...raw]);
 }
 
@@ -366,7 +411,8 @@ export function encodeTensors(columns, metadata) {
 export function decodeTensors(raw) {
   const bad = (/** @type {string} */ why) => new Refused("bad_tensors", why);
   const length = raw.length < 8 ? -1 : Number(new DataView(raw.buffer, raw.byteOffset).getBigUint64(0, true));
-  if (length < 2 || length > 256 * 1024 || 8 + length > raw.length) throw bad(`${raw.length} bytes with a header of ${length}`);
+  if (length < 2 || length > 256 * 1024 || 8 + length > raw.length)
+    throw bad(`${raw.length} bytes with a header of ${length}`);
   let fields;
   try {
     fields = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(raw.subarray(8, 8 + length)));
@@ -378,7 +424,9 @@ export function decodeTensors(raw) {
   /** @type {Record<string, Column>} */
   const columns = {};
   let at = 0;
-  const inOrder = Object.keys(entries).sort((one, other) => entries[one].data_offsets?.[0] - entries[other].data_offsets?.[0]);
+  const inOrder = Object.keys(entries).sort(
+    (one, other) => entries[one].data_offsets?.[0] - entries[other].data_offsets?.[0],
+  );
   for (const name of inOrder) {
     const { dtype, shape, data_offsets: offsets } = entries[name];
     const type = Object.hasOwn(DTYPES, dtype) ? DTYPES[dtype] : undefined;
@@ -405,7 +453,8 @@ export function decodeTensors(raw) {
  * @property {number} row
  * @property {number} seat
  * @property {string} [match]
- * @property {readonly string[]} [opponents] what the others were (`person`, `script`, a model's name), never a player's name
+ * @property {readonly string[]} [opponents] what the others were (`person`, `script`, a model's name), never a
+ *   player's name
  * @property {string | number} [result]
  * @property {number | bigint} [seed]
  * @property {string} [model]
@@ -434,10 +483,18 @@ export function decodeTensors(raw) {
  */
 export function encodeChunk(meta, columns) {
   return encodeTensors(columns, {
-    format: "understudy-chunk/1", game: meta.game, schema: meta.schema, session: meta.session,
-    chunk_no: String(meta.chunkNo), first_step: String(meta.firstStep), n_steps: String(meta.nSteps),
-    kind: meta.kind ?? "player", consent: meta.consent, client: meta.client, episodes: canonicalJson(meta.episodes.map(noteJson)),
-  }); // prettier-ignore
+    format: "understudy-chunk/1",
+    game: meta.game,
+    schema: meta.schema,
+    session: meta.session,
+    chunk_no: String(meta.chunkNo),
+    first_step: String(meta.firstStep),
+    n_steps: String(meta.nSteps),
+    kind: meta.kind ?? "player",
+    consent: meta.consent,
+    client: meta.client,
+    episodes: canonicalJson(meta.episodes.map(noteJson)),
+  });
 }
 
 /** @param {Note} note */
@@ -458,7 +515,8 @@ const MAX_BODY_BYTES = 512 * 1024 - 64;
  * @param {Uint8Array} body
  */
 export function encodeFrame(kind, session, chunkNo, body) {
-  if (body.length > MAX_BODY_BYTES) throw new Refused("too_large", `a body of ${body.length} bytes; at most ${MAX_BODY_BYTES} fit`);
+  if (body.length > MAX_BODY_BYTES)
+    throw new Refused("too_large", `a body of ${body.length} bytes; at most ${MAX_BODY_BYTES} fit`);
   const header = new Uint8Array(64);
   const view = new DataView(header.buffer);
   header.set(bytesOf("UNDY"));
@@ -508,7 +566,7 @@ export function newSession(nowMs = Date.now(), random = crypto.getRandomValues(n
 /** @param {string} session */
 const beganMs = (session) => parseInt(session.replace("-", "").slice(0, 12), 16);
 
-// --- Rows of an episode -----------------------------------------------------------------------------------------------
+// --- Rows of an episode ----------------------------------------------------------------------------------------------
 
 const MAX_STEPS = 512;
 const CUT_BYTES = 440 * 1024;
@@ -519,8 +577,14 @@ const [EMPTY, STAGED, OPEN] = [0, 1, 2];
 const BY = Object.freeze({ unknown: 0, person: 1, bot: 2, script: 3 });
 /** @typedef {"unknown" | "person" | "bot" | "script"} Decider */
 
-/** @typedef {{logp: number, version: number, rawAction: ArrayLike<number> | null}} Extras what a policy knows about its choice */
-/** @typedef {{columns: Record<string, Column>, nSteps: number, consent: Consent, episodes: Note[]}} Block closed rows, ready to be a chunk */
+/**
+ * @typedef {{logp: number, version: number, rawAction: ArrayLike<number> | null}} Extras what a policy knows about its
+ *   choice
+ */
+/**
+ * @typedef {{columns: Record<string, Column>, nSteps: number, consent: Consent, episodes: Note[]}} Block closed rows,
+ *   ready to be a chunk
+ */
 
 /**
  * What a value of a part looks like as flat numbers; Refused when it does not fit.
@@ -529,21 +593,33 @@ const BY = Object.freeze({ unknown: 0, person: 1, bot: 2, script: 3 });
  * @param {{bounds: boolean, as?: TypedArray, at?: number}} how `bounds`: floats must lie in them as well
  */
 function written(part, value, { bounds, as = DTYPES[part.dtype].make(part.size), at = 0 }) {
-  const flat = ArrayBuffer.isView(value) ? /** @type {any} */ (value) : Array.isArray(value) ? value.flat(Infinity) : [value];
+  const flat = ArrayBuffer.isView(value)
+    ? /** @type {any} */ (value)
+    : Array.isArray(value)
+      ? value.flat(Infinity)
+      : [value];
   if (flat.length !== part.size) {
-    throw new Refused("bad_shape", `${part.name} has ${flat.length} numbers; this game was connected with shape [${part.shape}]`);
+    throw new Refused(
+      "bad_shape",
+      `${part.name} has ${flat.length} numbers; this game was connected with shape [${part.shape}]`,
+    );
   }
   const [isReal, isBig] = [isFloat(part.dtype), as instanceof BigInt64Array || as instanceof BigUint64Array];
   for (let index = 0; index < part.size; index++) {
     const given = flat[index];
     const number = typeof given === "boolean" || typeof given === "bigint" ? Number(given) : given;
-    if (typeof number !== "number") throw new Refused("bad_dtype", `${part.name} holds ${String(given).slice(0, 40)}; give numbers`);
+    if (typeof number !== "number")
+      throw new Refused("bad_dtype", `${part.name} holds ${String(given).slice(0, 40)}; give numbers`);
     if (isReal ? !Number.isFinite(part.dtype === "F32" ? Math.fround(number) : number) : Number.isNaN(number)) {
       throw new Refused("not_finite", `${part.name} holds ${number}; give finite numbers`);
     }
-    if (!isReal && !Number.isInteger(number)) throw new Refused("bad_dtype", `${part.name} holds ${number}; give whole numbers`);
+    if (!isReal && !Number.isInteger(number))
+      throw new Refused("bad_dtype", `${part.name} holds ${number}; give whole numbers`);
     if ((bounds || !isReal) && !holds(part, index, number)) {
-      throw new Refused("not_in_space", `${part.name} holds ${number}, which lies outside ${JSON.stringify(part.space)}`);
+      throw new Refused(
+        "not_in_space",
+        `${part.name} holds ${number}, which lies outside ${JSON.stringify(part.space)}`,
+      );
     }
     as[at * part.size + index] = /** @type {never} */ (isBig ? BigInt(given) : number);
   }
@@ -566,7 +642,8 @@ function holds(part, index, number) {
 function partOf(part, value) {
   if (!part.path || value?.[part.path] !== undefined) return part.path ? value[part.path] : value;
   const found = part.path.split(".").reduce((inner, key) => inner?.[key], value);
-  if (found === undefined) throw new Refused("bad_shape", `${part.name} is missing; give all parts that the game was connected with`);
+  if (found === undefined)
+    throw new Refused("bad_shape", `${part.name} is missing; give all parts that the game was connected with`);
   return found;
 }
 
@@ -579,7 +656,11 @@ class Columns {
     this.action = partsOf("action", spec.action);
     this.raw = partsOf("raw_action", spec.action).map((part) => {
       const dtype = isFloat(part.dtype) ? part.dtype : "F32";
-      return { ...part, dtype, space: /** @type {Space} */ ({ space: "box", dtype, shape: part.shape, low: null, high: null }) };
+      return {
+        ...part,
+        dtype,
+        space: /** @type {Space} */ ({ space: "box", dtype, shape: part.shape, low: null, high: null }),
+      };
     });
     const only = spec.action[""];
     /** The action space when it is a single discrete one. */
@@ -587,9 +668,17 @@ class Columns {
     /** @type {[string, string, readonly number[]][]} name, dtype and shape of everything a row may hold */
     this.layout = [...this.obs, ...this.action, ...this.raw].map((part) => [part.name, part.dtype, part.shape]);
     this.layout.push(
-      ["reward", "F32", []], ["terminated", "BOOL", []], ["truncated", "BOOL", []], ["is_first", "BOOL", []], ["row", "U8", []],
-      ["by", "U8", []], ["frames", "U16", []], ["t_ms", "U32", []], ["logp", "F32", []], ["version", "U32", []],
-    ); // prettier-ignore
+      ["reward", "F32", []],
+      ["terminated", "BOOL", []],
+      ["truncated", "BOOL", []],
+      ["is_first", "BOOL", []],
+      ["row", "U8", []],
+      ["by", "U8", []],
+      ["frames", "U16", []],
+      ["t_ms", "U32", []],
+      ["logp", "F32", []],
+      ["version", "U32", []],
+    );
     if (spec.has_legal && this.discrete) this.layout.push(["legal", "BOOL", [this.discrete.n]]);
     const rowBytes = this.layout.reduce((size, [, dtype, shape]) => size + DTYPES[dtype].bytes * product(shape), 0);
     this.nRows = Math.max(2, Math.min(Math.floor(CUT_BYTES / rowBytes), MAX_STEPS + MAX_STEPS / 8 + 2));
@@ -602,7 +691,9 @@ class Columns {
   numbered(action) {
     if (typeof action !== "string" || !this.discrete) return action;
     const at = this.spec.action_names.indexOf(action);
-    const known = this.spec.action_names.length ? `one of ${this.spec.action_names.slice(0, 12)}` : "a number: this game has no action names";
+    const known = this.spec.action_names.length
+      ? `one of ${this.spec.action_names.slice(0, 12)}`
+      : "a number: this game has no action names";
     if (at < 0) throw new Refused("not_in_space", `action ${action.slice(0, 40)}; give ${known}`);
     return this.discrete.start + at;
   }
@@ -633,7 +724,10 @@ class Rows {
     this._columns = columns;
     /** @type {Record<string, Column>} */
     this._data = Object.fromEntries(
-      columns.layout.map(([name, dtype, shape]) => [name, { dtype, shape, data: DTYPES[dtype].make(columns.nRows * product(shape)) }]),
+      columns.layout.map(([name, dtype, shape]) => [
+        name,
+        { dtype, shape, data: DTYPES[dtype].make(columns.nRows * product(shape)) },
+      ]),
     );
     /** @type {Consent} */
     this._consent = "unknown";
@@ -661,7 +755,11 @@ class Rows {
     return this._note !== null;
   }
 
-  /** @param {Note} note @param {Consent} consent @returns {Block | null} the block before it, when that has another consent */
+  /**
+   * @param {Note} note
+   * @param {Consent} consent
+   * @returns {Block | null} the block before it, when that has another consent
+   */
   begin(note, consent) {
     checkNote(note);
     const block = consent === this._consent ? null : this.take();
@@ -689,11 +787,13 @@ class Rows {
     [this._at, this._state] = [at, STAGED];
     const { action: parts, raw, discrete } = this._columns;
     const numbered = this._columns.numbered(action);
-    for (const part of parts) written(part, partOf(part, numbered), { bounds: true, as: this._data[part.name].data, at });
+    for (const part of parts)
+      written(part, partOf(part, numbered), { bounds: true, as: this._data[part.name].data, at });
     if (discrete && this._data.legal && !this._data.legal.data[at * discrete.n + numbered - discrete.start]) {
       throw new Refused("illegal_action", `action ${action} is not legal in its own mask`);
     }
-    if (!(frames >= 0)) throw new Refused("bad_frames", `frames is ${frames}; give how many frames the decision lasts, from 0`);
+    if (!(frames >= 0))
+      throw new Refused("bad_frames", `frames is ${frames}; give how many frames the decision lasts, from 0`);
     this._put(at, { by, frames: Math.min(frames, 65535), t_ms: Math.min(tMs, 2 ** 32 - 1) });
     this._openUsed = [];
     if (extras) {
@@ -715,7 +815,8 @@ class Rows {
   addReward(reward) {
     const total = this._reward + Number(reward);
     if (this._state !== OPEN) throw new Refused("bad_order", "a reward needs a decision before it");
-    if (!Number.isFinite(Math.fround(total))) throw new Refused("not_finite", `reward ${reward} is no finite number in float32`);
+    if (!Number.isFinite(Math.fround(total)))
+      throw new Refused("not_finite", `reward ${reward} is no finite number in float32`);
     this._reward = total;
   }
 
@@ -733,7 +834,8 @@ class Rows {
     if (isSeen) this._look(at, obs, legal);
     else {
       // Never bootstrapped from; the last one seen again is sure to lie in the space.
-      for (const { name, size } of this._columns.obs) this._data[name].data.copyWithin(at * size, (at - 1) * size, at * size);
+      for (const { name, size } of this._columns.obs)
+        this._data[name].data.copyWithin(at * size, (at - 1) * size, at * size);
       this._mark(at, legal);
     }
     this._put(this._at, truncated ? { truncated: 1 } : { terminated: 1 });
@@ -742,7 +844,10 @@ class Rows {
     this._leave(at + 1, { ...this._note, result });
   }
 
-  /** Stop the episode where it is known: an open step is dropped, a staged observation kept. @param {string | number} [result] */
+  /**
+   * Stop the episode where it is known: an open step is dropped, a staged observation kept.
+   * @param {string | number} [result]
+   */
   cut(result) {
     if (this._state !== EMPTY) this._pad(this._at);
     if (!this._note || this._state === EMPTY || this._at === this._episodeRow) {
@@ -776,13 +881,27 @@ class Rows {
       }
     }
     /** @type {Block} */
-    const block = { columns: this._copied(0, nRows), nSteps: this.closedSteps, consent: this._consent, episodes: notes };
+    const block = {
+      columns: this._copied(0, nRows),
+      nSteps: this.closedSteps,
+      consent: this._consent,
+      episodes: notes,
+    };
     for (const name of ["logp", "version", ...this._columns.raw.map((part) => part.name)]) {
       if (!this._used.has(name)) delete block.columns[name];
     }
-    for (const { data } of Object.values(this._data)) data.fill(/** @type {never} */ (data instanceof BigInt64Array || data instanceof BigUint64Array ? 0n : 0));
-    for (const [name, column] of Object.entries(inWork ?? {})) this._data[name].data.set(/** @type {any} */ (column.data));
-    [this._notes, this._used, this._noteBytes, this._at, this._episodeRow, this.closedSteps] = [carried, new Set(), 0, 0, 0, 0];
+    for (const { data } of Object.values(this._data))
+      data.fill(/** @type {never} */ (data instanceof BigInt64Array || data instanceof BigUint64Array ? 0n : 0));
+    for (const [name, column] of Object.entries(inWork ?? {}))
+      this._data[name].data.set(/** @type {any} */ (column.data));
+    [this._notes, this._used, this._noteBytes, this._at, this._episodeRow, this.closedSteps] = [
+      carried,
+      new Set(),
+      0,
+      0,
+      0,
+      0,
+    ];
     return block;
   }
 
@@ -799,14 +918,16 @@ class Rows {
   /** @param {number} at @param {any} obs @param {any} legal */
   _look(at, obs, legal) {
     if (!this._note) throw new Refused("bad_order", "no episode is running");
-    for (const part of this._columns.obs) written(part, partOf(part, obs), { bounds: false, as: this._data[part.name].data, at });
+    for (const part of this._columns.obs)
+      written(part, partOf(part, obs), { bounds: false, as: this._data[part.name].data, at });
     this._mark(at, legal);
   }
 
   /** @param {number} at @param {any} legal */
   _mark(at, legal) {
     const [column, mask] = [this._data.legal, this._columns.mask(legal)];
-    if (mask && !column) throw new Refused("bad_columns", "a legal mask was given; connect with hasLegal: true to record it");
+    if (mask && !column)
+      throw new Refused("bad_columns", "a legal mask was given; connect with hasLegal: true to record it");
     const n = this._columns.discrete?.n ?? 0;
     if (column) /** @type {Uint8Array} */ (column.data).set(mask ?? new Uint8Array(n).fill(1), at * n);
   }
@@ -844,18 +965,30 @@ class Rows {
 
 /** The reader's own rules, so that nothing is recorded that could not be read back. @param {Note} note */
 function checkNote(note) {
-  const { seat, match = "", model = "", opponents = [], result = "", seed = 0, ...rest } = note;
+  const { seat, match = "", model = "", opponents = [], result = "", seed = 0 } = note;
   const isCount = (/** @type {unknown} */ one, /** @type {number} */ below) =>
-    typeof one === "bigint" ? one >= 0n && one < 2n ** 64n : Number.isSafeInteger(one) && Number(one) >= 0 && Number(one) < below;
-  const isText = (/** @type {unknown} */ one, /** @type {number} */ most) => typeof one === "string" && one.length <= most;
+    typeof one === "bigint"
+      ? one >= 0n && one < 2n ** 64n
+      : Number.isSafeInteger(one) && Number(one) >= 0 && Number(one) < below;
+  const isText = (/** @type {unknown} */ one, /** @type {number} */ most) =>
+    typeof one === "string" && one.length <= most;
   const isFine =
-    isCount(seat, 2 ** 32) && isCount(seed, 2 ** 64) && isText(match, 128) && isText(model, 128) && Array.isArray(opponents) &&
-    opponents.length <= 64 && opponents.every((one) => isText(one, 128)) &&
-    (isText(result, 64) || (typeof result === "number" && Math.abs(result) < 1e300)); // prettier-ignore
-  if (!isFine) throw new Refused("bad_metadata", `an episode has a field of the wrong type or size: ${canonicalJson({ ...noteJson(note), ...rest }).slice(0, 120)}`);
+    isCount(seat, 2 ** 32) &&
+    isCount(seed, 2 ** 64) &&
+    isText(match, 128) &&
+    isText(model, 128) &&
+    Array.isArray(opponents) &&
+    opponents.length <= 64 &&
+    opponents.every((one) => isText(one, 128)) &&
+    (isText(result, 64) || (typeof result === "number" && Math.abs(result) < 1e300));
+  if (!isFine)
+    throw new Refused(
+      "bad_metadata",
+      `an episode has a field of the wrong type or size: ${canonicalJson(noteJson(note)).slice(0, 120)}`,
+    );
 }
 
-// --- Policies ---------------------------------------------------------------------------------------------------------
+// --- Policies --------------------------------------------------------------------------------------------------------
 
 /** @typedef {{layer: string, [field: string]: any}} Layer */
 /** @typedef {Float32Array | Float64Array} Numbers */
@@ -879,7 +1012,8 @@ const ACTIVATIONS = {
 /**
  * What a kind of layer makes of a row of this shape, and the shape of what it gives. Sums are taken in float64 and
  * rounded once, so they lie as near to NumPy's as those of another machine.
- * @type {Record<string, (layer: Layer, shape: readonly number[], weight: (name: string, shape: number[]) => Float32Array) => [Run, number[]]>}
+ * @type {Record<string, (layer: Layer, shape: readonly number[], weight: (name: string, shape: number[]) =>
+ *   Float32Array) => [Run, number[]]>}
  */
 const LAYERS = {
   dense: ({ width }, [size], weight) => [linear(weight("kernel", [size, width]), weight("bias", [width])), [width]],
@@ -901,7 +1035,10 @@ const LAYERS = {
     return [run, [...shape]];
   },
   observation_norm(_, shape, weight) {
-    const [mean, by] = [weight("mean", [...shape]), weight("var", [...shape]).map((one) => 1 / Math.sqrt(fround(one + 1e-8)))];
+    const [mean, by] = [
+      weight("mean", [...shape]),
+      weight("var", [...shape]).map((one) => 1 / Math.sqrt(fround(one + 1e-8))),
+    ];
     weight("count", []);
     return [each(product(shape), (x, at) => Math.max(-10, Math.min(10, fround(x - mean[at]) * by[at]))), [...shape]];
   },
@@ -953,7 +1090,9 @@ const LAYERS = {
     /** @type {Run} */
     const run = (x) => {
       out.fill(0);
-      x.forEach((one, at) => Number.isInteger(one) && one >= start && one < start + n && (out[at * n + one - start] = 1));
+      x.forEach(
+        (one, at) => Number.isInteger(one) && one >= start && one < start + n && (out[at * n + one - start] = 1),
+      );
       return out;
     };
     return [run, [...shape, n]];
@@ -1007,7 +1146,8 @@ function convolution({ channels, kernel: side, stride }, shape, weight) {
           const from = ((y * stride + down) * wide + column * stride) * deep;
           for (let at = 0, tap = down * line * channels; at < line; at++, tap += channels) {
             const by = x[from + at];
-            if (by !== 0) for (let channel = 0; channel < channels; channel++) sums[channel] += by * kernel[tap + channel];
+            if (by !== 0)
+              for (let channel = 0; channel < channels; channel++) sums[channel] += by * kernel[tap + channel];
           }
         }
         out.set(sums, to);
@@ -1019,7 +1159,10 @@ function convolution({ channels, kernel: side, stride }, shape, weight) {
 }
 
 /** @typedef {{kind: string, size: number, low: (number | null)[], high: (number | null)[]}} Head */
-/** @typedef {{action: any, logp: number, raw: Float32Array | null}} Choice an action as the game takes it, and what the policy knows of it */
+/**
+ * @typedef {{action: any, logp: number, raw: Float32Array | null}} Choice an action as the game takes it, and what the
+ *   policy knows of it
+ */
 /** @typedef {{action: number, name: string, value: number | null, probability: number | null}} Advice */
 /** @typedef {{legal?: ArrayLike<boolean | number> | null, deterministic?: boolean, random?: () => number}} Choosing */
 
@@ -1029,7 +1172,10 @@ export class Policy {
   constructor(facts, weights) {
     /** @type {Spec} */
     this.game = JSON.parse(facts.game);
-    /** @type {{inputs: Record<string, {shape: number[], dtype: string, layers: Layer[]}>, trunk: Layer[], heads: Record<string, Layer[]>}} */
+    /**
+     * @type {{inputs: Record<string, {shape: number[], dtype: string, layers: Layer[]}>, trunk: Layer[], heads:
+     *   Record<string, Layer[]>}}
+     */
     const network = JSON.parse(facts.network);
     /** @type {Head} */
     this.head = JSON.parse(facts.head);
@@ -1038,16 +1184,28 @@ export class Policy {
     this.schema = sha256(bytesOf(facts.game));
     this._columns = new Columns(this.game);
     this._outputs = OUTPUTS[this.head.kind];
-    if (!this._outputs) throw new Refused("bad_policy", `head ${this.head.kind} is not known; known are ${Object.keys(OUTPUTS)}`);
+    if (!this._outputs)
+      throw new Refused("bad_policy", `head ${this.head.kind} is not known; known are ${Object.keys(OUTPUTS)}`);
     const unused = new Set(Object.keys(weights));
-    /** @param {string} place @param {Layer[]} layers @param {readonly number[]} shape @returns {[Run[], readonly number[]]} */
+    /**
+     * @param {string} place
+     * @param {Layer[]} layers
+     * @param {readonly number[]} shape
+     * @returns {[Run[], readonly number[]]}
+     */
     const compiled = (place, layers, shape) => {
       const steps = layers.map((layer, index) => {
         const make = Object.hasOwn(LAYERS, layer.layer) ? LAYERS[layer.layer] : undefined;
-        if (!make) throw new Refused("bad_policy", `${place} holds a layer ${layer.layer}; known are ${Object.keys(LAYERS)}`);
+        if (!make)
+          throw new Refused("bad_policy", `${place} holds a layer ${layer.layer}; known are ${Object.keys(LAYERS)}`);
         const [run, after] = make(layer, shape, (name, wanted) => {
           const column = weights[`${place}.${index}.${name}`];
-          if (!column || column.dtype !== "F32" || column.shape.join() !== wanted.join() || !(/** @type {Float32Array} */ (column.data).every(Number.isFinite))) {
+          if (
+            !column ||
+            column.dtype !== "F32" ||
+            column.shape.join() !== wanted.join() ||
+            !(/** @type {Float32Array} */ (column.data).every(Number.isFinite))
+          ) {
             throw new Refused("bad_policy", `${place}.${index}.${name} is missing, not finite, or not F32[${wanted}]`);
           }
           unused.delete(`${place}.${index}.${name}`);
@@ -1061,16 +1219,18 @@ export class Policy {
     const before = this.stack > 1 ? [this.stack] : [];
     let features = 0;
     /** What the network looks at, in its order. */
-    this.inputs = Object.keys(network.inputs).sort(byCodePoint).map((name) => {
-      const { shape, dtype, layers } = network.inputs[name];
-      const part = this._columns.obs.find((one) => one.name === name);
-      if (!part || part.dtype !== dtype || [...before, ...part.shape].join() !== shape.join()) {
-        throw new Refused("bad_policy", `input ${name} is ${dtype}[${shape}], which the game does not have`);
-      }
-      const [steps, after] = compiled(`inputs.${name}`, layers, shape);
-      features += product(after);
-      return { name, dtype, size: product(shape), isExact: layers[0]?.layer === "one_hot", steps };
-    }); // prettier-ignore
+    this.inputs = Object.keys(network.inputs)
+      .sort(byCodePoint)
+      .map((name) => {
+        const { shape, dtype, layers } = network.inputs[name];
+        const part = this._columns.obs.find((one) => one.name === name);
+        if (!part || part.dtype !== dtype || [...before, ...part.shape].join() !== shape.join()) {
+          throw new Refused("bad_policy", `input ${name} is ${dtype}[${shape}], which the game does not have`);
+        }
+        const [steps, after] = compiled(`inputs.${name}`, layers, shape);
+        features += product(after);
+        return { name, dtype, size: product(shape), isExact: layers[0]?.layer === "one_hot", steps };
+      });
     const [trunk, width] = compiled("trunk", network.trunk, [features]);
     this._trunk = trunk;
     /** @type {Record<string, Run[]>} */
@@ -1083,7 +1243,8 @@ export class Policy {
       this._heads[name] = steps;
     }
     const missing = this._outputs.filter((name) => !this._heads[name]);
-    if (missing.length || unused.size) throw new Refused("bad_policy", `outputs ${missing} are missing, weights ${[...unused]} unknown`);
+    if (missing.length || unused.size)
+      throw new Refused("bad_policy", `outputs ${missing} are missing, weights ${[...unused]} unknown`);
     this._features = new Float32Array(features);
     /** What the network gives. */
     this.headNames = Object.keys(this._heads);
@@ -1108,21 +1269,26 @@ export class Policy {
   }
 
   /**
-   * The legal actions of a discrete game, best first, each with its value or its probability, whichever the policy knows.
+   * The legal actions of a discrete game, best first, each with its value or its probability, whichever the policy
+   * knows.
    * @param {any} obs
    * @param {{legal?: ArrayLike<boolean | number> | null}} [how]
    * @returns {Advice[]}
    */
   rank(obs, { legal = null } = {}) {
     const { discrete } = this._columns;
-    if (!discrete) throw new Refused("not_discrete", `${this.game.game} has no discrete actions to rank; use act instead`);
+    if (!discrete)
+      throw new Refused("not_discrete", `${this.game.game} has no discrete actions to rank; use act instead`);
     const mask = this._mask(legal);
-    const rows = this.stack > 1 ? (Array.isArray(obs) && obs.length === this.stack ? obs : Array(this.stack).fill(obs)) : [obs];
+    const rows =
+      this.stack > 1 ? (Array.isArray(obs) && obs.length === this.stack ? obs : Array(this.stack).fill(obs)) : [obs];
     const scores = masked(this.forward(this.read(rows), this._outputs)[this._outputs[0]], mask);
     const most = Math.max(...scores);
     const total = scores.reduce((sum, score) => sum + Math.exp(score - most), 0);
     const isValue = this._outputs[0] === "q";
-    const ranked = Array.from(scores.keys()).filter((at) => !mask || mask[at]).sort((one, other) => scores[other] - scores[one] || one - other);
+    const ranked = Array.from(scores.keys())
+      .filter((at) => !mask || mask[at])
+      .sort((one, other) => scores[other] - scores[one] || one - other);
     return ranked.map((at) => ({
       action: at + discrete.start,
       name: this.game.action_names[at] ?? String(at + discrete.start),
@@ -1137,7 +1303,8 @@ export class Policy {
    * @returns {Record<string, Numbers>}
    */
   read(rows) {
-    if (rows.length !== this.stack) throw new Refused("bad_shape", `${rows.length} observations were given; this policy looks at ${this.stack}`);
+    if (rows.length !== this.stack)
+      throw new Refused("bad_shape", `${rows.length} observations were given; this policy looks at ${this.stack}`);
     return Object.fromEntries(
       this.inputs.map(({ name, size, isExact }) => {
         const part = /** @type {Part} */ (this._columns.obs.find((one) => one.name === name));
@@ -1179,7 +1346,8 @@ export class Policy {
     const [mask, outputs, { discrete }] = [this._mask(legal), this.forward(columns, this._outputs), this._columns];
     if (!discrete) return this._gaussian(outputs.mean, outputs.log_std, deterministic ? null : random);
     const scores = masked(outputs[this._outputs[0]], mask);
-    if (deterministic || this.head.kind !== "categorical") return { action: discrete.start + largest(scores), logp: 0, raw: null };
+    if (deterministic || this.head.kind !== "categorical")
+      return { action: discrete.start + largest(scores), logp: 0, raw: null };
     // The largest of logits with Gumbel noise is a draw by their probabilities.
     const action = largest(scores.map((score) => score - Math.log(Math.max(-Math.log(1 - random()), 1e-30))));
     const most = Math.max(...scores);
@@ -1212,29 +1380,41 @@ export class Policy {
   /** @param {ArrayLike<boolean | number> | null} legal */
   _mask(legal) {
     const mask = this._columns.mask(legal);
-    if (mask && !mask.includes(1)) throw new Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode");
+    if (mask && !mask.includes(1))
+      throw new Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode");
     return mask;
   }
 }
 
 /** @type {Record<string, string[]>} what each kind of head reads */
 const OUTPUTS = {
-  argmax: ["q"], epsilon_greedy: ["q"], categorical: ["logits"], gaussian_clipped: ["mean", "log_std"], gaussian_tanh: ["mean", "log_std"],
-}; // prettier-ignore
+  argmax: ["q"],
+  epsilon_greedy: ["q"],
+  categorical: ["logits"],
+  gaussian_clipped: ["mean", "log_std"],
+  gaussian_tanh: ["mean", "log_std"],
+};
 
-/** Outputs in which illegal actions lie below every legal one. @param {Float32Array} scores @param {Uint8Array | null} mask */
-const masked = (scores, mask) => (mask ? scores.map((score, at) => (mask[at] ? Math.max(score, LOWEST) : ILLEGAL)) : scores);
+/**
+ * Outputs in which illegal actions lie below every legal one.
+ * @param {Float32Array} scores
+ * @param {Uint8Array | null} mask
+ */
+const masked = (scores, mask) =>
+  mask ? scores.map((score, at) => (mask[at] ? Math.max(score, LOWEST) : ILLEGAL)) : scores;
 
 /** @param {Float32Array} scores */
 const largest = (scores) => scores.reduce((best, score, at) => (score > scores[best] ? at : best), 0);
 
 /**
- * The policy that these bytes are; Refused unless they are exactly one. Whoever wants to know whose it is checks that first.
+ * The policy that these bytes are; Refused unless they are exactly one. Whoever wants to know whose it is checks that
+ * first.
  * @param {Uint8Array} raw
  */
 export function openPolicy(raw) {
   const { columns, metadata } = decodeTensors(raw);
-  if (metadata.format !== "understudy-policy/1") throw new Refused("bad_version", `format ${metadata.format}; this build reads understudy-policy/1`);
+  if (metadata.format !== "understudy-policy/1")
+    throw new Refused("bad_version", `format ${metadata.format}; this build reads understudy-policy/1`);
   try {
     return new Policy(metadata, columns);
   } catch (error) {
@@ -1242,7 +1422,7 @@ export function openPolicy(raw) {
   }
 }
 
-// --- Signed documents -------------------------------------------------------------------------------------------------
+// --- Signed documents ------------------------------------------------------------------------------------------------
 
 const MAX_SIGNED = 256 * 1024;
 
@@ -1255,21 +1435,26 @@ const MAX_SIGNED = 256 * 1024;
  * @returns {Promise<any>}
  */
 export async function checkSigned(text, trust) {
-  if (text.length > MAX_SIGNED) throw new Refused("too_large", `a signed document of ${text.length} letters; at most ${MAX_SIGNED} are read`);
+  if (text.length > MAX_SIGNED)
+    throw new Refused("too_large", `a signed document of ${text.length} letters; at most ${MAX_SIGNED} are read`);
   const found = /^\{"entry":(\{.*\}),"key_id":"([0-9a-f]{16})","signature":"([A-Za-z0-9+/]{86}==)"\}$/s.exec(text);
-  if (!found) throw new Refused("bad_entry", "a signed document has entry, key_id and signature, in this order and nothing else");
+  if (!found)
+    throw new Refused("bad_entry", "a signed document has entry, key_id and signature, in this order and nothing else");
   const [, entry, keyId, signature] = found;
   const keys = trust.map(publicKey);
   const key = keys.find((one) => sha256(one).slice(0, 16) === keyId);
   if (!key) throw new Refused("unknown_key", `signed by ${keyId}, who is not among the ${keys.length} trusted keys`);
   const subtle = globalThis.crypto?.subtle;
-  if (!subtle) throw new Refused("no_crypto", "this page cannot check signatures; serve it over https, or from 127.0.0.1");
+  if (!subtle)
+    throw new Refused("no_crypto", "this page cannot check signatures; serve it over https, or from 127.0.0.1");
   const raw = fromBase64(signature);
   const verifier = await subtle.importKey("raw", key, { name: "Ed25519" }, false, ["verify"]).catch((error) => {
     throw new Refused("no_crypto", `this browser cannot check Ed25519 signatures (${error}); use a newer one`);
   });
   // base64 has several texts for the same bytes; only one is ours.
-  const isFine = toBase64(raw) === signature && (await subtle.verify("Ed25519", verifier, raw, bytesOf(`understudy-entry/1\0${entry}`)));
+  const isFine =
+    toBase64(raw) === signature &&
+    (await subtle.verify("Ed25519", verifier, raw, bytesOf(`understudy-entry/1\0${entry}`)));
   if (!isFine) throw new Refused("bad_signature", `the signature of ${keyId} does not fit what was signed`);
   return JSON.parse(entry);
 }
@@ -1277,7 +1462,11 @@ export async function checkSigned(text, trust) {
 /** @param {string} text @returns {Bytes} */
 function publicKey(text) {
   const found = /^ed25519:([A-Za-z0-9+/]{43}=)$/.exec(text);
-  if (!found) throw new Refused("bad_key", `${String(text).slice(0, 60)} is no public key; give ed25519:BASE64, as \`understudy up\` prints it`);
+  if (!found)
+    throw new Refused(
+      "bad_key",
+      `${String(text).slice(0, 60)} is no public key; give ed25519:BASE64, as \`understudy up\` prints it`,
+    );
   return fromBase64(found[1]);
 }
 
@@ -1295,12 +1484,16 @@ function opened(manifest, raw) {
     throw new Refused("bad_hash", `the ${raw.length} bytes of ${name} are not the ones that were signed`);
   }
   const policy = openPolicy(raw);
-  if (policy.game.game !== manifest.game || policy.schema !== manifest.schema) throw new Refused("bad_policy", `${name} holds a policy of another game`);
+  if (policy.game.game !== manifest.game || policy.schema !== manifest.schema)
+    throw new Refused("bad_policy", `${name} holds a policy of another game`);
   checkGolden(policy, manifest.golden);
   return { name, policy, manifest };
 }
 
-/** The platform draws golden observations with NumPy's generator from a fixed seed; this is that generator, from there on. */
+/**
+ * The platform draws golden observations with NumPy's generator from a fixed seed; this is that generator, from there
+ * on.
+ */
 class Golden {
   constructor() {
     this._state = 0xd419f767f579b2a66512b355dcc079c0n;
@@ -1374,7 +1567,8 @@ function checkGolden(policy, wanted) {
   const given = Array.from({ length: rows }, () => ({}));
   for (const { name, dtype, size, isExact } of policy.inputs) {
     for (const row of given) {
-      const draw = () => (isFloat(dtype) ? golden.normal() : dtype === "BOOL" ? Number(golden.uniform() < 0.5) : golden.bit());
+      const draw = () =>
+        isFloat(dtype) ? golden.normal() : dtype === "BOOL" ? Number(golden.uniform() < 0.5) : golden.bit();
       const drawn = Array.from({ length: size }, draw);
       row[name] = isExact ? Float64Array.from(drawn) : Float32Array.from(drawn);
     }
@@ -1382,14 +1576,17 @@ function checkGolden(policy, wanted) {
   given.forEach((columns, row) => {
     for (const [head, numbers] of Object.entries(policy.forward(columns, policy.headNames))) {
       const expected = wanted?.[head];
-      const isClose = Array.isArray(expected) && expected.length === rows && expected[row].length === numbers.length &&
-        numbers.every((one, at) => Math.abs(one - expected[row][at]) <= 1e-4 + 1e-4 * Math.abs(expected[row][at])); // prettier-ignore
+      const isClose =
+        Array.isArray(expected) &&
+        expected.length === rows &&
+        expected[row].length === numbers.length &&
+        numbers.every((one, at) => Math.abs(one - expected[row][at]) <= 1e-4 + 1e-4 * Math.abs(expected[row][at]));
       if (!isClose) throw new Refused("bad_golden", `output ${head} differs from what was signed with the model`);
     }
   });
 }
 
-// --- The link ---------------------------------------------------------------------------------------------------------
+// --- The link --------------------------------------------------------------------------------------------------------
 
 /** A request that failed as a whole; `status` is 0 where no answer came. */
 export class LinkFailed extends Error {
@@ -1453,12 +1650,17 @@ class Link {
       this._open.delete(stop);
     }
     if (answer.status === 200 || answer.status === 204) return { status: answer.status, raw };
-    const { code = `status_${answer.status}`, detail = "that is no answer of a gateway; is the address right?", retry_after_s: waits } =
-      /** @type {any} */ (jsonOf(raw))?.error ?? {};
+    const {
+      code = `status_${answer.status}`,
+      detail = "that is no answer of a gateway; is the address right?",
+      retry_after_s: waits,
+    } = /** @type {any} */ (jsonOf(raw))?.error ?? {};
     const retryAfterS = Number(waits ?? answer.headers.get("retry-after") ?? 0) || 0;
-    throw new LinkFailed(String(code).slice(0, 40), `${String(detail).slice(0, 300)} (${this.address} answered ${answer.status})`, {
-      status: answer.status, retryAfterS,
-    }); // prettier-ignore
+    throw new LinkFailed(
+      String(code).slice(0, 40),
+      `${String(detail).slice(0, 300)} (${this.address} answered ${answer.status})`,
+      { status: answer.status, retryAfterS },
+    );
   }
 
   /** Let go; whoever waits for an answer gets none. */
@@ -1502,8 +1704,14 @@ class Backoff {
   }
 }
 
-/** @typedef {{now: () => number, monotonic: () => number}} Clock milliseconds: since 1970, and of a clock that nobody sets */
-/** @typedef {{getItem: (key: string) => string | null, setItem: (key: string, value: string) => void, removeItem: (key: string) => void, length?: number, key?: (at: number) => string | null}} TextStorage such as localStorage */
+/**
+ * @typedef {{now: () => number, monotonic: () => number}} Clock milliseconds: since 1970, and of a clock that nobody
+ *   sets
+ */
+/**
+ * @typedef {{getItem: (key: string) => string | null, setItem: (key: string, value: string) => void, removeItem: (key:
+ *   string) => void, length?: number, key?: (at: number) => string | null}} TextStorage such as localStorage
+ */
 
 /** What is kept for the next start, under one deployment, game and key; a storage that fails loses only that. */
 class Shelf {
@@ -1545,7 +1753,9 @@ class Shelf {
   names(beginning) {
     try {
       const keys = Array.from({ length: this._storage.length ?? 0 }, (_, at) => this._storage.key?.(at) ?? "");
-      return keys.filter((key) => key.startsWith(this._prefix + beginning)).map((key) => key.slice(this._prefix.length));
+      return keys
+        .filter((key) => key.startsWith(this._prefix + beginning))
+        .map((key) => key.slice(this._prefix.length));
     } catch {
       return [];
     }
@@ -1556,10 +1766,14 @@ class Shelf {
 function memoryStorage() {
   /** @type {Map<string, string>} */
   const kept = new Map();
-  return { getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => void kept.set(key, value), removeItem: (key) => void kept.delete(key) };
+  return {
+    getItem: (key) => kept.get(key) ?? null,
+    setItem: (key, value) => void kept.set(key, value),
+    removeItem: (key) => void kept.delete(key),
+  };
 }
 
-// --- The sender -------------------------------------------------------------------------------------------------------
+// --- The sender ------------------------------------------------------------------------------------------------------
 
 const [MAX_FRAMES, MAX_BATCH_BYTES] = [64, 4 * 1024 * 1024];
 const [IDLE_MS, TELL_MS, DAY_MS] = [60_000, 10_000, 86_400_000];
@@ -1568,7 +1782,10 @@ const PARCEL = "application/vnd.understudy.parcel";
 
 /** The episodes that follow one another for one player and seat: their rows, and the numbers of their frames. */
 class Session {
-  /** @param {{id: string, player: string, seat?: number, isKept?: boolean, rows: Rows | null, startedMs: number}} facts without rows: another program's, whose frames are only sent */
+  /**
+   * @param {{id: string, player: string, seat?: number, isKept?: boolean, rows: Rows | null, startedMs: number}} facts
+   *   without rows: another program's, whose frames are only sent
+   */
   constructor({ id, player, seat = 0, isKept = true, rows, startedMs }) {
     this.id = id;
     this.player = player;
@@ -1604,11 +1821,19 @@ class Session {
   }
 }
 
-/** @typedef {{session: Session, chunkNo: number, kind: FrameKind, nSteps: number, frame: Bytes, isTried: boolean, isDone: boolean, isShelved: boolean}} Entry a frame until its ack */
+/**
+ * @typedef {{session: Session, chunkNo: number, kind: FrameKind, nSteps: number, frame: Bytes, isTried: boolean,
+ *   isDone: boolean, isShelved: boolean}} Entry a frame until its ack
+ */
 
-/** Makes blocks into frames and sends them until each is acknowledged; one round after another, behind the game's back. */
+/**
+ * Makes blocks into frames and sends them until each is acknowledged; one round after another, behind the game's back.
+ */
 class Sender {
-  /** @param {{link: Link, columns: Columns, client: string, clock: Clock, random: () => number, lingerMs: number, capBytes: number, shelf: Shelf | null}} parts */
+  /**
+   * @param {{link: Link, columns: Columns, client: string, clock: Clock, random: () => number, lingerMs: number,
+   *   capBytes: number, shelf: Shelf | null}} parts
+   */
   constructor({ link, columns, client, clock, random, lingerMs, capBytes, shelf }) {
     this._link = link;
     this._columns = columns;
@@ -1635,7 +1860,17 @@ class Sender {
     this._tellAtMs = clock.monotonic() + TELL_MS;
     this.keepShare = 1;
     this.skippedSteps = this._toldSteps = 0;
-    this.counts = { recorded: 0, acked: 0, refused: 0, dropped: 0, adopted: 0, failedSends: 0, sentFrames: 0, ackedFrames: 0, refusedFrames: 0 };
+    this.counts = {
+      recorded: 0,
+      acked: 0,
+      refused: 0,
+      dropped: 0,
+      adopted: 0,
+      failedSends: 0,
+      sentFrames: 0,
+      ackedFrames: 0,
+      refusedFrames: 0,
+    };
     /** Why nothing is sent until another key is given. */
     this.stopped = "";
     this.linkError = this.refusal = "";
@@ -1646,7 +1881,9 @@ class Sender {
   /** Steps that wait for their ack. */
   get waitingSteps() {
     const open = [...this.sessions].reduce((sum, one) => sum + (one.isKept ? stepsOf(one) : 0), 0);
-    return open + this._waiting.reduce((sum, entry) => sum + (entry.session.rows && !entry.isDone ? entry.nSteps : 0), 0);
+    return (
+      open + this._waiting.reduce((sum, entry) => sum + (entry.session.rows && !entry.isDone ? entry.nSteps : 0), 0)
+    );
   }
 
   get recordedSteps() {
@@ -1745,7 +1982,8 @@ class Sender {
         rows.cut();
         this.release(session);
       }
-      const isDue = rows && rows.closedSteps > 0 && nowMs - session._startedMs - rows.oldestMs >= this._lingerOf(session);
+      const isDue =
+        rows && rows.closedSteps > 0 && nowMs - session._startedMs - rows.oldestMs >= this._lingerOf(session);
       const block = inHurry || isDue || session.hasEnded ? rows?.take() : null;
       if (block) session.blocks.push(block);
       for (const one of session.blocks.splice(0)) this._encode(session, one);
@@ -1771,7 +2009,17 @@ class Sender {
     this.counts.recorded += block.nSteps;
     const { id, nextNo: chunkNo, nSteps: firstStep } = session;
     const { nSteps, consent, episodes, columns } = block;
-    const meta = { game: this._columns.spec.game, schema: this._schema, session: id, chunkNo, firstStep, nSteps, consent, client: this._client, episodes };
+    const meta = {
+      game: this._columns.spec.game,
+      schema: this._schema,
+      session: id,
+      chunkNo,
+      firstStep,
+      nSteps,
+      consent,
+      client: this._client,
+      episodes,
+    };
     session.nSteps += nSteps;
     try {
       this._add(session, "data", encodeChunk(meta, columns), nSteps);
@@ -1786,9 +2034,15 @@ class Sender {
   _add(session, kind, body, nSteps) {
     /** @type {Entry} */
     const entry = {
-      session, chunkNo: session.nextNo, kind, nSteps, frame: encodeFrame(kind, session.id, session.nextNo, body), isTried: false,
-      isDone: false, isShelved: false,
-    }; // prettier-ignore
+      session,
+      chunkNo: session.nextNo,
+      kind,
+      nSteps,
+      frame: encodeFrame(kind, session.id, session.nextNo, body),
+      isTried: false,
+      isDone: false,
+      isShelved: false,
+    };
     session.nextNo += 1;
     if (this._shelf && this._shelvedBytes + entry.frame.length <= SHELF_BYTES) {
       const kept = { player: session.player, nSteps, frame: toBase64(entry.frame), kind };
@@ -1807,7 +2061,10 @@ class Sender {
     else this._waiting.push(entry);
   }
 
-  /** Take up what an earlier page or program could not send; another that still runs may send it too, which changes nothing. */
+  /**
+   * Take up what an earlier page or program could not send; another that still runs may send it too, which changes
+   * nothing.
+   */
   _adopt() {
     /** @type {Map<string, Session>} */
     const found = new Map();
@@ -1821,7 +2078,16 @@ class Sender {
         found.set(id, session);
         const chunkNo = Number(new DataView(frame.buffer).getBigUint64(32, true));
         this._shelvedBytes += frame.length;
-        this._push({ session, chunkNo, kind: kept.kind, nSteps: kept.nSteps, frame, isTried: true, isDone: false, isShelved: true });
+        this._push({
+          session,
+          chunkNo,
+          kind: kept.kind,
+          nSteps: kept.nSteps,
+          frame,
+          isTried: true,
+          isDone: false,
+          isShelved: true,
+        });
         this.counts.adopted += kept.nSteps;
       } catch {
         this._shelf?.remove(name);
@@ -1888,20 +2154,33 @@ class Sender {
     if (!this._mayTry) return [];
     this._waiting = this._waiting.filter((entry) => !entry.isDone);
     let room = MAX_BATCH_BYTES;
-    const end = this._waiting.findIndex((entry, at) => at === this._batchFrames || ((room -= entry.frame.length) < 0 && at > 0));
+    const end = this._waiting.findIndex(
+      (entry, at) => at === this._batchFrames || ((room -= entry.frame.length) < 0 && at > 0),
+    );
     return this._waiting.slice(0, end < 0 ? this._waiting.length : end);
   }
 
   /** @param {Entry[]} batch */
   async _send(batch) {
-    const [skipped, players] = [this.untoldSteps, Object.fromEntries(batch.map(({ session }) => [session.id, session.player]))];
+    const [skipped, players] = [
+      this.untoldSteps,
+      Object.fromEntries(batch.map(({ session }) => [session.id, session.player])),
+    ];
     for (const entry of batch) entry.isTried = true;
     try {
       if (!this._isRegistered) await this.register();
-      const parcel = encodeParcel(batch.map((entry) => entry.frame), players, skipped); // prettier-ignore
+      const parcel = encodeParcel(
+        batch.map((entry) => entry.frame),
+        players,
+        skipped,
+      );
       const { raw } = await this._link.ask("POST", "/frames", { body: parcel, kind: PARCEL });
       const answer = /** @type {any} */ (jsonOf(raw));
-      if (!Array.isArray(answer?.acks) || answer.acks.length !== batch.length || !(answer.keep_share >= 0 && answer.keep_share <= 1)) {
+      if (
+        !Array.isArray(answer?.acks) ||
+        answer.acks.length !== batch.length ||
+        !(answer.keep_share >= 0 && answer.keep_share <= 1)
+      ) {
         throw new LinkFailed("strange_answer", `${this._link.address} answered what this build does not read`);
       }
       this._toldSteps += skipped;
@@ -1913,7 +2192,10 @@ class Sender {
     }
   }
 
-  /** @param {Entry[]} batch @param {{accepted: boolean, refused: string | null, retry_after_s: number, error: string}[]} acks */
+  /**
+   * @param {Entry[]} batch
+   * @param {{accepted: boolean, refused: string | null, retry_after_s: number, error: string}[]} acks
+   */
   _settle(batch, acks) {
     let [again, retryAfterS, why] = [0, 0, ""];
     this.counts.sentFrames += batch.length;
@@ -1989,7 +2271,10 @@ class Sender {
   async finish(timeoutS) {
     for (const session of this.sessions) session.end();
     this.collect();
-    const isAll = await this._until(() => this.sessions.size === 0 && this._waiting.every((entry) => entry.isDone), timeoutS);
+    const isAll = await this._until(
+      () => this.sessions.size === 0 && this._waiting.every((entry) => entry.isDone),
+      timeoutS,
+    );
     this.isClosed = true;
     clearTimeout(this._timer);
     return isAll;
@@ -2018,7 +2303,8 @@ class Sender {
 const shelfName = (entry) => `frame/${entry.session.id}/${entry.chunkNo}`;
 
 /** @param {Session} session */
-const stepsOf = (session) => (session.rows?.closedSteps ?? 0) + session.blocks.reduce((sum, block) => sum + block.nSteps, 0);
+const stepsOf = (session) =>
+  (session.rows?.closedSteps ?? 0) + session.blocks.reduce((sum, block) => sum + block.nSteps, 0);
 
 const warned = new Set();
 
@@ -2029,16 +2315,25 @@ function warn(topic, text) {
   console.warn(`understudy: ${text}`);
 }
 
-// --- Bots -------------------------------------------------------------------------------------------------------------
+// --- Bots ------------------------------------------------------------------------------------------------------------
 
 const [POLL_S, MAX_CANARY, MAX_SHELVED_POLICY] = [25, 0.5, 1024 * 1024];
 const [AGAIN_FIRST_MS, AGAIN_CAP_MS] = [15_000, 600_000];
 /** @typedef {"champion" | "canary"} Alias */
-/** @typedef {{number: number, champion: string | null, champion_release: string | null, canary: string | null, canary_release: string | null, canary_share: number, trust: string[]}} Casting who plays, as signed documents */
+/**
+ * @typedef {{number: number, champion: string | null, champion_release: string | null, canary: string | null,
+ *   canary_release: string | null, canary_share: number, trust: string[]}} Casting who plays, as signed documents
+ */
 
-/** The bots of a game: the last good ones from the shelf at once, newer ones as they come, each checked before it plays. */
+/**
+ * The bots of a game: the last good ones from the shelf at once, newer ones as they come, each checked before it
+ * plays.
+ */
 class Bots {
-  /** @param {{link: Link, spec: Spec, clock: Clock, random: () => number, shelf: Shelf, trust: readonly string[]}} parts */
+  /**
+   * @param {{link: Link, spec: Spec, clock: Clock, random: () => number, shelf: Shelf, trust: readonly string[]}}
+   *   parts
+   */
   constructor({ link, spec, clock, random, shelf, trust }) {
     this._link = link;
     this._spec = spec;
@@ -2050,7 +2345,10 @@ class Bots {
     this._backoff = new Backoff(clock, random);
     /** @type {{champion: Bot | null, canary: Bot | null, share: number}} */
     this._stage = { champion: null, canary: null, share: 0 };
-    /** @type {Record<Alias, number>} the highest entry of each alias whose signature was right; older ones are never obeyed */
+    /**
+     * @type {Record<Alias, number>} the highest entry of each alias whose signature was right; older ones are never
+     *   obeyed
+     */
     this._seen = { champion: 0, canary: 0 };
     this._after = this._goodNumber = 0;
     this._againAtMs = Infinity;
@@ -2095,12 +2393,17 @@ class Bots {
     }
   }
 
-  /** A kept bot, whose pointer was obeyed when it was kept. @param {string | null} release @returns {Promise<Bot | null>} */
+  /**
+   * A kept bot, whose pointer was obeyed when it was kept.
+   * @param {string | null} release
+   * @returns {Promise<Bot | null>}
+   */
   async _restored(release) {
     if (release === null) return null;
     const manifest = await this.manifest(release, this._trusted([]));
     const text = this._shelf.read(`policy/${manifest.policy_sha256}`);
-    if (typeof text !== "string") throw new Refused("bad_hash", `the policy of model ${manifest.model_no} is gone; it is fetched again`);
+    if (typeof text !== "string")
+      throw new Refused("bad_hash", `the policy of model ${manifest.model_no} is gone; it is fetched again`);
     return opened(manifest, fromBase64(text));
   }
 
@@ -2124,7 +2427,8 @@ class Bots {
       const { status, raw } = await this._link.ask("GET", `/bot?after=${this._after}&wait_s=${waitS}`, { waitS });
       this.linkError = "";
       this._backoff.succeeded();
-      if (status === 204) return Math.max(0, 1000 - (this._clock.monotonic() - nowMs)); // one that does not wait is not asked without end
+      // A gateway that does not wait is not asked without end.
+      if (status === 204) return Math.max(0, 1000 - (this._clock.monotonic() - nowMs));
       await this._take(castingOf(jsonOf(raw)));
       return 0;
     } catch (error) {
@@ -2139,7 +2443,8 @@ class Bots {
 
   /** @param {Casting} news */
   async _take(news) {
-    const fetched = async (/** @type {any} */ manifest) => (await this._link.ask("GET", `/models/${manifest.model_no}/policy`, { waitS: 50 })).raw;
+    const fetched = async (/** @type {any} */ manifest) =>
+      (await this._link.ask("GET", `/models/${manifest.model_no}/policy`, { waitS: 50 })).raw;
     let champion, trust;
     try {
       trust = this._trusted(news.trust);
@@ -2194,7 +2499,9 @@ class Bots {
     if (manifest.model_no !== point.model_no) {
       throw new Refused("bad_entry", `${alias} means model ${point.model_no}, the release is of ${manifest.model_no}`);
     }
-    const here = [this._stage.champion, this._stage.canary].find((bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest));
+    const here = [this._stage.champion, this._stage.canary].find(
+      (bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest),
+    );
     if (here) return here;
     const raw = await fetched(manifest);
     const bot = opened(manifest, raw);
@@ -2202,11 +2509,18 @@ class Bots {
     return bot;
   }
 
-  /** The facts in a signed release, if they are of this game. @param {string} release @param {readonly string[]} trust */
+  /**
+   * The facts in a signed release, if they are of this game.
+   * @param {string} release
+   * @param {readonly string[]} trust
+   */
   async manifest(release, trust) {
     const { manifest } = await this._entry(release, "release", trust);
     if (manifest?.game !== this._spec.game || manifest.schema !== this._schema) {
-      throw new Refused("wrong_schema", `a model of ${manifest?.game} learned another version of ${this._spec.game} than this one`);
+      throw new Refused(
+        "wrong_schema",
+        `a model of ${manifest?.game} learned another version of ${this._spec.game} than this one`,
+      );
     }
     return manifest;
   }
@@ -2215,22 +2529,32 @@ class Bots {
   async _entry(text, kind, trust) {
     const entry = await checkSigned(text, trust);
     if (entry.kind !== kind || entry.journal !== `registry/${this._spec.game}`) {
-      throw new Refused("bad_entry", `a ${String(entry.kind).slice(0, 20)} of ${String(entry.journal).slice(0, 80)} came instead`);
+      throw new Refused(
+        "bad_entry",
+        `a ${String(entry.kind).slice(0, 20)} of ${String(entry.journal).slice(0, 80)} came instead`,
+      );
     }
     return entry;
   }
 
-  /** A model by its number, checked like every other, for whoever wants to play against an older one. @param {number} modelNo */
+  /**
+   * A model by its number, checked like every other, for whoever wants to play against an older one.
+   * @param {number} modelNo
+   */
   async model(modelNo) {
     const { raw } = await this._link.ask("GET", `/models/${modelNo}`);
     let trust = this._trusted([]);
     if (!trust.length) trust = this._trusted(castingOf(jsonOf((await this._link.ask("GET", "/bot")).raw)).trust);
     const manifest = await this.manifest(String(/** @type {any} */ (jsonOf(raw))?.signed), trust);
-    if (manifest.model_no !== modelNo) throw new Refused("bad_entry", `model ${modelNo} was asked for, ${manifest.model_no} came`);
+    if (manifest.model_no !== modelNo)
+      throw new Refused("bad_entry", `model ${modelNo} was asked for, ${manifest.model_no} came`);
     return opened(manifest, (await this._link.ask("GET", `/models/${modelNo}/policy`, { waitS: 50 })).raw);
   }
 
-  /** The keys to believe: those that were given, else the deployment's own as they were when it was first met. @param {string[]} met */
+  /**
+   * The keys to believe: those that were given, else the deployment's own as they were when it was first met.
+   * @param {string[]} met
+   */
   _trusted(met) {
     if (this._trust.length) return this._trust;
     const pinned = this._shelf.read("trust");
@@ -2275,17 +2599,27 @@ class Bots {
 function castingOf(found) {
   const texts = ["champion", "champion_release", "canary", "canary_release"];
   const isFine =
-    Number.isSafeInteger(found?.number) && found.number >= 0 && texts.every((name) => (found[name] ?? null) === null || typeof found[name] === "string") &&
-    Array.isArray(found.trust ?? []) && (found.trust ?? []).every((/** @type {unknown} */ one) => typeof one === "string"); // prettier-ignore
-  if (!isFine) throw new LinkFailed("strange_answer", "the platform said who plays in words that this build does not read");
+    Number.isSafeInteger(found?.number) &&
+    found.number >= 0 &&
+    texts.every((name) => (found[name] ?? null) === null || typeof found[name] === "string") &&
+    Array.isArray(found.trust ?? []) &&
+    (found.trust ?? []).every((/** @type {unknown} */ one) => typeof one === "string");
+  if (!isFine)
+    throw new LinkFailed("strange_answer", "the platform said who plays in words that this build does not read");
   const share = found.canary_share >= 0 && found.canary_share <= 1 ? found.canary_share : 0;
   const named = Object.fromEntries(texts.map((name) => [name, found[name] ?? null]));
   return /** @type {Casting} */ ({ number: found.number, ...named, canary_share: share, trust: found.trust ?? [] });
 }
 
-// --- Sessions and episodes --------------------------------------------------------------------------------------------
+// --- Sessions and episodes -------------------------------------------------------------------------------------------
 
-/** An action that a game allows, by chance. @param {Columns} columns @param {() => number} random @param {Uint8Array | null} mask @returns {any} */
+/**
+ * An action that a game allows, by chance.
+ * @param {Columns} columns
+ * @param {() => number} random
+ * @param {Uint8Array | null} mask
+ * @returns {any}
+ */
 function randomAction(columns, random, mask) {
   const below = (/** @type {number} */ n) => Math.min(n - 1, Math.floor(random() * n));
   if (columns.discrete && mask) {
@@ -2298,8 +2632,11 @@ function randomAction(columns, random, mask) {
     if (space.space === "multi_discrete") return space.counts.map(below);
     if (space.space === "multi_binary") return Array.from({ length: size }, () => below(2));
     const numbers = Array.from({ length: size }, (_, at) => {
-      const [low, high] = [space.low, space.high].map((bound, end) => (Array.isArray(bound) ? bound[at] : bound) ?? DTYPES[dtype].ends?.[end] ?? null);
-      if (low !== null && high !== null) return isFloat(dtype) ? low + random() * (high - low) : low + below(high - low + 1);
+      const [low, high] = [space.low, space.high].map(
+        (bound, end) => (Array.isArray(bound) ? bound[at] : bound) ?? DTYPES[dtype].ends?.[end] ?? null,
+      );
+      if (low !== null && high !== null)
+        return isFloat(dtype) ? low + random() * (high - low) : low + below(high - low + 1);
       const normal = Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
       return Math.min(high ?? Infinity, Math.max(low ?? -Infinity, normal));
     });
@@ -2316,11 +2653,18 @@ function randomAction(columns, random, mask) {
   return tree;
 }
 
-/** @typedef {{legal?: ArrayLike<boolean | number> | null, deterministic?: boolean, otherwise?: any}} Acting `otherwise`: an action, or a function of the observation, while there is no bot */
+/**
+ * @typedef {{legal?: ArrayLike<boolean | number> | null, deterministic?: boolean, otherwise?: any}} Acting
+ *   `otherwise`: an action, or a function of the observation, while there is no bot
+ */
 
 /** One episode of one player; a decision closes the transition before it. Made by `game.episode`. */
 export class Episode {
-  /** @param {Game} game @param {Session} session @param {{note: Note, consent: Consent, by: Decider, bot: Bot | null}} how */
+  /**
+   * @param {Game} game
+   * @param {Session} session
+   * @param {{note: Note, consent: Consent, by: Decider, bot: Bot | null}} how
+   */
   constructor(game, session, { note, consent, by, bot }) {
     this._game = game;
     this._session = session;
@@ -2374,7 +2718,12 @@ export class Episode {
     }
   }
 
-  /** @param {any} obs @param {any} own @param {Acting} how @returns {{action: any, by: number, extras: Extras | null}} */
+  /**
+   * @param {any} obs
+   * @param {any} own
+   * @param {Acting} how
+   * @returns {{action: any, by: number, extras: Extras | null}}
+   */
   _chosen(obs, own, { legal = null, deterministic = false }) {
     const { _columns: columns, _random: random } = this._game;
     if (this._bot) {
@@ -2383,7 +2732,8 @@ export class Episode {
       return { action, by: BY.bot, extras: { logp, version: policy.version, rawAction: raw } };
     }
     const mask = columns.mask(legal);
-    if (mask && !mask.includes(1)) throw new Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode");
+    if (mask && !mask.includes(1))
+      throw new Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode");
     const action = own === undefined || own === null ? randomAction(columns, random, mask) : columns.numbered(own);
     for (const part of columns.action) written(part, partOf(part, action), { bounds: true });
     if (columns.discrete && mask && !mask[action - columns.discrete.start]) {
@@ -2409,14 +2759,19 @@ export class Episode {
   acted(obs, action, { legal = null, by = this._by, frames = 1 } = {}) {
     if (this._isLate("acted")) return;
     try {
-      if (!Object.hasOwn(BY, by)) throw new Refused("bad_by", `by is ${String(by).slice(0, 20)}; give one of ${Object.keys(BY)}`);
+      if (!Object.hasOwn(BY, by))
+        throw new Refused("bad_by", `by is ${String(by).slice(0, 20)}; give one of ${Object.keys(BY)}`);
       this._decided(obs, action, { legal, by: BY[by], frames, extras: null });
     } catch (error) {
       this._spoil(error);
     }
   }
 
-  /** @param {any} obs @param {any} action @param {{legal: any, by: number, frames: number, extras: Extras | null}} how */
+  /**
+   * @param {any} obs
+   * @param {any} action
+   * @param {{legal: any, by: number, frames: number, extras: Extras | null}} how
+   */
   _decided(obs, action, how) {
     const { _sender: sender, _clock: clock, _tolerance: tolerance } = this._game;
     this._rows.decide(obs, action, { ...how, tMs: this._session.tMs(clock.monotonic()) });
@@ -2496,11 +2851,15 @@ class Tolerance {
     const mayGoOn = this.hasDecided && !this._isStrict;
     this.hasDecided = true;
     if (!mayGoOn) throw error;
-    warn("bad_input", `an episode is no longer recorded: ${error}. Later ones are counted in game.stats().badInputs only; connect with strict: true to throw each`);
+    warn(
+      "bad_input",
+      `an episode is no longer recorded: ${error}. Later ones are counted in game.stats().badInputs only; ` +
+        "connect with strict: true to throw each",
+    );
   }
 }
 
-// --- Connect ----------------------------------------------------------------------------------------------------------
+// --- Connect ---------------------------------------------------------------------------------------------------------
 
 /**
  * What a game did so far; numbers are steps.
@@ -2539,7 +2898,10 @@ class Tolerance {
 
 /** A connected game; many episodes share it. Made by `connect`. */
 export class Game {
-  /** @param {{link: Link, sender: Sender, bots: Bots, columns: Columns, clock: Clock, random: () => number, player: string, consent: Consent, strict: boolean}} parts */
+  /**
+   * @param {{link: Link, sender: Sender, bots: Bots, columns: Columns, clock: Clock, random: () => number, player:
+   *   string, consent: Consent, strict: boolean}} parts
+   */
   constructor({ link, sender, bots, columns, clock, random, player, consent, strict }) {
     this._link = link;
     this._sender = sender;
@@ -2583,7 +2945,8 @@ export class Game {
    */
   async waitForBot(timeoutS = 5) {
     const endMs = this._clock.monotonic() + 1000 * timeoutS;
-    while (!this.bot && !this._closing && this._clock.monotonic() < endMs) await new Promise((resolve) => setTimeout(resolve, 10));
+    while (!this.bot && !this._closing && this._clock.monotonic() < endMs)
+      await new Promise((resolve) => setTimeout(resolve, 10));
     return this.bot !== "";
   }
 
@@ -2610,7 +2973,17 @@ export class Game {
    * Start recording an episode.
    * @param {EpisodeFacts} [facts]
    */
-  episode({ player = this.player, seat = 0, match, opponents, seed, model, by = "person", consent = this.consent, bot = null } = {}) {
+  episode({
+    player = this.player,
+    seat = 0,
+    match,
+    opponents,
+    seed,
+    model,
+    by = "person",
+    consent = this.consent,
+    bot = null,
+  } = {}) {
     if (this._closing) throw new Refused("closed", `the game ${this.spec.game} was closed; connect again to record`);
     checkConsent(consent);
     checkPlayer(player);
@@ -2625,7 +2998,8 @@ export class Game {
 
   /** @param {string} player @param {number} seat @param {boolean} isKept */
   _acquire(player, seat, isKept) {
-    const isFresh = (/** @type {Session} */ one) => !one.hasEnded && Math.abs(this._clock.now() - beganMs(one.id)) < DAY_MS;
+    const isFresh = (/** @type {Session} */ one) =>
+      !one.hasEnded && Math.abs(this._clock.now() - beganMs(one.id)) < DAY_MS;
     this._free = this._free.filter((one) => this._sender.sessions.has(one) && isFresh(one));
     const at = this._free.findIndex((one) => one.player === player && one.seat === seat && one.isKept === isKept);
     if (at >= 0) return this._free.splice(at, 1)[0];
@@ -2660,12 +3034,24 @@ export class Game {
     const [sender, bots] = [this._sender, this._bots];
     const { acked, refused, dropped, adopted, failedSends } = sender.counts;
     return {
-      recorded: sender.recordedSteps, acked, waiting: sender.waitingSteps, refused, dropped, adopted, failedSends,
-      skipped: sender.untoldSteps + sender._toldSteps, keepShare: sender.keepShare, stopped: sender.stopped,
-      lastError: sender.linkError || sender.refusal, bot: this.bot, refusedBots: bots.refused, lastBotError: bots.refusal || bots.linkError,
-      badInputs: this._tolerance.badInputs, ignoredCalls: this._tolerance.ignoredCalls,
+      recorded: sender.recordedSteps,
+      acked,
+      waiting: sender.waitingSteps,
+      refused,
+      dropped,
+      adopted,
+      failedSends,
+      skipped: sender.untoldSteps + sender._toldSteps,
+      keepShare: sender.keepShare,
+      stopped: sender.stopped,
+      lastError: sender.linkError || sender.refusal,
+      bot: this.bot,
+      refusedBots: bots.refused,
+      lastBotError: bots.refusal || bots.linkError,
+      badInputs: this._tolerance.badInputs,
+      ignoredCalls: this._tolerance.ignoredCalls,
       openEpisodes: [...sender.sessions].filter((session) => session.holder !== null).length,
-    }; // prettier-ignore
+    };
   }
 
   /**
@@ -2677,7 +3063,8 @@ export class Game {
   }
 
   /**
-   * Cut open episodes, send what can be sent in time and let go; true when all was acknowledged. What was not is sent by
+   * Cut open episodes, send what can be sent in time and let go; true when all was acknowledged. What was not is sent
+   * by
    * the next start, where there is a storage.
    * @param {number} [timeoutS]
    */
@@ -2710,7 +3097,10 @@ function checkConsent(consent) {
 /** @param {string} player */
 function checkPlayer(player) {
   if (typeof player !== "string" || !/^(?: |[^\p{C}\p{Z}])+$/u.test(player) || bytesOf(player).length > 256) {
-    throw new Refused("bad_player", `player ${String(player).slice(0, 40)} is not allowed; give 1 to 256 bytes of printable text`);
+    throw new Refused(
+      "bad_player",
+      `player ${String(player).slice(0, 40)} is not allowed; give 1 to 256 bytes of printable text`,
+    );
   }
 }
 
@@ -2720,9 +3110,13 @@ function checkAddress(url, isInsecure) {
   if (!parts || !["http:", "https:"].includes(parts.protocol) || parts.search || parts.hash || parts.username) {
     throw new Refused("bad_url", `url ${url} is no gateway's address; give https://HOST, or http://127.0.0.1:PORT`);
   }
-  const isNear = /^(localhost|127(\.\d+){3}|\[::1\])$/.test(parts.hostname) || parts.origin === globalThis.location?.origin;
+  const isNear =
+    /^(localhost|127(\.\d+){3}|\[::1\])$/.test(parts.hostname) || parts.origin === globalThis.location?.origin;
   if (parts.protocol === "http:" && !isNear && !isInsecure) {
-    throw new Refused("bad_url", `${url} would send your key in the open; use https://, or insecure: true on a network you trust`);
+    throw new Refused(
+      "bad_url",
+      `${url} would send your key in the open; use https://, or insecure: true on a network you trust`,
+    );
   }
 }
 
@@ -2754,7 +3148,8 @@ function ownStorage() {
  * @property {number} [capBytes] how much may wait unsent; beyond it the oldest is dropped, and said so
  * @property {string} [client] name and version of the game, for whoever looks at its steps later
  * @property {typeof globalThis.fetch} [fetch]
- * @property {TextStorage | null} [storage] where unsent frames and the last bot are kept; a browser's localStorage unless said
+ * @property {TextStorage | null} [storage] where unsent frames and the last bot are kept; a browser's localStorage
+ *   unless said
  * @property {() => number} [now] milliseconds since 1970
  * @property {() => number} [random] from 0 to 1
  */
@@ -2769,24 +3164,59 @@ function ownStorage() {
  */
 export async function connect(name, how) {
   const {
-    url, key, obs, actions, hasLegal = false, maxEpisodeSteps = null, consent = "unknown", lingerS = 1, trust = [], strict = false,
-    insecure = false, capBytes = 8 * 1024 * 1024, client = `understudy-js/${VERSION}`, random = Math.random, now,
-    fetch = globalThis.fetch.bind(globalThis), storage = ownStorage(),
-  } = how; // prettier-ignore
+    url,
+    key,
+    obs,
+    actions,
+    hasLegal = false,
+    maxEpisodeSteps = null,
+    consent = "unknown",
+    lingerS = 1,
+    trust = [],
+    strict = false,
+    insecure = false,
+    capBytes = 8 * 1024 * 1024,
+    client = `understudy-js/${VERSION}`,
+    random = Math.random,
+    now,
+    fetch = globalThis.fetch.bind(globalThis),
+    storage = ownStorage(),
+  } = how;
   checkAddress(url, insecure);
   checkConsent(consent);
-  if (!/^[\x21-\x7e]+$/.test(key ?? "")) throw new Refused("no_key", "connect needs a key; copy it as `understudy up` printed it");
+  if (!/^[\x21-\x7e]+$/.test(key ?? ""))
+    throw new Refused("no_key", "connect needs a key; copy it as `understudy up` printed it");
   trust.forEach(publicKey);
-  const spec = how.spec ? checkedSpec(how.spec) : specOf(name, { obs: /** @type {Shape} */ (obs), actions: /** @type {Shape} */ (actions), hasLegal, maxEpisodeSteps });
-  if (spec.game !== name) throw new Refused("bad_spec", `connect was given the name ${name} and a spec of ${spec.game}; give one of them`);
+  const spec = how.spec
+    ? checkedSpec(how.spec)
+    : specOf(name, {
+        obs: /** @type {Shape} */ (obs),
+        actions: /** @type {Shape} */ (actions),
+        hasLegal,
+        maxEpisodeSteps,
+      });
+  if (spec.game !== name)
+    throw new Refused("bad_spec", `connect was given the name ${name} and a spec of ${spec.game}; give one of them`);
   const [link, columns] = [new Link({ url, key, game: spec.game, fetch }), new Columns(spec)];
   /** @type {Clock} */
   const clock = { now: now ?? Date.now, monotonic: now ?? (() => performance.now()) };
   const kept = storage ?? memoryStorage();
   const player = how.player ?? ownPlayer(new Shelf(kept, "understudy/"));
   checkPlayer(player);
-  const shelf = new Shelf(kept, `understudy/${sha256(bytesOf([link.address, spec.game, key].join("\0"))).slice(0, 16)}/`);
-  const sender = new Sender({ link, columns, client: client.slice(0, 128), clock, random, lingerMs: lingerS * 1000, capBytes, shelf: storage && shelf });
+  const shelf = new Shelf(
+    kept,
+    `understudy/${sha256(bytesOf([link.address, spec.game, key].join("\0"))).slice(0, 16)}/`,
+  );
+  const sender = new Sender({
+    link,
+    columns,
+    client: client.slice(0, 128),
+    clock,
+    random,
+    lingerMs: lingerS * 1000,
+    capBytes,
+    shelf: storage && shelf,
+  });
   const bots = new Bots({ link, spec, clock, random, shelf, trust });
   try {
     await sender.register();

@@ -9,9 +9,15 @@ const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 function storage() {
   const kept = new Map();
   return {
-    kept, get length() { return kept.size; }, key: (at) => [...kept.keys()][at] ?? null, getItem: (key) => kept.get(key) ?? null,
-    setItem: (key, value) => void kept.set(key, value), removeItem: (key) => void kept.delete(key),
-  }; // prettier-ignore
+    kept,
+    get length() {
+      return kept.size;
+    },
+    key: (at) => [...kept.keys()][at] ?? null,
+    getItem: (key) => kept.get(key) ?? null,
+    setItem: (key, value) => void kept.set(key, value),
+    removeItem: (key) => void kept.delete(key),
+  };
 }
 
 /** A platform that tells what it is told to tell. */
@@ -40,17 +46,30 @@ async function scenario({ steps, spec }) {
   const [kept, told, seen] = [storage(), platform(), []];
   let [game, names, clockMs] = [null, [], 0];
   for (const step of steps) {
-    if (step.spoil) for (const [key, value] of kept.kept) if (key.includes(step.spoil)) kept.kept.set(key, value.slice(0, value.length / 2));
+    if (step.spoil)
+      for (const [key, value] of kept.kept)
+        if (key.includes(step.spoil)) kept.kept.set(key, value.slice(0, value.length / 2));
     if (step.start) {
       await game?.close(1);
       told.isDown = step.start.isOffline ?? false;
-      const how = { url: "http://127.0.0.1:1", key: "uk_x", spec, fetch: told.fetch, storage: kept, trust: step.start.trust ?? [] };
+      const how = {
+        url: "http://127.0.0.1:1",
+        key: "uk_x",
+        spec,
+        fetch: told.fetch,
+        storage: kept,
+        trust: step.start.trust ?? [],
+      };
       game = await connect(spec.game, { ...how, now: () => Date.now() + clockMs });
       game.onBot((name) => names.push(name));
     }
     clockMs += 1000 * (step.afterS ?? 0);
     if (step.tell) {
-      Object.assign(told, { casting: step.tell, policies: step.policies ?? told.policies, models: step.models ?? told.models });
+      Object.assign(told, {
+        casting: step.tell,
+        policies: step.policies ?? told.policies,
+        models: step.models ?? told.models,
+      });
       const endMs = Date.now() + 5000;
       while (told.asked < step.tell.number && Date.now() < endMs) await sleep(1);
     }
@@ -61,17 +80,32 @@ async function scenario({ steps, spec }) {
       return [episode.bot, action];
     });
     const { refusedBots, lastBotError } = game.stats();
-    const one = { bot: game.bot, refused: refusedBots, error: lastBotError, models, kept: [...kept.kept.keys()].map((key) => key.split("/").slice(2).join("/")) };
-    if (step.model) one.model = await game.model(step.model).then((bot) => bot.name, (error) => error.code);
+    const one = {
+      bot: game.bot,
+      refused: refusedBots,
+      error: lastBotError,
+      models,
+      kept: [...kept.kept.keys()].map((key) => key.split("/").slice(2).join("/")),
+    };
+    if (step.model)
+      one.model = await game.model(step.model).then(
+        (bot) => bot.name,
+        (error) => error.code,
+      );
     seen.push(one);
   }
   await game?.close(1);
   return { seen, names };
 }
 
-const checked = async ([text, trust]) => checkSigned(text, trust).then((entry) => ({ entry }), (error) => ({ code: error.code }));
+const checked = async ([text, trust]) =>
+  checkSigned(text, trust).then(
+    (entry) => ({ entry }),
+    (error) => ({ code: error.code }),
+  );
 const found = {
   checked: await Promise.all((given.signed ?? []).map(checked)),
   scenarios: await Promise.all((given.scenarios ?? []).map(scenario)),
 };
-process.stdout.write(JSON.stringify(found), () => process.exit(0)); // exit alone would cut off what a pipe has not taken yet
+// To exit at once would cut off what a pipe has not taken yet.
+process.stdout.write(JSON.stringify(found), () => process.exit(0));

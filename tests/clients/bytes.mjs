@@ -11,8 +11,15 @@ function parcel() {
   const column = (dtype, data, ...shape) => ({ dtype, shape: [3, ...shape], data });
   const chunk = us.encodeChunk(
     {
-      game: "cart", schema: us.schemaOf(spec), session, chunkNo: 0, firstStep: 0, nSteps: 2, consent: "granted",
-      client: "example/1", episodes: [{ row: 0, seat: 0 }],
+      game: "cart",
+      schema: us.schemaOf(spec),
+      session,
+      chunkNo: 0,
+      firstStep: 0,
+      nSteps: 2,
+      consent: "granted",
+      client: "example/1",
+      episodes: [{ row: 0, seat: 0 }],
     },
     {
       obs: column("F32", Float32Array.of(0.5, -0.5, 0.25, 0, 0, 1), 2),
@@ -34,7 +41,12 @@ const refused = (work) => {
     return `${error.code}`;
   }
 };
-const shape = (one) => ({ obs: one.obs, actions: one.actions, hasLegal: one.has_legal, maxEpisodeSteps: one.max_episode_steps });
+const shape = (one) => ({
+  obs: one.obs,
+  actions: one.actions,
+  hasLegal: one.has_legal,
+  maxEpisodeSteps: one.max_episode_steps,
+});
 console.log(
   JSON.stringify({
     parcel: parcel(),

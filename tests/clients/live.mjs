@@ -1,4 +1,4 @@
-// Plays rally over HTTP until it is told to stop: seat 0 as a person, seat 1 by the bot. Says how it goes, and the truth.
+// Plays rally over HTTP until it is told to stop: seat 0 as a person, seat 1 by the bot. Says how it goes and the truth.
 import { createInterface } from "node:readline";
 import { connect } from "../../clients/js/understudy.js";
 import * as rally from "../../clients/js/rally.js";
@@ -26,7 +26,10 @@ let [decisions, slow] = [0, 0];
 async function play() {
   for (let seed = 0; !isOver; seed++) {
     const facts = { match: `serve-${seed}`, seed };
-    const seats = [game.episode({ ...facts, seat: 0, opponents: ["bot"] }), game.episode({ ...facts, seat: 1, player: "bob", opponents: ["person"] })];
+    const seats = [
+      game.episode({ ...facts, seat: 0, opponents: ["bot"] }),
+      game.episode({ ...facts, seat: 1, player: "bob", opponents: ["person"] }),
+    ];
     let [court, point] = [rally.serve(seed), 0];
     const one = { seed, actions: [], isKept: seats.map((seat) => seat.isKept), isCut: false };
     for (let at = 0; point === 0 && at < 60; at++) {

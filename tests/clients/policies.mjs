@@ -35,7 +35,9 @@ function run({ policy: file, obs, legal }) {
   const rows = rowsOf(obs).map((row) => seen(row, policy));
   const isDiscrete = ["argmax", "epsilon_greedy", "categorical"].includes(policy.head.kind);
   return {
-    outputs: rows.map((row) => Object.fromEntries(Object.entries(policy.heads(row)).map(([name, head]) => [name, Array.from(head)]))),
+    outputs: rows.map((row) =>
+      Object.fromEntries(Object.entries(policy.heads(row)).map(([name, head]) => [name, Array.from(head)])),
+    ),
     actions: rows.map((row) => plain(policy.act(row))),
     legal: legal ? rows.map((row, at) => policy.act(row, { legal: legal[at] })) : null,
     ranks: isDiscrete ? rows.slice(0, 20).map((row, at) => policy.rank(row, { legal: legal?.[at] ?? null })) : null,

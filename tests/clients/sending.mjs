@@ -5,7 +5,8 @@ import { connect } from "../../clients/js/understudy.js";
 
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const answer = (status, body) => new Response(status === 204 ? null : JSON.stringify(body), { status });
-const failure = (status, code, retry_after_s = null) => answer(status, { error: { code, detail: "told to", retry_after_s } });
+const failure = (status, code, retry_after_s = null) =>
+  answer(status, { error: { code, detail: "told to", retry_after_s } });
 const ACCEPTED = { accepted: true, refused: null, retry_after_s: 0, error: "" };
 
 /** Session and number of each frame of a parcel. */
@@ -20,16 +21,23 @@ function framesOf(raw) {
 function storage() {
   const kept = new Map();
   return {
-    kept, get length() { return kept.size; }, key: (at) => [...kept.keys()][at] ?? null, getItem: (key) => kept.get(key) ?? null,
-    setItem: (key, value) => void kept.set(key, value), removeItem: (key) => void kept.delete(key),
-  }; // prettier-ignore
+    kept,
+    get length() {
+      return kept.size;
+    },
+    key: (at) => [...kept.keys()][at] ?? null,
+    getItem: (key) => kept.get(key) ?? null,
+    setItem: (key, value) => void kept.set(key, value),
+    removeItem: (key) => void kept.delete(key),
+  };
 }
 
 /** A gateway whose answer to the n-th parcel is what `reply(frames, n)` gives; null: all accepted. */
 function door(reply = () => null) {
   const log = { parcels: [], atMs: [], puts: 0 };
   log.fetch = async (url, { method, body, signal }) => {
-    if (method === "PUT") return (log.puts += 1), log.isDown ? Promise.reject(new TypeError("down")) : answer(200, {});
+    if (method === "PUT")
+      return ((log.puts += 1), log.isDown ? Promise.reject(new TypeError("down")) : answer(200, {}));
     if (url.includes("/bot")) {
       while (!signal.aborted) await sleep(2);
       throw new TypeError("aborted");
@@ -38,13 +46,26 @@ function door(reply = () => null) {
     const frames = framesOf(body);
     log.parcels.push(Buffer.from(body).toString("hex"));
     log.atMs.push(performance.now());
-    return (await reply(frames, log.parcels.length)) ?? answer(200, { acks: frames.map(() => ACCEPTED), keep_share: 1 });
+    return (
+      (await reply(frames, log.parcels.length)) ?? answer(200, { acks: frames.map(() => ACCEPTED), keep_share: 1 })
+    );
   };
   return log;
 }
 
 const opened = (log, more = {}) =>
-  connect("test", { url: "http://127.0.0.1:1", key: "uk_x", obs: 3, actions: 4, fetch: log.fetch, consent: "granted", lingerS: 0.01, player: "ada", random: () => 0.01, ...more });
+  connect("test", {
+    url: "http://127.0.0.1:1",
+    key: "uk_x",
+    obs: 3,
+    actions: 4,
+    fetch: log.fetch,
+    consent: "granted",
+    lingerS: 0.01,
+    player: "ada",
+    random: () => 0.01,
+    ...more,
+  });
 
 function played(game, steps = 5) {
   const episode = game.episode();
@@ -58,7 +79,15 @@ function played(game, steps = 5) {
 async function done(game, log, more = {}) {
   const isAll = await game.close(10);
   const { parcels, atMs, puts } = log;
-  return { isAll, stats: game.stats(), parcels, frames: parcels.map((raw) => framesOf(Buffer.from(raw, "hex"))), waits: atMs.slice(1).map((ms, at) => ms - atMs[at]), puts, ...more };
+  return {
+    isAll,
+    stats: game.stats(),
+    parcels,
+    frames: parcels.map((raw) => framesOf(Buffer.from(raw, "hex"))),
+    waits: atMs.slice(1).map((ms, at) => ms - atMs[at]),
+    puts,
+    ...more,
+  };
 }
 
 const scenarios = {
@@ -70,7 +99,16 @@ const scenarios = {
     return done(game, log);
   },
   async oneLater() {
-    const log = door((frames, n) => (n === 1 ? answer(200, { acks: frames.map((_, at) => (at ? ACCEPTED : { ...ACCEPTED, accepted: false, error: "full", retry_after_s: 0.1 })), keep_share: 1 }) : null));
+    const log = door((frames, n) =>
+      n === 1
+        ? answer(200, {
+            acks: frames.map((_, at) =>
+              at ? ACCEPTED : { ...ACCEPTED, accepted: false, error: "full", retry_after_s: 0.1 },
+            ),
+            keep_share: 1,
+          })
+        : null,
+    );
     const game = await opened(log, { lingerS: 5 });
     game.setConsent("granted");
     played(game);
@@ -80,7 +118,14 @@ const scenarios = {
     return done(game, log);
   },
   async refused() {
-    const log = door((frames, n) => (n === 1 ? answer(200, { acks: frames.map(() => ({ ...ACCEPTED, accepted: false, refused: "bad_rows: none of ours" })), keep_share: 1 }) : null));
+    const log = door((frames, n) =>
+      n === 1
+        ? answer(200, {
+            acks: frames.map(() => ({ ...ACCEPTED, accepted: false, refused: "bad_rows: none of ours" })),
+            keep_share: 1,
+          })
+        : null,
+    );
     const game = await opened(log);
     played(game);
     await game.flush();
@@ -98,7 +143,9 @@ const scenarios = {
     return done(game, log);
   },
   async poison() {
-    const log = door((frames) => (frames.some(({ kind, chunkNo }) => kind === 0 && chunkNo === 3) ? failure(400, "bad_parcel") : null));
+    const log = door((frames) =>
+      frames.some(({ kind, chunkNo }) => kind === 0 && chunkNo === 3) ? failure(400, "bad_parcel") : null,
+    );
     const game = await opened(log, { lingerS: 5 });
     for (let at = 0; at < 7; at++) {
       game.setConsent(at % 2 ? "granted" : "denied");
@@ -132,7 +179,12 @@ const scenarios = {
     const second = await opened(log, { storage: kept });
     played(second, 3);
     await second.flush();
-    return done(second, log, { first: first.stats(), isFirstAll: isAll, left, after: [...kept.kept.keys()].filter((key) => key.includes("/frame/")).length });
+    return done(second, log, {
+      first: first.stats(),
+      isFirstAll: isAll,
+      left,
+      after: [...kept.kept.keys()].filter((key) => key.includes("/frame/")).length,
+    });
   },
   async unregistered() {
     const log = door((_, n) => (n === 1 ? failure(404, "not_registered") : null));
@@ -142,7 +194,9 @@ const scenarios = {
     return done(game, log);
   },
   async strange() {
-    const log = door((_, n) => [null, answer(200, { acks: [], keep_share: 1 }), answer(200, "?"), answer(502, "<html>"), null][n]);
+    const log = door(
+      (_, n) => [null, answer(200, { acks: [], keep_share: 1 }), answer(200, "?"), answer(502, "<html>"), null][n],
+    );
     const game = await opened(log);
     played(game);
     await game.flush();
@@ -164,7 +218,16 @@ const scenarios = {
     tried(() => game.episode({ player: "" }));
     tried(() => game.episode({ seat: -1 }));
     tried(() => game.episode({ match: "x".repeat(200) }));
-    const bad = [[[1, 2, NaN], 0], [[1, 2, 3], 4], [[1, 2, 3], "up"], [[1, 2, 3], 0.5], [["a", 2, 3], 0], [[1, 2, 3], 0, { by: "nobody" }], [[1, 2, 3], 0, { legal: [1, 1, 1, 1] }], [null, 0]];
+    const bad = [
+      [[1, 2, NaN], 0],
+      [[1, 2, 3], 4],
+      [[1, 2, 3], "up"],
+      [[1, 2, 3], 0.5],
+      [["a", 2, 3], 0],
+      [[1, 2, 3], 0, { by: "nobody" }],
+      [[1, 2, 3], 0, { legal: [1, 1, 1, 1] }],
+      [null, 0],
+    ];
     for (const call of bad) {
       const episode = game.episode();
       episode.acted([0, 0, 0], 1);
@@ -201,7 +264,11 @@ const scenarios = {
   },
   async hidden() {
     const listeners = {};
-    globalThis.document = { visibilityState: "visible", addEventListener: (name, call) => (listeners[name] = call), removeEventListener: () => {} };
+    globalThis.document = {
+      visibilityState: "visible",
+      addEventListener: (name, call) => (listeners[name] = call),
+      removeEventListener: () => {},
+    };
     const [log, kept] = [door(), storage()];
     const game = await opened(log, { storage: kept, lingerS: 60 });
     const episode = game.episode();
@@ -217,7 +284,11 @@ const scenarios = {
     const log = door();
     const game = await opened(log);
     const episode = game.episode({ by: "script" });
-    const actions = [episode.act([0, 0, 0], { otherwise: 2 }), episode.act([0, 0, 0], { otherwise: (obs) => obs.length }), episode.act([0, 0, 0])];
+    const actions = [
+      episode.act([0, 0, 0], { otherwise: 2 }),
+      episode.act([0, 0, 0], { otherwise: (obs) => obs.length }),
+      episode.act([0, 0, 0]),
+    ];
     episode.acted([0, 0, 0], 1);
     episode.end([0, 0, 0]);
     return done(game, log, { actions, player: game.player });
@@ -236,4 +307,5 @@ const scenarios = {
 
 const found = {};
 for (const [name, scenario] of Object.entries(scenarios)) found[name] = await scenario();
-process.stdout.write(JSON.stringify(found), () => process.exit(0)); // exit alone would cut off what a pipe has not taken yet
+// To exit at once would cut off what a pipe has not taken yet.
+process.stdout.write(JSON.stringify(found), () => process.exit(0));

@@ -1,0 +1,67 @@
+"""The guide of the JavaScript client is true: its examples run as they stand, and its types hold."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clients.nodes import CLIENT, needs_node
+from tests.serve.gateways import Running, running
+from understudy.core.game import game_spec
+from understudy.games import rally
+
+PAGE = (CLIENT.parents[1] / "docs" / "javascript.md").read_text()
+EXAMPLES: list[str] = re.findall(r"^```js\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+RALLY = game_spec("rally", obs=list(rally.OBS_NAMES), actions=list(rally.ACTION_NAMES))
+
+
+def run(gateway: Running, folder: Path, example: str) -> str:
+    """What an example prints, beside a copy of the client and with the two variables that `understudy up` prints."""
+    for file in CLIENT.glob("*.js*"):
+        shutil.copy(file, folder)
+    (folder / "example.mjs").write_text(example)
+    key = gateway.key("play", registers=True)
+    environment = {**os.environ, "UNDERSTUDY_URL": gateway.url, "UNDERSTUDY_KEY": key}
+    done = subprocess.run(
+        ["node", "example.mjs"], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@needs_node
+def test_the_guide_records_and_plays_as_it_says(tmp_path: Path):
+    with running(tmp_path / "platform") as gateway:
+        record, play = EXAMPLES
+        assert run(gateway, tmp_path, record) == "60 steps are durable\n"
+        gateway.register(RALLY)
+        gateway.release(RALLY, "categorical")
+        assert "\nrally/1 [" in "\n" + run(gateway, tmp_path, play)
+        assert len({frame.session for frame in gateway.streamed()}) == 3
+
+
+def test_the_guide_names_only_what_there_is():
+    source = (CLIENT / "understudy.js").read_text()
+    for name in set(re.findall(r"`(?:game|ep)\.(\w+)", PAGE)):
+        assert re.search(rf"^  (?:async |get )?{name}\(|this\.{name} =", source, re.MULTILINE), name
+
+
+def typescript() -> str | None:
+    """The compiler, where it is installed beside the client or for everybody."""
+    own = CLIENT / "node_modules" / ".bin" / "tsc"
+    return str(own) if own.exists() else shutil.which("tsc")
+
+
+@pytest.mark.skipif(
+    typescript() is None,
+    reason="typescript is missing: `npm install` in clients/js, or `npm install --global typescript`, brings tsc",
+)
+def test_every_type_of_the_client_holds():
+    done = subprocess.run(
+        [typescript() or "tsc", "--project", str(CLIENT / "tsconfig.json")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout
