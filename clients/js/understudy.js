@@ -2585,6 +2585,7 @@ class Bots {
 
   /** @param {Casting} casting */
   _keep(casting) {
+    if ((this._shelf.read("bot")?.casting?.number ?? 0) > casting.number) return; // another page has newer ones there
     this._shelf.write("bot", { casting, seen: this._seen });
     const wanted = [this._stage.champion, this._stage.canary].map((bot) => `policy/${bot?.manifest.policy_sha256}`);
     for (const name of this._shelf.names("policy/")) if (!wanted.includes(name)) this._shelf.remove(name);

@@ -36,6 +36,7 @@ function platform() {
     while (!(state.casting && state.casting.number > after)) {
       if (signal.aborted) throw new TypeError("aborted");
       await sleep(1);
+      if (state.isHasty) return answer(204, null); // it does not wait for news
     }
     return answer(200, JSON.stringify(state.casting));
   };
@@ -70,9 +71,12 @@ async function scenario({ steps, spec }) {
         policies: step.policies ?? told.policies,
         models: step.models ?? told.models,
       });
-      const endMs = Date.now() + 5000;
+      const endMs = Date.now() + 60_000;
       while (told.asked < step.tell.number && Date.now() < endMs) await sleep(1);
     }
+    told.isHasty = step.isHasty ?? told.isHasty;
+    const endMs = Date.now() + 60_000;
+    while (step.wanted && game.bot !== step.wanted && Date.now() < endMs) await sleep(5);
     const models = Array.from({ length: step.episodes ?? 1 }, () => {
       const episode = game.episode();
       const action = episode.act([0, 0], { otherwise: spec.action_names[0] ?? 0, deterministic: true });

@@ -48,7 +48,7 @@ class Told:
 
 
 def played(*steps: dict[str, Any], spec: GameSpec = SPEC) -> Any:
-    first = {"start": {}} if "start" not in steps[0] else {}
+    first: dict[str, Any] = {"start": {}} if "start" not in steps[0] else {}
     scenario = {"spec": json.loads(spec.to_json()), "steps": [first | steps[0], *steps[1:]]}
     return ask("bots.mjs", {"scenarios": [scenario]})["scenarios"][0]
 
@@ -160,8 +160,9 @@ def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
     told = Told(tmp_path)
     good = told.release(1)
     bad = good | {"policies": {1: "00"}}
-    found = played(bad, good | {"afterS": 20, "tell": good["tell"]}, {}, good)["seen"]
+    found = played(bad | {"isHasty": True}, good | {"afterS": 20, "wanted": "my-game/1"})["seen"]
     assert (found[0]["bot"], found[0]["refused"]) == ("", 1)
+    assert (found[1]["bot"], found[1]["error"]) == ("my-game/1", "")
 
 
 def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):

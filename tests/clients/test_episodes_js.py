@@ -16,14 +16,14 @@ from understudy.core.frame import Frame, FrameKind, read_close, read_drop
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.parcel import decode_parcel
 from understudy.core.session import Arrival, SessionState, admit
-from understudy.core.spaces import Box, Discrete
+from understudy.core.spaces import Box, Discrete, Space
 from understudy.core.tensors import DTYPES
 from understudy.ingest.check import check
 
 pytestmark = needs_node
 
 ENDS = ["terminated", "terminated unseen", "truncated", "truncated unseen", "cancelled"]
-PARTS = {"far.away": Box((2,), DTYPES["F64"]), "on": Discrete(2, 0, DTYPES["I64"])}
+PARTS: dict[str, Space] = {"far.away": Box((2,), DTYPES["F64"]), "on": Discrete(2, 0, DTYPES["I64"])}
 PLANS: dict[str, dict[str, Any]] = {
     "many lengths": {"size": 3, "n": 4, "episodes": 60, "lengths": [1, 2, 3, 7, 20, 0, 33], "ends": ENDS},
     "cut by linger": {
@@ -63,7 +63,9 @@ def played() -> dict[str, Any]:
 
 def taken(spec: GameSpec, parcels: list[str]) -> tuple[dict[uuid.UUID, list[Chunk]], dict[uuid.UUID, str], int]:
     """Chunks and player by session as door, checks and session rule let them through, and how often one came again."""
-    door, states, chunks, again = Door(bytes(32), spec.game, SystemClock()), {}, defaultdict(list), 0
+    door, again = Door(bytes(32), spec.game, SystemClock()), 0
+    states: dict[uuid.UUID, SessionState] = {}
+    chunks: dict[uuid.UUID, list[Chunk]] = defaultdict(list)
     seen: dict[tuple[uuid.UUID, int], Frame] = {}
     players: dict[uuid.UUID, str] = {}
     for raw in parcels:
@@ -82,7 +84,6 @@ def taken(spec: GameSpec, parcels: list[str]) -> tuple[dict[uuid.UUID, list[Chun
                 continue
             chunk = chunk_of(frame) if frame.kind is FrameKind.DATA else None
             drop = read_drop(frame) if frame.kind is FrameKind.DROP else None
-            state: SessionState | None = states.get(frame.session)
             arrival = Arrival(
                 number=frame.chunk_no, player=frame.player, received_s=frame.received_s,
                 kind="data" if chunk else "drop" if drop else "close",
@@ -90,7 +91,7 @@ def taken(spec: GameSpec, parcels: list[str]) -> tuple[dict[uuid.UUID, list[Chun
                 n_steps=chunk.meta.n_steps if chunk else drop.n_steps if drop else 0,
                 dropped=drop.ranges if drop else (),
             )  # fmt: skip
-            states[frame.session], verdict = admit(state, arrival)
+            states[frame.session], verdict = admit(states.get(frame.session), arrival)
             assert verdict == ""
             if chunk:
                 chunks[frame.session].append(chunk)
@@ -138,7 +139,7 @@ def test_every_row_is_the_true_one(played: dict[str, Any], name: str):
         rows = []
         for chunk in sorted(some, key=lambda chunk: chunk.meta.chunk_no):
             columns = chunk.columns
-            for at in np.flatnonzero(columns["row"] == RowKind.STEP):
+            for at in np.flatnonzero(columns["row"] == RowKind.STEP).tolist():
                 legal = columns["legal"][at].tolist() if "legal" in columns else None
                 rows.append((
                     obs_at(spec, chunk, at), int(columns["action"][at]), float(columns["reward"][at]),

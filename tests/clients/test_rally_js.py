@@ -46,16 +46,18 @@ def played(seed: int, skills: list[list[int]]) -> dict[str, Any]:
 
 def test_ten_thousand_random_frames_are_equal_bit_for_bit():
     rng = np.random.default_rng(1)
-    frames = [(court, *(int(move) for move in rng.integers(-1, 2, 2))) for court in random_courts(rng, 10_000)]
+    moves = rng.integers(-1, 2, (10_000, 2)).tolist()
+    frames = [(court, *move) for court, move in zip(random_courts(rng, 10_000), moves, strict=True)]
     found = ask("rally.mjs", {"frames": frames})["frames"]
     assert found == [list(rally.frame(Ints, court, left, right)) for court, left, right in frames]
 
 
 def test_a_random_walk_of_ten_thousand_frames_ends_at_the_same_court():
     rng = np.random.default_rng(2)
-    court, steps = rally.serve(0), []
+    court = rally.serve(0)
+    steps: list[tuple[Court, int, int]] = []
     for seed in range(2_500):
-        steps.append((court, *(int(one) for one in rng.integers(0, 3, 2))))
+        steps.append((court, int(rng.integers(3)), int(rng.integers(3))))
         court, point = rally.step(Ints, *steps[-1])
         court = rally.serve(seed) if point else court
     found = ask("rally.mjs", {"steps": steps})["steps"]
