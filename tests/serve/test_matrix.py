@@ -13,6 +13,7 @@ from understudy.core.names import player_name
 from understudy.core.parcel import encode_parcel
 from understudy.serve.call import Route
 from understudy.serve.keys import SCOPES
+from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
 from understudy.testing.samples import cart_spec
 
@@ -102,7 +103,7 @@ def ask(gateway: Running, route: Route, headers: dict[str, str]) -> Reply:
     return gateway.ask(route.method, path, None, body, headers=headers)
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+@pytest.mark.parametrize("route", [*ROUTES, *PAGES], ids=lambda route: route.name)
 @pytest.mark.parametrize(
     "which",
     ["none", "wrong", "revoked", "expired", "scheme", "other game", "right", *(f"only {scope}" for scope in SCOPES)],
@@ -118,7 +119,7 @@ def test_a_route_opens_to_the_right_key_alone(gateway: Running, keyring: Keyring
         card.line("route × wrong key, or one for less", tried=1, held=1)
 
 
-def test_every_route_says_which_key_it_needs_and_only_health_is_open():
+def test_every_route_says_which_key_it_needs_and_only_health_and_pages_are_open():
     """The build fails here for a route without a policy."""
     assert {route.path for route in ROUTES if route.scope is None} == OPEN
     assert all(route.scope in SCOPES for route in ROUTES if route.path not in OPEN)
@@ -130,6 +131,17 @@ def test_every_route_says_which_key_it_needs_and_only_health_is_open():
         assert route.summary
 
 
+def test_pages_are_files_that_anybody_may_read_and_nothing_else():
+    """A page's answer depends on nothing that the platform keeps: it is the file, whoever asks."""
+    for page in PAGES:
+        assert (page.method, page.scope, page.takes, page.max_bytes) == ("GET", None, None, 0)
+        assert page.path == "/play" or page.path.startswith("/static/")
+        assert "{" not in page.path, "a page has no part that a caller chooses"
+        assert page.handler.__module__ == "understudy.serve.pages"
+    assert not {page.path for page in PAGES} & {route.path for route in ROUTES}
+    assert len({page.path for page in PAGES}) == len(PAGES)
+
+
 def test_the_open_routes_show_no_data(gateway: Running):
     assert gateway.ask("GET", "/healthz").json == {"status": "ok"}
     assert gateway.ask("GET", "/readyz").json == {"status": "ready"}
@@ -137,7 +149,10 @@ def test_the_open_routes_show_no_data(gateway: Running):
 
 def test_strangers_do_not_learn_which_addresses_exist(gateway: Running, keyring: Keyring):
     known = keyring.headers("right")
-    for path in ("/", "/v1", "/v1/", "/v1/nothing", "/admin", "/docs", "/v1/games/cart/", "//v1/games"):
+    for path in (
+        "/", "/v1", "/v1/", "/v1/nothing", "/admin", "/docs", "/v1/games/cart/", "//v1/games", "/static", "/static/",
+        "/static/play.html", "/static/pages.py", "/play/", "/favicon.ico",
+    ):  # fmt: skip
         assert gateway.ask("GET", path).status == 401
         assert gateway.ask("GET", path, headers=known).status == 404
     for method in ("DELETE", "PATCH", "POST", "OPTIONS", "TRACE"):

@@ -1,7 +1,7 @@
 """A call of the API: who asks for what, and how an answer or a refusal leaves."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ class Call:
     path: Mapping[str, Any]
     query: Mapping[str, str]
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, kind: type[Any]) -> Any:
         """The body as that type; Refused when it is none."""

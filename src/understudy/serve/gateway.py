@@ -20,6 +20,7 @@ from understudy.serve.call import Answer, Call, Route, refusal
 from understudy.serve.guard import NO_KEY, check_host, check_key, cors, headers_of, key_of
 from understudy.serve.house import House
 from understudy.serve.keys import Key
+from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
 
 _log = structlog.get_logger("understudy.gateway")
@@ -46,7 +47,7 @@ class _Asked:
 class Gateway:
     """An ASGI application; `make_house` is called on the event loop when it starts."""
 
-    def __init__(self, make_house: Callable[[], House], routes: tuple[Route, ...] = ROUTES) -> None:
+    def __init__(self, make_house: Callable[[], House], routes: tuple[Route, ...] = (*ROUTES, *PAGES)) -> None:
         self._make_house = make_house
         self._house: House | None = None
         self._routes = [(route, *compile_path(route.path)) for route in routes]
@@ -81,6 +82,7 @@ class Gateway:
         house = self._house = self._make_house()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(house.disk, house.keys.follow)
+        await loop.run_in_executor(house.disk, load_pages)
         house.appender.start()
         self._tasks = [loop.create_task(house.bots.follow()), loop.create_task(_follow_keys(house))]
         house.is_ready = True
@@ -191,7 +193,7 @@ async def _answer(house: House, asked: _Asked, route: Route, key: Key | None, pa
             # A chunked body announces nothing, a packed one less than it is.
             house.limits.owe(key, len(body) - announced)
             key_of(asked.headers, house.keys)  # a body may take so long that the key was revoked meanwhile
-        return await route.handler(house, Call(key, game, path, _query(asked.query), body))
+        return await route.handler(house, Call(key, game, path, _query(asked.query), body, asked.headers))
 
 
 def _query(text: str) -> dict[str, str]:
@@ -218,7 +220,7 @@ async def _reply(send: Send, answer: Answer, cors_headers: Mapping[str, str]) ->
         "content-type": answer.kind, "content-length": str(len(body)), "x-content-type-options": "nosniff",
         "cache-control": "no-store", **(answer.headers or {}), **cors_headers,
     }  # fmt: skip
-    if answer.status == 204:
+    if answer.status in (204, 304):
         del headers["content-type"], headers["content-length"]
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": answer.status, "headers": raw})

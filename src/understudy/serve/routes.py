@@ -1,4 +1,4 @@
-"""The API, one line per route; a route without a line here does not exist, and every line says which key it needs."""
+"""The API, one line per route; what has no line here and is no page does not exist, and every line says its key."""
 
 import asyncio
 import hashlib

@@ -1,0 +1,97 @@
+"""The play page: a handful of files, read once when the gateway starts and served from memory to anybody.
+
+They hold no data: the page gets its key from the person who opens it, and asks the API like any other game. What is not
+named in `FILES` is not served, so there is no path to play tricks with.
+"""
+
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import structlog
+
+from understudy.core.errors import Refused
+from understudy.serve.call import Answer, Call, Handler, Route
+from understudy.serve.house import House
+
+FILES = {
+    "/play": "play.html", "/static/play.css": "play.css", "/static/icon.svg": "icon.svg",
+    "/static/play.js": "play.js", "/static/inputs.js": "inputs.js", "/static/panel.js": "panel.js",
+    "/static/platform.js": "platform.js", "/static/opponents.js": "opponents.js", "/static/match.js": "match.js",
+    "/static/cartpole.js": "cartpole.js", "/static/rally.js": "rally.js", "/static/understudy.js": "understudy.js",
+}  # fmt: skip
+"""Address to file."""
+
+_log = structlog.get_logger("understudy.gateway")
+_MEND = "install understudy again, or restore it in the checkout"
+_KINDS = {
+    ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}  # fmt: skip
+_STATIC = Path(__file__).parent / "static"
+_CLIENTS = Path(__file__).parents[3] / "clients" / "js"
+"""In a checkout the client and the game lie here; a wheel has them beside the page."""
+_POLICY = "; ".join((
+    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
+    "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
+))  # fmt: skip
+_HEADERS = {
+    # Asked for again every time, answered with 304 while it is the same: a new release is never half old.
+    "cache-control": "no-cache", "content-security-policy": _POLICY, "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin", "cross-origin-resource-policy": "same-origin",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A file as it is served."""
+
+    raw: bytes
+    kind: str
+    etag: str
+
+    def answer(self, known: str) -> Answer:
+        """The file, or that it has not changed since `known`, the reader's If-None-Match."""
+        headers = {**_HEADERS, "etag": self.etag}
+        tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
+        is_known = self.etag in tags or "*" in tags
+        return Answer(b"" if is_known else self.raw, 304 if is_known else 200, kind=self.kind, headers=headers)
+
+
+@cache
+def load_pages() -> dict[str, Page]:
+    """Every file by its name, from the disk the first time; those that are missing are left out."""
+    found = {name: page for name in FILES.values() if (page := _read(name)) is not None}
+    if missing := sorted(set(FILES.values()) - found.keys()):
+        # Games must be able to send their steps all the same.
+        _log.warning("page_files_missing", files=missing, next=_MEND)
+    return found
+
+
+def _read(name: str) -> Page | None:
+    for folder in (_STATIC, _CLIENTS):
+        with contextlib.suppress(OSError):
+            raw = (folder / name).read_bytes()
+            return Page(raw, _KINDS[Path(name).suffix], f'"{hashlib.sha256(raw).hexdigest()[:32]}"')
+    return None
+
+
+def _shows(name: str) -> Handler:
+    async def show(house: House, call: Call) -> Answer:
+        page = load_pages().get(name)
+        if page is None:
+            raise Refused("not_found", f"this installation lacks {name}; {_MEND}")
+        return page.answer(call.headers.get("if-none-match", ""))
+
+    show.__name__ = f"show_{name.replace('.', '_')}"
+    return show
+
+
+PAGES = tuple(
+    Route(method="GET", path=path, scope=None, handler=_shows(name), summary=f"The play page: {name}",
+          gives=_KINDS[Path(name).suffix])
+    for path, name in FILES.items()
+)  # fmt: skip
+"""Open to anybody, and no part of the API."""

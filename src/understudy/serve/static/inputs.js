@@ -1,0 +1,111 @@
+/**
+ * What a person wants: keys, buttons and touch, as one direction at a time.
+ *
+ * A short tap counts for one decision even when it was over before the game looked.
+ */
+
+const SLACK = 0.02;
+
+export class Inputs {
+  /**
+   * @param {{canvas: HTMLCanvasElement, minus: HTMLElement, plus: HTMLElement, keys: Record<string, number>,
+   *   axis: "x" | "y", follows: boolean}} how `keys` maps a key's code to -1 or 1; `follows`: a finger says where to
+   *   go, otherwise which side it is on
+   */
+  constructor({ canvas, minus, plus, keys, axis, follows }) {
+    this.keys = keys;
+    this.follows = follows;
+    this.axis = axis;
+    /** @type {string[]} What is held, the newest last. */
+    this.held = [];
+    this.tapped = 0;
+    /** @type {number | null} Where the finger is, from 0 to 1. */
+    this.finger = null;
+    document.addEventListener("keydown", (event) => this.#key(event, true));
+    document.addEventListener("keyup", (event) => this.#key(event, false));
+    window.addEventListener("blur", () => this.release());
+    this.#button(minus, "minus", -1);
+    this.#button(plus, "plus", 1);
+    this.#touch(canvas);
+    /** @type {Record<string, number>} */
+    this.directions = { ...keys, minus: -1, plus: 1 };
+  }
+
+  /**
+   * The direction of this decision: -1, 0 or 1.
+   * @param {number} own where one's own paddle is, from 0 to 1
+   */
+  take(own) {
+    const tapped = this.tapped;
+    this.tapped = 0;
+    if (this.finger !== null) {
+      if (!this.follows) return this.finger < 0.5 ? -1 : 1;
+      const away = this.finger - own;
+      return Math.abs(away) < SLACK ? 0 : Math.sign(away);
+    }
+    const newest = this.held.at(-1);
+    return newest ? this.directions[newest] : tapped;
+  }
+
+  release() {
+    this.held = [];
+    this.tapped = 0;
+    this.finger = null;
+  }
+
+  /** @param {KeyboardEvent} event @param {boolean} isDown */
+  #key(event, isDown) {
+    const direction = this.keys[event.code];
+    if (!direction || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (isDown && event.target instanceof Element && event.target.closest("select, input")) return;
+    if (isDown) event.preventDefault();
+    this.#hold(event.code, isDown, direction);
+  }
+
+  /** @param {string} name @param {boolean} isDown @param {number} direction */
+  #hold(name, isDown, direction) {
+    if (isDown && this.held.includes(name)) return;
+    this.held = this.held.filter((one) => one !== name);
+    if (isDown) {
+      this.held.push(name);
+      this.tapped = direction;
+    }
+  }
+
+  /** @param {HTMLElement} button @param {string} name @param {number} direction */
+  #button(button, name, direction) {
+    button.addEventListener("pointerdown", (event) => {
+      event.preventDefault();
+      button.setPointerCapture(event.pointerId);
+      this.#hold(name, true, direction);
+    });
+    for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
+      button.addEventListener(end, () => this.#hold(name, false, direction));
+    }
+    button.addEventListener("contextmenu", (event) => event.preventDefault());
+    // For those who press a button with Enter or with an aid: one step.
+    button.addEventListener("click", (event) => {
+      if (event.detail === 0) this.tapped = direction;
+    });
+  }
+
+  /** @param {HTMLCanvasElement} canvas */
+  #touch(canvas) {
+    /** @param {PointerEvent} event */
+    const follow = (event) => {
+      const box = canvas.getBoundingClientRect();
+      const at = this.axis === "y" ? (event.clientY - box.top) / box.height : (event.clientX - box.left) / box.width;
+      this.finger = Math.min(1, Math.max(0, at));
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      follow(event);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (this.finger !== null) follow(event);
+    });
+    for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
+      canvas.addEventListener(end, () => (this.finger = null));
+    }
+  }
+}
