@@ -13,24 +13,31 @@ function drawing(seed) {
   };
 }
 
-/** A gateway that takes everything, after it lost some answers on their way. */
-function door(random, loses) {
+/** A gateway that takes everything, but for what goes wrong on the way there and back; `chaos` is how often. */
+function door(random, { loses = 0, chaos = 0 }) {
   const parcels = [];
   const answer = (status, body) => new Response(status === 204 ? null : JSON.stringify(body), { status });
-  const fetch = async (url, { method, body }) => {
+  const fetch = async (url, { method, body, signal }) => {
     if (method === "PUT") return answer(200, {});
-    if (url.includes("/bot")) return sleep(50).then(() => answer(204));
+    if (url.includes("/bot")) {
+      while (!signal.aborted) await sleep(5);
+      throw new TypeError("aborted");
+    }
+    const [fault, how] = [random() < chaos, Math.floor(random() * 6)];
+    if (fault && how === 0) throw new TypeError("connection refused"); // it never arrived
+    if (fault && how === 1) return answer(503, { error: { code: "busy", detail: "later", retry_after_s: 0.01 } });
+    if (fault && how === 2)
+      return answer(404, { error: { code: "not_registered", detail: "who?", retry_after_s: null } });
     parcels.push(Buffer.from(body).toString("hex"));
-    if (random() < loses) throw new TypeError("connection reset"); // it arrived, and nobody will know
-    const frames =
-      Number(
-        Buffer.from(body)
-          .subarray(8 + body[4] + 256 * body[5])
-          .toString("latin1")
-          .split("UNDY").length,
-      ) - 1;
-    const accepted = { accepted: true, refused: null, retry_after_s: 0, error: "" };
-    return answer(200, { acks: Array(frames).fill(accepted), keep_share: given.keepShare ?? 1 });
+    if (random() < loses || (fault && how === 3)) throw new TypeError("connection reset"); // it arrived, and nobody will know
+    if (fault && how === 4) return answer(200, { acks: [], keep_share: 1 });
+    const raw = Buffer.from(body);
+    const acks = [];
+    for (let at = 8 + raw.readUInt32LE(4); at < raw.length; at += 64 + raw.readUInt32LE(at + 8)) {
+      const accepted = !(fault && how === 5 && random() < 0.5);
+      acks.push({ accepted, refused: null, retry_after_s: accepted ? 0 : 0.01, error: "" });
+    }
+    return answer(200, { acks, keep_share: chaos ? 0.5 + random() / 2 : 1 });
   };
   return { fetch, parcels };
 }
@@ -38,7 +45,7 @@ function door(random, loses) {
 async function play(plan) {
   const random = drawing(plan.seed);
   const below = (n) => Math.floor(random() * n);
-  const { fetch, parcels } = door(random, plan.loses ?? 0);
+  const { fetch, parcels } = door(random, plan);
   const { obs, actions, hasLegal = false } = plan;
   const how = {
     url: "http://127.0.0.1:1",
@@ -91,6 +98,7 @@ async function play(plan) {
     }
     for (const one of open) {
       one.end = plan.ends[below(plan.ends.length)];
+      one.isKept = one.episode.isKept;
       const legal = hasLegal ? Array(plan.n).fill(true) : null;
       one.last = one.end === "terminated unseen" || one.end === "truncated unseen" ? null : look();
       if (one.end === "cancelled") one.episode.cancel();
@@ -103,12 +111,13 @@ async function play(plan) {
         end: one.end,
         last: one.last,
         number: one.number,
+        isKept: one.isKept,
       });
     }
     if (plan.consents) game.setConsent(["granted", "denied", "unknown"][number % 3]);
     if (random() < (plan.pauses ?? 0)) await sleep(3);
   }
-  const isAll = await game.close(20);
+  const isAll = await game.close(60);
   return { parcels, truth, isAll, stats: game.stats() };
 }
 
