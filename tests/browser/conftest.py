@@ -1,0 +1,34 @@
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One browser at a time: a match must keep up with the clock on a small machine."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """The system's own Chromium, without a window; skipped by name where it or its driver is missing."""
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        pytest.skip("no Chromium on this machine; install the system's package (Debian: apt-get install chromium)")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        pytest.skip("no playwright in this environment; python3 scripts/setup.py platform dev browser installs it")
+    # Root has no sandbox; a container's /dev/shm is small.
+    arguments = ["--disable-dev-shm-usage", *(["--no-sandbox"] if hasattr(os, "getuid") and os.getuid() == 0 else [])]
+    with sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=found, args=arguments)
+        yield running
+        running.close()

@@ -1,0 +1,219 @@
+"""People play on the page: a whole match by keyboard, what is stored of it, new bots, consent, and how it looks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.browser.browsers import Player, Stage, Tab, episodes_of, play_out, points, stage, stored, tab
+from tests.cli.platforms import wait_for
+
+
+@pytest.fixture(scope="module")
+def rally(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with stage(tmp_path_factory.mktemp("rally")) as found:
+        yield found
+
+
+def is_sound(seen: Tab, rally: Stage) -> bool:
+    """Nothing went wrong in the page, and nothing was asked of anybody but the gateway."""
+    assert seen.errors == []
+    assert seen.hosts == {urlsplit(rally.url).netloc}
+    return True
+
+
+def test_a_match_by_keyboard_is_stored_with_the_person_in_one_seat_and_the_bot_in_the_other(browser: Any, rally: Stage):
+    with tab(browser, rally.address) as seen:
+        assert "key" not in seen.page.url
+        seen.page.wait_for_selector("body[data-bot='rally/1']")
+        seen.shoot("rally-welcome")
+        seen.page.click("#start")
+        player = Player(seen)
+        seen.page.check("#thinks")
+        wait_for(lambda: player.look() == "playing" and len(player.seen) > 15)
+        seen.shoot("rally-playing")
+        assert len(seen.page.query_selector_all("#thoughts tbody tr")) == 3
+        play_out(player)
+        seen.shoot("rally-over")
+        mine, theirs = points(seen)
+        assert max(mine, theirs) == 7
+        assert f"You {mine}" in (seen.page.get_attribute("#court", "aria-label") or "")
+        wait_for(lambda: seen.count("waiting") == 0)
+        recorded, acked = seen.count("recorded"), seen.count("acked")
+        assert recorded == acked > 100
+        assert is_sound(seen, rally)
+    episodes = episodes_of(rally.chunks(steps=acked))
+    assert sum(one.steps for one in episodes) == acked
+    person, bot = ([one for one in episodes if one.seat == seat] for seat in (0, 1))
+    assert len({one.match for one in episodes}) == 1
+    assert len(person) == len(bot) == mine + theirs
+    assert {one.by for one in person} == {frozenset({"person"})}
+    assert {one.by for one in bot} == {frozenset({"bot"})}
+    assert {one.model for one in bot} == {"rally/1"}
+    assert {one.opponents for one in person} == {("rally/1",)}
+    assert {one.opponents for one in bot} == {("person",)}
+    assert [one.result for one in person].count("win") == mine
+    assert [one.result for one in bot].count("win") == theirs
+
+
+def test_a_new_champion_appears_without_a_reload_and_plays_the_next_serve(browser: Any, rally: Stage):
+    with tab(browser, rally.address) as seen:
+        seen.page.wait_for_selector("body[data-bot='rally/1']")
+        seen.page.click("#start")
+        player = Player(seen)
+        wait_for(lambda: player.look() == "playing" and len(player.seen) > 3)
+        assert seen.text("#them") == "rally/1"
+        name = rally.release(seed=3)
+        wait_for(lambda: player.look() == "playing" and seen.fact("bot") == name)
+        assert name in seen.text("#notice")
+        seen.shoot("rally-new-champion")
+        wait_for(lambda: player.look() != "playing" or seen.text("#them") == name)
+        assert seen.text("#them") == name
+        assert [one.get_attribute("value") for one in seen.page.query_selector_all("#opponent option")][:2] == [
+            "champion", "model 1",
+        ]  # fmt: skip
+        assert is_sound(seen, rally)
+
+
+def test_an_older_model_and_a_script_can_be_chosen(browser: Any, rally: Stage):
+    rally.release(seed=4)
+    with tab(browser, rally.address) as seen:
+        seen.page.wait_for_selector("#opponent option[value='model 1']", state="attached")
+        seen.page.select_option("#opponent", "model 1")
+        seen.page.wait_for_function("document.getElementById('opponent-note').textContent.includes('is here')")
+        seen.page.click("#quietly")
+        wait_for(lambda: seen.text("#them") == "rally/1")
+        player = Player(seen)
+        wait_for(lambda: player.look() == "playing" and len(player.seen) > 3)
+        seen.page.select_option("#opponent", "script strong")
+        wait_for(lambda: player.look() != "playing" or seen.text("#them") == "strong script")
+        assert seen.text("#them") == "strong script"
+        assert is_sound(seen, rally)
+
+
+def test_without_consent_nothing_is_recorded_at_all(browser: Any, rally: Stage):
+    before = len(stored(rally.up.data))
+    with tab(browser, rally.address) as seen:
+        sent: list[str] = []
+        seen.page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+        seen.page.click("#quietly")
+        player = Player(seen)
+        play_out(player)
+        assert (seen.count("recorded"), seen.count("acked"), seen.count("waiting")) == (0, 0, 0)
+        assert seen.fact("recording") == "false"
+        assert sent == []
+        # The choice is kept for the next visit of this browser.
+        seen.page.reload()
+        seen.page.wait_for_selector("body[data-phase=ready]")
+        assert not seen.page.is_checked("#consent")
+        assert seen.page.is_hidden("#quietly")
+        assert is_sound(seen, rally)
+    assert len(stored(rally.up.data)) == before
+
+
+def test_switching_consent_off_in_a_serve_stops_at_once(browser: Any, rally: Stage):
+    with tab(browser, rally.address) as seen:
+        seen.page.click("#start")
+        player = Player(seen)
+        wait_for(lambda: player.look() == "playing" and len(player.seen) > 3)
+        assert seen.fact("recording") == "true"
+        seen.page.uncheck("#consent")
+        assert seen.fact("recording") == "false"
+        recorded, looked = seen.count("recorded"), len(player.seen)
+        wait_for(lambda: player.look() == "playing" and len(player.seen) > looked + 10)
+        assert seen.count("recorded") <= recorded
+        assert is_sound(seen, rally)
+
+
+def test_a_page_without_a_key_plays_and_says_what_to_do(browser: Any, rally: Stage):
+    with tab(browser, f"{rally.url}/play") as seen:
+        assert seen.fact("phase") == "ready"
+        assert "understudy play rally --web" in seen.text("#sending")
+        seen.page.keyboard.press("Space")
+        player = Player(seen)
+        wait_for(lambda: player.look() == "playing" and len(player.seen) > 3)
+        seen.page.keyboard.press("Escape")
+        assert seen.fact("phase") == "paused"
+        assert is_sound(seen, rally)
+
+
+def test_a_key_that_was_revoked_is_said_in_words(browser: Any, rally: Stage):
+    with tab(browser, rally.address[:-4] + "AAAA") as seen:
+        wait_for(lambda: seen.page.get_attribute("#state", "data-state") == "refused")
+        assert "no key of this deployment" in seen.text("#sending")
+        # The browser itself writes a line for the refused request; the page adds none.
+        assert all("401" in error for error in seen.errors)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_small_phone_and_is_played_by_touch(browser: Any, rally: Stage, scheme: str):
+    phone = {
+        "viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True, "is_mobile": True,
+        "color_scheme": scheme, "reduced_motion": "reduce",
+    }  # fmt: skip
+    with tab(browser, rally.address, **phone) as seen:
+        seen.page.wait_for_selector("#state[data-state=connected]")
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 360
+        seen.shoot(f"rally-phone-{scheme}-welcome")
+        seen.page.tap("#start")
+        seen.page.check("#thinks")
+        assert seen.page.is_visible("#minus")
+        wait_for(lambda: bool(seen.page.get_attribute("#court", "data-place")))
+        box = seen.page.locator("#court").bounding_box()
+        assert box is not None
+        seen.page.touchscreen.tap(box["x"] + 50, box["y"] + 20)
+        seen.page.wait_for_timeout(400)
+        seen.shoot(f"rally-phone-{scheme}")
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert is_sound(seen, rally)
+
+
+def test_it_looks_as_good_in_the_dark_on_a_desk(browser: Any, rally: Stage):
+    with tab(browser, rally.address, color_scheme="dark") as seen:
+        seen.page.wait_for_selector("#state[data-state=connected]")
+        seen.page.click("#start")
+        seen.page.check("#thinks")
+        player = Player(seen)
+        wait_for(lambda: player.look() == "playing" and len(player.seen) > 15)
+        seen.shoot("rally-dark")
+        assert is_sound(seen, rally)
+
+
+def test_every_control_is_reached_by_keyboard_with_a_visible_focus(browser: Any, rally: Stage):
+    with tab(browser, rally.address) as seen:
+        reached = []
+        for _ in range(12):
+            seen.page.keyboard.press("Tab")
+            name, width = seen.page.evaluate(
+                "() => [document.activeElement.id, getComputedStyle(document.activeElement).outlineWidth]"
+            )
+            reached.append(name)
+            if name:
+                assert width == "3px", name
+        assert {"court", "start", "quietly", "opponent", "consent", "thinks"} <= set(reached)
+        assert is_sound(seen, rally)
+
+
+def test_cartpole_is_played_by_the_person_and_recorded(browser: Any, tmp_path: Path):
+    with stage(tmp_path, "CartPole-v1") as found, tab(browser, found.address) as seen:
+        seen.page.wait_for_selector("body[data-bot='CartPole-v1/1']")
+        seen.page.click("#start")
+        seen.page.keyboard.press("ArrowLeft")
+        wait_for(lambda: seen.fact("phase") == "over")
+        seen.shoot("cartpole-over")
+        steps = int(seen.text("#score"))
+        assert steps >= 5
+        seen.page.select_option("#opponent", "champion")
+        seen.page.check("#thinks")
+        seen.page.click("#start")
+        wait_for(lambda: seen.fact("phase") == "over")
+        seen.shoot("cartpole-bot")
+        wait_for(lambda: seen.count("acked") == seen.count("recorded") == steps + int(seen.text("#score")))
+        episodes = episodes_of(found.chunks(steps=seen.count("acked")))
+        assert [(one.by, one.model) for one in episodes] == [
+            (frozenset({"person"}), None), (frozenset({"bot"}), "CartPole-v1/1"),
+        ]  # fmt: skip
+        assert episodes[0].result == steps
+        assert is_sound(seen, found)
