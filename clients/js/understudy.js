@@ -1926,11 +1926,17 @@ class Sender {
     this._timer?.unref?.(); // a program in Node ends when it is done; it closes its games before
   }
 
-  /** Do a round now, if none is under way. */
+  /** Do a round now; while one is under way, only make frames. */
   wake() {
     clearTimeout(this._timer);
     this._timerMs = Infinity;
-    if (this._isBusy || this.isClosed) return;
+    if (this.isClosed) return;
+    // While an answer is waited for, frames are made all the same: they are kept where the next page finds them.
+    if (this._isBusy) {
+      this.collect();
+      this._schedule(this._cutMs());
+      return;
+    }
     this._isBusy = true;
     this._round().finally(() => {
       this._isBusy = false;
@@ -1958,16 +1964,21 @@ class Sender {
     return session.isKept ? this._lingerMs : Math.max(this._lingerMs, TELL_MS); // steps that are only counted may lie
   }
 
-  _dueMs() {
+  /** When the next rows are to be cut, or a session has been idle for long. */
+  _cutMs() {
     const due = [Infinity];
     for (const session of this.sessions) {
       if (session.rows?.closedSteps) due.push(session._startedMs + session.rows.oldestMs + this._lingerOf(session));
       if (!session.holder && !session.hasEnded) due.push(session.idleSinceMs + IDLE_MS);
     }
-    const tryMs = this._clock.monotonic() + this._backoff.leftMs;
-    if (this._waiting.length && !this.stopped) due.push(tryMs);
-    if (this.untoldSteps && !this.stopped) due.push(Math.max(this._tellAtMs, tryMs));
     return Math.min(...due);
+  }
+
+  _dueMs() {
+    const tryMs = this._clock.monotonic() + this._backoff.leftMs;
+    const sendMs = this._waiting.length && !this.stopped ? tryMs : Infinity;
+    const tellMs = this.untoldSteps && !this.stopped ? Math.max(this._tellAtMs, tryMs) : Infinity;
+    return Math.min(this._cutMs(), sendMs, tellMs);
   }
 
   // From the game into frames.
@@ -2206,7 +2217,7 @@ class Sender {
         this.counts.acked += entry.session.rows ? entry.nSteps : 0;
         this._finish(entry);
       } else if (ack.refused) this._refuse(entry, ack.refused);
-      else [again, retryAfterS, why] = [again + 1, Math.max(retryAfterS, ack.retry_after_s), ack.error];
+      else [again, retryAfterS, why] = [again + 1, Math.max(retryAfterS, Number(ack.retry_after_s) || 0), ack.error];
     });
     this.linkError = why;
     this._batchFrames = MAX_FRAMES;

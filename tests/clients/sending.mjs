@@ -280,6 +280,20 @@ const scenarios = {
     delete globalThis.document;
     return done(game, log, { before, after });
   },
+  async slow() {
+    const [kept, frames] = [storage(), () => [...kept.kept.keys()].filter((key) => key.includes("/frame/")).length];
+    let answered = () => {};
+    const log = door((_, n) => (n === 1 ? new Promise((resolve) => (answered = () => resolve(null))) : null));
+    const game = await opened(log, { storage: kept });
+    played(game);
+    while (!log.parcels.length) await sleep(1);
+    const before = frames();
+    played(game);
+    while (frames() === before) await sleep(1);
+    const during = frames();
+    answered();
+    return done(game, log, { before, during });
+  },
   async offered() {
     const log = door();
     const game = await opened(log);

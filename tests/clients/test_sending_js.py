@@ -119,6 +119,12 @@ def test_a_page_that_is_hidden_keeps_its_steps_for_the_next_one(found):
     assert (found["hidden"]["before"], found["hidden"]["after"]) == (0, 1)
 
 
+def test_while_an_answer_is_late_frames_are_made_and_kept_all_the_same(found):
+    one = found["slow"]
+    assert (one["before"], one["during"]) == (1, 2)
+    assert steps(one) == one["stats"]["acked"] == 10
+
+
 def test_without_a_bot_the_game_decides_for_itself_and_says_who_did(found):
     one = found["offered"]
     assert one["actions"][:2] == [2, 3]
