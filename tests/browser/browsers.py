@@ -170,7 +170,7 @@ class Tab:
 
     def shoot(self, name: str) -> None:
         SHOTS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+        self.page.screenshot(path=SHOTS / f"{name}.png")
 
 
 @contextmanager
@@ -203,12 +203,12 @@ class Player:
     """Follows the ball with the arrow keys, as a person would: it looks, and holds a key down or lets it go."""
 
     def __init__(self, tab: Tab) -> None:
-        self._tab, self._held = tab, ""
+        self.tab, self._held = tab, ""
         self.seen: set[str] = set()
 
     def look(self) -> str:
         """Look once and move; the phase the page is in."""
-        page = self._tab.page
+        page = self.tab.page
         phase, place = page.evaluate(
             "() => [document.body.dataset.phase, document.getElementById('court').dataset.place ?? '']"
         )
@@ -223,9 +223,9 @@ class Player:
         if key == self._held:
             return
         if self._held:
-            self._tab.page.keyboard.up(self._held)
+            self.tab.page.keyboard.up(self._held)
         if key:
-            self._tab.page.keyboard.down(key)
+            self.tab.page.keyboard.down(key)
         self._held = key
 
 
@@ -240,6 +240,16 @@ def play_out(*players: Player, timeout_s: float = 180.0) -> None:
 def look(*players: Player) -> set[str]:
     """Everybody looks and moves once; the phases their pages are in."""
     return {player.look() for player in players}
+
+
+def play_on(*players: Player, points_more: int = 1, timeout_s: float = 90.0) -> None:
+    """Everybody plays until each has seen so many more points, or the end of the match."""
+    wanted = [sum(points(player.tab)) + points_more for player in players]
+    deadline_s = time.monotonic() + timeout_s
+    while any(player.look() == "playing" and sum(points(player.tab)) < more
+              for player, more in zip(players, wanted, strict=True)):  # fmt: skip
+        assert time.monotonic() < deadline_s, "the points take too long"
+        time.sleep(0.01)
 
 
 def points(tab: Tab) -> tuple[int, int]:

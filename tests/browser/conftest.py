@@ -26,8 +26,12 @@ def browser() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ImportError:
         pytest.skip("no playwright in this environment; python3 scripts/setup.py platform dev browser installs it")
-    # Root has no sandbox; a container's /dev/shm is small.
-    arguments = ["--disable-dev-shm-usage", *(["--no-sandbox"] if hasattr(os, "getuid") and os.getuid() == 0 else [])]
+    # A container's /dev/shm is small and it has no GPU; root has no sandbox.
+    arguments = [
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        *(["--no-sandbox"] if hasattr(os, "getuid") and os.getuid() == 0 else []),
+    ]
     with sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=found, args=arguments)
         yield running

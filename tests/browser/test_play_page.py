@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.browsers import Player, Stage, Tab, episodes_of, play_out, points, stage, stored, tab
+from tests.browser.browsers import Player, Stage, Tab, episodes_of, play_on, play_out, points, stage, stored, tab
 from tests.cli.platforms import wait_for
 
 
@@ -99,8 +99,7 @@ def test_without_consent_nothing_is_recorded_at_all(browser: Any, rally: Stage):
         sent: list[str] = []
         seen.page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
         seen.page.click("#quietly")
-        player = Player(seen)
-        play_out(player)
+        play_on(Player(seen), points_more=2)
         assert (seen.count("recorded"), seen.count("acked"), seen.count("waiting")) == (0, 0, 0)
         assert seen.fact("recording") == "false"
         assert sent == []
@@ -166,6 +165,8 @@ def test_it_fits_a_small_phone_and_is_played_by_touch(browser: Any, rally: Stage
         seen.page.touchscreen.tap(box["x"] + 50, box["y"] + 20)
         seen.page.wait_for_timeout(400)
         seen.shoot(f"rally-phone-{scheme}")
+        seen.page.evaluate("scrollTo(0, 9999)")
+        seen.shoot(f"rally-phone-{scheme}-below")
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 360
         assert is_sound(seen, rally)
 

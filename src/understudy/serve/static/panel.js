@@ -51,10 +51,10 @@ export class Panel {
   stand(platform, isRecording) {
     const { recorded, acked, waiting, refused, dropped, keepShare } = platform.stats();
     const state = platform.state;
-    const chip = element("state");
-    const text = state === "offline" && waiting ? `offline, ${waiting} steps wait` : CHIPS[state];
-    if (chip.textContent !== text) chip.textContent = text;
-    chip.dataset.state = state;
+    element("state").dataset.state = state;
+    // Read out when it changes; the count beside it is not.
+    if (element("stand").textContent !== CHIPS[state]) element("stand").textContent = CHIPS[state];
+    element("held").textContent = state === "offline" && waiting ? `, ${waiting} steps wait` : "";
     for (const [id, count] of [["recorded", recorded], ["acked", acked], ["waiting", waiting]]) {
       element(id).textContent = count.toLocaleString("en");
     }
@@ -100,7 +100,7 @@ export class Panel {
     element("thoughts").querySelector("tbody").replaceChildren(...rows.map((one) => {
       const row = document.createElement("tr");
       row.className = one.rank === 1 ? "best" : "";
-      for (const text of [one.rank, one.name || names[one.action] || one.action, one.shown.toFixed(isValue ? 3 : 2)]) {
+      for (const text of [one.rank, names[one.action] ?? one.name, one.shown.toFixed(isValue ? 3 : 2)]) {
         row.insertCell().textContent = String(text);
       }
       const bar = document.createElement("div");

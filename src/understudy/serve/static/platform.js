@@ -6,6 +6,9 @@
 
 import { connect } from "./understudy.js";
 
+/** What this browser keeps, and what this tab does; for as long as the page is open where it may keep nothing. */
+export const kept = storage(() => localStorage);
+const tab = storage(() => sessionStorage);
 const RETRY_FIRST_S = 1;
 const RETRY_CAP_S = 15;
 
@@ -19,21 +22,20 @@ export function invitation() {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const name of ["game", "key", "bot"]) {
     const value = given.get(name);
-    if (value !== null) sessionStorage.setItem(`understudy.${name}`, value);
+    if (value !== null) tab.setItem(`understudy.${name}`, value);
   }
   if (location.hash) history.replaceState(null, "", location.pathname);
-  /** @param {string} name */
-  const kept = (name) => sessionStorage.getItem(`understudy.${name}`) ?? "";
-  return { game: kept("game") || "rally", key: kept("key"), bot: kept("bot") };
+  const [game, key, bot] = ["game", "key", "bot"].map((name) => tab.getItem(`understudy.${name}`) ?? "");
+  return { game: game || "rally", key, bot };
 }
 
 /** A random name for whoever plays in this browser; shown, so that its games can be forgotten again. */
 export function playerName() {
-  const kept = localStorage.getItem("understudy.player");
-  if (kept) return kept;
+  const known = kept.getItem("understudy.player");
+  if (known) return known;
   const bytes = crypto.getRandomValues(new Uint8Array(6));
   const name = `web-${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-  localStorage.setItem("understudy.player", name);
+  kept.setItem("understudy.player", name);
   return name;
 }
 
@@ -126,6 +128,19 @@ export class Platform {
     if (answer.ok) return told;
     const { code = `http_${answer.status}`, detail = "the platform did not say why" } = told?.error ?? {};
     throw Object.assign(new Error(`${code}: ${detail}`), { code, detail });
+  }
+}
+
+/** @param {() => Storage} find a browser that is told to keep nothing throws here @returns {Pick<Storage, "getItem" | "setItem">} */
+function storage(find) {
+  try {
+    const found = find();
+    found.setItem("understudy.try", "");
+    found.removeItem("understudy.try");
+    return found;
+  } catch {
+    const memory = new Map();
+    return { getItem: (name) => memory.get(name) ?? null, setItem: (name, value) => void memory.set(name, value) };
   }
 }
 

@@ -10,15 +10,13 @@ import { Inputs } from "./inputs.js";
 import { Match, POINTS_TO_WIN } from "./match.js";
 import { champion, older, script, skills } from "./opponents.js";
 import { Panel, element } from "./panel.js";
-import { Platform, invitation } from "./platform.js";
+import { Platform, invitation, kept } from "./platform.js";
 import { ACTION_NAMES } from "./rally.js";
 
 const MAX_FRAMES_BEHIND = 8;
 const NEWEST_MODELS = 20;
 const STAND_EVERY_MS = 250;
-const ASKED =
-  "If your games may teach the bot, what you and it see and do is sent to this platform under a random name and trains the " +
-  "next one; otherwise nothing is recorded at all.";
+const ASKED = "If you like, what you and the bot do is sent to this platform under a random name and trains the next bot.";
 
 const invited = invitation();
 /** @type {any} */
@@ -84,7 +82,10 @@ function hear(event) {
     if (isRally) return;
   }
   if (event.kind === "serve" || event.kind === "cast") element("them").textContent = isRally ? event.name : "";
-  if (event.kind === "cast") document.body.dataset.recording = String(event.isRecorded);
+  if (event.kind === "cast") {
+    document.body.dataset.recording = String(event.isRecorded);
+    if (!element("opponent-note").dataset.busy) element("opponent-note").textContent = "";
+  }
   if (event.kind === "over") {
     change("over");
     panel.overlay({ message: play.summary, detail: next(), start: "Play again" });
@@ -189,27 +190,30 @@ function listOpponents() {
 async function choose() {
   const choice = element("opponent").value;
   const note = element("opponent-note");
-  note.textContent = isRally ? "" : "From the next attempt on.";
-  if (isRally && phase !== "ready") note.textContent = "From the next serve on.";
-  if (!choice.startsWith("model ")) return;
-  const number = Number(choice.slice(6));
-  if (chosenModel?.number === number) return;
-  note.textContent = `Fetching ${invited.game}/${number}; the champion plays until it is here.`;
+  const turn = isRally ? "serve" : "attempt";
+  delete note.dataset.busy;
+  note.textContent = phase === "playing" ? `From the next ${turn} on.` : "";
+  const number = choice.startsWith("model ") ? Number(choice.slice(6)) : 0;
+  if (!number || chosenModel?.number === number) return;
+  const name = `${invited.game}/${number}`;
+  note.dataset.busy = "yes";
+  note.textContent = `Fetching ${name}; the champion plays until it is here.`;
   try {
     chosenModel = { number, opponent: older(await platform.model(number)) };
-    note.textContent = `${invited.game}/${number} is here; it plays from the next serve on.`;
+    note.textContent = `${name} is here; it plays from the next ${turn} on.`;
+    delete note.dataset.busy;
   } catch (error) {
-    note.textContent = `${invited.game}/${number} cannot play: ${error instanceof Error ? error.message : error}. The champion does.`;
+    note.textContent = `${name} cannot play: ${error instanceof Error ? error.message : error}. The champion does.`;
   }
 }
 
 // --- Consent ----------------------------------------------------------------------------------------------------------
 
-const isRecording = () => localStorage.getItem("understudy.consent") === "on";
+const isRecording = () => kept.getItem("understudy.consent") === "on";
 
 /** @param {boolean} isOn */
 function consent(isOn) {
-  localStorage.setItem("understudy.consent", isOn ? "on" : "off");
+  kept.setItem("understudy.consent", isOn ? "on" : "off");
   element("consent").checked = isOn;
   if (!isOn) play?.forget();
   document.body.dataset.recording = String(Boolean(play?.isRecorded));
@@ -217,7 +221,7 @@ function consent(isOn) {
 }
 
 /** Whether nobody has said yet what may happen with the games of this browser. */
-const isAsked = () => localStorage.getItem("understudy.consent") === null && invited.key !== "";
+const isAsked = () => kept.getItem("understudy.consent") === null && invited.key !== "";
 
 function welcome() {
   panel.overlay({
@@ -265,13 +269,15 @@ dark.addEventListener("change", paint);
 document.title = `understudy: ${Play.title}`;
 document.body.dataset.game = Play.title;
 element("title").textContent = Play.title;
-element("keys").textContent = matchMedia("(pointer: coarse)").matches ? Play.touchHint : Play.hint;
+element("keys").textContent = matchMedia("(any-pointer: coarse)").matches ? Play.touchHint : Play.hint;
+// Steps would be read out without an end; the message at the end says how many there were.
+if (!isRally) element("score").setAttribute("aria-live", "off");
 element("whom").textContent = isRally ? "Play against" : "Who balances";
 element("minus").setAttribute("aria-label", Play.buttons[0]);
 element("plus").setAttribute("aria-label", Play.buttons[1]);
 if (!isRally) [element("minus").textContent, element("plus").textContent] = ["◀", "▶"];
 element("player").textContent = platform.player;
-element("forget").textContent = `understudy data forget ${platform.player} --data D`;
+element("forget").textContent = `understudy data forget ${platform.player}`;
 element("consent").checked = isRecording();
 element("consent").disabled = !invited.key;
 listOpponents();
