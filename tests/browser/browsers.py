@@ -68,12 +68,14 @@ class Stage:
 
 
 @contextmanager
-def stage(folder: Path, game: str = "rally", *, with_bot: bool = True) -> Iterator[Stage]:
-    """A gateway and an ingest on a folder, with a champion of random weights if wanted; no learner."""
+def stage(
+    folder: Path, game: str = "rally", *, with_bot: bool = True, roles: str = "gateway,ingest", **environment: str
+) -> Iterator[Stage]:
+    """These roles on a folder, with a champion of random weights if wanted."""
     data = DataFolder(folder / "D")
     deployment = open_deployment(data)
     key = play_key(deployment, game)
-    with Up(data.root, "--role", "gateway,ingest") as up:
+    with Up(data.root, "--role", roles, **environment) as up:
         assert up.ready, up.errors
         found = Stage(up, deployment, key, game)
         if with_bot:
