@@ -1280,9 +1280,8 @@ export class Policy {
     if (!discrete)
       throw new Refused("not_discrete", `${this.game.game} has no discrete actions to rank; use act instead`);
     const mask = this._mask(legal);
-    const rows =
-      this.stack > 1 ? (Array.isArray(obs) && obs.length === this.stack ? obs : Array(this.stack).fill(obs)) : [obs];
-    const scores = masked(this.forward(this.read(rows), this._outputs)[this._outputs[0]], mask);
+    const columns = this.read(this.stack > 1 ? obs : [obs]);
+    const scores = masked(this.forward(columns, this._outputs)[this._outputs[0]], mask);
     const most = Math.max(...scores);
     const total = scores.reduce((sum, score) => sum + Math.exp(score - most), 0);
     const isValue = this._outputs[0] === "q";
@@ -2446,7 +2445,10 @@ class Bots {
       if (this.isClosed) return 0;
       const failed = error instanceof LinkFailed ? error : new LinkFailed("failed", String(error));
       this.linkError = failed.message;
-      if (failed.needsKey) this._isFollowing = false;
+      if (failed.needsKey) {
+        this._isFollowing = false; // until `useKey` begins it again
+        return 0;
+      }
       this._backoff.failed(failed.retryAfterS);
       return Math.max(0, this._backoff.leftMs);
     }
@@ -2973,12 +2975,15 @@ export class Game {
 
   /**
    * What the champion thinks of the legal actions, best first; nothing while there is none.
+   *
+   * A champion that looks at several observations takes this one for all of them, as at the beginning of an episode.
    * @param {any} obs
    * @param {{legal?: ArrayLike<boolean | number> | null}} [how]
    * @returns {Advice[]}
    */
   rank(obs, how = {}) {
-    return this._bots.champion?.policy.rank(obs, how) ?? [];
+    const policy = this._bots.champion?.policy;
+    return policy?.rank(policy.stack > 1 ? Array(policy.stack).fill(obs) : obs, how) ?? [];
   }
 
   /**

@@ -235,6 +235,8 @@ def test_a_key_that_ends_stops_sending_and_says_so_and_another_goes_on(gateway: 
     assert later["waiting"] > 0
     game.tell(key=gateway.key("play"))
     game.until(lambda told: not told["stopped"] and told["acked"] > later["recorded"])
+    gateway.release(SPEC, "categorical")
+    game.until(lambda told: told["bot"] == "rally/1")
     told = game.stop()
     assert assert_true(told, stored(gateway.folder)) == told["stats"]["acked"]
 

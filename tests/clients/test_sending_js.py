@@ -11,7 +11,7 @@ from understudy.core.frame import Frame, FrameKind, read_drop
 from understudy.core.game import game_spec
 from understudy.core.parcel import decode_parcel
 
-pytestmark = needs_node
+pytestmark = [needs_node, pytest.mark.xdist_group("js-sending")]  # one run in Node serves the whole file
 SPEC = game_spec("test", obs=3, actions=4)
 
 
