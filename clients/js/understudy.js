@@ -1636,8 +1636,9 @@ class Link {
     const stop = new AbortController();
     const timer = setTimeout(() => stop.abort(), (TIMEOUT_S + waitS) * 1000);
     this._open.add(stop);
+    const { key } = this;
     /** @type {Record<string, string>} */
-    const headers = { Authorization: `Bearer ${this.key}`, ...(kind ? { "Content-Type": kind } : {}) };
+    const headers = { Authorization: `Bearer ${key}`, ...(kind ? { "Content-Type": kind } : {}) };
     let answer, raw;
     try {
       answer = await this._fetch(this._path + path, { method, headers, body, signal: stop.signal, cache: "no-store" });
@@ -1649,6 +1650,7 @@ class Link {
       this._open.delete(stop);
     }
     if (answer.status === 200 || answer.status === 204) return { status: answer.status, raw };
+    if (key !== this.key) throw new LinkFailed("old_key", "another key was given while this request was under way");
     const {
       code = `status_${answer.status}`,
       detail = "that is no answer of a gateway; is the address right?",
