@@ -91,7 +91,8 @@ def _measured(figure: dict[str, Any] | None) -> str:
     if figure is None:
         return ""
     missed = " **missed**" if figure["verdict"] == "missed" else ""
-    return f"{_short(figure['median'])} ({_short(figure['low'])} to {_short(figure['high'])}){missed}"
+    spread = "" if figure["low"] == figure["high"] else f" ({_short(figure['low'])} to {_short(figure['high'])})"
+    return f"{_short(figure['median'])}{spread}{missed}"
 
 
 def _peers(bench: dict[str, Any]) -> str:
@@ -217,7 +218,7 @@ def _times(value: float | None) -> str:
 
 def _card(card: dict[str, Any]) -> str:
     rows = [
-        f"`make card` ({card['date'][:10]}, {card['profile']} profile, seed {card['seed']}, {card['seconds']:.0f} s):",
+        f"`make card PROFILE={card['profile']}` ({card['date'][:10]}, seed {card['seed']}, {card['seconds']:.0f} s):",
         "",
         "| fault or control | tried | held |",
         "| --- | --- | --- |",

@@ -10,6 +10,7 @@ from gymnasium.utils.env_checker import check_env
 from understudy.act.rally import RallyEnv, RallyParallel, RallyVector
 from understudy.act.vector import game_of, make_env, make_envs
 from understudy.core.errors import ConfigError
+from understudy.core.game import game_spec
 from understudy.games import rally
 
 SEEDS = [3, 5, 8, 13, 21]
@@ -51,7 +52,8 @@ def test_its_actions_have_names_in_every_form():
     specs = [game_of(make_envs("rally", 2)), game_of(make_envs("rally", 2, builtin=False))]
     assert specs[0] == specs[1]
     assert specs[0].action_names == ("up", "stay", "down")
-    assert specs[0].obs_names == rally.OBS_NAMES
+    named = game_spec("rally", obs=rally.OBS_NAMES, actions=rally.ACTION_NAMES)
+    assert specs[0] == named, "whoever knows the names, in any language, has the same schema"
 
 
 def test_two_players_see_mirrored_courts_and_share_the_point():

@@ -95,7 +95,8 @@ def test_where_nothing_runs_one_is_told_how_to_start(
 
 def test_a_damaged_champion_is_not_well_and_the_way_back_is_shown(tmp_path: Path, held: ExitStack):
     data = tmp_path / "D"
-    release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
+    deployment = open_deployment(DataFolder(data))
+    release_run(deployment, a_run(tmp_path / "one"))
     leave(data, "gateway", held)
     assert look(data)["ok"]
     (blob,) = (data / "models" / "blobs").iterdir()
@@ -103,7 +104,13 @@ def test_a_damaged_champion_is_not_well_and_the_way_back_is_shown(tmp_path: Path
     found = look(data)
     assert not found["ok"]
     assert "champion" in found["games"][0]["damage"]
-    assert f"models rollback {GAME.game} --data {data}" in found["next"][0]
+    assert "restore the models from a backup" in found["next"][0]
+    release_run(deployment, a_run(tmp_path / "two", seed=1))
+    deployment.registry.point(GAME.game, "champion", 2, why="newer")
+    assert look(data)["ok"]
+    for one in (data / "models" / "blobs").iterdir():
+        one.write_bytes(one.read_bytes()[:-1])
+    assert f"models rollback {GAME.game}" in look(data)["next"][0]
 
 
 def test_people_read_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):

@@ -158,7 +158,7 @@ def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Pat
     assert "(damaged)" in ask("models list")[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
     assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["found"]) == ("red", True)
-    assert "models rollback" in checks["models"]["next"]
+    assert "restore the models" in checks["models"]["found"]
 
 
 def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, tmp_path: Path):

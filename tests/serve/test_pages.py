@@ -1,5 +1,6 @@
 """The play page as it is served: right types, a strict policy, nothing inline, nothing from elsewhere."""
 
+import gzip
 import re
 import socket
 from collections.abc import Iterator
@@ -49,6 +50,22 @@ def test_a_file_that_has_not_changed_is_not_sent_again(gateway: Running):
         assert gateway.ask("GET", "/static/play.js", headers={"If-None-Match": other}).status == 200
     head = gateway.ask("HEAD", "/static/play.js")
     assert (head.status, head.raw, head.headers["content-length"]) == (200, b"", str(len(first.raw)))
+
+
+def test_a_file_is_packed_for_those_who_can_unpack_it(gateway: Running):
+    plain = gateway.ask("GET", "/static/understudy.js")
+    for accepted in ("gzip", "br, gzip;q=0.8, *"):
+        packed = gateway.pool.request(
+            "GET", f"{gateway.url}/static/understudy.js", headers={"Accept-Encoding": accepted}, decode_content=False
+        )
+        assert packed.headers["content-encoding"] == "gzip"
+        assert packed.headers["vary"] == "accept-encoding"
+        assert packed.headers["etag"] != plain.headers["etag"]
+        assert gzip.decompress(packed.data) == plain.raw
+        assert len(packed.data) < len(plain.raw) / 2
+    assert "content-encoding" not in plain.headers
+    whole = sum(len(page.packed) for name, page in load_pages().items() if name.endswith(".js"))
+    assert whole < 60_000, "the page's scripts are to be quick on a phone"
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,14 @@ from numpy.typing import NDArray
 from understudy.act.reset_seeds import one_for_each
 from understudy.core.errors import ConfigError
 from understudy.games import rally
-from understudy.games.rally import Court, Ints
+from understudy.games.rally import GAME_ID, OPPONENT, Court, Ints
 
-GAME_ID = "rally"
-OPPONENT = "good"
 SPEC = EnvSpec(
-    id=GAME_ID, entry_point="understudy.act.rally:RallyEnv", max_episode_steps=rally.MAX_DECISIONS,
-    reward_threshold=0.5, disable_env_checker=True, order_enforce=False,
+    id=GAME_ID, entry_point="understudy.act.rally:RallyEnv", reward_threshold=0.5, disable_env_checker=True,
+    order_enforce=False,
 )  # fmt: skip
-_FAR = np.array([1.25, 0.75, 2, 2, 0.75, 0.75], np.float32)
-OBS_SPACE = spaces.Box(-_FAR, _FAR, dtype=np.float32)
+# Without ends, so that the spec is the one that names alone give, here and in JavaScript.
+OBS_SPACE = spaces.Box(-np.inf, np.inf, (len(rally.OBS_NAMES),), np.float32)
 ACTION_SPACE = spaces.Discrete(len(rally.ACTION_NAMES))
 Obs = NDArray[np.float32]
 
@@ -83,6 +81,8 @@ class RallyVector(VectorEnv[Any, Any, Any]):
         """All observations, after a reset of those that the mask names, or of all."""
         mask = (options or {}).get("reset_mask")
         is_new = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool)
+        if isinstance(seed, int):
+            self._rng = np.random.default_rng(seed)
         for at, one in enumerate(one_for_each(seed, self.num_envs)):
             if is_new[at]:
                 self._seeds[at] = int(self._rng.integers(1 << 31)) if one is None else one
@@ -116,6 +116,7 @@ class RallyParallel:
         self.agents: list[str] = []
         self.court = rally.serve(0)
         self._decisions = 0
+        self._rng = np.random.default_rng()
 
     def observation_space(self, agent: str) -> spaces.Box:
         return OBS_SPACE
@@ -127,7 +128,9 @@ class RallyParallel:
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Obs], dict[str, dict[str, Any]]]:
         """Serve; without a seed any of them."""
-        drawn = int(np.random.default_rng().integers(1 << 31)) if seed is None else seed
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        drawn = int(self._rng.integers(1 << 31)) if seed is None else seed
         self.agents, self.court, self._decisions = list(self.possible_agents), rally.serve(drawn), 0
         return self._obs(), {agent: {} for agent in self.agents}
 

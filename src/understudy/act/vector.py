@@ -13,12 +13,12 @@ from understudy.act.cartpole import GAME_ID as CARTPOLE
 from understudy.act.cartpole import CartPoleVector
 from understudy.act.copies import copies_of
 from understudy.act.plain import MASK, PlainEnvs
-from understudy.act.rally import GAME_ID as RALLY
 from understudy.act.rally import SPEC as RALLY_SPEC
 from understudy.act.rally import RallyVector
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.game import GameSpec, spec_from_gymnasium
 from understudy.core.import_path import load
+from understudy.games.rally import GAME_ID as RALLY
 
 Env = gymnasium.Env[Any, Any]
 Envs = VectorEnv[Any, Any, Any]
@@ -127,7 +127,8 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
     except TypeError as error:
         raise ConfigError(f"game {game_id!r} does not take {dict(env_kwargs)}: {error}") from error
     except (gymnasium.error.Error, ValueError) as error:
-        raise ConfigError(f"Gymnasium cannot make {game_id!r}: {error}; give an id such as CartPole-v1") from error
+        wanted = f"look at {dict(env_kwargs)}" if env_kwargs else "give an id such as CartPole-v1"
+        raise ConfigError(f"Gymnasium cannot make {game_id!r}: {error}; {wanted}") from error
 
 
 def _nearest(game_id: str) -> str:

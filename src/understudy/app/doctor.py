@@ -119,12 +119,14 @@ def _models(data: DataFolder, models: str) -> Iterator[Check]:
     try:
         registry = open_deployment(data, models=models).registry
         games = registry.games()
-        damaged = [f"{game} ({alias}): {why}" for game in games for alias, why in registry.damage(game).items()]
+        damaged = [
+            f"{game} ({alias}): {why}; {registry.mend(game, alias)}"
+            for game in games for alias, why in registry.damage(game).items()
+        ]  # fmt: skip
     except (UnderstudyError, OSError) as error:
         yield Check("models", "red", str(error), "restore them from a backup: understudy restore --help")
         return
     if damaged:
-        advice = f"understudy models rollback GAME --data {data.root}, or restore them from a backup"
-        yield Check("models", "red", "; ".join(damaged), advice)
+        yield Check("models", "red", "; ".join(damaged))
     else:
         yield Check("models", "green", f"{len(games)} games; what players are sent to is whole")

@@ -33,10 +33,9 @@ def export(registry: Registry, game: str, model_no: int, *, kind: Kind, out: Pat
 
     The checksum goes beside it, in the form that `sha256sum --check` reads.
     """
-    policy = registry.policy(game, model_no)
-    manifest = registry.catalogue(game).models[model_no]
+    manifest = registry.manifest(game, model_no)
     raw = registry.policy_bytes(manifest)
-    open_policy(manifest, raw)
+    policy = open_policy(manifest, raw)
     if kind == "json":
         raw = canonical_json(plain(policy, manifest))
     path = (out or Path(f"{game}-{model_no}.{kind}")).absolute()

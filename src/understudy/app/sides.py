@@ -23,8 +23,10 @@ def side_of(text: str, deployment: Callable[[], Deployment]) -> Side:
     if text in rally.SKILLS:
         return Side(text, _scripted(rally.skill_of(text)))
     policy = _policy(text, deployment)
-    if policy.game.game != "rally" or policy.stack > 1:
+    if policy.game.game != rally.GAME_ID:
         raise ConfigError(f"{text} plays {policy.game.game}; a duel is played in rally, which has two seats")
+    if policy.stack > 1 or policy.game.discrete is None or policy.game.obs_columns["obs"].shape != rally.SCALES.shape:
+        raise ConfigError(f"{text} plays another rally than ours, or looks at several observations at once")
     return Side(text, _by_policy(policy))
 
 
@@ -39,10 +41,10 @@ def _policy(text: str, deployment: Callable[[], Deployment]) -> Policy:
             raise ConfigError(f"{text} is no policy: {error}; give one that a run or 'models export' wrote") from None
     if text in ALIASES:
         registry = deployment().registry
-        number = registry.catalogue("rally").points_to(text)
+        number = registry.catalogue(rally.GAME_ID).points_to(text)
         if not number:
             raise ConfigError(f"rally has no {text} yet; see 'understudy models list', or give a skill such as good")
-        return registry.policy("rally", number)
+        return registry.policy(rally.GAME_ID, number)
     if "/" not in text:
         raise ConfigError(
             f"{text[:60]!r} is nobody who plays rally; give a model (rally/3, champion), a run's folder, a policy's "

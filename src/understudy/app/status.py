@@ -25,8 +25,9 @@ def status(data: DataFolder, *, models: str = "", clock: Clock | None = None) ->
     learner = next((role for role in roles if role["role"] == "learner"), None)
     games = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
+    has_damage = any("champion" in game.get("damage", {}) for game in games)
     return {
-        "ok": bool(roles) and all(role["alive"] for role in roles) and not any(game.get("damage") for game in games),
+        "ok": bool(roles) and all(role["alive"] for role in roles) and not has_damage,
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
         "lag_s": next((role["report"].get("lag_s") for role in roles if role["role"] == "ingest"), None),
@@ -81,9 +82,13 @@ def _game(registry: Registry, name: str, steps: int, learnt: dict[str, Any]) -> 
     return {
         "game": name, "steps": steps, "models": len(catalogue.models), "champion": catalogue.points_to("champion"),
         "champion_why": champion.why if champion else "", "canary": catalogue.points_to("canary"),
-        "bad_entries": catalogue.bad_entries, "damage": registry.damage(name),
+        "bad_entries": catalogue.bad_entries, "damage": _damage(registry, name),
         **{field: learnt[field] for field in taken if field in learnt},
     }  # fmt: skip
+
+
+def _damage(registry: Registry, game: str) -> dict[str, str]:
+    return {alias: f"{why}; {registry.mend(game, alias)}" for alias, why in registry.damage(game).items()}
 
 
 def _next(
@@ -103,14 +108,7 @@ def _next(
     for game in games:
         if game.get("next"):
             said.append(f"{game['game']}: {game['next']}")
-        for alias, damage in game.get("damage", {}).items():
-            said.append(f"{game['game']}: its {alias} is damaged: {damage}; {_mend(alias, game['game'], data)}")
+        said += [f"{game['game']}: its {alias} is damaged: {why}" for alias, why in game.get("damage", {}).items()]
         if game.get("bad_entries"):
             said.append(f"{game['game']}: {game['bad_entries']} entries of its journal are not genuine")
     return said
-
-
-def _mend(alias: str, game: str, data: DataFolder) -> str:
-    if alias == "canary":
-        return "players do not get it; the learner replaces it"
-    return f"players keep the last good one; next: understudy models rollback {game} --data {data.root}"

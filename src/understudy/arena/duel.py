@@ -45,7 +45,7 @@ def duel(a: Side, b: Side, *, serves: int, seed: int = 0) -> Duel:
     """Play; every seed twice, with the seats swapped, so that neither side gets the easier serves."""
     if not 2 <= serves <= MAX_SERVES or serves % 2:
         raise ConfigError(
-            f"serves is {serves}; give an even number from 2, such as 400: each is played from both sides"
+            f"serves is {serves}; give an even number from 2 to {MAX_SERVES}, such as 400: half of them from each side"
         )
     seeds = np.arange(serves // 2, dtype=np.int64) + 1_000_003 * seed
     points = np.concatenate([_played(a, b, seeds), -_played(b, a, seeds)])

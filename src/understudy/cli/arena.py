@@ -5,6 +5,7 @@ from dataclasses import asdict
 from functools import partial
 
 import click
+from rich.markup import escape
 
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, data_option, examples, finish, json_option
@@ -27,7 +28,7 @@ def arena() -> None:
 @click.argument("b")
 @click.option("--game", type=click.Choice(["rally"]), default="rally", show_default=True, help="A game with two seats.")
 @click.option("--serves", default=400, show_default=True, metavar="N", help="How many; each seed from both sides.")
-@click.option("--seed", default=0, show_default=True, help="Of the serves.")
+@click.option("--seed", type=click.IntRange(0, 1_000_000), default=0, show_default=True, help="Of the serves.")
 @data_option
 @json_option
 def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves: int, seed: int) -> int:
@@ -46,11 +47,10 @@ def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves
         found = play(side_of(a, opened), side_of(b, opened), serves=serves, seed=seed)
     if not as_json:
         interval = "no interval below 10 serves" if found.low is None else f"{found.low:.1%} to {found.high:.1%}"
-        out.print(f"{a} wins [bold]{found.share:.1%}[/] of {serves} serves against {b} (95 % interval {interval})")
+        words = f"wins [bold]{found.share:.1%}[/] of {serves} serves against {escape(b)} (95 % interval {interval})"
+        out.print(f"{escape(a)} {words}", soft_wrap=True)
         sure = found.low is not None and found.high is not None and not found.low <= 0.5 <= found.high
         better = (a if found.share > 0.5 else b) if sure else "neither"
-        out.print(
-            f"better: [bold]{better}[/]" + ("" if sure else "; more serves would tell them apart, if they differ")
-        )
+        out.print(f"better: [bold]{escape(better)}[/]" + ("" if sure else "; more serves may tell them apart"))
     fields = asdict(found) | {"game": game, "seed": seed, "seconds": round(time.perf_counter() - began_s, 3)}
     return finish(fields, as_json=as_json)

@@ -8,7 +8,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from understudy.app.crowd.loop import KILLABLE, Loop, LoopConfig, LoopResult
+from understudy.app.crowd.loop import KILLABLE, Loop, LoopConfig
+from understudy.app.crowd.loop_result import LoopResult
 from understudy.app.data import DataFolder
 from understudy.cli.demo_view import watching
 from understudy.cli.options import count, examples, finish, folder, json_option
@@ -59,33 +60,36 @@ def demo(
 
 
 def _print(out: Console, result: LoopResult, keep: str | None) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    is_match = result.first_share is not None
-    for name in ("", "share of points" if is_match else "mean return", "95 % interval"):
-        table.add_column(name, justify="left" if not name else "right")
-    for name, which in (("first bot", "first"), ("last bot", "last")):
-        ends = [f"{which}_share", f"{which}_share_low", f"{which}_share_high"] if is_match else [
-            f"{which}_return", f"{which}_low", f"{which}_high"
-        ]  # fmt: skip
-        value, low, high = (format(getattr(result, end), ".0%" if is_match else ".1f") for end in ends)
-        table.add_row(name, value, f"{low} to {high}")
     out.print()
-    out.print(table)
+    out.print(_bots(result))
     colour, word = ("green", "better") if result.improved else ("yellow", "not proven to be better")
     out.print(
         f"\n[{colour} bold]the last bot is {word}[/], on the same {result.judged_on}, after {result.seconds:.0f} s"
     )
-    out.print(f"all it learnt came from players: {count(result.steps_from_players)} steps, none from a simulator")
-    colour = "green" if not (result.lost_steps or result.duplicate_steps) else "red"
+    verdict, is_lossless = result.verdict, not (result.verdict.lost_steps or result.verdict.duplicate_steps)
+    out.print(f"all it learnt came from players' games: {count(verdict.steps)} steps; the learner never had the game")
     killed = f" although the {result.killed} was killed" if result.killed else ""
     out.print(
-        f"acknowledged {count(result.acked_steps)} steps, stored {count(result.stored_steps)}: "
-        f"[{colour} bold]lost {count(result.lost_steps)}, stored twice {count(result.duplicate_steps)}[/]{killed}"
+        f"acknowledged {count(verdict.ledger_steps)} steps, stored {count(verdict.steps)}: "
+        f"[{'green' if is_lossless else 'red'} bold]lost {count(verdict.lost_steps)}, stored twice "
+        f"{count(verdict.duplicate_steps)}[/]{killed}"
     )
     out.print("\nnext")
     for command, what in (
+        ("understudy play rally --web", "play it yourself, in a browser"),
         (f"understudy up --data {keep or 'D'}", "the same roles, for a game of yours"),
         ("understudy demo --kill learner", "the same, with kill -9 in the middle"),
-        ("understudy train rally", "a bot from the simulator alone"),
+        ("understudy train rally", "a bot from an env alone"),
     ):
         out.print(f"  {command:<34}[dim]# {what}[/dim]", soft_wrap=True)
+
+
+def _bots(result: LoopResult) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("", "share of points" if result.is_match else "mean return", "95 % interval"):
+        table.add_column(name, justify="left" if not name else "right")
+    form = ".0%" if result.is_match else ".1f"
+    for name, found in zip(("first bot", "last bot"), result.shares or (result.first, result.last), strict=True):
+        low, high = (found.value if end is None else end for end in (found.low, found.high))
+        table.add_row(name, format(found.value, form), f"{format(low, form)} to {format(high, form)}")
+    return table

@@ -55,8 +55,8 @@ def _line(look: Look) -> str:
 
 def _points(look: Look) -> str:
     """The share of points of each bot, oldest first."""
-    names = sorted(look.shares, key=lambda name: int(name.rpartition("/")[2]))
-    shares = [f"{name} {look.shares[name][0] / look.shares[name][1]:.0%}" for name in names]
+    names = sorted(look.points, key=lambda name: int(name.rpartition("/")[2]))
+    shares = [f"{name} {look.points[name][0] / look.points[name][1]:.0%}" for name in names]
     return f"points won by {', '.join(shares)}" if shares else ""
 
 
@@ -64,7 +64,7 @@ def _picture(look: Look, before: Look, config: LoopConfig) -> RenderableType:
     took_s = max(look.elapsed_s - before.elapsed_s, 1e-9)
 
     def rate(name: str) -> str:
-        return f"{count((getattr(look, name) - getattr(before, name)) / took_s)}/s" if took_s > 0.5 else ""
+        return f"{count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s" if took_s > 0.5 else ""
 
     table = Table(
         title=f"{config.env_id}   {look.elapsed_s:.0f} of at most {config.max_seconds:g} s", min_width=72,

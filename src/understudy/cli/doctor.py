@@ -1,13 +1,16 @@
 """understudy doctor."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
 
-from understudy.app.doctor import examine
+from understudy.app.data import DataFolder
+from understudy.app.doctor import Check, examine
 from understudy.app.origins import resolve
 from understudy.cli.options import console, data_option, examples, finish, folder, json_option
+from understudy.core.errors import ConfigError
 
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
 
@@ -19,10 +22,20 @@ def doctor(data_text: str | None, as_json: bool) -> int:
     """Check this machine and a data folder; every yellow or red line says what to do. Exits 1 on red."""
     data = folder(data_text) if data_text or os.environ.get("UNDERSTUDY_DATA") else None
     out, checks = console(as_json=as_json), []
-    models = resolve({"data": data_text}).config.models.url if data is not None else ""
-    for check in examine(data, models=models):
+    for check in _checks(data, data_text):
         checks.append(check)
         advice = f"  → {check.next}" if check.next else ""
         out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.found}{advice}", soft_wrap=True)
     code = 1 if any(check.colour == "red" for check in checks) else 0
     return finish({"checks": [asdict(check) for check in checks], "ok": code == 0}, as_json=as_json, code=code)
+
+
+def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[Check]:
+    """Every check; a config that cannot be read is one that failed."""
+    models = ""
+    if data is not None:
+        try:
+            models = resolve({"data": data_text}).config.check().models.url
+        except ConfigError as error:
+            yield Check("config", "red", str(error), "understudy config check shows more")
+    yield from examine(data, models=models)

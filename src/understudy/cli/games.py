@@ -13,6 +13,7 @@ from understudy.cli.train import import_from_here
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec, game_spec, spec_from_json
 from understudy.core.spaces import Discrete
+from understudy.models.registry import Registry
 
 _WHAT = (
     "GAME is a Gymnasium id, a name with --obs and --actions for a game of your own, or a .json file with a game spec "
@@ -90,10 +91,8 @@ def list_games(data_text: str | None, as_json: bool) -> int:
 @json_option
 def check(data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None) -> int:
     registry = deployment(data_text, must_exist=True).registry if data_text is not None else None
-    if registry is not None and obs is None and game in registry.games():
-        spec = registry.specs(game)[0]
-    else:
-        spec = _spec(game, obs, actions)
+    spec = _known_spec(game, registry) if obs is None and actions is None else None
+    spec = spec or _spec(game, obs, actions)
     fields, out = _fields(spec), console(as_json=as_json)
     out.print(f"{spec.game} can be recorded: {_words(spec)}, schema {spec.schema[:12]}")
     if registry is None:
@@ -106,6 +105,16 @@ def check(data_text: str | None, as_json: bool, game: str, obs: int | None, acti
         others = f", only with schema {', '.join(one[:12] for one in schemas[:4])}" if schemas else ""
         out.print(f"it is [yellow]not registered[/]{others}; next: understudy games add {game}")
     return finish({**fields, "is_registered": is_registered}, as_json=as_json, code=0 if is_registered else 1)
+
+
+def _known_spec(game: str, registry: Registry | None) -> GameSpec | None:
+    """The spec of a game of one's own by its name alone: what is registered; None for files and envs."""
+    if registry is None or game.endswith(".json") or game not in registry.games():
+        return None
+    try:
+        return _spec(game, None, None)
+    except ConfigError:
+        return registry.specs(game)[0]
 
 
 def _spec(game: str, obs: int | None, actions: str | None) -> GameSpec:

@@ -52,8 +52,9 @@ def create(
         out.print(f"[dim]{_words(key)}; it is shown only now: keep it where the game reads it[/]", soft_wrap=True)
         if key.game != EVERY_GAME and not key.registers and key.game not in where.registry.games():
             out.print(
-                f"[dim]{key.game} is not registered yet; next: understudy games add {key.game}[/]", soft_wrap=True
-            )
+                f"[dim]{key.game} is not registered yet; next: understudy games add {key.game} (your own: with "
+                "--obs and --actions)[/]", soft_wrap=True,
+            )  # fmt: skip
     return finish({"key": text, **_fields(key)}, as_json=as_json)
 
 

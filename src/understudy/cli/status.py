@@ -19,8 +19,7 @@ _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "sto
 @data_option
 @json_option
 def status(data_text: str | None, as_json: bool) -> int:
-    """Show roles, rates, lag, games with their schedule, and models; exits 1 unless roles run and are well,
-    and every champion is whole."""
+    """Show roles, rates, lag, games and models; exits 1 unless roles run and are well, and every champion is whole."""
     config = resolve({"data": data_text}).config
     fields = look(config.folder, models=config.models.url)
     if not as_json:

@@ -215,6 +215,10 @@ def spec_from_gymnasium(env: Any, *, game: str | None = None, has_legal: bool = 
 
 
 def _names(env: Any, which: str) -> tuple[str, ...]:
-    """What an env itself calls its observations or actions, if it does."""
-    inner = getattr(env, "envs", (env,))[0]
-    return tuple(getattr(getattr(inner, "unwrapped", inner), which, ()))
+    """What an env, or the first of a vector env's, calls its observations or actions; nothing where it does not."""
+    inner = getattr(env, "unwrapped", env)
+    envs = getattr(inner, "envs", None)
+    if isinstance(envs, list | tuple) and envs:
+        inner = getattr(envs[0], "unwrapped", envs[0])
+    names = getattr(inner, which, ())
+    return tuple(names) if isinstance(names, list | tuple) and all(isinstance(one, str) for one in names) else ()

@@ -3,9 +3,9 @@
     x 0 ┬ left paddle ............ ball ............ right paddle ┬ 4096
         └ seat 0                                           seat 1 ┘          y 0 above, 3072 below
 
-A serve is an episode: it ends when the ball leaves on one side, a point for the other. All numbers fit into 32 bits and
-are changed by +, -, * and shifts alone. The functions are pure and take their array module: NumPy, jax.numpy, or `Ints`
-for one court in plain Python. `rally.js` is the same game for pages, held to the same vectors.
+A serve is an episode: it ends when the ball leaves on one side, a point for the other. What moves fits into 32 bits and
+is changed by +, -, * and shifts alone. `step` and `frame` are pure and take their array module: NumPy, jax.numpy, or
+`Ints` for one court in plain Python. `rally.js` is the same game for pages, held to the same vectors.
 """
 
 from typing import Any, NamedTuple
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 
+GAME_ID = "rally"
+OPPONENT = "good"
+"""Whom an env and a judge put into the other seat unless told otherwise."""
 WIDTH, HEIGHT = 4096, 3072
 BALL = 48
 """Half its size; a paddle reaches so much further."""

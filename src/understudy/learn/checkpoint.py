@@ -99,7 +99,7 @@ class Checkpoints:
         if errors:
             raise Corrupt(
                 f"no checkpoint in {self._folder} can be read: {'; '.join(errors)}; put one back from a backup, or "
-                "begin anew in another folder with the same preset and seed, which comes to the same weights"
+                "begin anew in another folder"
             )
         return None
 

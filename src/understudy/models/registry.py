@@ -56,7 +56,7 @@ class Registry:
 
     def policy(self, game: str, model_no: int) -> Policy:
         """A model's policy; Refused unless its bytes are the ones that were signed."""
-        manifest = self._manifest(game, model_no)
+        manifest = self.manifest(game, model_no)
         return open_policy(manifest, self.policy_bytes(manifest))
 
     def policy_bytes(self, manifest: Manifest) -> bytes:
@@ -77,7 +77,16 @@ class Registry:
                     found[alias] = str(error)
         return found
 
-    def _manifest(self, game: str, model_no: int) -> Manifest:
+    def mend(self, game: str, alias: str) -> str:
+        """What becomes of players while this alias points to a damaged model, and what an operator can do."""
+        if alias == "canary":
+            return "players do not get it, and the learner replaces it"
+        if self.catalogue(game).previous_champion():
+            return f"players keep the last good bot; next: understudy models rollback {game}"
+        return "newcomers get no bot; next: restore the models from a backup, or understudy models add RUN"
+
+    def manifest(self, game: str, model_no: int) -> Manifest:
+        """A model's facts; ConfigError names the newest where it does not exist."""
         models = self.catalogue(game).models
         if model_no not in models:
             known = ", ".join(map(str, sorted(models)[-5:])) or "none yet"
@@ -122,7 +131,7 @@ class Registry:
         if alias not in ALIASES:
             raise ConfigError(f"alias {alias!r} is not known; give one of {ALIASES}")
         if model_no:
-            self._manifest(game, model_no)
+            self.manifest(game, model_no)
 
         def entry(now: Catalogue) -> Entry:
             if epoch is not None:

@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from understudy.serve.wire import Failed, Failure
+from understudy.serve.wire import MAX_HEAD_BYTES, Failed, Failure
 
-MAX_HEAD_BYTES = 64 * 1024
 _GOODBYE_S = 1.0
 
 

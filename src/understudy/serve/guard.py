@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from understudy.core.errors import Refused
 from understudy.serve.call import Route
-from understudy.serve.connection import MAX_HEAD_BYTES
 from understudy.serve.keys import Key, Keys
+from understudy.serve.wire import MAX_HEAD_BYTES
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _ONCE = {"host", "origin", "authorization", "content-length", "content-encoding", "content-type"}

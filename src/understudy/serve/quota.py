@@ -31,12 +31,6 @@ class Quota:
         return self.keep_share
 
     @property
-    def played_steps_s(self) -> float:
-        """Steps that all players make together, sent or not."""
-        self._fade()
-        return self._steps / self._weight_s if self._weight_s > 0 else 0.0
-
-    @property
     def keep_share(self) -> float:
         """The probability with which a client should record its next episode."""
         if self._target is None:

@@ -14,6 +14,10 @@ Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
 Schema = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request: its line and its headers."""
+
+
 class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A type of the API; unknown fields are refused, so that a misspelt one is noticed."""
 

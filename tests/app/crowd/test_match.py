@@ -17,7 +17,7 @@ from understudy.core.errors import ConfigError
 def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: Path):
     link, spec = MemoryLink(), game_of(make_envs("rally", 1))
     with connect(spec=spec, link=link, spool=tmp_path, consent="granted", linger_s=0.02) as game:
-        people = [Match(game, f"person-{at}", "rally", np.random.default_rng(at)) for at in range(4)]
+        people = [Match(game, f"person-{at}", at, np.random.default_rng(at)) for at in range(4)]
         for _ in range(400):
             for person in people:
                 person.step()
@@ -43,4 +43,4 @@ def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: P
 def test_other_games_have_one_seat(tmp_path: Path):
     spec = game_of(make_envs("CartPole-v1", 1))
     with connect(spec=spec, link=MemoryLink(), spool=tmp_path) as game, pytest.raises(ConfigError, match="one seat"):
-        Match(game, "person-0", "CartPole-v1", np.random.default_rng(0))
+        Match(game, "person-0", 0, np.random.default_rng(0))

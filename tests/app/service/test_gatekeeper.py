@@ -139,11 +139,12 @@ def test_of_a_hundred_sabotaged_candidates_none_is_promoted_and_of_twenty_better
     rng = np.random.default_rng(0)
     promoted = [kind.__name__ for _ in range(17) for kind in SABOTAGE if house.is_promoted(kind(house, rng))]
     passed = sum(house.is_promoted(house.release(better(rng))) for _ in range(20))
-    assert len(SABOTAGE) * 17 >= 100
+    tried = len(SABOTAGE) * 17
+    card.line("sabotaged models, held back", tried=tried, held=tried - len(promoted))
+    card.line("of 20 better models at least 18 promoted", tried=1, held=int(passed >= 18), note=f"{passed} of 20")
+    assert tried >= 100
     assert promoted == []
     assert passed >= 18
-    card.line("sabotaged models, held back", tried=len(SABOTAGE) * 17, held=len(SABOTAGE) * 17)
-    card.line("of 20 better models at least 18 promoted", tried=1, held=1, note=f"{passed} of 20")
 
 
 def test_in_a_clean_process_the_same_is_found(house: House):

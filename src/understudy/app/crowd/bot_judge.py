@@ -9,9 +9,10 @@ from understudy.act.evaluate import evaluate
 from understudy.act.vector import make_envs
 from understudy.core.policy import Policy
 from understudy.core.statistics import Estimate, mean
+from understudy.games.rally import GAME_ID, OPPONENT
 
-SERVES, OPPONENT = 400, "good"
-"""How champions of rally are judged: on these many serves, against this opponent."""
+SERVES = 400
+"""On how many champions of rally are judged, against one scripted opponent."""
 EPISODES = 100
 
 
@@ -19,7 +20,7 @@ class BotJudge:
     """What champions return on the same seeds, in the order they came."""
 
     def __init__(self, env_id: str, seed: int) -> None:
-        self.is_match = env_id == "rally"
+        self.is_match = env_id == GAME_ID
         self.episodes = SERVES if self.is_match else EPISODES
         self.told = f"{SERVES} serves against a {OPPONENT} scripted opponent" if self.is_match else (
             f"{EPISODES} held-out seeds"

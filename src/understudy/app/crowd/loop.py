@@ -7,32 +7,31 @@ last bot on the same held-out seeds, and every acknowledgement against the store
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from understudy.app.config import Config, GatewaySection
-from understudy.app.crowd.bot_judge import BotJudge, shares
-from understudy.app.crowd.people import PeopleSettings, command
+from understudy.app.crowd.bot_judge import BotJudge
+from understudy.app.crowd.groups import Groups
+from understudy.app.crowd.loop_result import LoopResult
+from understudy.app.crowd.people import PeopleSettings
 from understudy.app.crowd.verify import Verdict, verify
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.play_web import GAMES as PAGES
 from understudy.app.play_web import page_address, play_key
-from understudy.app.roles.children import Child
 from understudy.app.roles.supervise import Standing
 from understudy.app.roles.up import Platform
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.names import game_name_of_env
-from understudy.core.statistics import Estimate
+from understudy.games.rally import GAME_ID
 from understudy.models.registry import Registry
 
-Role = Literal["learner", "ingest", "gateway"]
-KILLABLE: tuple[Role, ...] = ("learner", "ingest", "gateway")
+Killable = Literal["learner", "ingest", "gateway"]
+KILLABLE: tuple[Killable, ...] = ("learner", "ingest", "gateway")
 _TICK_S = 0.1
 _READY_S = _STARTED_S = 120.0
-_CLOSE_S = 40.0
 _MIN_S = 30.0
 """So long they play in any case: the second bot is seldom the best one."""
 
@@ -41,11 +40,11 @@ _MIN_S = 30.0
 class LoopConfig:
     """What to show."""
 
-    env_id: str = "rally"
+    env_id: str = GAME_ID
     people: int = 8
     max_seconds: float = 75.0
     """When to stop, however good the bots are by then, counted from when everything runs."""
-    kill: Role | None = None
+    kill: Killable | None = None
     """A role that is killed once the first bot plays; nothing may be lost by it."""
     seed: int = 0
 
@@ -73,53 +72,12 @@ class Look:
     """Of the learner."""
     lag_s: float | None = None
     """How long a step takes from the gateway to the store, by the last look."""
-    shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Points that each bot won of those it played, by its name; only in a match."""
+    points: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Points that each bot won, and played, by its name; only in a match."""
     view: Mapping[str, Any] = field(default_factory=dict)
     """What one of the players sees, for drawing."""
     said: str = ""
     """Something that just happened, in words; empty most of the time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopResult:
-    """What the loop has shown."""
-
-    first_return: float
-    first_low: float
-    first_high: float
-    last_return: float
-    last_low: float
-    last_high: float
-    improved: bool
-    """The last bot's interval lies above the first one's."""
-    acked_steps: int
-    stored_steps: int
-    steps_from_players: int
-    lost_steps: int
-    duplicate_steps: int
-    model_versions: list[int]
-    """Champions in the order they came."""
-    killed: str | None
-    restarts: int
-    seconds: float
-    url: str | None = None
-    judged_on: str = ""
-    first_share: float | None = None
-    """Shares of points, in a match."""
-    first_share_low: float | None = None
-    first_share_high: float | None = None
-    last_share: float | None = None
-    last_share_low: float | None = None
-    last_share_high: float | None = None
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether it improved and nothing was lost or doubled."""
-        return self.improved and not self.lost_steps and not self.duplicate_steps
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 Show = Callable[[Look], None]
@@ -134,6 +92,7 @@ class Loop:
         self._said: list[str] = []
         self._began_s = time.monotonic()
         self._killed = False
+        self._stored = _Running()
 
     def run(self) -> LoopResult:
         """Play until a bot is clearly better than the first, or time is up; then prove what was promised."""
@@ -146,7 +105,7 @@ class Loop:
             if self._config.env_id in PAGES:
                 address = page_address(platform.url or "", self._game, key=play_key(opened, self._game))
                 self._said.append(f"play along in a browser: {address}")
-            people = _People(self._data, self._config, platform)
+            people = self._people(platform)
             try:
                 self._watch(platform, people, registry, judge)
             finally:
@@ -154,6 +113,16 @@ class Loop:
             platform.supervisor.stop()
             restarts = sum(one.restarts for one in platform.supervisor.standings.values())
         return self._result(judge, verify(self._data), restarts)
+
+    def _people(self, platform: Platform) -> Groups:
+        assert platform.keys is not None
+        assert platform.url is not None
+        config = self._config
+        common = PeopleSettings(
+            data=str(self._data.root), url=platform.url, key=platform.keys.key, env_id=config.env_id, names=[],
+            seed=config.seed,
+        )  # fmt: skip
+        return Groups(common, config.people)
 
     def _tell(self, standing: Standing, said: str) -> None:
         if standing.state in ("waiting", "running") and self._killed:
@@ -167,7 +136,7 @@ class Loop:
             platform.supervisor.step()
             time.sleep(_TICK_S / 2)
 
-    def _watch(self, platform: Platform, people: "_People", registry: Registry, judge: BotJudge) -> None:
+    def _watch(self, platform: Platform, people: Groups, registry: Registry, judge: BotJudge) -> None:
         began_s: float | None = None
         while began_s is None or time.monotonic() - began_s < self._config.max_seconds:
             platform.supervisor.step()
@@ -196,15 +165,16 @@ class Loop:
             self._said.append(f"kill -9 of the {self._config.kill} (process {child.pid})")
             child.kill()
 
-    def _look(self, platform: Platform, people: "_People", registry: Registry) -> None:
-        learner, ingest = (platform.supervisor.standings[role].report for role in ("learner", "ingest"))
+    def _look(self, platform: Platform, people: Groups, registry: Registry) -> None:
+        standings = platform.supervisor.standings
+        learner, ingest = standings["learner"].report, standings["ingest"].report
         now, game = registry.catalogue(self._game), learner.get("games", {}).get(self._game, {})
         look = Look(
             elapsed_s=self._elapsed_s, recorded_steps=people.total("recorded"), acked_steps=people.total("acked"),
-            stored_steps=int(ingest.get("stored", 0)), updates=int(learner.get("updates", 0)),
+            stored_steps=self._stored.total(ingest.get("stored", 0)), updates=int(learner.get("updates", 0)),
             phase=f"{game['phase']}: {game['why']}" if game else "the learner is starting",
             champion=now.points_to("champion"), canary=now.points_to("canary"), lag_s=ingest.get("lag_s"),
-            shares=people.shares(), view=people.view(),
+            points=people.points(), view=people.view(),
         )  # fmt: skip
         for said in [*self._said, ""]:
             self._show(replace(look, said=said))
@@ -216,68 +186,21 @@ class Loop:
                 f"no bot came within {self._config.max_seconds:.0f} s; give more --seconds, or keep the folder with "
                 "--keep and look at it with `understudy status`"
             )
-        first, last = judge.first, judge.last
-        result = LoopResult(
-            first_return=first.value, first_low=_end(first, first.low), first_high=_end(first, first.high),
-            last_return=last.value, last_low=_end(last, last.low), last_high=_end(last, last.high),
-            improved=judge.has_improved, acked_steps=verdict.ledger_steps, stored_steps=verdict.steps,
-            steps_from_players=verdict.steps, lost_steps=verdict.lost_steps, duplicate_steps=verdict.duplicate_steps,
-            model_versions=judge.models, killed=self._config.kill if self._killed else None, restarts=restarts,
-            seconds=round(self._elapsed_s, 1), judged_on=judge.told,
-        )  # fmt: skip
-        if not judge.is_match:
-            return result
-        first, last = shares(first), shares(last)
-        return replace(
-            result, first_share=first.value, first_share_low=first.low, first_share_high=first.high,
-            last_share=last.value, last_share_low=last.low, last_share_high=last.high,
+        return LoopResult(
+            first=judge.first, last=judge.last, is_match=judge.is_match, judged_on=judge.told,
+            improved=judge.has_improved, verdict=verdict, model_versions=judge.models,
+            killed=self._config.kill if self._killed else None, restarts=restarts, seconds=round(self._elapsed_s, 1),
         )  # fmt: skip
 
 
-def _end(found: Estimate, end: float | None) -> float:
-    return found.value if end is None else end
+class _Running:
+    """A count that a process begins again when it is restarted, as one that goes on."""
 
+    def __init__(self) -> None:
+        self._before, self._last = 0, 0
 
-class _People:
-    """Two processes of people, so that one can be lost and the other plays on."""
-
-    def __init__(self, data: DataFolder, config: LoopConfig, platform: Platform) -> None:
-        assert platform.keys is not None
-        assert platform.url is not None
-        names = [f"person-{at}" for at in range(config.people)]
-        common = PeopleSettings(
-            data=str(data.root), url=platform.url, key=platform.keys.key, env_id=config.env_id, names=[]
-        )
-        self._children = [
-            Child(f"people {at}", command(replace(common, names=share, seed=config.seed + at)))
-            for at, share in enumerate((names[::2], names[1::2]))
-            if share
-        ]
-
-    def total(self, name: str) -> int:
-        return sum(int(child.latest.get(name, 0)) for child in self._children)
-
-    def shares(self) -> dict[str, tuple[int, int]]:
-        """Points of each bot, won and played."""
-        points = sum((Counter(child.latest.get("points", {})) for child in self._children), Counter[str]())
-        played = {name.removeprefix("of "): count for name, count in points.items() if name.startswith("of ")}
-        return {name: (points[f"won {name}"], count) for name, count in played.items()}
-
-    def view(self) -> Mapping[str, Any]:
-        """What the first of them sees."""
-        return self._children[0].latest
-
-    def check(self) -> None:
-        """Raise when a process of people failed."""
-        for child in self._children:
-            if child.exit_code not in (None, 0):
-                raise UnderstudyError(f"{child.name} failed:\n{child.errors}")
-
-    def stop(self) -> None:
-        """Let them finish what they recorded; whoever does not is ended."""
-        for child in self._children:
-            child.stop()
-        for child in self._children:
-            if child.wait(_CLOSE_S) is None:
-                child.kill()
-                child.wait(5.0)
+    def total(self, count: int) -> int:
+        if count < self._last:
+            self._before += self._last
+        self._last = count
+        return self._before + count

@@ -1,7 +1,6 @@
 """Match: somebody at one seat of a rally court and the current bot at the other; both seats are recorded."""
 
 import uuid
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -19,18 +18,16 @@ SKILLS = tuple(rally.SKILLS[name] for name in ("beginner", "casual", "good", "be
 class Match:
     """One person against the bot, serve after serve; seats and skills go round by the person's number."""
 
-    decides = 2
-    """Decisions in a step."""
+    rows_per_step = 2
 
-    def __init__(self, game: Game, name: str, env_id: str, rng: np.random.Generator) -> None:
-        if env_id != "rally":
-            raise ConfigError(f"{env_id} has one seat; a match is played in rally")
-        number = int(name.rpartition("-")[2])
+    def __init__(self, game: Game, name: str, number: int, rng: np.random.Generator) -> None:
+        if game.spec.game != rally.GAME_ID:
+            raise ConfigError(f"{game.spec.game} has one seat; a match is played in rally")
         self._game, self._name, self._rng = game, name, rng
         self._seat, self._skill = number // 2 % 2, SKILLS[number % len(SKILLS)]
         self._match = str(uuid.UUID(bytes=rng.bytes(16), version=4))
-        self.points: Counter[str] = Counter()
-        """Points of each bot as `won NAME`, and all that were played with it as `of NAME`."""
+        self.points: dict[str, list[int]] = {}
+        """Points that each bot won, and that were played with it."""
         self._score = [0, 0]
         self._serve()
 
@@ -64,8 +61,9 @@ class Match:
             result = "win" if won > 0 else "loss" if won < 0 else None
             episode.end(rally.observed(self.court, seat), truncated=reward == 0, result=result)
         if reward and self._bot.model:
-            self.points[f"of {self._bot.model}"] += 1
-            self.points[f"won {self._bot.model}"] += reward < 0
+            points = self.points.setdefault(self._bot.model, [0, 0])
+            points[0] += reward < 0
+            points[1] += 1
         self._score[0] += reward > 0
         self._score[1] += reward < 0
         self._serve()

@@ -8,7 +8,6 @@ import json
 import sys
 import threading
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ from understudy.client.connect import Game, connect
 from understudy.client.http import HttpLink
 from understudy.client.place import Address
 from understudy.core.game import spec_from_gymnasium
+from understudy.games.rally import GAME_ID as RALLY
 
 _REPORT_EVERY_S = 0.1
 
@@ -39,17 +39,19 @@ class PeopleSettings:
     key: str
     env_id: str
     names: list[str]
+    first_number: int = 0
+    """Of the first of them, where skills and seats go round."""
     seed: int = 0
     rate: float = 150.0
-    """Steps a second and person."""
+    """Decisions a second and person."""
     linger_s: float = 0.25
 
 
 class Person(Protocol):
-    """Somebody who plays; `decides` decisions are recorded in each step."""
+    """Somebody who plays; `points` are those that each bot won of those it played."""
 
-    decides: int
-    points: Counter[str]
+    rows_per_step: int
+    points: dict[str, list[int]]
 
     def step(self) -> None: ...
     def view(self) -> dict[str, Any]: ...
@@ -63,10 +65,11 @@ def main(settings: PeopleSettings) -> None:
     link = LedgerLink(HttpLink(Address(settings.url, settings.key), spec.game), data.ledger)
     game = connect(spec=spec, link=link, spool=data.spool, consent="granted", linger_s=settings.linger_s)
     chances = np.random.default_rng(settings.seed).spawn(len(settings.names))
-    one = Match if settings.env_id == "rally" else Solo
     people: list[Person] = [
-        one(game, name, settings.env_id, rng) for name, rng in zip(settings.names, chances, strict=True)
-    ]
+        Match(game, name, settings.first_number + at, rng) if settings.env_id == RALLY
+        else Solo(game, name, settings.env_id, rng)
+        for at, (name, rng) in enumerate(zip(settings.names, chances, strict=True))
+    ]  # fmt: skip
     recorded = _play(people, settings, stop, game, link)
     flushed = game.close(timeout_s=20.0)
     _report(recorded, people, game, link, flushed=flushed, has_ended=True)
@@ -80,21 +83,21 @@ def _play(people: list[Person], settings: PeopleSettings, stop: threading.Event,
         if now_s >= report_s:
             report_s = now_s + _REPORT_EVERY_S
             _report(recorded, people, game, link)
-        if recorded > (now_s - began_s) * settings.rate * sum(person.decides for person in people):
+        if recorded > (now_s - began_s) * settings.rate * sum(person.rows_per_step for person in people):
             stop.wait(min(0.5 / settings.rate, 0.05))
             continue
         for person in people:
             person.step()
-        recorded += sum(person.decides for person in people)
+        recorded += sum(person.rows_per_step for person in people)
     return recorded
 
 
 def _report(recorded: int, people: list[Person], game: Game, link: LedgerLink, **more: Any) -> None:
-    stats, points = game.stats(), sum((person.points for person in people), Counter[str]())
+    stats = game.stats()
     report({
         "recorded": recorded, "acked": link.acked_steps, "dropped": stats.dropped_steps, "bot": stats.bot,
         "last_error": stats.last_error, "last_bot_error": stats.last_bot_error, "refused_bots": stats.refused_bots,
-        "points": points, **people[0].view(), **more,
+        "points": [person.points for person in people], "view": people[0].view(), **more,
     })  # fmt: skip
 
 

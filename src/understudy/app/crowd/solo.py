@@ -1,6 +1,5 @@
 """Solo: somebody at one Gymnasium env, more or less skilled, who leaves some episodes to the bot."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,7 @@ Choose = Callable[[Any], Any]
 class Solo:
     """One person at one env."""
 
-    decides = 1
-    """Decisions in a step."""
+    rows_per_step = 1
 
     def __init__(self, game: Game, name: str, env_id: str, rng: np.random.Generator) -> None:
         self._game, self._name, self._rng = game, name, rng
@@ -31,7 +29,7 @@ class Solo:
         # From people who mostly try things out to people who know what they do.
         skill = float(rng.uniform(0.45, 0.9))
         self._choose: Choose = lambda obs: skilled(obs) if rng.random() < skill else self._any_action(obs)
-        self.points: Counter[str] = Counter()
+        self.points: dict[str, list[int]] = {}
         self._begin()
 
     def _any_action(self, _: Any) -> Any:

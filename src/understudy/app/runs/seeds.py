@@ -63,7 +63,7 @@ def together(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The results of several seeds as one: sums of the work, IQM and interval of the returns over seeds."""
     means = [result["return_mean"] for result in results if result["return_mean"] is not None]
     found = bootstrap([[mean] for mean in means], iqm) if means else None
-    work = ("episodes", "env_steps", "updates", "train_s", "compile_s", "eval_s")
+    work = ("episodes", "env_steps", "updates", "guarded_chunks", "train_s", "compile_s", "eval_s")
     return {
         "solved": all(result["solved"] for result in results), "solved_seeds": sum(one["solved"] for one in results),
         "seeds": len(results), "return_mean": sum(means) / len(means) if means else None,
