@@ -70,3 +70,23 @@ def test_a_gateway_that_stays_away_is_shown_and_steps_wait_for_it(browser: Any, 
         seen.page.wait_for_selector("#state[data-state=connected]")
         episodes = episodes_of(rally.chunks(steps=seen.count("acked")))
         assert sum(episode.steps for episode in episodes) == seen.count("acked")
+
+
+def test_steps_of_a_page_that_was_left_offline_are_sent_by_the_next_visit(browser: Any, tmp_path: Path):
+    with stage(tmp_path) as rally, tab(browser, rally.address) as seen:
+        seen.page.wait_for_selector("body[data-bot='rally/1']")
+        seen.page.click("#start")
+        player = Player(seen)
+        wait_for(lambda: player.look() == "playing" and seen.count("acked") > 0)
+        seen.page.context.set_offline(True)
+        play_on(player)
+        seen.page.keyboard.press("Escape")
+        wait_for(lambda: seen.page.get_attribute("#state", "data-state") == "offline")
+        recorded = seen.count("recorded")
+        assert seen.count("waiting") > 0
+        seen.page.goto("about:blank")
+        seen.page.context.set_offline(False)
+        seen.page.goto(rally.address)
+        episodes = episodes_of(rally.chunks(steps=recorded))
+        assert sum(episode.steps for episode in episodes) == recorded
+        assert {by for episode in episodes if episode.seat == 0 for by in episode.by} == {"person"}

@@ -138,6 +138,14 @@ def test_a_page_without_a_key_plays_and_says_what_to_do(browser: Any, rally: Sta
         assert is_sound(seen, rally)
 
 
+def test_a_game_without_a_page_is_said_in_words(browser: Any, rally: Stage):
+    with tab(browser, f"{rally.url}/play#game=chess&key={rally.key}") as seen:
+        assert seen.text("#message") == "There is no page for chess"
+        seen.page.keyboard.press("Space")
+        assert seen.fact("phase") == "ready"
+        assert is_sound(seen, rally)
+
+
 def test_a_key_that_was_revoked_is_said_in_words(browser: Any, rally: Stage):
     with tab(browser, rally.address[:-4] + "AAAA") as seen:
         wait_for(lambda: seen.page.get_attribute("#state", "data-state") == "refused")

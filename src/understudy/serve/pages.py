@@ -5,7 +5,9 @@ named in `FILES` is not served, so there is no path to play tricks with.
 """
 
 import contextlib
+import gzip
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,25 +41,30 @@ _POLICY = "; ".join((
 ))  # fmt: skip
 _HEADERS = {
     # Asked for again every time, answered with 304 while it is the same: a new release is never half old.
-    "cache-control": "no-cache", "content-security-policy": _POLICY, "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin", "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache", "vary": "accept-encoding", "content-security-policy": _POLICY,
+    "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A file as it is served."""
+    """A file as it is served: plain, or packed for those who can unpack it."""
 
-    raw: bytes
     kind: str
-    etag: str
+    raw: bytes
+    packed: bytes
 
-    def answer(self, known: str) -> Answer:
-        """The file, or that it has not changed since `known`, the reader's If-None-Match."""
-        headers = {**_HEADERS, "etag": self.etag}
-        tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
-        is_known = self.etag in tags or "*" in tags
-        return Answer(b"" if is_known else self.raw, 304 if is_known else 200, kind=self.kind, headers=headers)
+    def answer(self, headers: Mapping[str, str]) -> Answer:
+        """The file, or that it has not changed since the reader got it."""
+        is_packed = "gzip" in {part.partition(";")[0].strip() for part in headers.get("accept-encoding", "").split(",")}
+        body = self.packed if is_packed else self.raw
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        sent = {**_HEADERS, "etag": etag, **({"content-encoding": "gzip"} if is_packed else {})}
+        known = {tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")}
+        if known & {etag, "*"}:
+            return Answer(b"", 304, kind=self.kind, headers=sent)
+        return Answer(body, kind=self.kind, headers=sent)
 
 
 @cache
@@ -74,7 +81,7 @@ def _read(name: str) -> Page | None:
     for folder in (_STATIC, _CLIENTS):
         with contextlib.suppress(OSError):
             raw = (folder / name).read_bytes()
-            return Page(raw, _KINDS[Path(name).suffix], f'"{hashlib.sha256(raw).hexdigest()[:32]}"')
+            return Page(_KINDS[Path(name).suffix], raw, gzip.compress(raw, mtime=0))
     return None
 
 
@@ -83,7 +90,7 @@ def _shows(name: str) -> Handler:
         page = load_pages().get(name)
         if page is None:
             raise Refused("not_found", f"this installation lacks {name}; {_MEND}")
-        return page.answer(call.headers.get("if-none-match", ""))
+        return page.answer(call.headers)
 
     show.__name__ = f"show_{name.replace('.', '_')}"
     return show

@@ -58,6 +58,9 @@ export class Panel {
     for (const [id, count] of [["recorded", recorded], ["acked", acked], ["waiting", waiting]]) {
       element(id).textContent = count.toLocaleString("en");
     }
+    // Such as a page over plain http, where a browser cannot check who signed a bot.
+    const { refusedBots, lastBotError } = platform.stats();
+    if (!platform.bot && refusedBots) element("opponent-note").textContent = `No bot can play here: ${lastBotError}`;
     element("sending").textContent = this.#sending(platform, { state, isRecording, lost: refused + dropped, keepShare });
   }
 

@@ -258,7 +258,7 @@ document.addEventListener("keydown", (event) => {
   if (phase === "playing" || phase === "paused") pause();
   // Consent is given by pressing the button that says so, never by a key that merely starts.
   else if (event.code === "Space" && isAsked()) element("start").focus();
-  else if (event.code === "Space") element("start").click();
+  else if (event.code === "Space" && !element("start").hidden) element("start").click();
 });
 document.addEventListener("visibilitychange", () => {
   if (document.hidden && phase === "playing") pause();
@@ -285,12 +285,16 @@ listOpponents();
 play = new Play({ opponent, record: () => null, hear: () => {} });
 showScore();
 change("ready");
-welcome();
 new ResizeObserver(fit).observe(canvas);
-setInterval(() => panel.stand(platform, isRecording()), STAND_EVERY_MS);
-panel.stand(platform, isRecording());
-requestAnimationFrame((nowMs) => {
-  lastMs = nowMs;
-  tick(nowMs);
-});
-platform.connect();
+if ([Match.title, Balance.title].includes(invited.game)) {
+  welcome();
+  setInterval(() => panel.stand(platform, isRecording()), STAND_EVERY_MS);
+  panel.stand(platform, isRecording());
+  requestAnimationFrame((nowMs) => {
+    lastMs = nowMs;
+    tick(nowMs);
+  });
+  platform.connect();
+} else {
+  panel.overlay({ message: `There is no page for ${invited.game}`, detail: `There are for ${Match.title} and ${Balance.title}.` });
+}
