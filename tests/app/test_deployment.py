@@ -12,7 +12,7 @@ from tests.act.policies import random_policy
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.runs.folder import RunFolder
-from understudy.app.service.release import parse_model, release_run
+from understudy.app.service.release import release_run
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import game_spec
 
@@ -93,10 +93,3 @@ def test_a_run_whose_outputs_are_not_finite_is_refused_and_leaves_no_model(tmp_p
     with np.errstate(all="ignore"), pytest.raises(Refused, match="is not finite"):
         release_run(opened, run)
     assert opened.registry.games() == []
-
-
-@pytest.mark.parametrize("text", ["", "pong", "pong/", "/1x", "pong/0", "pong/-1", "pong/1.0", "pong/" + "9" * 12])
-def test_what_names_no_model_is_refused(text: str):
-    with pytest.raises(ConfigError, match="GAME/NUMBER"):
-        parse_model(text)
-    assert parse_model("pong/7") == ("pong", 7)

@@ -174,3 +174,24 @@ def test_a_catalogue_that_was_handed_out_does_not_change(tmp_path: Path):
     assert (before.number, before.models, before.aliases, before.history, before.signed) == (1, {}, {}, [], {})
     after = ours.catalogue("pong")
     assert (after.number, after.points_to("champion")) == (3, 1)
+
+
+@pytest.mark.parametrize("text", ["", "pong", "pong/", "/1x", "pong/0", "pong/-1", "pong/1.0", "pong/" + "9" * 12])
+def test_what_names_no_model_is_refused(text: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match="GAME/NUMBER"):
+        registry(tmp_path).find(text)
+
+
+def test_a_model_is_found_by_number_and_by_alias(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="test")
+    first = ours.release(policy(1), LINEAGE, epoch=epoch)
+    assert ours.find("pong/1") == ours.find("1", game="pong") == first
+    with pytest.raises(ConfigError, match="has no champion yet"):
+        ours.find("pong/champion")
+    ours.point("pong", "champion", 1, why="test")
+    assert ours.find("pong/champion") == ours.find("champion", game="pong") == first
+    with pytest.raises(ConfigError, match="not of other"):
+        ours.find("pong/1", game="other")
+    with pytest.raises(ConfigError, match="the newest are pong/1"):
+        ours.find("pong/9")

@@ -28,19 +28,18 @@ class Exported:
     manifest: Manifest
 
 
-def export(registry: Registry, game: str, model_no: int, *, kind: Kind, out: Path | None = None) -> Exported:
+def export(registry: Registry, manifest: Manifest, *, kind: Kind, out: Path | None = None) -> Exported:
     """Write a model's policy as the bytes that were signed, or as JSON for those who read no safetensors.
 
     The checksum goes beside it, in the form that `sha256sum --check` reads.
     """
-    manifest = registry.manifest(game, model_no)
-    raw = registry.policy_bytes(manifest)
+    name, raw = f"{manifest.game}-{manifest.model_no}.{kind}", registry.policy_bytes(manifest)
     policy = open_policy(manifest, raw)
     if kind == "json":
         raw = canonical_json(plain(policy, manifest))
-    path = (out or Path(f"{game}-{model_no}.{kind}")).absolute()
+    path = (out or Path(name)).absolute()
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give a file, such as {path / f'{game}-{model_no}.{kind}'}")
+        raise ConfigError(f"{path} is a folder; give a file, such as {path / name}")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}; make it first")
     digest = hashlib.sha256(raw).hexdigest()

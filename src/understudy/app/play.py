@@ -12,12 +12,10 @@ from understudy.act.vector import make_env
 from understudy.app.deployment import Deployment
 from understudy.app.runs.choice import GameChoice, look_at
 from understudy.app.runs.video import frame_of, rendering
-from understudy.app.service.release import parse_model
 from understudy.core.errors import ConfigError
-from understudy.core.manifest import model_name
+from understudy.core.manifest import open_policy
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
-from understudy.models.catalogue import ALIASES
 
 MAX_STEPS = 100_000
 """An episode of a game without an end is left here."""
@@ -46,25 +44,15 @@ class Moment:
 
 def find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> Bot:
     """The model that an alias, a number or GAME/NUMBER means; ConfigError when this game has none such."""
-    spec = look_at(choice).spec
-    game, catalogue = str(spec.game), deployment.registry.catalogue(spec.game)
-    if bot in ALIASES:
-        number = catalogue.points_to(bot)
-        if not number:
-            raise ConfigError(
-                f"{game} has no {bot} yet; let people play, or add a trained run: understudy models add RUN"
-            )
-    else:
-        named, number = parse_model(bot if "/" in bot else f"{game}/{bot}")
-        if named != game:
-            raise ConfigError(f"{bot} is a model of {named}, not of {game}; see 'understudy models list {game}'")
-    policy = deployment.registry.policy(game, number)
+    spec, registry = look_at(choice).spec, deployment.registry
+    manifest = registry.find(bot, game=str(spec.game))
+    policy = open_policy(manifest, registry.policy_bytes(manifest))
     if policy.game.schema != spec.schema:
         raise ConfigError(
-            f"{model_name(game, number)} was made for another shape of {game} than this env has; play it with the "
+            f"{manifest.name} was made for another shape of {spec.game} than this env has; play it with the "
             "same packages and wrappers"
         )
-    return Bot(model_name(game, number), policy)
+    return Bot(manifest.name, policy)
 
 
 def watch(

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from understudy.app.deployment import Deployment
 from understudy.app.runs.folder import RunFolder
-from understudy.app.service.release import parse_model
 from understudy.arena.duel import Decide, Side
 from understudy.core.errors import ConfigError, Refused
+from understudy.core.manifest import open_policy
 from understudy.core.policy import Policy, decode_policy
 from understudy.games import rally
 from understudy.games.rally import Court
@@ -39,18 +39,14 @@ def _policy(text: str, deployment: Callable[[], Deployment]) -> Policy:
             return decode_policy(path.read_bytes())
         except Refused as error:
             raise ConfigError(f"{text} is no policy: {error}; give one that a run or 'models export' wrote") from None
-    if text in ALIASES:
-        registry = deployment().registry
-        number = registry.catalogue(rally.GAME_ID).points_to(text)
-        if not number:
-            raise ConfigError(f"rally has no {text} yet; see 'understudy models list', or give a skill such as good")
-        return registry.policy(rally.GAME_ID, number)
-    if "/" not in text:
+    if "/" not in text and text not in ALIASES and not text.isdigit():
         raise ConfigError(
             f"{text[:60]!r} is nobody who plays rally; give a model (rally/3, champion), a run's folder, a policy's "
             f"file, or one of {', '.join(rally.SKILLS)}"
         )
-    return deployment().registry.policy(*parse_model(text))
+    registry = deployment().registry
+    manifest = registry.find(text, game=None if "/" in text else rally.GAME_ID)
+    return open_policy(manifest, registry.policy_bytes(manifest))
 
 
 def _by_policy(policy: Policy) -> Decide:

@@ -9,13 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.export import export
-from understudy.app.service.release import model_rows, parse_model, release_run
+from understudy.app.service.release import model_rows, release_run
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, count, data_option, examples, finish, json_option, size
-from understudy.core.errors import ConfigError
 from understudy.core.manifest import open_policy
-from understudy.models.catalogue import ALIASES
-from understudy.models.registry import Registry
 
 
 @click.group(epilog=examples("understudy models list --data D", "understudy models rollback my-game --data D"))
@@ -54,16 +51,12 @@ def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
 @json_option
 def show(data_text: str | None, as_json: bool, model: str) -> int:
     """Show a model's facts, and prove that its bytes are the ones that were signed."""
-    game, number = parse_model(model)
     registry = deployment(data_text, must_exist=True).registry
-    catalogue = registry.catalogue(game)
-    if number not in catalogue.models:
-        known = ", ".join(f"{game}/{one}" for one in sorted(catalogue.models)[-5:]) or "none"
-        raise ConfigError(f"there is no model {model}; the newest are {known}")
-    manifest = catalogue.models[number]
+    manifest = registry.find(model)
     open_policy(manifest, registry.policy_bytes(manifest))
+    champions = registry.catalogue(manifest.game).history
     history = [
-        {"since_s": one.at_s, "why": one.why} for one in catalogue.history if one.model_no == number
+        {"since_s": one.at_s, "why": one.why} for one in champions if one.model_no == manifest.model_no
     ]  # fmt: skip
     fields = {**manifest.to_json(), "model": manifest.name, "champion_since": history}
     del fields["golden"]
@@ -114,8 +107,9 @@ def add(data_text: str | None, as_json: bool, run: Path, which: str) -> int:
 @json_option
 def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
     """Make a model the champion; players get it with their next episode."""
-    game, number = parse_model(model)
     registry = deployment(data_text, must_exist=True).registry
+    manifest = registry.find(model)
+    game, number = str(manifest.game), manifest.model_no
     registry.policy(game, number)  # its bytes are checked before anybody is sent to them
     before = registry.catalogue(game).points_to("champion")
     registry.point(game, "champion", number, why=why)
@@ -153,24 +147,12 @@ def export_model(data_text: str | None, model: str, kind: Any, out: Path | None)
     MODEL is GAME/NUMBER, GAME/champion or GAME/canary.
     """
     registry = deployment(data_text, must_exist=True).registry
-    game, number = parse_model(_numbered(model, registry))
-    done = export(registry, game, number, kind=kind, out=out)
+    done = export(registry, registry.find(model), kind=kind, out=out)
     console(as_json=kind == "json").print(
         f"{done.manifest.name} is in {done.path} ({size(done.size_bytes)}), SHA-256 {done.sha256}", soft_wrap=True
     )
     fields = {"model": done.manifest.name, "path": str(done.path), "bytes": done.size_bytes, "sha256": done.sha256}
     return finish(fields | {"policy_sha256": done.manifest.policy_sha256}, as_json=kind == "json")
-
-
-def _numbered(model: str, registry: Registry) -> str:
-    """A model by its number, where an alias was given."""
-    game, _, alias = model.rpartition("/")
-    if alias not in ALIASES:
-        return model
-    number = registry.catalogue(game).points_to(alias)
-    if not number:
-        raise ConfigError(f"{game} has no {alias}; see 'understudy models list {game}'")
-    return f"{game}/{number}"
 
 
 def _pointed(game: str, number: int, before: int, *, as_json: bool) -> int:

@@ -66,6 +66,22 @@ class Registry:
             raise Corrupt(f"the policy of {manifest.name} is missing; restore it from a backup, or roll back")
         return raw
 
+    def find(self, text: str, *, game: str | None = None) -> Manifest:
+        """The model that GAME/NUMBER or GAME/champion means; where the game is known, its number or alias alone."""
+        named, _, last = text.rpartition("/")
+        named = named or game or ""
+        is_number = last.isascii() and last.isdigit() and len(last) < 10 and int(last) > 0
+        if not named or not (is_number or last in ALIASES):
+            raise ConfigError(f"{text[:80]!r} names no model; give GAME/NUMBER, such as my-game/7, or GAME/champion")
+        if game is not None and named != game:
+            raise ConfigError(f"{text[:80]} is a model of {named}, not of {game}; see 'understudy models list {game}'")
+        number = int(last) if is_number else self.catalogue(named).points_to(last)
+        if not number:
+            raise ConfigError(
+                f"{named} has no {last} yet; let people play, or add a trained run: understudy models add RUN"
+            )
+        return self.manifest(named, number)
+
     def damage(self, game: str) -> dict[str, str]:
         """What is wrong with the models that players are sent to, by alias; empty: they are whole."""
         now, found = self.catalogue(game), dict[str, str]()
@@ -89,7 +105,7 @@ class Registry:
         """A model's facts; ConfigError names the newest where it does not exist."""
         models = self.catalogue(game).models
         if model_no not in models:
-            known = ", ".join(map(str, sorted(models)[-5:])) or "none yet"
+            known = ", ".join(models[number].name for number in sorted(models)[-5:]) or "none yet"
             raise ConfigError(f"{model_name(game, model_no)} does not exist; the newest are {known}")
         return models[model_no]
 

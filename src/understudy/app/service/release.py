@@ -71,14 +71,6 @@ def _is_small(value: Any) -> bool:
     return isinstance(value, str | int | float | bool | list | dict | None) and len(json.dumps(value)) < 4096
 
 
-def parse_model(text: str) -> tuple[str, int]:
-    """Game and number of `my-game/7`."""
-    game, slash, number = text.rpartition("/")
-    if not slash or not number.isascii() or not number.isdigit() or len(number) > 9 or not int(number):
-        raise ConfigError(f"{text[:80]!r} names no model; give GAME/NUMBER, such as my-game/7")
-    return game, int(number)
-
-
 def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, Any]]:
     """Every model of these games, with what points to it."""
     rows = []
