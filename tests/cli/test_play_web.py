@@ -54,6 +54,25 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
         asked(ready["url"], "/play")
 
 
+def test_without_a_data_folder_it_plays_in_one_of_its_own_and_nothing_is_left(tmp_path: Path):
+    line = [sys.executable, "-m", "understudy.cli.main", "play", "rally", "--web", "--json"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment.pop("UNDERSTUDY_DATA", None)
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            assert asked(ready["url"], "/v1/games/rally", ready["key"]).status == 200
+            assert list(tmp_path.glob("understudy-play-*/D/store"))
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        assert process.stderr is not None
+        assert "--data D keeps both" in process.stderr.read()
+    assert processes_of(tmp_path) == []
+    assert list(tmp_path.glob("understudy-play-*")) == []
+
+
 def test_a_game_without_a_page_is_refused_with_those_that_have_one(tmp_path: Path):
     done = subprocess.run(
         command(tmp_path / "D", game="Acrobot-v1"), capture_output=True, text=True, check=False, timeout=60

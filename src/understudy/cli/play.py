@@ -30,7 +30,7 @@ _COLUMNS = 72
         "understudy play CartPole-v1 --bot champion --data D",
         "understudy play CartPole-v1 --bot 3 --episodes 20 --data D --json",
         "understudy play CartPole-v1 --gif films --data D",
-        "understudy play rally --web --open --data D",
+        "understudy play rally --web --open",
     )
 )
 @click.argument("game")
@@ -47,7 +47,7 @@ def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | 
     """Let a bot play GAME and watch it: in the terminal, or as GIFs. With --web, play against it in a browser.
 
     --web prints the address of a page whose games teach the bot, if whoever plays wants that. Where no platform runs on
-    the data folder, it runs one until Ctrl-C.
+    the data folder, it runs one until Ctrl-C; without a folder in one of its own, which goes with it.
     """
     if asked["web"]:
         from understudy.cli.play_web import play_web
