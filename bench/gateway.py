@@ -35,8 +35,8 @@ from bench.figures import Figure, Findings, Gate, Ratio, Took, all_of, rate_rati
 from bench.games import CART  # noqa: E402
 from bench.served import ask_peer, memory_mib, processor_s, seed_server, served, stop_peer  # noqa: E402
 from understudy.app.crowd.ledger import LedgerLink  # noqa: E402
-from understudy.app.crowd.verify import verify  # noqa: E402
 from understudy.app.deployment import Deployment  # noqa: E402
+from understudy.app.verify import verify  # noqa: E402
 from understudy.client.sender import SenderConfig  # noqa: E402
 from understudy.core.heads import head_for  # noqa: E402
 from understudy.core.layers import Activation, Dense  # noqa: E402

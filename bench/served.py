@@ -15,7 +15,7 @@ from bench.crowd import Door
 from bench.games import CART
 from understudy.app.config import Config, GatewaySection
 from understudy.app.deployment import open_deployment
-from understudy.app.roles.up import Platform
+from understudy.app.roles.platform import Platform
 
 PEER = Path(__file__).resolve().parent / "against" / "seed_tcp.py"
 _READY_S = 120.0

@@ -18,7 +18,7 @@ from tests.cli.platforms import Sender, Up, processes_of, wait_for
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.origins import resolve
-from understudy.app.roles.up import GAME, Platform, development_keys
+from understudy.app.roles.platform import GAME, Platform, development_keys
 from understudy.app.stats import stats
 from understudy.app.status import status
 from understudy.cli.root import run as run_command

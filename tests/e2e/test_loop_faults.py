@@ -15,11 +15,11 @@ from tests.card import Card
 from understudy.app.config import Config, GatewaySection, LearnerSection
 from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.crowd.people import PeopleSettings, command
-from understudy.app.crowd.verify import verify
 from understudy.app.data import DataFolder
 from understudy.app.deployment import models_folder, open_deployment
 from understudy.app.roles.children import Child
-from understudy.app.roles.up import Platform
+from understudy.app.roles.platform import Platform
+from understudy.app.verify import verify
 from understudy.client.connect import connect
 from understudy.client.http import HttpLink
 from understudy.client.place import Address

@@ -15,9 +15,9 @@ import pytest
 from tests.card import Card
 from tests.faults import sabotage
 from tests.faults.recording import playing
-from understudy.app.crowd.verify import Verdict, verify
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import IngestRole
+from understudy.app.verify import Verdict, verify
 from understudy.core import frame as frame_module
 from understudy.core import log as log_module
 from understudy.core import session as session_module

@@ -6,7 +6,7 @@ from typing import Any
 
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
-from understudy.app.roles.up import roles_folder
+from understudy.app.roles.platform import roles_folder
 from understudy.app.stats import count_store, no_counts
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.lock import is_locked

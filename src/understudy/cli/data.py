@@ -7,10 +7,10 @@ from typing import Any
 import click
 from rich.table import Table
 
-from understudy.app.crowd.verify import Verdict
-from understudy.app.crowd.verify import verify as verify_data
 from understudy.app.erase import forget_player, replay_quarantine
 from understudy.app.stats import stats as count_stats
+from understudy.app.verify import Verdict
+from understudy.app.verify import verify as verify_data
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
 from understudy.core.ports import SessionFilter
 from understudy.stores.catalogue import quarantined

@@ -17,8 +17,8 @@ from understudy.app.config import Config
 from understudy.app.deployment import open_deployment
 from understudy.app.origins import resolve
 from understudy.app.play_web import check_game, page_address, play_key, running_url
+from understudy.app.roles.platform import Platform
 from understudy.app.roles.supervise import Standing
-from understudy.app.roles.up import Platform
 from understudy.cli.options import console
 from understudy.cli.up import INTERRUPTED, Asked
 

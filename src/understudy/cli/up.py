@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.origins import resolve
+from understudy.app.roles.platform import GAME, Platform
 from understudy.app.roles.supervise import Standing
-from understudy.app.roles.up import GAME, Platform
 from understudy.cli.config import config_option
 from understudy.cli.options import console, count, data_option, examples
 

@@ -16,13 +16,13 @@ from understudy.app.crowd.bot_judge import BotJudge
 from understudy.app.crowd.groups import Groups
 from understudy.app.crowd.loop_result import LoopResult
 from understudy.app.crowd.people import PeopleSettings
-from understudy.app.crowd.verify import Verdict, verify
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.play_web import GAMES as PAGES
 from understudy.app.play_web import page_address, play_key
+from understudy.app.roles.platform import Platform
 from understudy.app.roles.supervise import Standing
-from understudy.app.roles.up import Platform
+from understudy.app.verify import Verdict, verify
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.names import game_name_of_env
 from understudy.games.rally import GAME_ID

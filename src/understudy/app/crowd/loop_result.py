@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from understudy.app.crowd.bot_judge import shares
-from understudy.app.crowd.verify import Verdict
+from understudy.app.verify import Verdict
 from understudy.core.statistics import Estimate
 
 

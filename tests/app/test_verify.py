@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from understudy.app.crowd.ledger import LedgerLink, read_ledger
-from understudy.app.crowd.verify import verify
 from understudy.app.data import DataFolder, data_folder
 from understudy.app.erase import forget_player, replay_quarantine
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.stats import stats
+from understudy.app.verify import verify
 from understudy.client.connect import connect, local_link
 from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock
