@@ -16,9 +16,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("browser"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """The system's own Chromium, without a window; skipped by name where it or its driver is missing."""
+    """The system's own Chromium, without a window; skipped by name where it or its driver is missing.
+
+    For a module and no longer: its driver keeps an event loop running in this thread, and other tests want their own.
+    """
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         pytest.skip("no Chromium on this machine; install the system's package (Debian: apt-get install chromium)")
