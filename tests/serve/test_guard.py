@@ -80,6 +80,17 @@ def test_a_page_uses_only_keys_that_name_it(gateway: Running):
     assert own.status == 200, "pages of the gateway itself"
 
 
+def test_its_own_page_may_use_any_key_also_behind_something_that_speaks_tls(gateway: Running):
+    key = gateway.key("play")
+    for host, origin, is_own in (
+        ("play.example", "https://play.example", True), ("play.example:8443", "https://play.example:8443", True),
+        ("play.example", "http://play.example", True), ("play.example", "https://play.example:8443", False),
+        ("play.example", "https://other.example", False), ("localhost", "https://localhost", False),
+    ):  # fmt: skip
+        reply = gateway.ask("GET", "/v1/games", key, headers={"Host": host, "Origin": origin})
+        assert (reply.status == 200) == is_own, (host, origin)
+
+
 def test_a_foreign_page_can_read_nothing_not_even_health(gateway: Running):
     gateway.key("play", origins=(GAME_PAGE,))
     for path in ("/healthz", "/v1/games", "/nothing"):

@@ -5,7 +5,7 @@ Host ─► Origin ─► key ─► route ─► scope ─► game ─► rate 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -17,7 +17,7 @@ from understudy.core.errors import Refused
 from understudy.core.names import game_name
 from understudy.serve.bodies import Receive, announced_bytes, read_body
 from understudy.serve.call import Answer, Call, Route, refusal
-from understudy.serve.guard import NO_KEY, check_host, check_key, cors, headers_of, key_of
+from understudy.serve.guard import NO_KEY, check_host, check_key, cors, headers_of, key_of, own_origins
 from understudy.serve.house import House
 from understudy.serve.keys import Key
 from understudy.serve.pages import PAGES, load_pages
@@ -40,7 +40,7 @@ class _Asked:
     """As it was sent: an encoded slash must not become part of the path."""
     query: str
     headers: Mapping[str, str]
-    own_origin: str
+    own_origins: tuple[str, ...]
     receive: Receive
 
 
@@ -117,11 +117,11 @@ class Gateway:
             if is_options and origin is not None:
                 answer = Answer(b"", 204)
             else:
-                asked = _asked(scope, headers, receive)
+                asked = _asked(scope, headers, receive, house.config.hosts)
                 key = key_of(headers, house.keys)
                 route, path = self._route(asked, is_known=key is not None)
                 named = route.name
-                check_key(key, route, origin, asked.own_origin)
+                check_key(key, route, origin, asked.own_origins)
                 answer = await _answer(house, asked, route, key, path)
                 if route.waits:
                     key_of(headers, house.keys)  # it may have been revoked meanwhile
@@ -167,12 +167,12 @@ class _TooMany(Refused):
         self.retry_after_s = retry_after_s
 
 
-def _asked(scope: Scope, headers: Mapping[str, str], receive: Receive) -> _Asked:
+def _asked(scope: Scope, headers: Mapping[str, str], receive: Receive, hosts: Sequence[str]) -> _Asked:
     path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
     if len(path) > _MAX_PATH or len(query) > _MAX_QUERY:
         raise Refused("too_large", f"an address has at most {_MAX_PATH} letters, its query {_MAX_QUERY}")
-    own_origin = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
-    return _Asked(scope["method"], path.decode("latin-1"), query.decode("latin-1"), headers, own_origin, receive)
+    own = own_origins(scope.get("scheme", "http"), headers.get("host", ""), hosts)
+    return _Asked(scope["method"], path.decode("latin-1"), query.decode("latin-1"), headers, own, receive)
 
 
 async def _answer(house: House, asked: _Asked, route: Route, key: Key | None, path: Mapping[str, Any]) -> Answer:

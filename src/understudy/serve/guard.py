@@ -34,6 +34,15 @@ def check_host(host: str, hosts: Sequence[str]) -> None:
         raise Refused("wrong_host", f"nobody here is called {host[:60]!r}; name it in the gateway's hosts")
 
 
+def own_origins(scheme: str, host: str, hosts: Sequence[str]) -> tuple[str, ...]:
+    """Origins of pages that this gateway itself shows to whoever calls it `host`.
+
+    Under a name of its own it may stand behind something that speaks TLS for it, which it cannot see.
+    """
+    name = host.rpartition(":")[0] or host
+    return (f"{scheme}://{host}", f"https://{host}") if name.lower() in hosts else (f"{scheme}://{host}",)
+
+
 def key_of(headers: Mapping[str, str], keys: Keys) -> Key | None:
     """The caller's key; None when none was sent. A wrong one is refused everywhere, on open addresses too."""
     given = headers.get("authorization")
@@ -43,7 +52,7 @@ def key_of(headers: Mapping[str, str], keys: Keys) -> Key | None:
     return keys.check(text.strip() if kind.lower() == "bearer" else "-")
 
 
-def check_key(key: Key | None, route: Route, origin: str | None, own_origin: str) -> None:
+def check_key(key: Key | None, route: Route, origin: str | None, own_origins: Sequence[str]) -> None:
     """Refused unless this key opens this route to a page of this origin."""
     if route.scope is None:
         return
@@ -51,7 +60,7 @@ def check_key(key: Key | None, route: Route, origin: str | None, own_origin: str
         raise Refused("no_key", NO_KEY)
     if not key.may(route.scope):
         raise Refused("wrong_scope", f"key {key.id} has scopes {', '.join(key.scopes)}; this needs {route.scope}")
-    if origin is not None and origin != own_origin and origin not in key.origins:
+    if origin is not None and origin not in own_origins and origin not in key.origins:
         raise Refused("wrong_origin", f"key {key.id} may not be used by pages of {origin[:60]!r}")
 
 
