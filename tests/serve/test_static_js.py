@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.clients.nodes import CLIENT
+from tests.clients.test_docs_js import typescript
 from understudy.games import cartpole, rally
 from understudy.serve.pages import FILES, load_pages
 
@@ -32,6 +34,18 @@ def run(modules: Path, script: str) -> Any:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(
+    typescript() is None,
+    reason="typescript is missing: `npm install` in clients/js, or `npm install --global typescript`, brings tsc",
+)
+def test_every_type_of_the_page_holds(modules: Path):
+    shutil.copy(CLIENT / "tsconfig.json", modules)
+    (modules / "script.js").unlink(missing_ok=True)
+    command = [typescript() or "tsc", "--project", str(modules / "tsconfig.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_cartpole_moves_as_in_python(modules: Path):
