@@ -1,6 +1,6 @@
 """People play on the page: a whole match by keyboard, what is stored of it, new bots, consent, and how it looks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -154,6 +154,17 @@ def test_a_key_that_was_revoked_is_said_in_words(browser: Any, rally: Stage):
         assert all("401" in error for error in seen.errors)
 
 
+def hold(seen: Tab, selector: str, down: float, is_there: Callable[[int], bool]) -> None:
+    """Press on something, so far down on it, until one's own paddle is there."""
+    seen.page.locator(selector).scroll_into_view_if_needed()
+    box = seen.page.locator(selector).bounding_box()
+    assert box is not None
+    seen.page.mouse.move(box["x"] + box["width"] / 4, box["y"] + box["height"] * down)
+    seen.page.mouse.down()
+    wait_for(lambda: is_there(int(str(seen.page.get_attribute("#court", "data-place")).split()[2])))
+    seen.page.mouse.up()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_small_phone_and_is_played_by_touch(browser: Any, rally: Stage, scheme: str):
     phone = {
@@ -168,11 +179,10 @@ def test_it_fits_a_small_phone_and_is_played_by_touch(browser: Any, rally: Stage
         seen.page.check("#thinks")
         assert seen.page.is_visible("#minus")
         wait_for(lambda: bool(seen.page.get_attribute("#court", "data-place")))
-        box = seen.page.locator("#court").bounding_box()
-        assert box is not None
-        seen.page.touchscreen.tap(box["x"] + 50, box["y"] + 20)
-        seen.page.wait_for_timeout(400)
+        hold(seen, "#court", 0.05, lambda own: own < 1000)
         seen.shoot(f"rally-phone-{scheme}")
+        hold(seen, "#plus", 0.5, lambda own: own > 1800)
+        hold(seen, "#minus", 0.5, lambda own: own < 1200)
         seen.page.evaluate("scrollTo(0, 9999)")
         seen.shoot(f"rally-phone-{scheme}-below")
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -21,6 +21,8 @@ export class Inputs {
     this.tapped = 0;
     /** @type {number | null} Where the finger is, from 0 to 1. */
     this.finger = null;
+    /** @type {number | null} Where it was since the last decision, should it be gone by then. */
+    this.touched = null;
     document.addEventListener("keydown", (event) => this.#key(event, true));
     document.addEventListener("keyup", (event) => this.#key(event, false));
     window.addEventListener("blur", () => this.release());
@@ -36,11 +38,12 @@ export class Inputs {
    * @param {number} own where one's own paddle is, from 0 to 1
    */
   take(own) {
-    const tapped = this.tapped;
+    const [tapped, finger] = [this.tapped, this.finger ?? this.touched];
     this.tapped = 0;
-    if (this.finger !== null) {
-      if (!this.follows) return this.finger < 0.5 ? -1 : 1;
-      const away = this.finger - own;
+    this.touched = null;
+    if (finger !== null) {
+      if (!this.follows) return finger < 0.5 ? -1 : 1;
+      const away = finger - own;
       return Math.abs(away) < SLACK ? 0 : Math.sign(away);
     }
     const newest = this.held.at(-1);
@@ -50,7 +53,7 @@ export class Inputs {
   release() {
     this.held = [];
     this.tapped = 0;
-    this.finger = null;
+    this.finger = this.touched = null;
   }
 
   /** @param {KeyboardEvent} event @param {boolean} isDown */
@@ -95,7 +98,7 @@ export class Inputs {
     const follow = (event) => {
       const box = canvas.getBoundingClientRect();
       const at = this.axis === "y" ? (event.clientY - box.top) / box.height : (event.clientX - box.left) / box.width;
-      this.finger = Math.min(1, Math.max(0, at));
+      this.finger = this.touched = Math.min(1, Math.max(0, at));
     };
     canvas.addEventListener("pointerdown", (event) => {
       canvas.setPointerCapture(event.pointerId);
