@@ -82,7 +82,11 @@ def test_a_key_can_be_revoked_by_its_beginning_or_by_itself(ask: Asked):
         ("keys create --game ../x", "not allowed"),
         ("keys create --expires-days -1", "above 0"),
         ("keys create --origin ftp://x", "https://game.example"),
+        ("keys create --expires-days 1e308", "below 100000"),
+        ("keys create --origin null", "https://game.example"),
         ("keys create --requests-s 0", "above 0"),
+        ("keys create --requests-s inf", "below 1000000000"),
+        ("keys create --requests-s 1e300", "below 1000000000"),
         ("games add nothing.json", "cannot be read"),
         ("games add Nope-v1", "Nope"),
         ("models add nowhere", "is not a run"),
@@ -115,6 +119,9 @@ def test_games_are_added_from_gymnasium_or_a_file_listed_and_checked(ask: Asked,
     assert "2 choices" in ask("games list")[0]
     (tmp_path / "bad.json").write_text("{}")
     assert "spec" in ask(f"games add {tmp_path / 'bad.json'}", code=2)[1]
+    (tmp_path / "bad.json").write_text("[1, 2]")
+    assert "JSON object with action" in (said := ask(f"games add {tmp_path / 'bad.json'}", code=2)[1])
+    assert "Error" not in said
 
 
 def test_games_of_ones_own_are_added_by_their_numbers_and_names(ask: Asked):

@@ -247,6 +247,10 @@ GOOD = json.loads(game_spec("rally", obs=["x", "y"], actions=["up", "down"]).to_
     "fields",
     [
         [], None, {}, {**GOOD, "format": 2}, {**GOOD, "format": "1"}, {**GOOD, "game": "../x"}, {**GOOD, "game": None},
+        {**GOOD, "obs_names": ["x", []]}, {**GOOD, "action": {"": {"space": []}}},
+        {**GOOD, "action": {"": {"space": "x"}}},
+        {**GOOD, "action": {"": {"space": "discrete", "n": "2", "start": 0, "dtype": []}}},
+        {**GOOD, "action": {"": {"space": "discrete", "n": 2, "start": 0, "dtype": "F9"}}},
         {**GOOD, "obs": []}, {**GOOD, "obs": {}}, {**GOOD, "obs": {"": 1}}, {**GOOD, "obs_names": "xy"},
         {**GOOD, "obs_names": [1, 2]}, {**GOOD, "action_names": None}, {**GOOD, "has_legal": 1},
         {**GOOD, "has_legal": "no"},
@@ -256,8 +260,18 @@ GOOD = json.loads(game_spec("rally", obs=["x", "y"], actions=["up", "down"]).to_
 )  # fmt: skip
 def test_json_that_is_not_exactly_a_spec_is_refused(fields: Any) -> None:
     assert spec_from_json(json.dumps(GOOD)).action_names == ("up", "down")
-    with pytest.raises((SpecError, InvalidName)):
+    with pytest.raises((SpecError, InvalidName)) as refused:
         spec_from_json(json.dumps(fields))
+    assert "Error(" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\x00", "\x7f", "\x9b2J", "\u2028", "\u202egnp"])
+def test_names_with_control_characters_are_refused(name: str) -> None:
+    for which in ("obs_names", "action_names"):
+        with pytest.raises(SpecError, match="control characters") as refused:
+            spec_from_json(json.dumps({**GOOD, which: ["x", name]}))
+        assert name not in str(refused.value)
+    assert game_spec("rally", obs=["é x", "🧑‍🚀"], actions=2).obs_names == ("é x", "🧑‍🚀")
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"format":1,"format":1}'])

@@ -10,7 +10,9 @@ from rich.table import Table
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, data_option, examples, finish, json_option
 from understudy.core.errors import ConfigError
-from understudy.serve.keys import EVERY_GAME, SCOPES, Key, Scope
+from understudy.serve.keys import EVERY_GAME, MAX_REQUESTS_S, SCOPES, Key, Scope
+
+_MAX_DAYS = 100_000
 
 
 @click.group(epilog=examples("understudy keys create --scopes play --game my-game --data D", "understudy keys list"))
@@ -39,10 +41,16 @@ def create(
 ) -> int:  # fmt: skip
     """Make a key and print it, once; only its hash is kept."""
     if expires_days is not None:
-        if not 0 < expires_days < 1e5:
-            raise ConfigError(f"--expires-days is {expires_days}; give a number above 0, such as 30")
+        if not 0 < expires_days < _MAX_DAYS:
+            raise ConfigError(
+                f"--expires-days is {expires_days}; give a number above 0 and below {_MAX_DAYS}, such as 30"
+            )
         facts["expires_s"] = time.time() + expires_days * 86_400
     if requests_s is not None:
+        if not 0 < requests_s < MAX_REQUESTS_S:
+            raise ConfigError(
+                f"--requests-s is {requests_s}; give a number above 0 and below {MAX_REQUESTS_S:.0f}, such as 200"
+            )
         facts["requests_s"] = requests_s
     where = deployment(data_text)
     text, key = where.keys.create(_scopes(scopes), origins=origins, **facts)

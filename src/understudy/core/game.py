@@ -23,6 +23,8 @@ MAX_PARTS = 128
 MAX_PATH = 100
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,40}(\.[A-Za-z0-9_-]{1,40}){0,5}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""What moves the cursor, breaks lines or turns text around; names are shown in terminals and pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +53,10 @@ class GameSpec:
         if self.action_names and (discrete is None or len(self.action_names) != discrete.n):
             raise SpecError(f"{len(self.action_names)} action names do not fit the action space {dict(self.action)}")
         for names in (self.action_names, self.obs_names):
-            if len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
+            if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
                 raise SpecError(f"names {str(names)[:80]} are not all different texts; give each its own")
+            if bad := [name for name in names if _CONTROL.search(name)]:
+                raise SpecError(f"name {bad[0][:40]!a} has control characters in it; give printable text")
         if self.obs_names and (set(self.obs) != {""} or len(self.obs_names) != math.prod(self.obs[""].shape)):
             raise SpecError(f"{len(self.obs_names)} observation names do not fit the observation space")
         if self.has_legal and discrete is None:
@@ -129,10 +133,16 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
     """The spec that `to_json` wrote; SpecError when it is not exactly one."""
     try:
         fields = strict_json(raw)
+        if not isinstance(fields, dict) or "format" not in fields:
+            raise SpecError(
+                f"a game spec is {str(fields)[:40]!r}; give a JSON object with {', '.join(sorted(_FIELDS))}"
+            )
         if fields["format"] != SPEC_FORMAT or type(fields["format"]) is not int:
             raise SpecError(f"spec format {fields['format']!r}; this build reads {SPEC_FORMAT}")
         if fields.keys() != _FIELDS:
             raise SpecError(f"a game spec has other fields: {sorted(fields.keys() ^ _FIELDS)[:6]}")
+        if not all(isinstance(fields[name], dict) for name in ("obs", "action")):
+            raise SpecError("obs and action are JSON objects: a space by its path, '' for the only one")
         names = [fields["obs_names"], fields["action_names"]]
         if type(fields["has_legal"]) is not bool or not all(isinstance(some, list) for some in names):
             raise SpecError("has_legal is true or false, obs_names and action_names are lists")
@@ -145,8 +155,8 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
             has_legal=fields["has_legal"],
             max_episode_steps=fields["max_episode_steps"],
         )
-    except (Refused, KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"a game spec is not readable: {error!r}") from None
+    except Refused as error:
+        raise SpecError(f"a game spec is not readable: {error}; give the JSON that `spec.to_json()` makes") from None
 
 
 _FIELDS = {"format", "game", "obs", "action", "obs_names", "action_names", "has_legal", "max_episode_steps"}

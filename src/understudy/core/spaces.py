@@ -210,6 +210,10 @@ _KINDS: Mapping[str, type[Box] | type[Discrete] | type[MultiDiscrete] | type[Mul
 
 def space_from_json(fields: Any) -> Space:
     """The space that `to_json` described; SpecError unless the description is exact."""
+    if not isinstance(fields, dict) or not isinstance(fields.get("space"), str) or fields["space"] not in _KINDS:
+        raise SpecError(
+            f"a space is {str(fields)[:80]!r}; give a JSON object whose space is one of {', '.join(sorted(_KINDS))}"
+        )
     try:
         kind = _KINDS[fields["space"]]
         if fields.keys() != {"space", *kind.__dataclass_fields__}:
@@ -221,7 +225,9 @@ def space_from_json(fields: Any) -> Space:
         given = {name: value for name, value in fields.items() if name != "space"}
         return kind(**{**given, "dtype": DTYPES[fields["dtype"]]})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise SpecError(f"a space description is not readable: {error!r} in {str(fields)[:200]}") from None
+        raise SpecError(
+            f"a space is not readable: {error} in {str(fields)[:200]}; its dtype is one of {', '.join(DTYPES)}"
+        ) from None
 
 
 def space_from_gymnasium(space: Any, *, is_action: bool) -> dict[str, Space]:

@@ -23,8 +23,9 @@ Scope = Literal["play", "work", "read", "admin"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 EVERY_GAME = "*"
+MAX_REQUESTS_S, MAX_BYTES_S = 1e9, 1e12
 _TEXT = re.compile(r"uk_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
-_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?|null")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +57,15 @@ class Key:
             game_name(self.game)
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
-                raise ConfigError(f"origin {origin[:60]!r} is none; give scheme and host, such as https://game.example")
-        if not (0 < self.requests_s < 1e9 and 0 < self.bytes_s < 1e12 and 0 <= self.expires_s < 1e12):
-            raise ConfigError("requests_s and bytes_s are numbers above 0, expires_s is a time or 0")
+                raise ConfigError(
+                    f"origin {origin[:60]!r} is none that a key can name; give scheme and host, such as "
+                    "https://game.example"
+                )
+        for name, most in (("requests_s", MAX_REQUESTS_S), ("bytes_s", MAX_BYTES_S)):
+            if not 0 < getattr(self, name) < most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a number above 0 and below {most:.0e}")
+        if not 0 <= self.expires_s < 1e12:
+            raise ConfigError(f"expires_s is {self.expires_s}; give a time in seconds since 1970, or 0 for never")
         if len(self.label) > 100 or not self.label.isprintable():
             raise ConfigError("a label has at most 100 printable letters")
 
