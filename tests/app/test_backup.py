@@ -106,10 +106,22 @@ def test_a_changed_missing_or_added_byte_is_found(deployed: DataFolder, tmp_path
         prove(backup)
 
 
-def test_damage_in_the_source_leaves_no_backup_behind(deployed: DataFolder, tmp_path: Path):
+def test_a_model_that_was_damaged_before_is_named_and_everything_else_is_backed_up(
+    deployed: DataFolder, tmp_path: Path
+):
     (blob,) = (deployed.root / "models" / "blobs").iterdir()
-    blob.write_bytes(blob.read_bytes()[:-1])
-    with pytest.raises(Corrupt, match="pong/1"):
+    for damage in (lambda: blob.write_bytes(blob.read_bytes()[:-1]), blob.unlink):
+        damage()
+        backup, new = tmp_path / f"B{blob.exists()}", DataFolder(tmp_path / f"E{blob.exists()}")
+        proof = back_up(deployed, backup)
+        assert (proof.damaged, proof.steps, proof.models) == (("pong/1",), 40, 1)
+        assert restore(backup, new).damaged == ("pong/1",)
+
+
+def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolder, tmp_path: Path):
+    first = min((deployed.root / "models" / "registry" / "pong").iterdir())
+    first.rename(tmp_path / "lost")
+    with pytest.raises(Corrupt, match="put it back before you back up"):
         back_up(deployed, tmp_path / "B")
     assert not (tmp_path / "B").exists()
 

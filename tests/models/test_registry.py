@@ -195,3 +195,39 @@ def test_a_model_is_found_by_number_and_by_alias(tmp_path: Path):
         ours.find("pong/1", game="other")
     with pytest.raises(ConfigError, match="the newest are pong/1"):
         ours.find("pong/9")
+
+
+def test_a_lost_entry_is_damage_and_nothing_is_written_behind_it(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="test")
+    for seed in range(3):
+        ours.release(policy(seed), LINEAGE, epoch=epoch)
+    assert ours.damage("pong") == {}
+    lost = tmp_path / "registry" / "pong" / "0000000003.json"
+    raw = lost.read_bytes()
+    lost.unlink()
+    fresh = registry(tmp_path)
+    assert sorted(fresh.catalogue("pong").models) == [1]
+    assert "0000000003.json is missing" in fresh.damage("pong")["journal"]
+    for write in (
+        lambda: fresh.release(policy(9), LINEAGE, epoch=epoch),
+        lambda: fresh.point("pong", "champion", 1, why="test"),
+        lambda: fresh.takeover("pong", owner="another"),
+    ):
+        with pytest.raises(Corrupt, match="later entries are there"):
+            write()
+    assert not lost.exists()
+    lost.write_bytes(raw)
+    assert (sorted(fresh.catalogue("pong").models), fresh.damage("pong")) == ([1, 2, 3], {})
+
+
+def test_every_model_is_looked_at_when_asked_and_forged_entries_are_told(tmp_path: Path):
+    ours = registry(tmp_path)
+    epoch = ours.takeover("pong", owner="test")
+    old, new = (ours.release(policy(seed), LINEAGE, epoch=epoch) for seed in (1, 2))
+    ours.point("pong", "champion", new.model_no, why="test")
+    (tmp_path / "blobs" / f"{old.policy_sha256}.safetensors").unlink()
+    assert ours.damage("pong") == {}
+    assert list(ours.damage("pong", every=True)) == ["pong/1"]
+    (tmp_path / "registry" / "pong" / "0000000005.json").write_bytes(b"{}")
+    assert "not genuine" in registry(tmp_path).damage("pong")["journal"]

@@ -25,9 +25,11 @@ from understudy.app.roles.requests import ask
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.lock import FileLock
 from understudy.core.log import make_folder, sync_folder, write_file
+from understudy.core.manifest import Manifest
 from understudy.core.ports import Objects
 from understudy.core.version import version
 from understudy.models.objects import FolderObjects, open_objects
+from understudy.models.registry import Registry
 from understudy.stores.audit import audit, summary
 from understudy.stores.view import StoreView
 
@@ -50,6 +52,8 @@ class Proof:
     files: int
     size_bytes: int
     at_s: float
+    damaged: tuple[str, ...] = ()
+    """Models whose policy was missing or damaged already; everything else is whole."""
 
 
 def back_up(data: DataFolder, target: Path, *, models: str = "", timeout_s: float = 600.0) -> Proof:
@@ -114,9 +118,8 @@ def prove(backup: Path) -> Proof:
     unknown = [name for name in unknown if not name.endswith(("-wal", "-shm", ".lock"))]
     if unknown:
         raise Corrupt(f"{unknown[0]} in {backup} is not part of the backup; take another one, or remove it")
-    steps, chunks, n_models, n_keys = _contents(DataFolder(backup), "")
-    size = sum(size_bytes for size_bytes, _ in files.values())
-    return Proof(steps, chunks, n_models, n_keys, len(files), size, float(facts["at_s"]))
+    found, size = _contents(DataFolder(backup), ""), sum(size_bytes for size_bytes, _ in files.values())
+    return Proof(*found[:4], len(files), size, float(facts["at_s"]), found[4])
 
 
 def _facts(backup: Path) -> dict[str, Any]:
@@ -130,9 +133,10 @@ def _facts(backup: Path) -> dict[str, Any]:
     return facts
 
 
-def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int]:
-    """Steps, chunks, models and keys of a folder, each looked at; Corrupt when something is wrong."""
+def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[str, ...]]:
+    """Steps, chunks, models and keys of a folder, each looked at, and damaged models; Corrupt when steps are wrong."""
     steps = chunks = n_models = n_keys = 0
+    damaged: list[str] = []
     if data.store.exists():
         with StoreView(data.store) as view:
             found = summary(audit(view))
@@ -144,11 +148,16 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int]:
         n_keys = len(opened.keys.all())
         for game in opened.registry.games():
             catalogue = opened.registry.catalogue(game)
-            for manifest in catalogue.models.values():
-                if hashlib.sha256(opened.registry.policy_bytes(manifest)).hexdigest() != manifest.policy_sha256:
-                    raise Corrupt(f"the policy of {manifest.name} in {data.root} is damaged")
+            damaged += [one.name for one in catalogue.models.values() if not _is_whole(opened.registry, one)]
             n_models += len(catalogue.models)
-    return steps, chunks, n_models, n_keys
+    return steps, chunks, n_models, n_keys, tuple(damaged)
+
+
+def _is_whole(registry: Registry, manifest: Manifest) -> bool:
+    try:
+        return hashlib.sha256(registry.policy_bytes(manifest)).hexdigest() == manifest.policy_sha256
+    except Corrupt:
+        return False
 
 
 # --- Copying ----------------------------------------------------------------------------------------------------------
@@ -196,7 +205,7 @@ def _copy_objects(source: Objects, target: Objects) -> None:
     for prefix in _PREFIXES:
         names = list(source.list(prefix))
         if prefix in _JOURNALS:
-            names = list(_without_gaps(names))
+            names = list(_in_order(names, source))
         for name in names:
             raw = source.get(name)
             if raw is None:
@@ -205,13 +214,19 @@ def _copy_objects(source: Objects, target: Objects) -> None:
                 raise Refused("taken", f"{name} is there already and is another; give an empty place for models")
 
 
-def _without_gaps(names: list[str]) -> Iterator[str]:
-    """Entries up to the first missing number: one that is being written while we look may be missed."""
+def _in_order(names: list[str], source: Objects) -> Iterator[str]:
+    """Entries of journals without a gap; Corrupt when one is missing although later ones are there."""
     following: dict[str, int] = {}
     for name in sorted(names):
         journal, _, file = name.rpartition("/")
-        number = int(file.removesuffix(".json")) if file.removesuffix(".json").isdigit() else -1
-        if number == following.get(journal, 1):
+        number = int(file.removesuffix(".json")) if file.removesuffix(".json").isdigit() else 0
+        for missed in range(following.get(journal, 1), number):
+            # One that was written while we looked may not be in the list.
+            place = f"{journal}/{missed:010d}.json"
+            if source.get(place) is None:
+                raise Corrupt(f"{place} is missing, and later entries are there; put it back before you back up")
+            yield place
+        if number:
             following[journal] = number + 1
             yield name
 

@@ -120,8 +120,7 @@ def _models(data: DataFolder, models: str) -> Iterator[Check]:
         registry = open_deployment(data, models=models).registry
         games = registry.games()
         damaged = [
-            f"{game} ({alias}): {why}; {registry.mend(game, alias)}"
-            for game in games for alias, why in registry.damage(game).items()
+            f"{game} ({what}): {why}" for game in games for what, why in registry.damage(game, every=True).items()
         ]  # fmt: skip
     except (UnderstudyError, OSError) as error:
         yield Check("models", "red", str(error), "restore them from a backup: understudy restore --help")
@@ -129,4 +128,4 @@ def _models(data: DataFolder, models: str) -> Iterator[Check]:
     if damaged:
         yield Check("models", "red", "; ".join(damaged))
     else:
-        yield Check("models", "green", f"{len(games)} games; what players are sent to is whole")
+        yield Check("models", "green", f"{len(games)} games; journals and models are whole")

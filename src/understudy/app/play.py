@@ -44,7 +44,16 @@ class Moment:
 
 def find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> Bot:
     """The model that an alias, a number or GAME/NUMBER means; ConfigError when this game has none such."""
-    spec, registry = look_at(choice).spec, deployment.registry
+    registry = deployment.registry
+    if choice.name in registry.games():
+        try:
+            spec = look_at(choice).spec
+        except ConfigError as error:
+            raise ConfigError(
+                f"{choice.name} is registered, and there is no env of it here: {error}; its bots play in your own game"
+            ) from None
+    else:
+        spec = look_at(choice).spec
     manifest = registry.find(bot, game=str(spec.game))
     policy = open_policy(manifest, registry.policy_bytes(manifest))
     if policy.game.schema != spec.schema:

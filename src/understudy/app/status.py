@@ -25,7 +25,7 @@ def status(data: DataFolder, *, models: str = "", clock: Clock | None = None) ->
     learner = next((role for role in roles if role["role"] == "learner"), None)
     games = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
-    has_damage = any("champion" in game.get("damage", {}) for game in games)
+    has_damage = any(game.get("damage", {}).keys() & {"champion", "journal"} for game in games)
     return {
         "ok": bool(roles) and all(role["alive"] for role in roles) and not has_damage,
         "url": gateway["report"].get("url") if gateway else None,
@@ -82,13 +82,9 @@ def _game(registry: Registry, name: str, steps: int, learnt: dict[str, Any]) -> 
     return {
         "game": name, "steps": steps, "models": len(catalogue.models), "champion": catalogue.points_to("champion"),
         "champion_why": champion.why if champion else "", "canary": catalogue.points_to("canary"),
-        "bad_entries": catalogue.bad_entries, "damage": _damage(registry, name),
+        "bad_entries": catalogue.bad_entries, "damage": registry.damage(name),
         **{field: learnt[field] for field in taken if field in learnt},
     }  # fmt: skip
-
-
-def _damage(registry: Registry, game: str) -> dict[str, str]:
-    return {alias: f"{why}; {registry.mend(game, alias)}" for alias, why in registry.damage(game).items()}
 
 
 def _next(
@@ -109,6 +105,4 @@ def _next(
         if game.get("next"):
             said.append(f"{game['game']}: {game['next']}")
         said += [f"{game['game']}: its {alias} is damaged: {why}" for alias, why in game.get("damage", {}).items()]
-        if game.get("bad_entries"):
-            said.append(f"{game['game']}: {game['bad_entries']} entries of its journal are not genuine")
     return said

@@ -29,6 +29,9 @@ def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float)
     proof = back_up(config.folder, target, models=config.models.url, timeout_s=timeout_s)
     if not as_json:
         console().print(f"backed up {_words(proof)} in {time.monotonic() - began_s:.1f} s", soft_wrap=True)
+        if proof.damaged:
+            names = ", ".join(proof.damaged[:10])
+            console().print(f"[yellow]![/] damaged before it was copied, and in the backup: {names}", soft_wrap=True)
         console().print("[dim]it holds the deployment's secrets: keep it as you keep them[/]")
     return finish({"backup": str(target), **asdict(proof)}, as_json=as_json)
 

@@ -1,16 +1,19 @@
 """understudy demo."""
 
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.crowd.loop import KILLABLE, Loop, LoopConfig
 from understudy.app.crowd.loop_result import LoopResult
 from understudy.app.data import DataFolder
+from understudy.app.deployment import signing_key
 from understudy.cli.demo_view import watching
 from understudy.cli.options import count, examples, finish, folder, json_option
 from understudy.core.errors import ConfigError
@@ -48,6 +51,8 @@ def demo(
     scratch = Path(tempfile.mkdtemp(prefix="understudy-demo-"))
     try:
         data = folder(keep) if keep else DataFolder(scratch / "data")
+        if signing_key(data).exists():
+            raise ConfigError(f"--keep {keep}: there is a platform in it already; give a folder that is not there yet")
         out.print(f"[bold]{players} people play {game}[/]: client → gateway → stream → ingest → store → learner → bot")
         with watching(out, config) as show:
             result = Loop(data, config, show).run()
@@ -75,13 +80,15 @@ def _print(out: Console, result: LoopResult, keep: str | None) -> None:
         f"{count(verdict.duplicate_steps)}[/]{killed}"
     )
     out.print("\nnext")
-    for command, what in (
+    told = (
         ("understudy play rally --web", "play it yourself, in a browser"),
-        (f"understudy up --data {keep or 'D'}", "the same roles, for a game of yours"),
+        (f"understudy up --data {shlex.quote(keep) if keep else 'D'}", "the same roles, for a game of yours"),
         ("understudy demo --kill learner", "the same, with kill -9 in the middle"),
         ("understudy train rally", "a bot from an env alone"),
-    ):
-        out.print(f"  {command:<34}[dim]# {what}[/dim]", soft_wrap=True)
+    )
+    width = max(len(command) for command, _ in told) + 2
+    for command, what in told:
+        out.print(f"  {escape(command):<{width}}[dim]# {what}[/dim]", soft_wrap=True)
 
 
 def _bots(result: LoopResult) -> Table:

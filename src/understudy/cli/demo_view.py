@@ -90,5 +90,5 @@ def _picture(look: Look, before: Look, config: LoopConfig) -> RenderableType:
         mine, bots_points = look.view["score"]
         score = (mine, bots_points) if look.view["seat"] == 0 else (bots_points, mine)
         title = f"{seats[0]} {score[0]} : {score[1]} {seats[1]}"
-        parts.append(Panel(as_text(Court(*court), columns=64, rows=12), title=title, width=68))
+        parts.append(Panel(as_text(Court(*court), columns=64, rows=9), title=title, width=68))
     return Group(*parts)

@@ -29,7 +29,9 @@ def models() -> None:
 def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
     """List models, of one game or of all, with what points to them."""
     where = deployment(data_text, must_exist=True)
-    rows = model_rows(where, [game] if game else where.registry.games())
+    games = [game] if game else where.registry.games()
+    rows = model_rows(where, games)
+    journals = {one: why for one in games if (why := where.registry.damage(one).get("journal"))}
     if not as_json:
         table = Table("model", "points here", "algorithm", "steps learnt from", "size")
         for row in rows:
@@ -37,10 +39,9 @@ def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
             points = ", ".join(row["aliases"]) + (" [red](damaged)[/]" if row["damage"] else "")
             table.add_row(row["model"], points, row["algorithm"], learnt, size(row["bytes"]))
         console().print(table if rows else "no models yet; next: understudy models add RUN, or let people play")
-        for row in rows:
-            if row["damage"]:
-                console().print(f"[red]![/] {escape(row['damage'])}", soft_wrap=True)
-    return finish({"models": rows}, as_json=as_json)
+        for said in (*journals.values(), *(row["damage"] for row in rows if row["damage"])):
+            console().print(f"[red]![/] {escape(said)}", soft_wrap=True)
+    return finish({"models": rows, "journals": journals}, as_json=as_json)
 
 
 @models.command(

@@ -34,8 +34,16 @@ class Journal:
             raise Corrupt(
                 f"{self._place(number - 1)} is missing, so {place} cannot follow it; restore it from a backup"
             )
+        if self.is_hole(number):
+            raise Corrupt(f"{place} is missing, and later entries are there; restore it from a backup before you go on")
         # Taken, yet with our bytes: an earlier attempt arrived although its answer was lost.
         return self._objects.create(place, raw) or self._objects.get(place) == raw
+
+    def is_hole(self, number: int) -> bool:
+        """Whether there is nothing under this number although there is behind it: somebody has lost it."""
+        # Looked for in this order: whatever stands behind it was written after it.
+        later = any(name > self._place(number) for name in self._objects.list(self.name))
+        return later and self._objects.get(self._place(number)) is None
 
     def _place(self, number: int) -> str:
         return f"{self.name}/{number:010d}.json"

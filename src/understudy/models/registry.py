@@ -82,23 +82,33 @@ class Registry:
             )
         return self.manifest(named, number)
 
-    def damage(self, game: str) -> dict[str, str]:
-        """What is wrong with the models that players are sent to, by alias; empty: they are whole."""
+    def damage(self, game: str, *, every: bool = False) -> dict[str, str]:
+        """What is wrong with a game's journal and with the models that its aliases point to; empty: all is whole.
+
+        By `journal`, alias or (with `every` model looked at) the model's name.
+        """
         now, found = self.catalogue(game), dict[str, str]()
-        for alias in ALIASES:
-            if number := now.points_to(alias):
+        if lost := self._shared(game).lost_entry:
+            found["journal"] = f"{lost} is missing, and nobody sees what was written after it; restore it from a backup"
+        elif now.bad_entries:
+            found["journal"] = f"{now.bad_entries} of its entries are not genuine; restore them from a backup"
+        names = {now.points_to(alias): alias for alias in reversed(ALIASES)}
+        for number, manifest in now.models.items():
+            if number in names or every:
                 try:
-                    open_policy(now.models[number], self.policy_bytes(now.models[number]))
+                    open_policy(manifest, self.policy_bytes(manifest))
                 except (Corrupt, Refused, StorageFailed, OSError) as error:
-                    found[alias] = str(error)
+                    found[names.get(number, manifest.name)] = f"{error}; {self._mend(now, names.get(number, ''))}"
         return found
 
-    def mend(self, game: str, alias: str) -> str:
-        """What becomes of players while this alias points to a damaged model, and what an operator can do."""
+    def _mend(self, now: Catalogue, alias: str) -> str:
+        """What becomes of players while a model is damaged, and what an operator can do."""
         if alias == "canary":
             return "players do not get it, and the learner replaces it"
-        if self.catalogue(game).previous_champion():
-            return f"players keep the last good bot; next: understudy models rollback {game}"
+        if alias != "champion":
+            return "nobody plays it; restore it from a backup if it is needed"
+        if now.previous_champion():
+            return f"players keep the last good bot; next: understudy models rollback {now.game}"
         return "newcomers get no bot; next: restore the models from a backup, or understudy models add RUN"
 
     def manifest(self, game: str, model_no: int) -> Manifest:

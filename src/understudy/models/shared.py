@@ -59,6 +59,13 @@ class Shared(Generic[S]):
                 state.number = number
             return state
 
+    @property
+    def lost_entry(self) -> str:
+        """The first entry that is missing although later ones are there, so that nobody sees those; empty: none."""
+        with self.lock:
+            number = self.now().number + 1
+            return f"{self._journal.name}/{number:010d}.json" if self._journal.is_hole(number) else ""
+
     def write(self, make: Callable[[S], Entry]) -> S:
         """Write the entry that `make` finds right for the newest state; asked again when somebody else was faster."""
         if self._signer is None:

@@ -75,12 +75,12 @@ def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, A
     """Every model of these games, with what points to it."""
     rows = []
     for game in games:
-        catalogue, damage = deployment.registry.catalogue(game), deployment.registry.damage(game)
+        catalogue, damage = deployment.registry.catalogue(game), deployment.registry.damage(game, every=True)
         for number, manifest in sorted(catalogue.models.items()):
             aliases = [alias for alias in ("champion", "canary") if catalogue.points_to(alias) == number]
             rows.append({
                 "model": manifest.name, "aliases": aliases, "algorithm": manifest.lineage.algorithm,
-                "damage": next((damage[alias] for alias in aliases if alias in damage), ""),
+                "damage": next((damage[name] for name in (*aliases, manifest.name) if name in damage), ""),
                 "steps": manifest.lineage.steps, "bytes": manifest.policy_bytes, "sha256": manifest.policy_sha256,
             })  # fmt: skip
     return rows

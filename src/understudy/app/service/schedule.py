@@ -95,8 +95,9 @@ def _next_candidate(now: Standing, schedule: LearningSchedule) -> Next:
     is_due = now.updates >= due_updates and now.steps >= due_steps
     if is_due and not now.has_canary:
         return Next("release", "the candidate is trained")
-    then = "the canary is being judged" if now.has_canary else "then a candidate is released"
-    says = f"{now.updates} of {due_updates} updates, {now.steps} of {due_steps} steps, {then}"
+    says = f"{now.updates} of {due_updates} updates, {now.steps} of {due_steps} steps, then a candidate is released"
+    if is_due:
+        says = f"{now.updates} updates on {now.steps} steps; the canary is judged before the next candidate"
     if now.usable_steps and now.updates < schedule.updates_per_step * now.steps:
         return Next("train", says)
     return Next("wait", f"waiting for new steps: {says}")
