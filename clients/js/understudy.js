@@ -1714,7 +1714,7 @@ class Backoff {
  *   string) => void, length?: number, key?: (at: number) => string | null}} TextStorage such as localStorage
  */
 
-/** What is kept for the next start, under one deployment, game and key; a storage that fails loses only that. */
+/** What is kept for the next start, under one deployment and game; a storage that fails loses only that. */
 class Shelf {
   /** @param {TextStorage} storage @param {string} prefix */
   constructor(storage, prefix) {
@@ -1731,13 +1731,14 @@ class Shelf {
     }
   }
 
-  /** @param {string} name @param {unknown} value @returns {boolean} whether it is kept */
+  /** @param {string} name @param {unknown} value @returns {number} how many letters it takes; 0 when it is not kept */
   write(name, value) {
     try {
-      this._storage.setItem(this._prefix + name, JSON.stringify(value));
-      return true;
+      const [key, text] = [this._prefix + name, JSON.stringify(value)];
+      this._storage.setItem(key, text);
+      return key.length + text.length;
     } catch {
-      return false;
+      return 0;
     }
   }
 
@@ -1763,6 +1764,79 @@ class Shelf {
   }
 }
 
+/**
+ * Remove what nobody comes back for, of whatever deployment: frames that are too old to be taken, signs of life, and
+ * the policies of a game that was not played since; whom it trusts, and the numbers it has seen, stay.
+ * @param {TextStorage} storage
+ * @param {number} nowMs
+ */
+function sweep(storage, nowMs) {
+  const all = new Shelf(storage, "understudy/");
+  for (const name of all.names("")) {
+    const [place, kind, owner, session] = name.split("/");
+    let lastMs = nowMs;
+    if (kind === "frame" || kind === "gap") lastMs = beganMs(session ?? owner);
+    else if (kind === "held") lastMs = Number(all.read(name)) || 0;
+    else if (kind === "policy") lastMs = Number(all.read(`${place}/used`)) || 0;
+    if (!(nowMs - lastMs <= KEPT_MS)) all.remove(name);
+  }
+}
+
+/** @typedef {{request: (name: string, how: {ifAvailable: true}, work: (lock: unknown) => unknown) => Promise<unknown>}} Locks */
+
+/**
+ * Which pages still run, so that what one of them keeps is sent by nobody else: each holds its own name, and the names
+ * of those whose frames it took up. By locks where pages have them; elsewhere by a sign of life in the storage, which
+ * is old once the page is gone.
+ */
+class Holds {
+  /** @param {{shelf: Shelf, clock: Clock, locks: Locks | null, place: string}} parts */
+  constructor({ shelf, clock, locks, place }) {
+    this._shelf = shelf;
+    this._clock = clock;
+    this._locks = locks;
+    this._place = place;
+    /** @type {Map<string, () => void>} how each name is let go */
+    this._mine = new Map();
+    this._isOver = false;
+    /** @type {any} */
+    this._timer = locks ? undefined : setInterval(() => this._beat(), BEAT_MS);
+    this._timer?.unref?.();
+  }
+
+  /** Whether this name is held here from now on, and nobody held it before. @param {string} name */
+  async take(name) {
+    if (this._isOver || this._mine.has(name)) return false;
+    if (!this._locks) {
+      if (Math.abs(this._clock.now() - (Number(this._shelf.read(`held/${name}`)) || 0)) < ALIVE_MS) return false;
+      this._mine.set(name, () => this._shelf.remove(`held/${name}`));
+      this._beat();
+      return true;
+    }
+    const { request } = this._locks;
+    return new Promise((/** @type {(isTaken: boolean) => void} */ resolve) => {
+      const work = (/** @type {unknown} */ lock) => {
+        resolve(lock !== null && !this._isOver);
+        const isOurs = lock !== null && !this._isOver;
+        return isOurs ? new Promise((done) => this._mine.set(name, () => done(null))) : null;
+      };
+      request.call(this._locks, `${this._place}${name}`, { ifAvailable: true }, work).catch(() => resolve(false));
+    });
+  }
+
+  _beat() {
+    for (const name of this._mine.keys()) this._shelf.write(`held/${name}`, this._clock.now());
+  }
+
+  /** Let others have all of it. */
+  end() {
+    this._isOver = true;
+    clearInterval(this._timer);
+    for (const letGo of this._mine.values()) letGo();
+    this._mine.clear();
+  }
+}
+
 /** A storage that lasts as long as the program. @returns {TextStorage} */
 function memoryStorage() {
   /** @type {Map<string, string>} */
@@ -1778,7 +1852,10 @@ function memoryStorage() {
 
 const [MAX_FRAMES, MAX_BATCH_BYTES] = [64, 4 * 1024 * 1024];
 const [IDLE_MS, TELL_MS, DAY_MS] = [60_000, 10_000, 86_400_000];
-const SHELF_BYTES = 2 * 1024 * 1024;
+/** How long what is left may lie, as the platform takes no older session; and how much, in letters as storages count. */
+const [KEPT_MS, SHELF_LETTERS] = [8 * DAY_MS, 2 * 1024 * 1024];
+/** Browsers let a page in the background do something once a minute; one that was silent for longer is gone. */
+const [BEAT_MS, ALIVE_MS, ADOPT_MS] = [20_000, 150_000, 60_000];
 const PARCEL = "application/vnd.understudy.parcel";
 
 /** The episodes that follow one another for one player and seat: their rows, and the numbers of their frames. */
@@ -1803,11 +1880,15 @@ class Session {
     this.nextNo = this.nSteps = this.nWaiting = 0;
     /** @type {{numbers: number[], steps: number}} numbers that will never be sent, until a report says so */
     this.lost = { numbers: [], steps: 0 };
+    /** @type {Map<number, number>} steps by number of the frames that are in memory only, and were never tried */
+    this.unkept = new Map();
     /** No call is recorded any more. */
     this.hasEnded = false;
     this.isClosing = false;
     /** A report of it was refused: no more are made. */
     this.isMuted = false;
+    /** The shelf says what is in memory only. */
+    this.isNoted = false;
   }
 
   /** @param {number} nowMs milliseconds since it began */
@@ -1824,7 +1905,8 @@ class Session {
 
 /**
  * @typedef {{session: Session, chunkNo: number, kind: FrameKind, nSteps: number, frame: Bytes, isTried: boolean,
- *   isDone: boolean, isShelved: boolean}} Entry a frame until its ack
+ *   isDone: boolean, name: string, letters: number}} Entry a frame until its ack; `letters` is what it takes on the
+ *   shelf
  */
 
 /**
@@ -1833,9 +1915,9 @@ class Session {
 class Sender {
   /**
    * @param {{link: Link, columns: Columns, client: string, clock: Clock, random: () => number, lingerMs: number,
-   *   capBytes: number, shelf: Shelf | null}} parts
+   *   capBytes: number, shelf: Shelf | null, holds: Holds | null}} parts
    */
-  constructor({ link, columns, client, clock, random, lingerMs, capBytes, shelf }) {
+  constructor({ link, columns, client, clock, random, lingerMs, capBytes, shelf, holds }) {
     this._link = link;
     this._columns = columns;
     this._client = client;
@@ -1844,6 +1926,10 @@ class Sender {
     this._lingerMs = lingerMs;
     this._capBytes = capBytes;
     this._shelf = shelf;
+    this._holds = holds;
+    /** Under which name what is kept here is held. */
+    this._owner = hexOf(crypto.getRandomValues(new Uint8Array(8)));
+    this._adoptAtMs = 0;
     this._specJson = specJson(columns.spec);
     this._schema = schemaOf(columns.spec);
     this._backoff = new Backoff(clock, random);
@@ -1851,7 +1937,7 @@ class Sender {
     this.sessions = new Set();
     /** @type {Entry[]} in the order in which they are sent */
     this._waiting = [];
-    this._waitingBytes = this._shelvedBytes = 0;
+    this._waitingBytes = this._shelvedLetters = 0;
     this._batchFrames = MAX_FRAMES;
     this._isRegistered = false;
     this._isBusy = false;
@@ -1868,15 +1954,11 @@ class Sender {
       dropped: 0,
       adopted: 0,
       failedSends: 0,
-      sentFrames: 0,
-      ackedFrames: 0,
-      refusedFrames: 0,
     };
     /** Why nothing is sent until another key is given. */
     this.stopped = "";
     this.linkError = this.refusal = "";
     this.isClosed = false;
-    this._adopt();
   }
 
   /** Steps that wait for their ack. */
@@ -1946,6 +2028,7 @@ class Sender {
   }
 
   async _round() {
+    if (this._clock.monotonic() >= this._adoptAtMs) await this.adopt();
     this.collect();
     for (;;) {
       const batch = this._batch();
@@ -1979,7 +2062,7 @@ class Sender {
     const tryMs = this._clock.monotonic() + this._backoff.leftMs;
     const sendMs = this._waiting.length && !this.stopped ? tryMs : Infinity;
     const tellMs = this.untoldSteps && !this.stopped ? Math.max(this._tellAtMs, tryMs) : Infinity;
-    return Math.min(this._cutMs(), sendMs, tellMs);
+    return Math.min(this._cutMs(), sendMs, tellMs, this._shelf ? this._adoptAtMs : Infinity);
   }
 
   // From the game into frames.
@@ -2044,24 +2127,52 @@ class Sender {
 
   /** @param {Session} session @param {FrameKind} kind @param {Uint8Array} body @param {number} nSteps */
   _add(session, kind, body, nSteps) {
+    const chunkNo = session.nextNo;
     /** @type {Entry} */
     const entry = {
       session,
-      chunkNo: session.nextNo,
+      chunkNo,
       kind,
       nSteps,
-      frame: encodeFrame(kind, session.id, session.nextNo, body),
+      frame: encodeFrame(kind, session.id, chunkNo, body),
       isTried: false,
       isDone: false,
-      isShelved: false,
+      name: `frame/${this._owner}/${session.id}/${chunkNo}`,
+      letters: 0,
     };
     session.nextNo += 1;
-    if (this._shelf && this._shelvedBytes + entry.frame.length <= SHELF_BYTES) {
-      const kept = { player: session.player, nSteps, frame: toBase64(entry.frame), kind };
-      entry.isShelved = this._shelf.write(shelfName(entry), kept);
-      this._shelvedBytes += entry.isShelved ? entry.frame.length : 0;
-    }
+    this._shelve(entry);
+    if (this._shelf && !entry.letters) session.unkept.set(chunkNo, nSteps);
+    this._noteUnkept(session);
     this._push(entry);
+  }
+
+  /** Put a frame on the shelf, unless it is full; whether it is not. @param {Entry} entry */
+  _shelve(entry) {
+    if (!this._shelf || entry.letters) return true;
+    const { session, nSteps, kind } = entry;
+    const text = toBase64(entry.frame);
+    // A report is small, and without it nobody would know what became of the numbers in it.
+    if (kind === "data" && this._shelvedLetters + text.length > SHELF_LETTERS) return false;
+    entry.letters = this._shelf.write(entry.name, { player: session.player, nSteps, frame: text, kind });
+    this._shelvedLetters += entry.letters;
+    return true;
+  }
+
+  /** Keep a record of what is in memory only, so that the next page can say what was lost. @param {Session} session */
+  _noteUnkept(session) {
+    const { id, player, unkept, nextNo } = session;
+    if (!session.isNoted && !unkept.size) return;
+    session.isNoted = unkept.size > 0;
+    const steps = [...unkept.values()].reduce((sum, one) => sum + one, 0);
+    const record = { player, ranges: rangesOf([...unkept.keys()]), steps, nextNo };
+    if (session.isNoted) this._shelf?.write(`gap/${this._owner}/${id}`, record);
+    else this._shelf?.remove(`gap/${this._owner}/${id}`);
+  }
+
+  /** @param {Iterable<Entry>} entries that are settled, or may have arrived: they will not be called lost */
+  _forgetUnkept(entries) {
+    for (const { session, chunkNo } of entries) if (session.unkept.delete(chunkNo)) this._noteUnkept(session);
   }
 
   /** @param {Entry} entry */
@@ -2073,40 +2184,59 @@ class Sender {
     else this._waiting.push(entry);
   }
 
-  /**
-   * Take up what an earlier page or program could not send; another that still runs may send it too, which changes
-   * nothing.
-   */
-  _adopt() {
+  /** Take up what pages and programs could not send that are gone by now. */
+  async adopt() {
+    if (!this._shelf || !this._holds || this.isClosed) return;
+    this._adoptAtMs = this._clock.monotonic() + ADOPT_MS;
+    await this._holds.take(this._owner);
+    const names = ["frame/", "gap/", "held/"].flatMap((kind) => /** @type {Shelf} */ (this._shelf).names(kind));
+    for (const owner of new Set(names.map((name) => name.split("/")[1]))) {
+      if (await this._holds.take(owner)) this._takeUp(this._shelf, owner);
+    }
+    if (this._waiting.length) this._schedule(0);
+  }
+
+  /** @param {Shelf} shelf @param {string} owner */
+  _takeUp(shelf, owner) {
+    const startedMs = this._clock.monotonic();
+    /** @type {Entry[]} */
+    const entries = [];
     /** @type {Map<string, Session>} */
-    const found = new Map();
-    for (const name of this._shelf?.names("frame/") ?? []) {
-      const kept = this._shelf?.read(name);
+    const sessions = new Map();
+    const sessionNamed = (/** @type {string} */ id, /** @type {string} */ player) => {
+      const session = sessions.get(id) ?? new Session({ id, player, rows: null, startedMs });
+      sessions.set(id, session);
+      return session;
+    };
+    for (const name of shelf.names(`frame/${owner}/`)) {
+      const kept = shelf.read(name);
       try {
         const frame = fromBase64(kept.frame);
-        const [id, startedMs] = [sessionOf(frame), this._clock.monotonic()];
-        if (this._clock.now() - beganMs(id) > 7 * DAY_MS) throw new Refused("expired", "nobody takes it any more");
-        const session = found.get(id) ?? new Session({ id, player: kept.player, rows: null, startedMs });
-        found.set(id, session);
+        const [session, { nSteps, kind }] = [sessionNamed(sessionOf(frame), kept.player), kept];
         const chunkNo = Number(new DataView(frame.buffer).getBigUint64(32, true));
-        this._shelvedBytes += frame.length;
-        this._push({
-          session,
-          chunkNo,
-          kind: kept.kind,
-          nSteps: kept.nSteps,
-          frame,
-          isTried: true,
-          isDone: false,
-          isShelved: true,
-        });
-        this.counts.adopted += kept.nSteps;
+        const letters = name.length + kept.frame.length;
+        entries.push({ session, chunkNo, kind, nSteps, frame, isTried: true, isDone: false, name, letters });
+        this._shelvedLetters += letters;
+        this.counts.adopted += nSteps;
       } catch {
-        this._shelf?.remove(name);
+        shelf.remove(name);
       }
     }
-    this._waiting.sort((one, other) => byCodePoint(one.session.id, other.session.id) || one.chunkNo - other.chunkNo);
-    if (this._waiting.length) this._schedule(0);
+    entries.sort((one, other) => byCodePoint(one.session.id, other.session.id) || one.chunkNo - other.chunkNo);
+    for (const entry of entries) this._push(entry);
+    for (const name of shelf.names(`gap/${owner}/`)) {
+      try {
+        const { player, ranges, steps, nextNo } = shelf.read(name);
+        const session = sessionNamed(name.split("/")[2], player);
+        session.nextNo = nextNo;
+        this._report(session, ranges, steps);
+        this.counts.dropped += steps;
+        warn("dropped", "recorded steps had to be dropped; game.stats().dropped counts them");
+      } catch {
+        // It says nothing that could be told.
+      }
+      shelf.remove(name);
+    }
   }
 
   // Dropping, and saying so.
@@ -2136,17 +2266,15 @@ class Sender {
       if (!session.lost.numbers.length || session.isMuted || session.isClosing) continue;
       const { numbers, steps } = session.lost;
       session.lost = { numbers: [], steps: 0 };
-      /** @type {[number, number][]} */
-      const ranges = [];
-      for (const number of numbers.sort((one, other) => one - other)) {
-        const last = ranges.at(-1);
-        if (last && last[1] === number - 1) last[1] = number;
-        else ranges.push([number, number]);
-      }
-      for (let at = 0; at < ranges.length; at += 1024) {
-        const report = { n_steps: at ? 0 : steps, ranges: ranges.slice(at, at + 1024) };
-        this._add(session, "drop", bytesOf(canonicalJson(report)), 0);
-      }
+      this._report(session, rangesOf(numbers), steps);
+    }
+  }
+
+  /** Tell that these numbers never come. @param {Session} session @param {[number, number][]} ranges @param {number} steps */
+  _report(session, ranges, steps) {
+    for (let at = 0; at < ranges.length; at += 1024) {
+      const report = { n_steps: at ? 0 : steps, ranges: ranges.slice(at, at + 1024) };
+      this._add(session, "drop", bytesOf(canonicalJson(report)), 0);
     }
   }
 
@@ -2169,7 +2297,11 @@ class Sender {
     const end = this._waiting.findIndex(
       (entry, at) => at === this._batchFrames || ((room -= entry.frame.length) < 0 && at > 0),
     );
-    return this._waiting.slice(0, end < 0 ? this._waiting.length : end);
+    const batch = this._waiting.slice(0, end < 0 ? this._waiting.length : end);
+    // On the shelf first: were the page closed while it is under way, nobody would know whether it arrived.
+    const full = batch.findIndex((entry, at) => !this._shelve(entry) && at > 0);
+    this._forgetUnkept(batch.filter((entry) => entry.letters));
+    return full < 0 ? batch : batch.slice(0, full);
   }
 
   /** @param {Entry[]} batch */
@@ -2179,6 +2311,7 @@ class Sender {
       Object.fromEntries(batch.map(({ session }) => [session.id, session.player])),
     ];
     for (const entry of batch) entry.isTried = true;
+    this._forgetUnkept(batch);
     try {
       if (!this._isRegistered) await this.register();
       const parcel = encodeParcel(
@@ -2210,11 +2343,9 @@ class Sender {
    */
   _settle(batch, acks) {
     let [again, retryAfterS, why] = [0, 0, ""];
-    this.counts.sentFrames += batch.length;
     batch.forEach((entry, at) => {
       const ack = acks[at];
       if (ack.accepted) {
-        this.counts.ackedFrames += 1;
         this.counts.acked += entry.session.rows ? entry.nSteps : 0;
         this._finish(entry);
       } else if (ack.refused) this._refuse(entry, ack.refused);
@@ -2247,7 +2378,6 @@ class Sender {
 
   /** @param {Entry} entry @param {string} reason */
   _refuse(entry, reason) {
-    this.counts.refusedFrames += 1;
     this.counts.refused += entry.session.rows ? entry.nSteps : 0;
     this.refusal = reason;
     warn("refused", `the platform refused recorded steps for good: ${reason}`);
@@ -2264,10 +2394,10 @@ class Sender {
     entry.isDone = true;
     entry.session.nWaiting -= 1;
     this._waitingBytes -= entry.frame.length;
-    if (entry.isShelved) {
-      this._shelvedBytes -= entry.frame.length;
-      this._shelf?.remove(shelfName(entry));
-    }
+    this._forgetUnkept([entry]);
+    if (entry.letters) this._shelf?.remove(entry.name);
+    this._shelvedLetters -= entry.letters;
+    entry.letters = 0;
   }
 
   // Ends.
@@ -2287,9 +2417,20 @@ class Sender {
       () => this.sessions.size === 0 && this._waiting.every((entry) => entry.isDone),
       timeoutS,
     );
+    this.end();
+    return isAll;
+  }
+
+  /** Send nothing more. */
+  end() {
     this.isClosed = true;
     clearTimeout(this._timer);
-    return isAll;
+    this.letGo();
+  }
+
+  /** Whoever comes next may take up what is kept. */
+  letGo() {
+    this._holds?.end();
   }
 
   /** @param {() => boolean} isDone @param {number} timeoutS */
@@ -2311,8 +2452,17 @@ class Sender {
   }
 }
 
-/** @param {Entry} entry */
-const shelfName = (entry) => `frame/${entry.session.id}/${entry.chunkNo}`;
+/** @param {number[]} numbers @returns {[number, number][]} first and last of those that follow one another */
+function rangesOf(numbers) {
+  /** @type {[number, number][]} */
+  const ranges = [];
+  for (const number of numbers.sort((one, other) => one - other)) {
+    const last = ranges.at(-1);
+    if (last && last[1] === number - 1) last[1] = number;
+    else ranges.push([number, number]);
+  }
+  return ranges;
+}
 
 /** @param {Session} session */
 const stepsOf = (session) =>
@@ -2939,6 +3089,9 @@ export class Game {
     globalThis.document?.addEventListener?.("visibilitychange", this._onHide);
     this._onOnline = () => void (this._sender.stopped || this._sender.retry());
     globalThis.window?.addEventListener?.("online", this._onOnline);
+    // A page that may come back from a browser's cache goes on then; one that is gone for good lets others send.
+    this._onGone = (/** @type {any} */ event) => void (event.persisted || this._leave());
+    globalThis.window?.addEventListener?.("pagehide", this._onGone);
   }
 
   /** Who plays new episodes, such as `rally/3`; empty while there is no bot. */
@@ -3092,11 +3245,18 @@ export class Game {
       this._bots.isClosed = true;
       globalThis.document?.removeEventListener?.("visibilitychange", this._onHide);
       globalThis.window?.removeEventListener?.("online", this._onOnline);
+      globalThis.window?.removeEventListener?.("pagehide", this._onGone);
       const isAll = await this._sender.finish(timeoutS);
       this._link.close();
       return isAll;
     })();
     return this._closing;
+  }
+
+  /** The page goes for good: whoever comes next takes up what it keeps. */
+  _leave() {
+    this._hurry();
+    this._sender.letGo();
   }
 
   /** The page may be gone soon: put everything that is closed where the next one finds it, and try to send it. */
@@ -3222,10 +3382,13 @@ export async function connect(name, how) {
   const kept = storage ?? memoryStorage();
   const player = how.player ?? ownPlayer(new Shelf(kept, "understudy/"));
   checkPlayer(player);
-  const shelf = new Shelf(
-    kept,
-    `understudy/${sha256(bytesOf([link.address, spec.game, key].join("\0"))).slice(0, 16)}/`,
-  );
+  // Not of the key: what waits belongs to the game's sessions, and another key may send it.
+  const place = `understudy/${sha256(bytesOf([link.address, spec.game].join("\0"))).slice(0, 16)}/`;
+  const shelf = new Shelf(kept, place);
+  shelf.write("used", clock.now());
+  sweep(kept, clock.now());
+  // Pages that share the browser's storage share its locks; who shares another one is not known.
+  const locks = storage && storage === ownStorage() ? (globalThis.navigator?.locks ?? null) : null;
   const sender = new Sender({
     link,
     columns,
@@ -3235,17 +3398,19 @@ export async function connect(name, how) {
     lingerMs: lingerS * 1000,
     capBytes,
     shelf: storage && shelf,
+    holds: storage && new Holds({ shelf, clock, locks, place }),
   });
   const bots = new Bots({ link, spec, clock, random, shelf, trust });
   try {
     await sender.register();
   } catch (error) {
     if (!(error instanceof LinkFailed) || !error.mayPass) {
-      sender.isClosed = true;
+      sender.end();
       throw error;
     }
     sender.linkError = error.message;
   }
+  await sender.adopt();
   await bots.load();
   void bots.follow();
   return new Game({ link, sender, bots, columns, clock, random, player, consent, strict });

@@ -6,7 +6,7 @@ import pytest
 
 from tests.clients.nodes import ask, needs_node
 from tests.clients.test_episodes_js import taken
-from understudy.core.chunk import By
+from understudy.core.chunk import By, chunk_of
 from understudy.core.frame import Frame, FrameKind, read_drop
 from understudy.core.game import game_spec
 from understudy.core.parcel import decode_parcel
@@ -88,6 +88,50 @@ def test_what_an_earlier_page_could_not_send_is_sent_by_the_next(found):
     frames = [frame for raw in one["parcels"] for frame in decode_parcel(bytes.fromhex(raw)).frames]
     sessions = {frame.session for frame in frames if isinstance(frame, Frame) and frame.kind is FrameKind.DATA}
     assert len(sessions) == 2
+
+
+def test_what_waits_when_a_key_ends_is_sent_with_the_next_key(found):
+    one = found["newKey"]
+    assert (one["stopped"].partition(":")[0], one["waiting"], one["isFirstAll"]) == ("revoked_key", 7, False)
+    assert (one["stats"]["adopted"], one["isAll"], one["left"]) == (7, True, 0)
+    assert arrived(one) == {0: 7}
+
+
+def arrived(one: dict[str, Any]) -> dict[int, int]:
+    """Steps by number of the data frames that came, of a single session, each once."""
+    frames = [frame for raw in one["parcels"] for frame in decode_parcel(bytes.fromhex(raw)).frames]
+    data = [frame for frame in frames if isinstance(frame, Frame) and frame.kind is FrameKind.DATA]
+    assert len({frame.session for frame in data}) == 1
+    assert len({frame.chunk_no for frame in data}) == len(data)
+    return {frame.chunk_no: chunk_of(frame).meta.n_steps for frame in data}
+
+
+def test_leftovers_of_other_places_go_when_they_are_too_old_to_be_taken(found):
+    assert (found["swept"]["before"], found["swept"]["after"]) == (2, 1)
+
+
+def test_what_a_closed_page_could_not_keep_is_reported_as_dropped_by_the_next(found):
+    one = found["beyondTheShelf"]
+    assert (one["first"]["recorded"], one["first"]["dropped"], one["isFirstAll"]) == (400, 0, False)
+    assert one["letters"] <= 2 * 1024 * 1024
+    assert (one["stats"]["adopted"], one["stats"]["dropped"], one["keys"], one["isAll"]) == (180, 220, [], True)
+    (report,) = drops(one)
+    assert (report.ranges, report.n_steps) == (((3, 6),), 220)
+    kept = arrived(one)
+    assert (list(kept), sum(kept.values())) == ([0, 1, 2, 7], 180)
+
+
+def test_a_page_that_stays_sends_all_it_has_and_reports_nothing(found):
+    one = found["overTheShelfAndBack"]
+    assert (one["away"], one["back"], one["left"], one["isAll"]) == (1, 0, 0, True)
+    assert (sum(arrived(one).values()), one["stats"]["acked"], drops(one)) == (400, 400, [])
+
+
+@pytest.mark.parametrize("how", ["twoPages", "twoPagesWithLocks"])
+def test_what_a_page_keeps_is_taken_up_once_that_page_is_gone_and_not_before(found, how):
+    one = found[how]
+    assert (one["held"], one["stats"]["adopted"], one["left"], one["isAll"]) == (0, 7, 0, True)
+    assert arrived(one) == {0: 7}
 
 
 def test_a_gateway_that_forgot_the_game_is_told_again(found):
