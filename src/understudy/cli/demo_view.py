@@ -46,6 +46,8 @@ def watching(out: Console, config: LoopConfig) -> Iterator[Show]:
     else:
         with live:
             yield show
+    if out.record and seen:
+        out.print(_picture(seen[-1], seen[0], config))  # what a picture of the output should have, too
 
 
 def _line(look: Look) -> str:
