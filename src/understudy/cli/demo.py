@@ -1,8 +1,11 @@
 """understudy demo."""
 
+import secrets
 import shlex
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -10,11 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.crowd.loop import KILLABLE, Loop, LoopConfig
+from understudy.app.crowd.loop import KILLABLE, Look, Loop, LoopConfig
 from understudy.app.crowd.loop_result import LoopResult
 from understudy.app.data import DataFolder
 from understudy.app.deployment import signing_key
+from understudy.app.roles.children import end_children, kill_children
 from understudy.cli.demo_view import watching
+from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import count, examples, finish, folder, json_option
 from understudy.core.errors import ConfigError
 
@@ -47,21 +52,42 @@ def demo(
     if svg is not None and not svg.absolute().parent.is_dir():
         raise ConfigError(f"--svg {svg}: there is no folder {svg.absolute().parent}; make it first")
     config = LoopConfig(env_id=game, people=players, max_seconds=seconds, kill=kill, seed=seed)  # type: ignore[arg-type]
-    out = Console(stderr=as_json, highlight=False, record=svg is not None, width=96 if svg else None)
-    scratch = Path(tempfile.mkdtemp(prefix="understudy-demo-"))
-    try:
+    out = Console(stderr=as_json, highlight=False, record=svg is not None, width=112 if svg else None)
+    with Interrupts(hurry=kill_children) as interrupts, _scratch() as scratch:
         data = folder(keep) if keep else DataFolder(scratch / "data")
         if signing_key(data).exists():
             raise ConfigError(f"--keep {keep}: there is a platform in it already; give a folder that is not there yet")
         out.print(f"[bold]{players} people play {game}[/]: client → gateway → stream → ingest → store → learner → bot")
         with watching(out, config) as show:
-            result = Loop(data, config, show).run()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+
+            def see(look: Look) -> None:
+                interrupts.check()
+                show(look)
+
+            result = Loop(data, config, see).run()
     _print(out, result, keep)
     if svg is not None:
         out.save_svg(str(svg), title="understudy demo")
     return finish(result.to_json(), as_json=as_json, code=0 if result.is_sound or not check else 1)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A temporary folder; it and every process of ours are gone behind it, however often somebody asks to stop."""
+    path = Path(tempfile.gettempdir()) / f"understudy-demo-{secrets.token_hex(8)}"
+
+    def clean() -> None:
+        end_children()
+        shutil.rmtree(path, ignore_errors=True)
+
+    try:
+        path.mkdir(mode=0o700)
+        yield path
+    finally:
+        try:
+            clean()
+        finally:
+            clean()  # the one interrupt that is raised may have come in the middle of the first
 
 
 def _print(out: Console, result: LoopResult, keep: str | None) -> None:
