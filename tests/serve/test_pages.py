@@ -65,7 +65,7 @@ def test_a_file_is_packed_for_those_who_can_unpack_it(gateway: Running):
         assert len(packed.data) < len(plain.raw) / 2
     assert "content-encoding" not in plain.headers
     whole = sum(len(page.packed) for name, page in load_pages().items() if name.endswith(".js"))
-    assert whole < 60_000, "the page's scripts are to be quick on a phone"
+    assert whole < 72_000, "the page's scripts are to be quick on a phone"
 
 
 @pytest.mark.parametrize(

@@ -11,29 +11,13 @@ import pytest
 
 from tests.clients.nodes import CLIENT
 from tests.clients.test_docs_js import typescript
+from tests.serve.page_modules import page_modules, run
 from understudy.games import cartpole, rally
-from understudy.serve.pages import FILES, load_pages
 
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page's modules in one folder, as a browser sees them."""
-    if shutil.which("node") is None:
-        pytest.skip("no node on this machine; install the system's package (Debian: apt-get install nodejs)")
-    folder = tmp_path_factory.mktemp("static")
-    (folder / "package.json").write_text('{"type": "module"}')
-    for name in FILES.values():
-        (folder / name).write_bytes(load_pages()[name].raw)
-    return folder
-
-
-def run(modules: Path, script: str) -> Any:
-    """What a script prints as JSON."""
-    (modules / "script.js").write_text(script)
-    command = ["node", str(modules / "script.js")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return page_modules(tmp_path_factory.mktemp("static"))
 
 
 @pytest.mark.skipif(

@@ -21,8 +21,9 @@ from understudy.serve.house import House
 FILES = {
     "/play": "play.html", "/static/play.css": "play.css", "/static/icon.svg": "icon.svg",
     "/static/play.js": "play.js", "/static/inputs.js": "inputs.js", "/static/panel.js": "panel.js",
-    "/static/platform.js": "platform.js", "/static/opponents.js": "opponents.js", "/static/match.js": "match.js",
-    "/static/cartpole.js": "cartpole.js", "/static/rally.js": "rally.js", "/static/understudy.js": "understudy.js",
+    "/static/platform.js": "platform.js", "/static/consent.js": "consent.js", "/static/opponents.js": "opponents.js",
+    "/static/match.js": "match.js", "/static/cartpole.js": "cartpole.js", "/static/rally.js": "rally.js",
+    "/static/understudy.js": "understudy.js",
 }  # fmt: skip
 """Address to file."""
 

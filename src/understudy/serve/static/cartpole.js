@@ -53,6 +53,8 @@ export class Balance {
   static axis = /** @type {const} */ ("x");
   static follows = false;
   static buttons = ["left", "right"];
+  static obsNames = ["position", "velocity", "angle", "angular velocity"];
+  static actionNames = ["left", "right"];
   static hint = "Arrow keys or A and D push the cart, which keeps its last push; Space pauses.";
   static touchHint = "Touch the left or the right half of the court to push the cart; it keeps its last push.";
 
@@ -113,9 +115,19 @@ export class Balance {
     }
   }
 
+  /** Go on without recording: what was done until the last decision, with consent, is sent; nothing after it. */
   forget() {
-    this.episode?.cancel();
+    const { episode } = this;
     this.episode = null;
+    episode?.cancel();
+  }
+
+  /** Something threw: the person balances on, and nothing more is recorded; what to tell people. */
+  stumble() {
+    this.opponent = null;
+    this.frameMs = 1000 / PEOPLE_HZ;
+    this.forget();
+    return "you balance this attempt, of which nothing more is recorded";
   }
 
   get isRecorded() {

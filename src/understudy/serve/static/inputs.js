@@ -4,27 +4,34 @@
  * A short tap counts for one decision even when it was over before the game looked.
  */
 
-const SLACK = 0.02;
+/** While one of these is down a browser may keep to itself that another key was let go. */
+const MODIFIERS = ["Alt", "AltGraph", "Control", "Meta"];
 
 export class Inputs {
   /**
    * @param {{canvas: HTMLCanvasElement, minus: HTMLElement, plus: HTMLElement, keys: Record<string, number>,
-   *   axis: "x" | "y", follows: boolean}} how `keys` maps a key's code to -1 or 1; `follows`: a finger says where to
-   *   go, otherwise which side it is on
+   *   axis: "x" | "y", follows: boolean, slack?: number, reach?: readonly number[], isOn?: () => boolean}} how `keys`
+   *   maps a key's code to -1 or 1; `follows`: a finger says where to go, otherwise which side it is on; `slack`: how
+   *   far from it one may rest; `reach`: how far up and down one can go; `isOn`: whether keys are the game's now
    */
-  constructor({ canvas, minus, plus, keys, axis, follows }) {
+  constructor({ canvas, minus, plus, keys, axis, follows, slack = 0, reach = [0, 1], isOn = () => true }) {
     this.keys = keys;
     this.follows = follows;
     this.axis = axis;
+    this.slack = slack;
+    this.reach = reach;
+    this.isOn = isOn;
     /** @type {string[]} What is held, the newest last. */
     this.held = [];
     this.tapped = 0;
+    /** @type {number | null} The pointer that was put on the court first; others there are none of ours. */
+    this.pointer = null;
     /** @type {number | null} Where the finger is, from 0 to 1. */
     this.finger = null;
     /** @type {number | null} Where it was since the last decision, should it be gone by then. */
     this.touched = null;
-    document.addEventListener("keydown", (event) => this.#key(event, true));
-    document.addEventListener("keyup", (event) => this.#key(event, false));
+    document.addEventListener("keydown", (event) => this.#down(event));
+    document.addEventListener("keyup", (event) => this.#up(event));
     window.addEventListener("blur", () => this.release());
     this.#button(minus, "minus", -1);
     this.#button(plus, "plus", 1);
@@ -43,8 +50,9 @@ export class Inputs {
     this.touched = null;
     if (finger !== null) {
       if (!this.follows) return finger < 0.5 ? -1 : 1;
-      const away = finger - own;
-      return Math.abs(away) < SLACK ? 0 : Math.sign(away);
+      const [low, high] = this.reach;
+      const away = Math.min(high, Math.max(low, finger)) - own;
+      return Math.abs(away) <= this.slack ? 0 : Math.sign(away);
     }
     const newest = this.held.at(-1);
     return newest ? this.directions[newest] : tapped;
@@ -53,16 +61,22 @@ export class Inputs {
   release() {
     this.held = [];
     this.tapped = 0;
-    this.finger = this.touched = null;
+    this.pointer = this.finger = this.touched = null;
   }
 
-  /** @param {KeyboardEvent} event @param {boolean} isDown */
-  #key(event, isDown) {
+  /** @param {KeyboardEvent} event */
+  #down(event) {
     const direction = this.keys[event.code];
-    if (!direction || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (isDown && event.target instanceof Element && event.target.closest("select, input")) return;
-    if (isDown) event.preventDefault();
-    this.#hold(event.code, isDown, direction);
+    if (!direction || !this.isOn() || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target instanceof Element && event.target.closest("select")) return;
+    event.preventDefault();
+    this.#hold(event.code, true, direction);
+  }
+
+  /** @param {KeyboardEvent} event */
+  #up(event) {
+    if (MODIFIERS.includes(event.key)) this.release();
+    else if (this.keys[event.code]) this.#hold(event.code, false, 0);
   }
 
   /** @param {string} name @param {boolean} isDown @param {number} direction */
@@ -77,13 +91,20 @@ export class Inputs {
 
   /** @param {HTMLElement} button @param {string} name @param {number} direction */
   #button(button, name, direction) {
+    /** @type {number | null} */
+    let pointer = null;
     button.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
       event.preventDefault();
+      // Kept even where a pause let go of the button: whoever presses it next holds it.
+      pointer = event.pointerId;
       button.setPointerCapture(event.pointerId);
       this.#hold(name, true, direction);
     });
     for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
-      button.addEventListener(end, () => this.#hold(name, false, direction));
+      button.addEventListener(end, (event) => {
+        if (/** @type {PointerEvent} */ (event).pointerId === pointer) this.#hold(name, false, direction);
+      });
     }
     button.addEventListener("contextmenu", (event) => event.preventDefault());
     // For those who press a button with Enter or with an aid: one step.
@@ -101,14 +122,18 @@ export class Inputs {
       this.finger = this.touched = Math.min(1, Math.max(0, at));
     };
     canvas.addEventListener("pointerdown", (event) => {
+      if (this.pointer !== null || !event.isPrimary || event.button !== 0) return;
+      this.pointer = event.pointerId;
       canvas.setPointerCapture(event.pointerId);
       follow(event);
     });
     canvas.addEventListener("pointermove", (event) => {
-      if (this.finger !== null) follow(event);
+      if (event.pointerId === this.pointer) follow(event);
     });
     for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
-      canvas.addEventListener(end, () => (this.finger = null));
+      canvas.addEventListener(end, (event) => {
+        if (/** @type {PointerEvent} */ (event).pointerId === this.pointer) this.pointer = this.finger = null;
+      });
     }
   }
 }

@@ -4,6 +4,7 @@
  * No page in here: it is told what the person wants, and tells what happened.
  */
 
+import { UNTIL_THERE_IS_A_BOT, script } from "./opponents.js";
 import * as rally from "./rally.js";
 
 export const POINTS_TO_WIN = 7;
@@ -23,6 +24,11 @@ export class Match {
   static keys = KEYS;
   static axis = /** @type {const} */ ("y");
   static follows = true;
+  /** Half of what a paddle moves in one decision, and a bit: wherever the finger is, the paddle comes to rest. */
+  static slack = ((rally.FRAMES * rally.PADDLE_SPEED) / 2 + 1) / rally.HEIGHT;
+  static reach = [rally.PADDLE / rally.HEIGHT, 1 - rally.PADDLE / rally.HEIGHT];
+  static obsNames = rally.OBS_NAMES;
+  static actionNames = rally.ACTION_NAMES;
   static buttons = ["up", "down"];
   static hint = "Arrow keys or W and S move your paddle, the left one; Space pauses. Or drag on the court.";
   static touchHint = "Drag on the court, or hold the buttons: yours is the left paddle.";
@@ -44,6 +50,8 @@ export class Match {
     this.person = null;
     /** @type {any} */
     this.other = null;
+    /** Whether something went wrong in this serve: then nothing of it is recorded. */
+    this.isSpoilt = false;
     this.seed = this.frames = this.decisions = this.pause = 0;
     /** @type {rally.Court} */
     this.court = rally.serve(0);
@@ -100,11 +108,19 @@ export class Match {
     rally.draw(context, shown, how);
   }
 
-  /** Go on without recording: what is not yet sent of this serve is forgotten. */
+  /** Go on without recording: what was played until the last decision, with consent, is sent; nothing after it. */
   forget() {
-    this.person?.cancel();
-    this.other?.cancel();
+    const both = [this.person, this.other];
     this.person = this.other = null;
+    for (const episode of both) episode?.cancel();
+  }
+
+  /** Something threw: a script plays this serve to its end, of which nothing more is recorded; what to tell people. */
+  stumble() {
+    this.isSpoilt = true;
+    this.opponent = script(UNTIL_THERE_IS_A_BOT);
+    this.forget();
+    return `a ${this.opponent.label} plays this serve, of which nothing more is recorded`;
   }
 
   get isRecorded() {
@@ -117,6 +133,7 @@ export class Match {
     this.frames = this.decisions = 0;
     this.actions = [1, 1];
     this.pause = BEFORE_SERVE;
+    this.isSpoilt = false;
     this.opponent = this.chosen();
     this.hear({ kind: "serve", name: this.opponent.label });
   }
@@ -127,17 +144,13 @@ export class Match {
     const mine = 1 + inputs.take(this.court.left / rally.HEIGHT);
     const facts = { match: this.match, seed: this.seed };
     const { opponent, decisions } = this;
-    if (decisions === 0) {
+    if (decisions === 0 && !this.isSpoilt) {
       this.other = this.record(1, { ...facts, opponents: ["person"], bot: opponent.bot, by: opponent.by });
+      this.person = this.record(0, { ...facts, opponents: [opponent.name], by: "person" });
+      this.hear({ kind: "cast", name: opponent.label, isRecorded: this.isRecorded });
     }
     const drawn = rally.drawnAt(this.seed, decisions);
     const theirs = opponent.decide({ episode: this.other, obs, view: rally.seen(this.court, 1), drawn });
-    if (decisions === 0) {
-      // Only now it is known who was cast: a canary may play instead of the champion.
-      const name = this.other?.bot || opponent.name;
-      this.person = this.record(0, { ...facts, opponents: [name], by: "person" });
-      this.hear({ kind: "cast", name: this.other?.bot || opponent.label, isRecorded: this.isRecorded });
-    }
     this.person?.acted(own, mine, { by: "person" });
     this.actions = [mine, theirs];
     this.decisions += 1;

@@ -1,18 +1,21 @@
 /**
  * Who sits in the other seat: the champion, an older model, or a script of some skill.
  *
- * The champion is the platform's: a newer one plays the next serve. Without any, a script plays, and says so.
+ * Who it is, is settled when a serve begins, recorded or not; a newer champion plays the next one. Without any, a script
+ * plays, and says so.
  */
 
 import { SKILLS, scripted, skillOf } from "./rally.js";
 
-const UNTIL_THERE_IS_A_BOT = "casual";
+/** Its skill while there is no bot, or none that can play. */
+export const UNTIL_THERE_IS_A_BOT = "casual";
 
 /**
  * @typedef {{episode: any, obs: Float32Array, view: any, drawn: number}} Moment `episode` is null where nothing is recorded
  * @typedef {{action: number, name: string, value: number | null, probability: number | null}} Ranked
  * @typedef {{name: string, label: string, by: "bot" | "script", bot: any, decide: (moment: Moment) => number,
- *   rank: (obs: Float32Array) => Ranked[] | null}} Opponent `name` is what episodes say about it; `bot` a model by number
+ *   rank: (obs: Float32Array) => Ranked[] | null}} Opponent `name` is what episodes say about it; `bot` a model
+ * @typedef {{name: string, policy: any}} Bot a model, as the platform's game gives it
  */
 
 /** @returns {string[]} */
@@ -39,41 +42,68 @@ export function script(skill) {
 }
 
 /**
- * Whoever is champion; `platform` may not be connected yet.
+ * Whoever plays for the platform now: its champion, at times a canary, a script while there is none.
  * @param {import("./platform.js").Platform} platform
  * @returns {Opponent}
  */
 export function champion(platform) {
-  const until = script(UNTIL_THERE_IS_A_BOT);
-  if (!platform.bot) return until;
-  return {
-    name: platform.bot,
-    label: platform.bot,
-    by: "bot",
-    bot: null,
-    decide(moment) {
-      const { episode, obs, view, drawn } = moment;
-      if (!episode) return platform.rank(obs)[0]?.action ?? until.decide(moment);
-      const otherwise = view ? () => scripted(view, SKILLS[UNTIL_THERE_IS_A_BOT], drawn) : undefined;
-      return episode.act(obs, { otherwise });
-    },
-    rank: (obs) => platform.rank(obs),
-  };
+  const bot = platform.cast();
+  return bot ? model(bot) : script(UNTIL_THERE_IS_A_BOT);
 }
 
 /**
- * A model by its number, as the platform gave it.
- * @param {{name: string, policy: any}} bot
+ * A model for one serve: it draws its actions and remembers what it saw in the same way, recorded or not.
+ * @param {Bot} bot
  * @returns {Opponent}
  */
-export function older(bot) {
+export function model(bot) {
   const { name, policy } = bot;
+  /** @type {Float32Array[]} */
+  let seen = [];
+  /** What it looks at: at the beginning, the first observation stands for those before it. */
+  const view = () => (policy.stack > 1 ? [...Array(policy.stack - seen.length).fill(seen[0]), ...seen] : seen[0]);
   return {
     name,
     label: name,
     by: "bot",
     bot,
-    decide: ({ episode, obs }) => (episode ? episode.act(obs) : policy.act(obs)),
-    rank: (obs) => policy.rank(obs),
+    decide({ episode, obs }) {
+      seen = [...seen, Float32Array.from(obs)].slice(-policy.stack);
+      return episode ? episode.act(obs) : policy.act(view(), { deterministic: false });
+    },
+    rank: () => (seen.length ? policy.rank(view()) : null),
   };
+}
+
+/** The model that somebody chose by its number; one that arrives after another was chosen is left. */
+export class Choice {
+  /** @param {(number: number) => Promise<Bot>} fetched */
+  constructor(fetched) {
+    this.fetched = fetched;
+    this.number = 0;
+    /** @type {Bot | null} */
+    this.bot = null;
+  }
+
+  /**
+   * Whether the model with this number plays from now on; false when another was chosen meanwhile. Throws when it
+   * cannot be had.
+   * @param {number} number 0: none
+   */
+  async take(number) {
+    if (number === this.number && this.bot) return true;
+    this.number = number;
+    this.bot = null;
+    if (!number) return true;
+    try {
+      const bot = await this.fetched(number);
+      if (this.number !== number) return false;
+      this.bot = bot;
+      return true;
+    } catch (error) {
+      if (this.number !== number) return false;
+      this.number = 0;
+      throw error;
+    }
+  }
 }

@@ -11,6 +11,12 @@ const CHIPS = {
 /** @param {string} id @returns {any} */
 export const element = (id) => document.getElementById(id);
 
+/** Write only what has changed: a reader would say it again. @param {string} id @param {string} text */
+export function write(id, text) {
+  const found = element(id);
+  if (found.textContent !== text) found.textContent = text;
+}
+
 export class Panel {
   constructor() {
     this.noticeEnds = 0;
@@ -28,9 +34,9 @@ export class Panel {
 
   /** @param {{score: string, words: string, opponent: {label: string} | null}} play @param {string} you */
   score(play, you) {
-    element("score").textContent = play.score;
-    element("you").textContent = you;
-    element("court").setAttribute("aria-label", play.words);
+    write("score", play.score);
+    write("you", you);
+    if (element("court").getAttribute("aria-label") !== play.words) element("court").setAttribute("aria-label", play.words);
   }
 
   /**
@@ -39,10 +45,10 @@ export class Panel {
    */
   overlay({ message = "", detail = "", start = "", quietly = "" }) {
     element("overlay").hidden = !message;
-    element("message").textContent = message;
-    element("detail").textContent = detail;
+    write("message", message);
+    write("detail", detail);
     for (const [id, text] of [["start", start], ["quietly", quietly]]) {
-      element(id).textContent = text;
+      write(id, text);
       element(id).hidden = !text;
     }
   }
@@ -53,30 +59,15 @@ export class Panel {
     const state = platform.state;
     element("state").dataset.state = state;
     // Read out when it changes; the count beside it is not.
-    if (element("stand").textContent !== CHIPS[state]) element("stand").textContent = CHIPS[state];
-    element("held").textContent = state === "offline" && waiting ? `, ${waiting} steps wait` : "";
+    write("stand", CHIPS[state]);
+    write("held", state === "offline" && waiting ? `, ${waiting} steps wait` : "");
     for (const [id, count] of [["recorded", recorded], ["acked", acked], ["waiting", waiting]]) {
-      element(id).textContent = count.toLocaleString("en");
+      write(String(id), count.toLocaleString("en"));
     }
     // Such as a page over plain http, where a browser cannot check who signed a bot.
     const { refusedBots, lastBotError } = platform.stats();
-    if (!platform.bot && refusedBots) element("opponent-note").textContent = `No bot can play here: ${lastBotError}`;
-    element("sending").textContent = this.#sending(platform, { state, isRecording, lost: refused + dropped, keepShare });
-  }
-
-  /** @param {import("./platform.js").Platform} platform @param {any} how */
-  #sending(platform, { state, isRecording, lost, keepShare }) {
-    const game = platform.invited.game;
-    if (state === "alone") return `Nothing is recorded: this page has no key. Next: understudy play ${game} --web --data D`;
-    if (state === "refused") {
-      const why = platform.failure?.detail ?? platform.stats().stopped;
-      return `Nothing more is sent: ${why} Next: understudy play ${game} --web --data D`;
-    }
-    if (!isRecording) return "Nothing is recorded.";
-    if (!platform.game) return "The platform does not answer yet: what is played until then is not recorded.";
-    if (state === "offline") return "The platform does not answer: play on, what waits is sent when it is back.";
-    const left = lost ? ` ${lost} steps were not taken. ${platform.stats().lastError}` : "";
-    return keepShare < 1 ? `The platform asks for ${Math.round(100 * keepShare)} % of the games just now.${left}` : left;
+    if (!platform.bot && refusedBots) write("opponent-note", `No bot can play here: ${lastBotError}`);
+    write("sending", sending(platform, { state, isRecording, lost: refused + dropped, keepShare }));
   }
 
   /**
@@ -115,4 +106,28 @@ export class Panel {
       return row;
     })); // prettier-ignore
   }
+}
+
+/**
+ * What becomes of the steps, in words; nothing to say while all is well.
+ * @param {import("./platform.js").Platform} platform
+ * @param {any} how
+ */
+export function sending(platform, { state, isRecording, lost, keepShare }) {
+  const { game } = platform.invited;
+  const next = `Next: understudy play ${game} --web --data D`;
+  const { stopped, badInputs, lastError } = platform.stats();
+  if (state === "alone") return `Nothing is recorded: this page has no key. ${next}`;
+  if (platform.failure?.code === "wrong_shape") {
+    return `Nothing is recorded: ${platform.failure.detail} Next: another data folder, or another name for that game.`;
+  }
+  if (state === "refused") return `Nothing more is sent: ${platform.failure?.detail ?? stopped} ${next}`;
+  if (!isRecording) return "Nothing is recorded.";
+  if (!platform.game) return "The platform does not answer yet: what is played until then is not recorded.";
+  if (state === "offline") return "The platform does not answer: play on, what waits is sent when it is back.";
+  return [
+    keepShare < 1 ? `The platform asks for ${Math.round(100 * keepShare)} % of the games just now.` : "",
+    lost ? `${lost} steps were not taken. ${lastError}` : "",
+    badInputs ? `${badInputs} times what was played did not fit the game as the platform knows it, and was left out.` : "",
+  ].filter(Boolean).join(" "); // prettier-ignore
 }

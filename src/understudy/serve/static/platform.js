@@ -11,8 +11,15 @@ export const kept = storage(() => localStorage);
 const tab = storage(() => sessionStorage);
 const RETRY_FIRST_S = 1;
 const RETRY_CAP_S = 15;
+const ANSWER_MS = 10_000;
+
+const NOTHING_YET = {
+  recorded: 0, acked: 0, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "", stopped: "", refusedBots: 0,
+  lastBotError: "", badInputs: 0,
+}; // prettier-ignore
 
 /** @typedef {{game: string, key: string, bot: string}} Invitation */
+/** @typedef {{obsNames: readonly string[], actionNames: readonly string[]}} Shape what a page's game sees and does */
 
 /**
  * What the address says after its #, and what this tab remembers; the fragment is taken out of the address bar.
@@ -24,6 +31,8 @@ export function invitation() {
     const value = given.get(name);
     if (value !== null) tab.setItem(`understudy.${name}`, value);
   }
+  // Another invitation: the bot that an older one chose is not meant.
+  if ((given.has("game") || given.has("key")) && !given.has("bot")) tab.setItem("understudy.bot", "");
   if (location.hash) history.replaceState(null, "", location.pathname);
   const [game, key, bot] = ["game", "key", "bot"].map((name) => tab.getItem(`understudy.${name}`) ?? "");
   return { game: game || "rally", key, bot };
@@ -35,14 +44,23 @@ export function playerName() {
   if (known) return known;
   const bytes = crypto.getRandomValues(new Uint8Array(6));
   const name = `web-${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-  kept.setItem("understudy.player", name);
+  try {
+    kept.setItem("understudy.player", name);
+  } catch {
+    // A storage that is full: the name is for this visit alone.
+  }
   return name;
 }
 
 export class Platform {
-  /** @param {Invitation} invited @param {() => void} onBot is called when another champion plays from now on */
-  constructor(invited, onBot) {
+  /**
+   * @param {Invitation} invited
+   * @param {Shape} shape what the page's game sees and does
+   * @param {() => void} onBot is called when another champion plays from now on
+   */
+  constructor(invited, shape, onBot) {
     this.invited = invited;
+    this.shape = shape;
     this.onBot = onBot;
     /** @type {any} */
     this.game = null;
@@ -61,13 +79,17 @@ export class Platform {
     return Number(this.bot.split("/").at(-1)) || 0;
   }
 
-  /** @param {Float32Array} obs */
-  rank(obs) {
-    return this.game?.rank(obs) ?? [];
+  /**
+   * Who plays the serve that begins now: the champion, or a canary with its share; null while there is none.
+   * @returns {import("./opponents.js").Bot | null}
+   */
+  cast() {
+    // As an episode would draw it; here it is drawn for serves that are not recorded, too.
+    return this.game?._bots.cast() ?? null;
   }
 
   stats() {
-    return this.game?.stats() ?? { recorded: 0, acked: 0, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "", stopped: "" };
+    return this.game?.stats() ?? NOTHING_YET;
   }
 
   /** How things stand, in one word: alone, connecting, connected, offline or refused. */
@@ -75,8 +97,10 @@ export class Platform {
     if (!this.invited.key) return "alone";
     if (this.failure && isFinal(this.failure.code)) return "refused";
     if (!this.game) return this.failure ? "offline" : "connecting";
-    const { lastError, stopped } = this.stats();
-    return stopped ? "refused" : isAway(lastError) ? "offline" : "connected";
+    const { lastError, lastBotError, lastFollowError = "", stopped } = this.stats();
+    if (stopped) return "refused";
+    // Whoever sends nothing learns from the follower alone that nobody answers.
+    return [lastError, lastBotError, lastFollowError].some(isAway) ? "offline" : "connected";
   }
 
   /** Connect, however long it takes; only a key that is no good, or a game nobody knows, ends the trying. */
@@ -108,27 +132,63 @@ export class Platform {
     return this.game.model(number);
   }
 
-  /** The spec as the platform has it: the champion's, or else any. */
+  /** The spec as the platform has it: the champion's, or else any that is this page's game. */
   async #spec() {
     const { schemas, champion } = await this.#json("");
-    let schema = schemas[0];
+    let first = "";
     if (champion && schemas.length > 1) {
       const { signed } = await this.#json(`models/${champion}`);
-      schema = JSON.parse(signed).entry.manifest.schema;
+      first = JSON.parse(signed).entry.manifest.schema;
     }
-    return this.#json(`specs/${schema}`);
+    const found = [];
+    for (const schema of [first, ...schemas.filter((/** @type {string} */ one) => one !== first)].filter(Boolean)) {
+      found.push(await this.#json(`specs/${schema}`));
+      if (fits(found.at(-1), this.shape)) return found.at(-1);
+    }
+    throw Object.assign(new Error("wrong_shape"), { code: "wrong_shape", detail: misfit(found[0], this.shape) });
   }
 
   /** @param {string} path */
   async #json(path) {
     const { game, key } = this.invited;
     const address = `/v1/games/${encodeURIComponent(game)}${path ? `/${path}` : ""}`;
-    const answer = await fetch(address, { headers: { Authorization: `Bearer ${key}` }, cache: "no-store" });
+    const answer = await fetch(address, {
+      headers: { Authorization: `Bearer ${key}` }, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS),
+    }); // prettier-ignore
     const told = await answer.json();
     if (answer.ok) return told;
     const { code = `http_${answer.status}`, detail = "the platform did not say why" } = told?.error ?? {};
     throw Object.assign(new Error(`${code}: ${detail}`), { code, detail });
   }
+}
+
+/**
+ * Whether a spec is that of the page's game: as many numbers and actions, and the same names where it has any.
+ * @param {any} spec
+ * @param {Shape} shape
+ */
+export function fits(spec, { obsNames, actionNames }) {
+  const [obs, action] = [spec?.obs?.[""], spec?.action?.[""]];
+  const isSized = obs?.space === "box" && String(obs.shape) === String(obsNames.length);
+  const isActed = action?.space === "discrete" && action.n === actionNames.length && action.start === 0;
+  /** @param {readonly string[] | undefined} names @param {readonly string[]} wanted */
+  const isNamed = (names, wanted) => !names?.length || names.join("\n") === wanted.join("\n");
+  return isSized && isActed && isNamed(spec.obs_names, obsNames) && isNamed(spec.action_names, actionNames);
+}
+
+/**
+ * What is wrong, in a sentence.
+ * @param {any} spec
+ * @param {Shape} shape
+ */
+function misfit(spec, { obsNames, actionNames }) {
+  if (!spec) return "the platform knows no such game.";
+  /** @param {readonly string[]} names @param {any} space */
+  const told = (names, space) => names?.join(", ") || JSON.stringify(space);
+  return (
+    `the platform's ${spec.game} is another game than this page's: it sees ${told(spec.obs_names, spec.obs)} and does ` +
+    `${told(spec.action_names, spec.action)}; here one sees ${obsNames.join(", ")} and does ${actionNames.join(", ")}.`
+  );
 }
 
 /** @param {() => Storage} find a browser that is told to keep nothing throws here @returns {Pick<Storage, "getItem" | "setItem">} */

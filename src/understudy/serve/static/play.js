@@ -6,12 +6,12 @@
  */
 
 import { Balance } from "./cartpole.js";
+import { Consent } from "./consent.js";
 import { Inputs } from "./inputs.js";
 import { Match, POINTS_TO_WIN } from "./match.js";
-import { champion, older, script, skills } from "./opponents.js";
-import { Panel, element } from "./panel.js";
+import { Choice, champion, model, script, skills } from "./opponents.js";
+import { Panel, element, write } from "./panel.js";
 import { Platform, invitation, kept } from "./platform.js";
-import { ACTION_NAMES } from "./rally.js";
 
 const MAX_FRAMES_BEHIND = 8;
 const NEWEST_MODELS = 20;
@@ -22,19 +22,19 @@ const invited = invitation();
 /** @type {any} */
 const Play = invited.game === Balance.title ? Balance : Match;
 const isRally = Play === Match;
-const names = isRally ? ACTION_NAMES : Balance.buttons;
+const hasPage = [Match.title, Balance.title].includes(invited.game);
 const canvas = element("court");
 const context = canvas.getContext("2d", { alpha: false });
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const panel = new Panel();
-const platform = new Platform(invited, () => castChanged());
+const platform = new Platform(invited, Play, () => castChanged());
+const choice = new Choice((number) => platform.model(number));
+const consent = new Consent({ key: invited.key, storage: kept, onChange: obey });
 
 /** @type {"ready" | "playing" | "paused" | "over"} */
 let phase = "ready";
 let play = /** @type {any} */ (null);
 let bot = "";
-/** @type {{number: number, opponent: import("./opponents.js").Opponent} | null} */
-let chosenModel = null;
 
 // --- The loop ---------------------------------------------------------------------------------------------------------
 
@@ -54,9 +54,22 @@ function tick(nowMs) {
   behindMs = Math.min(behindMs, MAX_FRAMES_BEHIND * play.frameMs);
   while (behindMs >= play.frameMs && phase === "playing") {
     behindMs -= play.frameMs;
-    play.frame(inputs);
+    try {
+      play.frame(inputs);
+    } catch (error) {
+      stumble(error);
+    }
   }
   paint();
+}
+
+/** Whatever went wrong, the person plays on; what was recorded of this serve ends here. @param {unknown} error */
+function stumble(error) {
+  console.error(error);
+  const said = play.stumble();
+  document.body.dataset.recording = "false";
+  write("them", isRally ? play.opponent.label : "");
+  panel.notice(`Something went wrong (${error instanceof Error ? error.message : error}): ${said}`);
 }
 
 function paint() {
@@ -77,19 +90,20 @@ function hear(event) {
   if (event.kind === "decision") {
     canvas.dataset.place = play.place.join(" ");
     if (element("thinks").checked && event.opponent) {
-      panel.thoughts(event.opponent.label, event.opponent.rank(event.obs), names);
+      panel.thoughts(event.opponent.label, event.opponent.rank(event.obs), Play.actionNames);
     }
     if (isRally) return;
   }
-  if (event.kind === "serve" || event.kind === "cast") element("them").textContent = isRally ? event.name : "";
+  if (event.kind === "serve" || event.kind === "cast") write("them", isRally ? event.name : "");
   if (event.kind === "cast") {
     document.body.dataset.recording = String(event.isRecorded);
-    if (!element("opponent-note").dataset.busy) element("opponent-note").textContent = "";
+    if (!element("opponent-note").dataset.busy) write("opponent-note", "");
   }
   if (event.kind === "over") {
     change("over");
     panel.overlay({ message: play.summary, detail: next(), start: "Play again" });
-    element("start").focus({ preventScroll: true });
+    // Whoever is elsewhere on the page stays there.
+    if (document.activeElement === canvas) element("start").focus({ preventScroll: true });
   }
   showScore();
 }
@@ -99,7 +113,7 @@ function showScore() {
 }
 
 function next() {
-  if (!isRecording() || !platform.game) return "";
+  if (!consent.isGiven || !platform.game) return "";
   return isRally ? "Every serve of this match is on its way to the learner." : "This attempt is on its way to the learner.";
 }
 
@@ -107,7 +121,7 @@ function next() {
 function change(to) {
   phase = to;
   document.body.dataset.phase = to;
-  element("pause").textContent = to === "paused" ? "Go on" : "Pause";
+  write("pause", to === "paused" ? "Go on" : "Pause");
   element("pause").disabled = to !== "playing" && to !== "paused";
 }
 
@@ -116,7 +130,7 @@ function change(to) {
  * @type {import("./match.js").Record}
  */
 function record(seat, facts) {
-  return isRecording() && platform.game ? platform.game.episode({ seat, player: platform.player, ...facts }) : null;
+  return consent.isGiven && platform.game ? platform.game.episode({ seat, player: platform.player, ...facts }) : null;
 }
 
 function begin() {
@@ -124,30 +138,35 @@ function begin() {
   play = new Play({ opponent, record, hear });
   showScore();
   change("playing");
-  panel.overlay({});
-  canvas.focus({ preventScroll: true });
+  uncover();
 }
 
 function pause() {
+  inputs.release();
   if (phase === "playing") {
     change("paused");
     panel.overlay({ message: "Paused", start: "Go on" });
   } else if (phase === "paused") {
     change("playing");
-    panel.overlay({});
-    canvas.focus({ preventScroll: true });
+    uncover();
   }
+}
+
+/** The court is free; the focus goes there only from a button that vanishes. */
+function uncover() {
+  const isGoing = document.activeElement === document.body || element("overlay").contains(document.activeElement);
+  panel.overlay({});
+  if (isGoing) canvas.focus({ preventScroll: true });
 }
 
 // --- Who plays --------------------------------------------------------------------------------------------------------
 
 /** Who plays from the next serve on. */
 function opponent() {
-  const choice = element("opponent").value;
-  if (choice === "you" || (!isRally && !platform.bot)) return null;
-  if (choice.startsWith("script ")) return script(choice.slice(7));
-  if (chosenModel && choice === `model ${chosenModel.number}`) return chosenModel.opponent;
-  return champion(platform);
+  const chosen = element("opponent").value;
+  if (chosen === "you" || (!isRally && !platform.bot)) return null;
+  if (chosen.startsWith("script ")) return script(chosen.slice(7));
+  return choice.bot && chosen === `model ${choice.number}` ? model(choice.bot) : champion(platform);
 }
 
 function castChanged() {
@@ -183,45 +202,45 @@ function listOpponents() {
   ); // prettier-ignore
   const isThere = Array.from(list.options).some((one) => one.value === before);
   list.value = isThere ? before : isRally ? "champion" : "you";
-  if (list.value.startsWith("model ") && platform.game && chosenModel === null) choose();
-  if (isRally && phase === "ready") element("them").textContent = opponent()?.label ?? "";
+  if (list.value.startsWith("model ") && platform.game && !choice.number) choose();
+  if (isRally && phase === "ready") write("them", opponent()?.label ?? "");
 }
 
 async function choose() {
-  const choice = element("opponent").value;
+  const chosen = element("opponent").value;
   const note = element("opponent-note");
   const turn = isRally ? "serve" : "attempt";
   delete note.dataset.busy;
-  note.textContent = phase === "playing" ? `From the next ${turn} on.` : "";
-  const number = choice.startsWith("model ") ? Number(choice.slice(6)) : 0;
-  if (!number || chosenModel?.number === number) return;
+  write("opponent-note", phase === "playing" ? `From the next ${turn} on.` : "");
+  const number = chosen.startsWith("model ") ? Number(chosen.slice(6)) : 0;
   const name = `${invited.game}/${number}`;
-  note.dataset.busy = "yes";
-  note.textContent = `Fetching ${name}; the champion plays until it is here.`;
+  if (number && !(choice.bot && choice.number === number)) {
+    note.dataset.busy = "yes";
+    write("opponent-note", `Fetching ${name}; the champion plays until it is here.`);
+  }
   try {
-    chosenModel = { number, opponent: older(await platform.model(number)) };
-    note.textContent = `${name} is here; it plays from the next ${turn} on.`;
-    delete note.dataset.busy;
+    const isMeant = await choice.take(number);
+    if (isMeant && note.dataset.busy) write("opponent-note", `${name} is here; it plays from the next ${turn} on.`);
+    if (isMeant) delete note.dataset.busy;
   } catch (error) {
-    note.textContent = `${name} cannot play: ${error instanceof Error ? error.message : error}. The champion does.`;
+    // Left standing until something else is chosen: whoever chose it wants to know.
+    write("opponent-note", `${name} cannot play: ${error instanceof Error ? error.message : error}. The champion does.`);
   }
 }
 
 // --- Consent ----------------------------------------------------------------------------------------------------------
 
-const isRecording = () => kept.getItem("understudy.consent") === "on";
-
-/** @param {boolean} isOn */
-function consent(isOn) {
-  kept.setItem("understudy.consent", isOn ? "on" : "off");
-  element("consent").checked = isOn;
-  if (!isOn) play?.forget();
+/** What this tab, or another one, just said about recording. @param {boolean} isGiven */
+function obey(isGiven) {
+  if (!isGiven) play?.forget();
+  element("consent").checked = isGiven;
   document.body.dataset.recording = String(Boolean(play?.isRecorded));
-  panel.stand(platform, isOn);
+  panel.stand(platform, isGiven);
+  if (phase === "ready" && hasPage) welcome();
 }
 
-/** Whether nobody has said yet what may happen with the games of this browser. */
-const isAsked = () => kept.getItem("understudy.consent") === null && invited.key !== "";
+/** Whether the welcome has to ask. */
+const isAsked = () => consent.isOpen && invited.key !== "";
 
 function welcome() {
   panel.overlay({
@@ -236,24 +255,26 @@ function welcome() {
 
 const inputs = new Inputs({
   canvas, minus: element("minus"), plus: element("plus"), keys: Play.keys, axis: Play.axis, follows: Play.follows,
+  slack: Play.slack, reach: Play.reach, isOn: () => phase === "playing",
 }); // prettier-ignore
 
 element("start").addEventListener("click", () => {
-  if (isAsked()) consent(true);
+  if (isAsked()) consent.say(true);
   if (phase === "paused") pause();
   else begin();
 });
 element("quietly").addEventListener("click", () => {
-  consent(false);
+  consent.say(false);
   begin();
 });
 element("pause").addEventListener("click", pause);
 element("opponent").addEventListener("change", choose);
-element("consent").addEventListener("change", () => consent(element("consent").checked));
+element("consent").addEventListener("change", () => consent.say(element("consent").checked));
 element("thinks").addEventListener("change", () => (element("thoughts").hidden = !element("thinks").checked));
 document.addEventListener("keydown", (event) => {
   const isBusy = event.target instanceof Element && event.target.closest("select, input, button");
   if ((event.code !== "Space" && event.code !== "Escape" && event.code !== "KeyP") || event.repeat || isBusy) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   if (phase === "playing" || phase === "paused") pause();
   // Consent is given by pressing the button that says so, never by a key that merely starts.
@@ -278,7 +299,7 @@ element("plus").setAttribute("aria-label", Play.buttons[1]);
 if (!isRally) [element("minus").textContent, element("plus").textContent] = ["◀", "▶"];
 element("player").textContent = platform.player;
 element("forget").textContent = `understudy data forget ${platform.player}`;
-element("consent").checked = isRecording();
+element("consent").checked = consent.isGiven;
 element("consent").disabled = !invited.key;
 listOpponents();
 // Something to see behind the welcome; nobody plays it.
@@ -286,10 +307,10 @@ play = new Play({ opponent, record: () => null, hear: () => {} });
 showScore();
 change("ready");
 new ResizeObserver(fit).observe(canvas);
-if ([Match.title, Balance.title].includes(invited.game)) {
+if (hasPage) {
   welcome();
-  setInterval(() => panel.stand(platform, isRecording()), STAND_EVERY_MS);
-  panel.stand(platform, isRecording());
+  setInterval(() => panel.stand(platform, consent.isGiven), STAND_EVERY_MS);
+  panel.stand(platform, consent.isGiven);
   requestAnimationFrame((nowMs) => {
     lastMs = nowMs;
     tick(nowMs);
