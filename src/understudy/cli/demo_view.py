@@ -17,7 +17,8 @@ from understudy.cli.options import count
 from understudy.games.rally import Court, as_text
 
 _LINE_EVERY_S = 5.0
-_RATE_OVER_S = 3.0
+_OVER_S = 5.0
+"""Rates are taken over so long; what was acknowledged before must be stored by now."""
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def watching(out: Console, config: LoopConfig) -> Iterator[Show]:
             out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.said)}", soft_wrap=True)
             return
         seen.append(look)
-        while seen[0].elapsed_s < look.elapsed_s - _RATE_OVER_S:
+        while seen[0].elapsed_s < look.elapsed_s - _OVER_S:
             seen.popleft()
         if live is not None:
             live.update(_picture(look, seen[0], config))
@@ -62,6 +63,14 @@ def _points(look: Look) -> str:
     return f"points won by {', '.join(shares)}" if shares else ""
 
 
+def _kept(look: Look, before: Look) -> Text:
+    """Whether all that was acknowledged some seconds ago is stored, once; the end of the loop proves it by the bytes."""
+    late, twice = max(0, before.acked_steps - look.stored_steps), max(0, look.stored_steps - look.recorded_steps)
+    if late:
+        return Text(f"{count(late)} steps acknowledged and not yet stored", style="yellow")
+    return Text(f"0 lost, {count(twice)} twice", style="green" if not twice else "red")
+
+
 def _picture(look: Look, before: Look, config: LoopConfig) -> RenderableType:
     took_s = max(look.elapsed_s - before.elapsed_s, 1e-9)
 
@@ -85,6 +94,7 @@ def _picture(look: Look, before: Look, config: LoopConfig) -> RenderableType:
     table.add_row("learner", f"{count(look.updates)} updates", rate("updates"), "")
     bots = f"champion {look.champion or 'none yet'}" + (f", canary {look.canary}" if look.canary else "")
     parts: list[RenderableType] = [table, Text(f"{bots}; {look.phase}", style="dim", overflow="ellipsis", no_wrap=True)]
+    parts.append(_kept(look, before))
     if points := _points(look):
         parts.append(Text(points, overflow="ellipsis", no_wrap=True))
     if court := look.view.get("court"):
