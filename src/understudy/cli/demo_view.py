@@ -64,7 +64,7 @@ def _points(look: Look) -> str:
 
 
 def _kept(look: Look, before: Look) -> Text:
-    """Whether all that was acknowledged some seconds ago is stored, once; the end of the loop proves it by the bytes."""
+    """Whether all that was acknowledged some seconds ago is stored once; the loop's end proves it by the bytes."""
     late, twice = max(0, before.acked_steps - look.stored_steps), max(0, look.stored_steps - look.recorded_steps)
     if late:
         return Text(f"{count(late)} steps acknowledged and not yet stored", style="yellow")
