@@ -615,26 +615,29 @@ function written(part, value, { bounds, as = DTYPES[part.dtype].make(part.size),
     }
     if (!isReal && !Number.isInteger(number))
       throw new Refused("bad_dtype", `${part.name} holds ${number}; give whole numbers`);
-    if ((bounds || !isReal) && !holds(part, index, number)) {
+    const exact = isBig ? BigInt(given) : number; // a number of 64 bits may be none of JavaScript's own
+    if ((bounds || !isReal) && !holds(part, index, exact)) {
       throw new Refused(
         "not_in_space",
-        `${part.name} holds ${number}, which lies outside ${JSON.stringify(part.space)}`,
+        `${part.name} holds ${given}, which lies outside ${JSON.stringify(part.space)}`,
       );
     }
-    as[at * part.size + index] = /** @type {never} */ (isBig ? BigInt(given) : number);
+    as[at * part.size + index] = /** @type {never} */ (exact);
   }
   return as;
 }
 
-/** @param {Part} part @param {number} index @param {number} number */
+/** @param {Part} part @param {number} index @param {number | bigint} number */
 function holds(part, index, number) {
   const { space } = part;
+  if (typeof number === "bigint" && number !== (part.dtype === "U64" ? BigInt.asUintN : BigInt.asIntN)(64, number))
+    return false;
   if (space.space === "discrete") return number >= space.start && number < space.start + space.n;
   if (space.space === "multi_discrete") return number >= 0 && number < space.counts[index];
-  if (space.space === "multi_binary") return number === 0 || number === 1;
+  if (space.space === "multi_binary") return Number(number) === 0 || Number(number) === 1;
   const [low, high] = [space.low, space.high].map((bound) => (Array.isArray(bound) ? bound[index] : bound));
   const ends = DTYPES[part.dtype].ends ?? [-Infinity, Infinity];
-  const rounded = part.dtype === "F32" ? Math.fround(number) : number;
+  const rounded = part.dtype === "F32" ? Math.fround(Number(number)) : number;
   return rounded >= (low ?? ends[0]) && rounded <= (high ?? ends[1]);
 }
 
@@ -706,11 +709,13 @@ class Columns {
     if (legal === undefined || legal === null) return null;
     const n = this.discrete?.n;
     if (n === undefined) throw new Refused("bad_columns", `${this.spec.game} has no discrete actions; leave out legal`);
-    const mask = Uint8Array.from(legal, (flag) => Number(flag));
-    if (mask.length !== n || mask.some((flag) => flag > 1)) {
-      throw new Refused("bad_shape", `legal has ${mask.length} flags; give one for each of the ${n} actions`);
-    }
-    return mask;
+    const flags = Array.from(legal);
+    const odd = flags.find((flag) => typeof flag !== "boolean" && flag !== 0 && flag !== 1);
+    if (flags.length !== n)
+      throw new Refused("bad_shape", `legal has ${flags.length} flags; give one for each of the ${n} actions`);
+    if (odd !== undefined || flags.includes(undefined))
+      throw new Refused("bad_dtype", `legal holds ${String(odd).slice(0, 40)}; give true or false, or 1 or 0`);
+    return Uint8Array.from(flags, Number);
   }
 }
 
@@ -1589,19 +1594,25 @@ function checkGolden(policy, wanted) {
 
 /** A request that failed as a whole; `status` is 0 where no answer came. */
 export class LinkFailed extends Error {
-  /** @param {string} code @param {string} detail @param {{status?: number, retryAfterS?: number}} [more] */
-  constructor(code, detail, { status = 0, retryAfterS = 0 } = {}) {
+  /**
+   * @param {string} code
+   * @param {string} detail
+   * @param {{status?: number, retryAfterS?: number, isOwn?: boolean}} [more]
+   */
+  constructor(code, detail, { status = 0, retryAfterS = 0, isOwn = false } = {}) {
     super(`${code}: ${detail}`);
     this.name = "LinkFailed";
     this.code = code;
     this.detail = detail;
     this.status = status;
     this.retryAfterS = retryAfterS;
+    /** Whether a gateway said so, in its own words; a proxy or a hotel's network says nothing that is for good. */
+    this.isOwn = isOwn;
   }
 
   /** Whether another key is needed before anything may be tried again. */
   get needsKey() {
-    return this.status === 401 || this.status === 403;
+    return this.isOwn && (this.status === 401 || this.status === 403);
   }
 
   /** Whether the same request may succeed later. */
@@ -1641,7 +1652,14 @@ class Link {
     const headers = { Authorization: `Bearer ${key}`, ...(kind ? { "Content-Type": kind } : {}) };
     let answer, raw;
     try {
-      answer = await this._fetch(this._path + path, { method, headers, body, signal: stop.signal, cache: "no-store" });
+      answer = await this._fetch(this._path + path, {
+        method,
+        headers,
+        body,
+        signal: stop.signal,
+        cache: "no-store",
+        redirect: "error", // a gateway never sends its clients elsewhere, and steps are for nobody else
+      });
       raw = new Uint8Array(await answer.arrayBuffer());
     } catch (error) {
       throw new LinkFailed("unreachable", `${this.address} gave no answer (${error}); does it run there?`);
@@ -1651,16 +1669,16 @@ class Link {
     }
     if (answer.status === 200 || answer.status === 204) return { status: answer.status, raw };
     if (key !== this.key) throw new LinkFailed("old_key", "another key was given while this request was under way");
-    const {
-      code = `status_${answer.status}`,
-      detail = "that is no answer of a gateway; is the address right?",
-      retry_after_s: waits,
-    } = /** @type {any} */ (jsonOf(raw))?.error ?? {};
-    const retryAfterS = Number(waits ?? answer.headers.get("retry-after") ?? 0) || 0;
+    const said = /** @type {any} */ (jsonOf(raw))?.error;
+    const isOwn = typeof said?.code === "string";
+    const [code, detail] = isOwn
+      ? [said.code, said.detail]
+      : [`status_${answer.status}`, "that is no answer of a gateway; is the address right?"];
+    const retryAfterS = Number((isOwn ? said.retry_after_s : null) ?? answer.headers.get("retry-after") ?? 0) || 0;
     throw new LinkFailed(
-      String(code).slice(0, 40),
+      code.slice(0, 40),
       `${String(detail).slice(0, 300)} (${this.address} answered ${answer.status})`,
-      { status: answer.status, retryAfterS },
+      { status: answer.status, retryAfterS, isOwn },
     );
   }
 
@@ -2312,8 +2330,11 @@ class Sender {
     ];
     for (const entry of batch) entry.isTried = true;
     this._forgetUnkept(batch);
+    /** @type {Entry[]} what a failure is about */
+    let sent = [];
     try {
       if (!this._isRegistered) await this.register();
+      sent = batch;
       const parcel = encodeParcel(
         batch.map((entry) => entry.frame),
         players,
@@ -2333,7 +2354,7 @@ class Sender {
       this.keepShare = answer.keep_share;
       this._settle(batch, answer.acks);
     } catch (error) {
-      this._failed(batch, error instanceof LinkFailed ? error : new LinkFailed("failed", String(error)));
+      this._failed(sent, error instanceof LinkFailed ? error : new LinkFailed("failed", String(error)));
     }
   }
 
@@ -2352,7 +2373,7 @@ class Sender {
       else [again, retryAfterS, why] = [again + 1, Math.max(retryAfterS, Number(ack.retry_after_s) || 0), ack.error];
     });
     this.linkError = why;
-    this._batchFrames = MAX_FRAMES;
+    this._batchFrames = Math.max(this._batchFrames, Math.min(2 * batch.length, MAX_FRAMES));
     if (again) this._backoff.failed(retryAfterS, again === batch.length);
     else this._backoff.succeeded();
     this.counts.failedSends += again ? 1 : 0;
@@ -2368,10 +2389,10 @@ class Sender {
       warn("stopped", `recorded steps wait here and are not sent: ${failed.message}`);
       return;
     }
-    if ((failed.status === 400 || failed.status === 413) && failed.code !== "unknown_schema") {
-      // Something in it will never be taken, or is too large for somebody on the way: find out which.
+    if ([0, 400, 408, 413].includes(failed.status) && failed.code !== "unknown_schema") {
+      // It is too much for somebody on the way, or for the way itself; or something in it will never be taken.
       if (batch.length > 1) this._batchFrames = batch.length >> 1;
-      else if (batch.length) this._refuse(batch[0], failed.message);
+      else if (batch.length && failed.isOwn && failed.status !== 408) this._refuse(batch[0], failed.message);
     }
     this._backoff.failed(failed.retryAfterS);
   }
@@ -2516,6 +2537,8 @@ class Bots {
     this._againAtMs = Infinity;
     this._againMs = AGAIN_FIRST_MS;
     this._isFollowing = false;
+    /** Ends the pause between two questions. */
+    this._wake = () => {};
     this.isClosed = false;
     this.refused = 0;
     this.refusal = this.linkError = "";
@@ -2575,8 +2598,19 @@ class Bots {
     this._isFollowing = true;
     while (!this.isClosed && this._isFollowing) {
       const pauseMs = await this.step();
-      if (pauseMs > 0) await new Promise((resolve) => /** @type {any} */ (setTimeout(resolve, pauseMs)).unref?.());
+      if (pauseMs > 0) {
+        await new Promise((/** @type {(nothing?: unknown) => void} */ resolve) => {
+          this._wake = resolve;
+          /** @type {any} */ (setTimeout(resolve, pauseMs)).unref?.();
+        });
+      }
     }
+  }
+
+  /** Ask again at once: there is a new key, or the network is back. */
+  retry() {
+    this._backoff.succeeded();
+    this._wake();
   }
 
   /** Ask once, and take the news when they are good; how many milliseconds may pass before the next question. */
@@ -2587,12 +2621,11 @@ class Bots {
     else waitS = Math.min(waitS, Math.ceil((this._againAtMs - nowMs) / 1000));
     try {
       const { status, raw } = await this._link.ask("GET", `/bot?after=${this._after}&wait_s=${waitS}`, { waitS });
+      if (status !== 204) await this._take(castingOf(jsonOf(raw)));
       this.linkError = "";
       this._backoff.succeeded();
       // A gateway that does not wait is not asked without end.
-      if (status === 204) return Math.max(0, 1000 - (this._clock.monotonic() - nowMs));
-      await this._take(castingOf(jsonOf(raw)));
-      return 0;
+      return status === 204 ? Math.max(0, 1000 - (this._clock.monotonic() - nowMs)) : 0;
     } catch (error) {
       if (this.isClosed) return 0;
       const failed = error instanceof LinkFailed ? error : new LinkFailed("failed", String(error));
@@ -2610,10 +2643,11 @@ class Bots {
   async _take(news) {
     const fetched = async (/** @type {any} */ manifest) =>
       (await this._link.ask("GET", `/models/${manifest.model_no}/policy`, { waitS: 50 })).raw;
+    const known = [this._stage.champion, this._stage.canary];
     let champion, trust;
     try {
       trust = this._trusted(news.trust);
-      champion = await this._opened(news, "champion", trust, fetched);
+      champion = await this._opened(news, "champion", { trust, fetched, known });
     } catch (error) {
       if (error instanceof LinkFailed) throw error;
       // The last good ones stay; a newer entry is waited for, and this one looked at again later.
@@ -2624,24 +2658,30 @@ class Bots {
       return;
     }
     [this.refusal, this._againAtMs, this._againMs] = ["", Infinity, AGAIN_FIRST_MS];
-    const canary = await this._opened(news, "canary", trust, fetched).catch((error) => {
+    // A canary may be long on its way, and the champion does not wait for it. What is kept has the number of before,
+    // so that whoever starts from it asks for these news again.
+    const plain = { ...news, canary: null, canary_release: null };
+    this._show({ champion, canary: null, share: 0 });
+    this._keep({ ...plain, number: this._goodNumber });
+    const canary = await this._opened(news, "canary", { trust, fetched, known: [champion, ...known] }).catch((error) => {
       if (error instanceof LinkFailed) throw error;
       this._refuse(error); // the champion plays on; a canary that cannot be checked plays nowhere
       return null;
     });
     this._after = this._goodNumber = news.number;
     this._show({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
-    this._keep(canary ? news : { ...news, canary: null, canary_release: null });
+    this._keep(canary ? news : plain);
+    const wanted = [champion, canary].map((bot) => `policy/${bot?.manifest.policy_sha256}`);
+    for (const name of this._shelf.names("policy/")) if (!wanted.includes(name)) this._shelf.remove(name);
   }
 
   /**
    * @param {Casting} news
    * @param {Alias} alias
-   * @param {readonly string[]} trust
-   * @param {(manifest: any) => Promise<Uint8Array>} fetched
+   * @param {{trust: readonly string[], fetched: (manifest: any) => Promise<Uint8Array>, known: (Bot | null)[]}} how
    * @returns {Promise<Bot | null>}
    */
-  async _opened(news, alias, trust, fetched) {
+  async _opened(news, alias, { trust, fetched, known }) {
     const signed = news[alias];
     if (signed === null) {
       if (alias === "champion" && this._seen.champion) {
@@ -2664,9 +2704,7 @@ class Bots {
     if (manifest.model_no !== point.model_no) {
       throw new Refused("bad_entry", `${alias} means model ${point.model_no}, the release is of ${manifest.model_no}`);
     }
-    const here = [this._stage.champion, this._stage.canary].find(
-      (bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest),
-    );
+    const here = known.find((bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest));
     if (here) return here;
     const raw = await fetched(manifest);
     const bot = opened(manifest, raw);
@@ -2699,6 +2737,7 @@ class Bots {
         `a ${String(entry.kind).slice(0, 20)} of ${String(entry.journal).slice(0, 80)} came instead`,
       );
     }
+    this._pin(trust);
     return entry;
   }
 
@@ -2717,15 +2756,20 @@ class Bots {
   }
 
   /**
-   * The keys to believe: those that were given, else the deployment's own as they were when it was first met.
+   * The keys to believe: those that were given, else the deployment's own as they were when one of them first signed.
    * @param {string[]} met
    */
   _trusted(met) {
     if (this._trust.length) return this._trust;
     const pinned = this._shelf.read("trust");
-    if (Array.isArray(pinned) && pinned.length) return pinned;
-    if (met.length) this._shelf.write("trust", met);
-    return (this._trust = met);
+    return Array.isArray(pinned) && pinned.length ? pinned : met;
+  }
+
+  /** Believe these keys from now on: one of them signed what it should have. @param {readonly string[]} trust */
+  _pin(trust) {
+    if (this._trust.length) return;
+    this._trust = trust;
+    this._shelf.write("trust", trust);
   }
 
   /** @param {{champion: Bot | null, canary: Bot | null, share: number}} stage */
@@ -2750,14 +2794,20 @@ class Bots {
 
   /** @param {Casting} casting */
   _keep(casting) {
-    if ((this._shelf.read("bot")?.casting?.number ?? 0) > casting.number) return; // another page has newer ones there
-    this._shelf.write("bot", { casting, seen: this._seen });
-    const wanted = [this._stage.champion, this._stage.canary].map((bot) => `policy/${bot?.manifest.policy_sha256}`);
-    for (const name of this._shelf.names("policy/")) if (!wanted.includes(name)) this._shelf.remove(name);
+    const kept = this._shelf.read("bot");
+    const isOlder = (kept?.casting?.number ?? 0) > casting.number; // than what another page has put there
+    this._shelf.write("bot", { casting: isOlder ? kept.casting : casting, seen: this._seenBy(kept) });
   }
 
   _keepSeen() {
-    this._shelf.write("bot", { casting: this._shelf.read("bot")?.casting ?? null, seen: this._seen });
+    const kept = this._shelf.read("bot");
+    this._shelf.write("bot", { casting: kept?.casting ?? null, seen: this._seenBy(kept) });
+  }
+
+  /** The highest numbers seen, here or by whoever wrote what is kept. @param {any} kept @returns {Record<Alias, number>} */
+  _seenBy(kept) {
+    const most = (/** @type {Alias} */ alias) => Math.max(this._seen[alias], Number(kept?.seen?.[alias]) || 0);
+    return { champion: most("champion"), canary: most("canary") };
   }
 }
 
@@ -2901,10 +2951,6 @@ export class Episode {
     if (mask && !mask.includes(1))
       throw new Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode");
     const action = own === undefined || own === null ? randomAction(columns, random, mask) : columns.numbered(own);
-    for (const part of columns.action) written(part, partOf(part, action), { bounds: true });
-    if (columns.discrete && mask && !mask[action - columns.discrete.start]) {
-      throw new Refused("illegal_action", `otherwise gave ${String(own).slice(0, 40)}, which is not legal`);
-    }
     return { action, by: BY.script, extras: null };
   }
 
@@ -3044,6 +3090,8 @@ class Tolerance {
  * @property {string} bot
  * @property {number} refusedBots
  * @property {string} lastBotError why the newest bot is not played, or could not be fetched; the last good one stays
+ * @property {string} botLinkError why the last question for news of bots got no answer; empty while the platform
+ *   answers, which a page that sends nothing can take for "connected"
  * @property {number} badInputs
  * @property {number} ignoredCalls
  * @property {number} openEpisodes
@@ -3087,7 +3135,10 @@ export class Game {
     this._closing = null;
     this._onHide = () => void (globalThis.document?.visibilityState === "hidden" && this._hurry());
     globalThis.document?.addEventListener?.("visibilitychange", this._onHide);
-    this._onOnline = () => void (this._sender.stopped || this._sender.retry());
+    this._onOnline = () => {
+      if (!this._sender.stopped) this._sender.retry();
+      this._bots.retry();
+    };
     globalThis.window?.addEventListener?.("online", this._onOnline);
     // A page that may come back from a browser's cache goes on then; one that is gone for good lets others send.
     this._onGone = (/** @type {any} */ event) => void (event.persisted || this._leave());
@@ -3198,6 +3249,7 @@ export class Game {
   useKey(key) {
     this._link.key = key;
     this._sender.retry();
+    this._bots.retry();
     void this._bots.follow();
   }
 
@@ -3220,6 +3272,7 @@ export class Game {
       bot: this.bot,
       refusedBots: bots.refused,
       lastBotError: bots.refusal || bots.linkError,
+      botLinkError: bots.linkError,
       badInputs: this._tolerance.badInputs,
       ignoredCalls: this._tolerance.ignoredCalls,
       openEpisodes: [...sender.sessions].filter((session) => session.holder !== null).length,

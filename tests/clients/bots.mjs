@@ -28,6 +28,7 @@ function platform() {
     if (state.isDown) throw new TypeError("down");
     if (method === "PUT") return answer(200, "{}");
     const policy = /\/models\/(\d+)\/policy$/.exec(url);
+    if (policy && state.policies[policy[1]] === null) throw new TypeError("it never comes");
     if (policy) return answer(200, Buffer.from(state.policies[policy[1]] ?? "", "hex"));
     const model = /\/models\/(\d+)$/.exec(url);
     if (model) return answer(200, JSON.stringify({ model_no: Number(model[1]), signed: state.models[model[1]] }));
@@ -64,6 +65,10 @@ async function scenario({ steps, spec }) {
       game = await connect(spec.game, { ...how, now: () => Date.now() + clockMs });
       game.onBot((name) => names.push(name));
     }
+    if (step.otherPageSaw) {
+      const key = [...kept.kept.keys()].find((one) => one.endsWith("/bot"));
+      kept.kept.set(key, JSON.stringify({ ...JSON.parse(kept.kept.get(key)), seen: step.otherPageSaw }));
+    }
     clockMs += 1000 * (step.afterS ?? 0);
     if (step.tell) {
       Object.assign(told, {
@@ -72,7 +77,7 @@ async function scenario({ steps, spec }) {
         models: step.models ?? told.models,
       });
       const endMs = Date.now() + 60_000;
-      while (told.asked < step.tell.number && Date.now() < endMs) await sleep(1);
+      while (!step.wanted && told.asked < step.tell.number && Date.now() < endMs) await sleep(1);
     }
     told.isHasty = step.isHasty ?? told.isHasty;
     const endMs = Date.now() + 60_000;
@@ -89,6 +94,7 @@ async function scenario({ steps, spec }) {
       refused: refusedBots,
       error: lastBotError,
       models,
+      record: [...kept.kept].find(([key]) => key.endsWith("/bot"))?.[1],
       kept: [...kept.kept.keys()].map((key) => key.split("/").slice(2).join("/")),
     };
     if (step.model)

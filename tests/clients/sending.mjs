@@ -1,4 +1,5 @@
 // What the sender does when answers are late, bad or missing; each scenario prints what it saw.
+import { createServer } from "node:http";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { connect } from "../../clients/js/understudy.js";
@@ -144,6 +145,46 @@ const scenarios = {
     }
     await game.flush();
     return done(game, log);
+  },
+  async tooSlow() {
+    const log = door((frames) => (frames.length > 4 ? Promise.reject(new TypeError("it takes too long")) : null));
+    const game = await opened(log, { lingerS: 5 });
+    for (let at = 0; at < 20; at++) {
+      game.setConsent(at % 2 ? "granted" : "denied");
+      played(game);
+    }
+    await game.flush();
+    return done(game, log);
+  },
+  /** Somebody on the way answers for the gateway, with each of these in turn. */
+  async inBetween() {
+    const said = [
+      new Response("<html>", { status: 400 }),
+      new Response("<html>", { status: 413 }),
+      new Response("<html>", { status: 403 }),
+      answer(400, { error: { code: 400, message: "no" } }),
+      answer(400, "bad_parcel"),
+    ];
+    const log = door((_, n) => said[n - 1]);
+    const game = await opened(log);
+    played(game);
+    await game.flush();
+    return done(game, log);
+  },
+  async redirected() {
+    const served = async (work) => {
+      const server = createServer(work).listen(0, "127.0.0.1");
+      await new Promise((resolve) => server.once("listening", resolve));
+      return [server, `http://127.0.0.1:${server.address().port}`];
+    };
+    let reached = 0;
+    const [elsewhere, there] = await served((_, reply) => ((reached += 1), reply.end("{}")));
+    const [gateway, url] = await served((_, reply) => reply.writeHead(307, { location: there }).end());
+    const game = await opened({ fetch: globalThis.fetch }, { url });
+    played(game);
+    const isAll = await game.close(0.3);
+    for (const server of [elsewhere, gateway]) server.close();
+    return { reached, isAll, stats: game.stats() };
   },
   async poison() {
     const log = door((frames) =>
@@ -353,6 +394,51 @@ const scenarios = {
     tried(() => over.acted([0, 0, 0], 1));
     tried(() => game.rank([0, 0, 0]));
     return done(game, log, { codes });
+  },
+  async edges() {
+    const log = door();
+    const whole = (dtype) => ({ space: "box", dtype, shape: [], low: null, high: null });
+    const how = { obs: { u: whole("U64"), i: whole("I64") }, actions: 4, hasLegal: true, strict: true };
+    const game = await opened(log, how);
+    const tried = (obs, legal = null) => {
+      const episode = game.episode();
+      try {
+        episode.acted({ u: 0, i: 0, ...obs }, 1, { legal });
+        episode.end({ u: 0, i: 0 });
+        return "";
+      } catch (error) {
+        return error.code;
+      }
+    };
+    const bad = [2 ** 64, 2n ** 64n, -1, -1n].map((u) => tried({ u }));
+    bad.push(...[2 ** 63, 2n ** 63n, -(2n ** 63n) - 1n, -(2 ** 64)].map((i) => tried({ i })));
+    const masks = [256, 257, 0.5, NaN, -1, 2, "1", undefined, null].map((flag) => tried({}, [flag, 1, 1, 1]));
+    masks.push(tried({}, [1, 1, 1]));
+    const good = [tried({ u: 2n ** 64n - 1n, i: -(2n ** 63n) }), tried({ u: 2 ** 63, i: 2n ** 63n - 1n })];
+    good.push(tried({}, [true, 1, false, 0]), tried({}, Uint8Array.of(0, 1, 0, 0)));
+    return done(game, log, { bad, masks, good });
+  },
+  async online() {
+    const [listeners, log] = [{}, door()];
+    const page = { addEventListener: (name, call) => (listeners[name] = call), removeEventListener: () => {} };
+    globalThis.window = page;
+    let asked = 0;
+    const fetch = async (url, how) => {
+      if (!url.includes("/bot")) return log.fetch(url, how);
+      asked += 1;
+      if (asked === 1) return failure(503, "not_ready", 30);
+      await sleep(2);
+      return answer(204);
+    };
+    const game = await opened({ fetch }, { storage: null });
+    while (!game.stats().botLinkError) await sleep(1);
+    const { botLinkError, lastError } = game.stats();
+    const before = asked;
+    listeners.online();
+    for (let at = 0; at < 200 && game.stats().botLinkError; at++) await sleep(5);
+    const after = [asked, game.stats().botLinkError];
+    delete globalThis.window;
+    return done(game, log, { botLinkError, lastError, before, after });
   },
   async forgotten() {
     setFlagsFromString("--expose-gc");

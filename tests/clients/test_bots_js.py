@@ -222,6 +222,35 @@ def test_the_canary_plays_its_share_of_episodes_and_a_bad_one_plays_nowhere(tmp_
     assert {tuple(one) for one in found[1]["models"]} == {("my-game/1", 1), ("my-game/2", 2)}
 
 
+def test_a_canary_that_cannot_be_fetched_holds_up_nobody_and_plays_once_it_can(tmp_path):
+    told = Told(tmp_path)
+    told.release(1)
+    both = told.release(2, "canary", share=0.5)
+    away = both | {"policies": both["policies"] | {2: None}, "wanted": "my-game/1", "episodes": 50}
+    offline = {"start": {"isOffline": True}, "wanted": "my-game/1", "episodes": 50}
+    found = played(away, offline, {"start": {}} | both | {"episodes": 50})["seen"]
+    assert [one["bot"] for one in found] == ["my-game/1"] * 3
+    assert [{name for name, _ in one["models"]} for one in found] == [
+        {"my-game/1"}, {"my-game/1"}, {"my-game/1", "my-game/2"},
+    ]  # fmt: skip
+
+
+def test_keys_are_pinned_only_when_one_of_them_has_signed(tmp_path):
+    told = Told(tmp_path)
+    lie = told.release(1)
+    lie["tell"]["trust"] = [public_key_text(OTHER.public)]
+    found = played(lie, told.release(2))["seen"]
+    assert [one["error"].partition(":")[0] for one in found] == ["unknown_key", ""]
+    assert (found[1]["bot"], "trust" in found[0]["kept"], "trust" in found[1]["kept"]) == ("my-game/2", False, True)
+
+
+def test_a_number_that_another_page_saw_is_never_written_back(tmp_path):
+    told = Told(tmp_path)
+    found = played(told.release(1), {"otherPageSaw": {"champion": 999, "canary": 7}} | told.release(2))["seen"]
+    assert found[1]["bot"] == "my-game/2"
+    assert json.loads(found[1]["record"])["seen"] == {"champion": 999, "canary": 7}
+
+
 def test_a_cleared_champion_means_no_bot(tmp_path):
     told = Told(tmp_path)
     first = told.release(1)
