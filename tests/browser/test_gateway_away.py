@@ -82,6 +82,7 @@ def test_steps_of_a_page_that_was_left_offline_are_sent_by_the_next_visit(browse
         play_on(player)
         seen.page.keyboard.press("Escape")
         wait_for(lambda: seen.page.get_attribute("#state", "data-state") == "offline")
+        seen.page.wait_for_timeout(600)  # the page shows its counts four times a second
         recorded = seen.count("recorded")
         assert seen.count("waiting") > 0
         seen.page.goto("about:blank")
