@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from understudy.cli.interrupts import Interrupts
+from understudy.cli.interrupts import Interrupts, stop_signals
 
 
 def ctrl_c() -> None:
@@ -20,6 +20,35 @@ def test_an_interrupt_ends_the_block_and_the_handlers_are_as_before():
     with pytest.raises(KeyboardInterrupt), Interrupts():
         signal.raise_signal(signal.SIGTERM)
     assert ([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], sys.unraisablehook) == before
+
+
+def test_a_terminal_that_closes_interrupts_unless_it_is_ignored():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        assert signal.SIGHUP in stop_signals()
+        with pytest.raises(KeyboardInterrupt), Interrupts():
+            signal.raise_signal(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert stop_signals() == (signal.SIGINT, signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_with_hurry_only_the_first_interrupt_is_raised():
+    hurried, cleaned = list[bool](), list[bool]()
+
+    def working() -> None:
+        with Interrupts(hurry=lambda: hurried.append(True)):
+            try:
+                ctrl_c()
+            finally:
+                ctrl_c()
+                signal.raise_signal(signal.SIGTERM)
+                cleaned.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        working()
+    assert (hurried, cleaned) == ([True, True], [True])
 
 
 def test_an_interrupt_that_was_swallowed_comes_up_at_the_next_check():

@@ -159,7 +159,9 @@ def test_what_cannot_work_is_told_in_one_line_and_leaves_no_process(tmp_path: Pa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert run_command(["up", "--data", str(data), "--port", port, "--role", "gateway"]) == 2
-    assert f"cannot listen on 127.0.0.1 port {port}" in capfd.readouterr().err
+    shown = capfd.readouterr()
+    assert (shown.out + shown.err).count(f"cannot listen on 127.0.0.1 port {port}") == 1
+    assert f"understudy: cannot listen on 127.0.0.1 port {port}" in shown.err
     for arguments, said in (
         (["--role", "gateway,cook"], "gateway,ingest,learner"),
         (["--port", "99999"], "65535"),
@@ -171,6 +173,46 @@ def test_what_cannot_work_is_told_in_one_line_and_leaves_no_process(tmp_path: Pa
     assert processes_of(data) == []
     assert run_command(["up", "--help"]) == 0
     assert capfd.readouterr().out.count("understudy ") >= 3
+
+
+def test_what_roles_say_while_they_start_is_shown_unless_the_command_ends_with_it():
+    written = io.StringIO()
+    view = _View(Console(file=written, force_terminal=True, width=200), is_json=False)
+    for line in ("one", "two"):
+        view.log("gateway", line)
+    view.log("ingest", "three")
+    view.log("learner", "the end")
+    view.drop("the end")
+    view.close()
+    said = written.getvalue()
+    assert said.index("one") < said.index("two") < said.index("three")
+    assert "the end" not in said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_asked_to_stop_before_anything_runs_it_ends_as_later(
+    number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("understudy.cli.up.resolve", lambda *_, **__: signal.raise_signal(number))
+    assert run_command(["up", "--data", str(tmp_path / "D")]) == code
+    assert not (tmp_path / "D").exists()
+
+
+def test_sigterm_ends_it_well_also_while_roles_start(tmp_path: Path):
+    command = [sys.executable, "-m", "understudy.cli.main", "up", "--data", str(tmp_path / "D"), "--port", "0", *ROLES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: (tmp_path / "D" / "roles" / "gateway.json").exists())
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert processes_of(tmp_path) == []
+
+
+def test_a_terminal_that_closes_ends_it_as_sigterm_does(tmp_path: Path):
+    with Up(tmp_path / "D", *ROLES) as up:
+        assert up.stop(signal.SIGHUP) == 0, up.errors
+    assert "has finished" in up.errors
+    assert processes_of(tmp_path) == []
 
 
 def test_where_others_can_reach_it_no_development_key_is_made(tmp_path: Path):

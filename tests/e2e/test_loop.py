@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +53,22 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     )
 
 
-def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
-    before = set(Path(tmp_path).parent.glob("understudy-demo-*"))
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGINT, signal.SIGINT], [signal.SIGHUP]], ids=["once", "twice", "hangup"]
+)
+def test_ctrl_c_leaves_no_process_and_no_folder(signals: list[signal.Signals], tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     wait_for(lambda: any(tmp_path.glob("understudy-demo-*/data/ledger/*.jsonl")), timeout_s=120)
-    os.kill(process.pid, signal.SIGINT)
+    for number in signals:
+        os.killpg(process.pid, number)
+        time.sleep(0.15)  # as fast as fingers are
     process.communicate(timeout=60)
     assert process.returncode == 130
-    wait_for(lambda: not processes_of(tmp_path))
-    assert set(tmp_path.glob("understudy-demo-*")) == before
+    assert processes_of(tmp_path) == []
+    assert list(tmp_path.glob("understudy-demo-*")) == []
 
 
 @pytest.mark.parametrize("wrong", [["--players", "0"], ["--seconds", "1"], ["--game", "Nope-v0"], ["--kill", "store"]])

@@ -4,12 +4,18 @@ import _thread
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN_S = 0.05
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask to stop: Ctrl-C, SIGTERM, and a terminal that closes, unless `nohup` says to ignore that."""
+    if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return (signal.SIGINT, signal.SIGTERM)
+    return (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
@@ -19,16 +25,20 @@ class Interrupts:
     collector (JAX has one), where Python prints it and goes on; there it is raised again a moment later.
     """
 
-    def __init__(self) -> None:
-        self.is_asked = False
+    def __init__(self, *, hurry: Callable[[], None] | None = None) -> None:
+        """With `hurry` only the first one is raised; later ones call it, so that nothing stops the cleaning up."""
+        self.is_asked, self._hurry = False, hurry
         self._before: Mapping[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._ask) for number in stop_signals()}
         self._hook, sys.unraisablehook = sys.unraisablehook, self._swallowed
         return self
 
     def _ask(self, _number: int, _frame: object) -> None:
+        if self.is_asked and self._hurry is not None:
+            self._hurry()
+            return
         self.is_asked = True
         raise KeyboardInterrupt
 

@@ -1,13 +1,21 @@
 """Entry point of the `understudy` command; says what to install when the platform extra is missing."""
 
 import os
+import signal
 import sys
 
 INTERRUPTED = 130
 
 
+def _stop(_number: int, _frame: object) -> None:
+    """Asked to stop while commands are still being loaded: nothing was begun, so nothing is left to do."""
+    os._exit(0)
+
+
 def main() -> int:
     """Run the command line and give its exit code."""
+    if sys.argv[1:2] == ["up"]:
+        signal.signal(signal.SIGTERM, _stop)
     try:
         return _main()
     except KeyboardInterrupt:
@@ -29,6 +37,8 @@ def _main() -> int:
     from understudy.cli.root import run
 
     code = run(sys.argv[1:])
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C once more changes nothing: all is cleaned up
     if code == INTERRUPTED and "jax" in sys.modules:
         # Every command has cleaned up behind itself by now, but JAX may be compiling in threads of its own, and
         # taking the interpreter down under them crashes.

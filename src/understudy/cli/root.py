@@ -1,5 +1,6 @@
 """The root command: sub-commands are imported only when they are called."""
 
+import contextlib
 import difflib
 import importlib
 import signal
@@ -9,8 +10,11 @@ from collections.abc import Sequence
 
 import click
 
+from understudy.cli.interrupts import stop_signals
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
 
+_SERVES = ("up", "ingest")
+"""Commands that run until they are asked to stop: for them SIGTERM is the way to end well, also while they start."""
 _COMMANDS = {
     "arena": ("understudy.cli.arena:arena", "bots against bots, with intervals"),
     "backup": ("understudy.cli.backup:backup", "copy store, models and keys while the platform runs"),
@@ -84,28 +88,46 @@ def _explained(error: Exception) -> str:
     return str(error)
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
+class _Asked(KeyboardInterrupt):
+    """Asked to stop by a signal other than Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    raise _Asked(number)
+
+
+def _interrupted(error: BaseException, arguments: Sequence[str]) -> int:
+    """The exit code of a command that was asked to stop before it took that into its own hands."""
+    asked = error if isinstance(error, _Asked) else error.__context__
+    serves = next((word in _SERVES for word in arguments if not word.startswith("-")), False)
+    if serves and isinstance(asked, _Asked) and asked.number == signal.SIGTERM:
+        return 0
+    with contextlib.suppress(OSError):  # a terminal that closed takes no more
+        print("interrupted", file=sys.stderr)
+    return 130
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line: 0 fine, 1 a found fault, 2 wrong use, 3 could not be carried out, 130 interrupted."""
     # Being asked to stop is the same as Ctrl-C: every command cleans up behind itself.
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in stop_signals():
+        if number != signal.SIGINT:
+            signal.signal(number, _interrupt)
     try:
         code = root.main(args=list(arguments), prog_name="understudy", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.exceptions.Abort:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    except (click.exceptions.Abort, KeyboardInterrupt) as error:
+        return _interrupted(error, arguments)
     except click.ClickException as error:
         error.show()
         return 2
     except (UnderstudyError, OSError, sqlite3.Error) as error:
         if "--debug" in arguments:
             raise
-        print(f"understudy: {_explained(error)}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"understudy: {_explained(error)}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1 if isinstance(error, Corrupt) else 3

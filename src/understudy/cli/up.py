@@ -20,7 +20,9 @@ from understudy.app.origins import resolve
 from understudy.app.roles.platform import GAME, Platform
 from understudy.app.roles.supervise import Standing
 from understudy.cli.config import config_option
+from understudy.cli.interrupts import stop_signals
 from understudy.cli.options import console, count, data_option, examples
+from understudy.core.errors import ConfigError
 
 INTERRUPTED = 130
 
@@ -63,6 +65,9 @@ def up(
 
         try:
             platform.supervisor.run(asked.stop, each)
+        except ConfigError as error:
+            view.drop(str(error))
+            raise
         finally:
             view.end()
         finished = platform.supervisor.stop(asked.at_once)
@@ -78,7 +83,7 @@ class Asked:
         self.stop, self.at_once, self.number = threading.Event(), threading.Event(), 0
 
     def __enter__(self) -> "Asked":
-        self._before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {one: signal.signal(one, self._ask) for one in stop_signals()}
         return self
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
@@ -140,11 +145,15 @@ class _View:
         self._out, self._is_json = out, is_json
         self._lines = None if out.is_terminal else _Lines()
         self._live: Live | None = None
+        self._held: dict[str, str] | None = {}
+        """Until everything runs: the last line of each role, which may be the error that ends the command."""
         self.standings: dict[str, Standing] = {}
         self._next_s = 0.0
 
     def begin(self) -> None:
-        """From now on a table, where there is a terminal."""
+        """Everything runs: from now on a table, where there is a terminal."""
+        self._release()
+        self._held = None
         if self._out.is_terminal:
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
             self._live.start()
@@ -156,6 +165,7 @@ class _View:
 
     def tell(self, standing: Standing, said: str) -> None:
         """What became of a role."""
+        self._release(standing.role.name)
         if self._lines is not None:
             self._lines.put(f"{standing.role.name:<8} {said}")
             return
@@ -164,6 +174,22 @@ class _View:
 
     def log(self, role: str, line: str) -> None:
         """What a role wrote to standard error: as it is for programs, as words in a terminal."""
+        self._release(role)
+        if self._held is None:
+            self._put(role, line)
+        else:
+            self._held[role] = line
+
+    def drop(self, error: str) -> None:
+        """Do not show what a role said last when the command itself ends with just that."""
+        self._held = {role: line for role, line in (self._held or {}).items() if line != error}
+
+    def _release(self, role: str | None = None) -> None:
+        for name in list(self._held or ()):
+            if role in (None, name) and self._held and (line := self._held.pop(name, None)) is not None:
+                self._put(name, line)
+
+    def _put(self, role: str, line: str) -> None:
         if self._lines is not None:
             self._lines.put(line)
         else:
@@ -176,6 +202,7 @@ class _View:
             self._live.update(_table(self.standings), refresh=True)
 
     def close(self) -> None:
+        self._release()
         self.end()
         if self._lines is not None:
             self._lines.close()

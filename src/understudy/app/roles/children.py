@@ -16,20 +16,27 @@ WRONG_USE, NOT_CARRIED_OUT, FENCED = 2, 3, 4
 """How a child ends that was given what cannot work, that met trouble, or whose work another one does now."""
 
 
+_living: set["Child"] = set()
+"""Those that were started here and not seen to end."""
+
+
 class Child:
     """A running process; `latest` is the newest line it reported."""
 
     def __init__(self, name: str, command: Sequence[str], *, on_log: Callable[[str], None] | None = None) -> None:
         """`on_log` hears every line it writes to standard error, from a thread."""
         self.name, self._on_log = name, on_log
+        self.latest: Mapping[str, Any] = {}
+        self._errors: list[str] = []
+        self._readers: list[threading.Thread] = []
         # Its standard input stays open as long as we live; the child stops when it closes.
         with _ignoring_interrupts():
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
-        self.latest: Mapping[str, Any] = {}
-        self._errors: list[str] = []
-        self._readers = [
+            # Whoever is interrupted before this child is in their hands still finds it here.
+            _living.add(self)
+        self._readers += [
             threading.Thread(target=self._follow, daemon=True),
             threading.Thread(target=self._collect_errors, daemon=True),
         ]
@@ -79,17 +86,32 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
             for reader in self._readers:
-                reader.join(1.0)
+                if reader.ident is not None:
+                    reader.join(1.0)
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()
+            _living.discard(self)
         return self.exit_code
+
+
+def kill_children() -> None:
+    """End every child that this process started, as a crash would; a signal's handler may do this."""
+    for child in list(_living):
+        child.kill()
+
+
+def end_children(timeout_s: float = 5.0) -> None:
+    """The same, and wait until they are gone: what they write to may be removed then."""
+    kill_children()
+    for child in list(_living):
+        child.wait(timeout_s)
 
 
 @contextlib.contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
     """Children inherit this: being asked to stop reaches the parent alone, which asks them to finish."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:
