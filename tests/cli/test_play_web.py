@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -13,11 +14,26 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import urllib3
 
+from tests.act.policies import random_policy
 from tests.cli.platforms import processes_of
+from tests.serve.gateways import running
 from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
-from understudy.app.play_web import page_address, play_key
-from understudy.core.errors import Refused
+from understudy.app.deployment import Deployment, open_deployment
+from understudy.app.play_web import (
+    answer_of,
+    await_gateway,
+    check_bot,
+    is_free,
+    keep_port,
+    kept_port,
+    page_address,
+    play_key,
+    running_url,
+)
+from understudy.cli.root import run as run_command
+from understudy.core.errors import ConfigError, LinkFailed, Refused
+from understudy.core.lock import FileLock
+from understudy.core.manifest import Lineage
 
 
 def command(data: Path, *more: str, game: str = "rally") -> list[str]:
@@ -29,8 +45,22 @@ def asked(url: str, path: str, key: str | None = None) -> Any:
     return urllib3.request("GET", url + path, headers=headers, retries=False, timeout=10.0)
 
 
+def released(data: Path) -> Deployment:
+    """A deployment whose rally has one model."""
+    deployment = open_deployment(DataFolder(data))
+    play_key(deployment, "rally")
+    (spec,) = deployment.registry.specs("rally")
+    epoch = deployment.registry.takeover("rally", owner="test")
+    deployment.registry.release(random_policy(spec, "argmax"), Lineage(algorithm="dqn"), epoch=epoch)
+    return deployment
+
+
 def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Path):
     data = tmp_path / "D"
+    released(data)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    keep_port(DataFolder(data), port)
     with subprocess.Popen(command(data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -38,14 +68,20 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
             assert ready["page"].startswith(ready["url"] + "/play#")
             fragment = parse_qs(urlsplit(ready["page"]).fragment)
             assert fragment == {"game": ["rally"], "key": [ready["key"]]}
+            assert urlsplit(ready["url"]).port == port, "the browser finds what it kept"
             assert b"<canvas" in asked(ready["url"], "/play").data
             assert asked(ready["url"], "/v1/games/rally", ready["key"]).json()["schemas"]
             assert asked(ready["url"], "/v1/games/CartPole-v1", ready["key"]).json()["error"]["code"] == "wrong_game"
             assert asked(ready["url"], "/metrics", ready["key"]).json()["error"]["code"] == "wrong_scope"
-            again = subprocess.run(command(data, "--bot", "3"), capture_output=True, text=True, check=True, timeout=60)
+            again = subprocess.run(command(data, "--bot", "1"), capture_output=True, text=True, check=True, timeout=60)
             found = json.loads(again.stdout)
             assert (found["url"], found["key"]) == (ready["url"], ready["key"])
-            assert parse_qs(urlsplit(found["page"]).fragment)["bot"] == ["3"]
+            assert parse_qs(urlsplit(found["page"]).fragment)["bot"] == ["1"]
+            # A key that the running gateway has never seen is not said before it takes it.
+            (data / "play.json").unlink()
+            fresh = subprocess.run(command(data), capture_output=True, text=True, check=True, timeout=60)
+            assert json.loads(fresh.stdout)["key"] != ready["key"]
+            assert asked(ready["url"], "/v1/games/rally", json.loads(fresh.stdout)["key"]).status == 200
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
@@ -105,3 +141,75 @@ def test_the_key_is_kept_and_made_anew_only_when_it_was_revoked(tmp_path: Path, 
 def test_an_address_can_carry_any_key_and_name():
     address = page_address("http://127.0.0.1:1", "rally", key="uk_a&b=#", bot="7")
     assert parse_qs(urlsplit(address).fragment) == {"game": ["rally"], "bot": ["7"], "key": ["uk_a&b=#"]}
+
+
+def test_the_port_is_kept_beside_the_keys_and_left_where_it_is_taken(tmp_path: Path):
+    deployment = open_deployment(DataFolder(tmp_path / "D"))
+    assert kept_port(deployment.data) == 0
+    key = play_key(deployment, "rally")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        keep_port(deployment.data, port)
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)
+    assert (kept_port(deployment.data), play_key(deployment, "rally")) == (port, key)
+    for broken in ("[1, 2", '{"port": "x", "keys": 3}', '{"port": 70000}'):
+        (tmp_path / "D" / "play.json").write_text(broken)
+        assert kept_port(deployment.data) == 0
+        assert play_key(deployment, "rally")
+
+
+def test_only_the_standing_of_a_gateway_that_runs_is_believed(tmp_path: Path):
+    data, roles = DataFolder(tmp_path / "D"), tmp_path / "D" / "roles"
+    assert running_url(data) is None
+    roles.mkdir(parents=True)
+    (roles / "gateway.json").write_text(json.dumps({"report": {"url": "http://127.0.0.1:9"}}))
+    assert running_url(data) is None
+    lock = FileLock(roles / "gateway.lock", what="test")
+    assert running_url(data) == "http://127.0.0.1:9"
+    with pytest.raises(LinkFailed, match="does not take the page's key after 0 s"):
+        await_gateway(data, "rally", key="uk_x", patience_s=0.0)
+    for broken in ('{"report": {}}', "[", "[]"):
+        (roles / "gateway.json").write_text(broken)
+        assert running_url(data) is None
+    lock.close()
+
+
+def test_a_gateway_that_does_not_take_the_key_is_no_page_yet(tmp_path: Path):
+    with running(tmp_path) as gateway:
+        assert answer_of(gateway.url, "rally", key="uk_x").startswith("401: ")
+
+
+def test_a_bot_must_exist(tmp_path: Path):
+    deployment = released(tmp_path / "D")
+    assert [check_bot(deployment, "rally", bot) for bot in ("champion", "1", "rally/1")] == ["champion", "1", "1"]
+    for bot in ("3", "worst", "CartPole-v1/1"):
+        with pytest.raises(ConfigError):
+            check_bot(deployment, "rally", bot)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--web", "--gif", "films", "--seed", "3"), "--seed, --gif"),
+        (("--web", "--episodes", "1"), "--episodes"),
+        (("--web", "--env-kwargs", "{}"), "--env-kwargs"),
+        (("--open",), "add --web"),
+        (("--web", "--bot", "7"), "--bot is 7"),
+    ],
+)
+def test_options_that_mean_nothing_together_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str
+):
+    assert run_command(["play", "rally", "--data", str(tmp_path / "D"), *more]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "D").exists()
+
+
+def test_roles_without_a_gateway_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("UNDERSTUDY_ROLES", "ingest,learner")
+    assert run_command(["play", "rally", "--web", "--data", str(tmp_path / "D")]) == 2
+    assert "roles is ingest,learner" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "D").exists()

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 import numpy as np
+from click.core import ParameterSource
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -17,12 +18,14 @@ from understudy.app.runs.video import check_video, film
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, data_option, examples, finish, json_object, json_option
 from understudy.cli.train import import_from_here
-from understudy.core.errors import UnderstudyError
+from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.tensors import Array
 
 _MAX_EPISODES = 1000
 _FPS = 15
 _COLUMNS = 72
+_WATCHED = ("episodes", "seed", "gif", "env_kwargs")
+"""Options that say how a bot is watched: a page has no use for them."""
 
 
 @click.command(
@@ -49,6 +52,7 @@ def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | 
     --web prints the address of a page whose games teach the bot, if whoever plays wants that. Where no platform runs on
     the data folder, it runs one until Ctrl-C; without a folder in one of its own, which goes with it.
     """
+    _check_together(is_web=asked["web"], opens=asked["opens"])
     if asked["web"]:
         from understudy.cli.play_web import play_web
 
@@ -68,6 +72,19 @@ def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | 
         out.print(f"  {path}", soft_wrap=True)
     fields = {"bot": found.name, "returns": returns, "mean": mean, "videos": [str(path) for path in paths]}
     return finish(fields, as_json=as_json)
+
+
+def _check_together(*, is_web: bool, opens: bool) -> None:
+    """ConfigError for options that mean nothing beside one another."""
+    if opens and not is_web:
+        raise ConfigError("--open opens the page of --web, which was not given; add --web, or leave out --open")
+    source = click.get_current_context().get_parameter_source
+    given = [f"--{name.replace('_', '-')}" for name in _WATCHED if source(name) is ParameterSource.COMMANDLINE]
+    if is_web and given:
+        raise ConfigError(
+            f"--web was given with {', '.join(given)}, which say how a bot is watched; leave out {', '.join(given)} to "
+            "play in a browser, or --web to watch"
+        )
 
 
 def _watch(choice: GameChoice, bot: Bot, seeds: range, out: Console, *, is_filmed: bool) -> list[float]:
