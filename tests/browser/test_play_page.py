@@ -126,6 +126,41 @@ def test_switching_consent_off_in_a_serve_stops_at_once(browser: Any, rally: Sta
         assert is_sound(seen, rally)
 
 
+def test_consent_that_another_tab_switches_off_is_obeyed_at_once(browser: Any, rally: Stage):
+    with tab(browser, rally.address) as seen:
+        seen.page.wait_for_selector("#state[data-state=connected]")
+        seen.page.click("#start")
+        wait_for(lambda: seen.fact("recording") == "true")
+        other = seen.page.context.new_page()
+        other.goto(rally.address)
+        other.wait_for_selector("body[data-phase=ready]")
+        assert other.is_checked("#consent")
+        other.uncheck("#consent")
+        wait_for(lambda: seen.fact("recording") == "false")
+        assert not seen.page.is_checked("#consent")
+        assert is_sound(seen, rally)
+
+
+def test_a_bot_that_fails_is_said_and_a_script_plays_the_serve(browser: Any, rally: Stage):
+    with tab(browser, f"{rally.url}/play") as seen:
+
+        def break_it(route: Any) -> None:
+            body = route.fetch().text().replace("seen = [...seen", 'throw new Error("broken"); seen = [...seen')
+            route.fulfill(body=body, content_type="text/javascript")
+
+        seen.page.route("**/static/opponents.js", break_it)
+        seen.page.goto("about:blank")
+        seen.page.goto(rally.address)
+        seen.page.wait_for_selector("body[data-bot^='rally/']")
+        seen.page.click("#start")
+        seen.page.wait_for_selector("#notice:not([hidden])")
+        assert "broken" in seen.text("#notice")
+        assert "casual script plays this serve" in seen.text("#notice")
+        assert (seen.text("#them"), seen.fact("recording")) == ("casual script", "false")
+        player = Player(seen)
+        wait_for(lambda: player.look() == "playing" and len(player.seen) > 5)
+
+
 def test_a_page_without_a_key_plays_and_says_what_to_do(browser: Any, rally: Stage):
     with tab(browser, f"{rally.url}/play") as seen:
         assert seen.fact("phase") == "ready"
@@ -187,6 +222,20 @@ def test_it_fits_a_small_phone_and_is_played_by_touch(browser: Any, rally: Stage
         seen.shoot(f"rally-phone-{scheme}-below")
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 360
         assert is_sound(seen, rally)
+
+
+def test_it_fits_a_phone_that_lies_on_its_side(browser: Any, rally: Stage):
+    phone = {"viewport": {"width": 740, "height": 360}, "has_touch": True, "is_mobile": True}
+    with tab(browser, rally.address, **phone) as seen:
+        seen.shoot("rally-landscape")
+        stage_box, court, quietly = (
+            seen.page.locator(one).bounding_box() for one in ("#stage", "#court", "#quietly")
+        )  # fmt: skip
+        assert court["height"] <= 360 - 8 * 16 + 1
+        assert abs(court["width"] / court["height"] - 4 / 3) < 0.02
+        assert abs(2 * court["x"] + court["width"] - 740) < 4, "in the middle"
+        assert quietly["y"] + quietly["height"] <= stage_box["y"] + stage_box["height"], "nothing is cut off"
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 740
 
 
 def test_it_looks_as_good_in_the_dark_on_a_desk(browser: Any, rally: Stage):

@@ -313,15 +313,18 @@ def test_connected_means_that_somebody_answers_the_follower_too(modules: Path):
     got = run(modules, PLATFORM + """
         const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
         const well = { recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "",
-                       stopped: "", refusedBots: 0, lastBotError: "", badInputs: 0 };
-        const told = [{}, { lastBotError: "unreachable: nobody answers" }, { lastError: "unreachable: nobody answers" },
-                      { stopped: "revoked_key: it was" }, { badInputs: 2 }].map((more) => {
+                       stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0 };
+        const away = "unreachable: nobody answers";
+        const told = [{}, { lastFollowError: away }, { lastError: away },
+                      { stopped: "revoked_key: it was" }, { badInputs: 2 },
+                      { lastFollowError: "revoked_key: it was revoked" }].map((more) => {
           platform.game = { stats: () => ({ ...well, ...more }) };
           const { state } = platform;
           return [state, sending(platform, { state, isRecording: true, lost: 0, keepShare: 1 })];
         });
         console.log(JSON.stringify(told));
     """)  # fmt: skip
-    assert [state for state, _ in got] == ["connected", "offline", "offline", "refused", "connected"]
+    assert [state for state, _ in got] == ["connected", "offline", "offline", "refused", "connected", "refused"]
     assert got[0][1] == ""
     assert got[4][1].startswith("2 times what was played did not fit")
+    assert "it was revoked" in got[5][1]

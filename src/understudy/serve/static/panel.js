@@ -116,12 +116,12 @@ export class Panel {
 export function sending(platform, { state, isRecording, lost, keepShare }) {
   const { game } = platform.invited;
   const next = `Next: understudy play ${game} --web --data D`;
-  const { stopped, badInputs, lastError } = platform.stats();
+  const { stopped, badInputs, lastError, lastFollowError } = platform.stats();
   if (state === "alone") return `Nothing is recorded: this page has no key. ${next}`;
   if (platform.failure?.code === "wrong_shape") {
     return `Nothing is recorded: ${platform.failure.detail} Next: another data folder, or another name for that game.`;
   }
-  if (state === "refused") return `Nothing more is sent: ${platform.failure?.detail ?? stopped} ${next}`;
+  if (state === "refused") return `Nothing more is sent: ${(platform.failure?.detail ?? stopped) || lastFollowError} ${next}`;
   if (!isRecording) return "Nothing is recorded.";
   if (!platform.game) return "The platform does not answer yet: what is played until then is not recorded.";
   if (state === "offline") return "The platform does not answer: play on, what waits is sent when it is back.";

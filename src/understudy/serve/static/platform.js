@@ -15,7 +15,7 @@ const ANSWER_MS = 10_000;
 
 const NOTHING_YET = {
   recorded: 0, acked: 0, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "", stopped: "", refusedBots: 0,
-  lastBotError: "", badInputs: 0,
+  lastBotError: "", lastFollowError: "", badInputs: 0,
 }; // prettier-ignore
 
 /** @typedef {{game: string, key: string, bot: string}} Invitation */
@@ -97,9 +97,9 @@ export class Platform {
     if (!this.invited.key) return "alone";
     if (this.failure && isFinal(this.failure.code)) return "refused";
     if (!this.game) return this.failure ? "offline" : "connecting";
-    const { lastError, lastBotError, lastFollowError = "", stopped } = this.stats();
-    if (stopped) return "refused";
-    // Whoever sends nothing learns from the follower alone that nobody answers.
+    const { lastError, lastBotError, lastFollowError, stopped } = this.stats();
+    // Whoever sends nothing learns from the follower alone that nobody answers, or that the key is no good.
+    if (stopped || isNoKey(lastFollowError)) return "refused";
     return [lastError, lastBotError, lastFollowError].some(isAway) ? "offline" : "connected";
   }
 
@@ -207,6 +207,11 @@ function storage(find) {
 /** @param {string} code */
 function isFinal(code) {
   return /^(no_key|wrong_|revoked_key|expired_key|not_registered|bad_name|not_found)/.test(code);
+}
+
+/** @param {string} error */
+function isNoKey(error) {
+  return /^(no_key|wrong_|revoked_key|expired_key)/.test(error);
 }
 
 /** Whether a sender's last error says that nobody answered, or that it should come back later. @param {string} error */
