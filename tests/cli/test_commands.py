@@ -74,11 +74,11 @@ def test_doctor_and_version_say_how_things_are(folder: str) -> None:
         (["dats"], "did you mean 'data'"),
         (["data", "stats"], "UNDERSTUDY_DATA"),
         (["data", "verify", "--data", "nowhere-at-all"], "holds no recorded data"),
-        (["simulate", "Nope-v1", "--data", "unused"], "Gymnasium cannot make"),
+        (["simulate", "Nope-v1", "--data", "unused"], "did you mean"),
         (["simulate", "CartPole-v1", "--players", "0", "--data", "unused"], "--players is 0"),
         (["simulate", "CartPole-v1", "--seconds", "-1", "--data", "unused"], "--seconds is -1"),
         (["simulate", "CartPole-v1", "--env-kwargs", "{", "--data", "unused"], "--env-kwargs"),
-        (["simulate", "CartPole-v1", "--env-kwargs", '{"nope": 1}', "--data", "unused"], "Gymnasium cannot make"),
+        (["simulate", "CartPole-v1", "--env-kwargs", '{"nope": 1}', "--data", "unused"], "does not take"),
     ],
 )
 def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
