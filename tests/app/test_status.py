@@ -77,6 +77,18 @@ def test_a_role_that_waits_fell_silent_or_ended_is_not_well(tmp_path: Path, held
     assert (silent["state"], silent["alive"], silent["rates"]) == ("silent", False, {})
 
 
+def test_a_gateway_that_cannot_store_is_not_well(tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str]):
+    leave(tmp_path, "gateway", held, report={"storage_error": ""}, at_s=4e9)
+    assert look(tmp_path)["ok"]
+    held.close()
+    leave(tmp_path, "gateway", held, report={"storage_error": "no room for it; free some space"}, at_s=4e9)
+    found = look(tmp_path)
+    assert not found["ok"]
+    assert found["next"] == ["gateway stores nothing, clients keep their steps: no room for it; free some space"]
+    assert run_command(["status", "--data", str(tmp_path)]) == 1
+    assert "no room for it" in capsys.readouterr().out
+
+
 def test_a_standing_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path, held: ExitStack):
     leave(tmp_path, "gateway", held)
     (tmp_path / "roles" / "gateway.json").write_text('{"role": "gat')

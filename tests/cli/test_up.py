@@ -1,6 +1,8 @@
 """The platform as an operator runs it: real processes, a real port, real kills."""
 
+import contextlib
 import io
+import os
 import signal
 import socket
 import subprocess
@@ -111,6 +113,38 @@ def test_the_game_that_up_prints_runs_as_it_is_and_a_killed_supervisor_takes_its
         wait_for(lambda: not processes_of(data))
     # They drained although nobody was left to ask them.
     assert stats(DataFolder(data))["games"] == {"my-game": 3000}
+
+
+def test_a_full_disk_is_in_the_status_while_it_lasts(tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("no full disk: mounting a tmpfs needs Linux and root")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no full disk: a tmpfs cannot be mounted here ({done.stderr.strip()})")
+    data = DataFolder(disk / "D")
+    try:
+        with Up(data.root, *ROLES) as up:
+            sender = Sender(up.ready["url"], up.ready["key"])
+            sender.register()
+            with sender:
+                sender.sends_on()
+                with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+                    while ballast.write(bytes(4096)):
+                        pass
+                wait_for(lambda: any("gateway stores nothing" in said for said in status(data)["next"]))
+                time.sleep(6)  # longer than a supervisor may be silent
+                full = status(data)
+                assert not full["ok"]
+                assert "room" in full["next"][0], full["next"]
+                (disk / "ballast").unlink()
+                sender.sends_on()
+            wait_for(lambda: bool(status(data)["ok"]))
+            assert up.stop() == 0, up.errors
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_the_learner_runs_beside_them_and_is_restarted(tmp_path: Path):

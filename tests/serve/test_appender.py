@@ -91,6 +91,29 @@ def test_closing_appends_what_waits_and_takes_no_more():
     asyncio.run(try_it())
 
 
+def test_trouble_with_the_stream_is_known_until_it_takes_frames_again():
+    async def try_it() -> None:
+        stream = Slow()
+        stream.go_on.set()
+        appender = Appender(stream)
+        appender.start()
+        for outcome, wanted in (
+            (Outcome(True), ""),
+            (Outcome(False, "no room for it", 1.0), "no room for it"),
+            (Outcome(False, "too_large: x"), "no room for it"),
+            (Outcome(True), ""),
+        ):
+            stream.outcome = outcome
+            await appender.append(FRAMES[:1])
+            assert appender.trouble == wanted
+        appender._stream = None  # type: ignore[assignment]
+        assert not (await appender.append(FRAMES[:1]))[0].accepted
+        assert "append" in appender.trouble
+        await appender.close()
+
+    asyncio.run(try_it())
+
+
 def test_what_the_stream_says_of_a_frame_is_what_its_sender_is_told():
     async def try_it() -> None:
         stream = Slow()

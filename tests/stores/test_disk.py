@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.stores.desks import local, local_desk, sessions
 from understudy.core.chunk import Chunk
 from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.names import new_session
+from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S
 from understudy.testing.desk import SPEC, Desk
 from understudy.testing.faults import FaultySync
@@ -170,6 +172,44 @@ def test_a_disk_that_runs_full_loses_nothing_and_goes_on_with_space(small_disk: 
     assert len(acked) > before + 10
     assert desk.chunks() == acked
     _check_reopened(desk, acked)
+
+
+def test_a_sound_store_is_read_from_a_disk_that_is_read_only(small_disk: Path):
+    folder, (chunks,) = small_disk / "store", sessions(1, 6)
+    desk = local_desk(folder)
+    for chunk in chunks:
+        desk.put(chunk)
+    with read_only(folder) as seen:
+        assert len(tailed(seen)) == 6, "somebody writes to it elsewhere"
+    desk.store.close()
+    assert not list(folder.glob("*-wal"))
+    with read_only(folder) as seen:
+        assert len(tailed(seen)) == 6
+        with StoreView(seen) as view:
+            assert view.catalogue.is_sound() == ""
+            with view.snapshot() as unsealed:
+                assert len(unsealed.items) + view.catalogue.one("SELECT count(*) FROM arrivals")[0] == 6
+    (folder / "catalogue.sqlite-wal").write_bytes(b"what a killed writer left")
+    with read_only(folder) as seen, pytest.raises(StorageFailed, match="the disk is read-only"):
+        StoreView(seen)
+
+
+def tailed(folder: Path) -> list[object]:
+    with StoreView(folder) as view:
+        return list(view.tail(None, max_items=100, wait_s=0.0).items)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[Path]:
+    """The same folder where nobody can write to it."""
+    seen = folder.with_name("seen")
+    seen.mkdir(exist_ok=True)
+    for mount in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
+        subprocess.run(["mount", *mount, str(seen)], check=True)
+    try:
+        yield seen
+    finally:
+        subprocess.run(["umount", "-l", str(seen)], check=True)
 
 
 def _check_reopened(desk: Desk, acked: list[Chunk]) -> None:

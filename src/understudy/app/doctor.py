@@ -4,6 +4,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import sqlite3
 import sys
 import tempfile
 import time
@@ -14,7 +15,7 @@ from typing import Literal
 
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
-from understudy.core.errors import UnderstudyError
+from understudy.core.errors import StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
 from understudy.stores.view import StoreView
 
@@ -95,7 +96,10 @@ def _folder(data: DataFolder) -> Iterator[Check]:
     try:
         with StoreView(data.store) as view:
             trouble, arrivals = view.catalogue.is_sound(), view.mark().next_arrival - 1
-    except (UnderstudyError, OSError) as error:
+    except StorageFailed as error:
+        yield Check("store", "red", str(error))  # which says what to do
+        return
+    except (UnderstudyError, OSError, sqlite3.Error) as error:
         yield Check("store", "red", str(error), f"understudy data verify --data {data.root}")
         return
     if trouble:

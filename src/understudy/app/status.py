@@ -26,8 +26,9 @@ def status(data: DataFolder, *, models: str = "", clock: Clock | None = None) ->
     games = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
     has_damage = any(game.get("damage", {}).keys() & {"champion", "journal"} for game in games)
+    is_stuck = any(_storage_error(role) for role in roles)
     return {
-        "ok": bool(roles) and all(role["alive"] for role in roles) and not has_damage,
+        "ok": bool(roles) and all(role["alive"] for role in roles) and not has_damage and not is_stuck,
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
         "lag_s": next((role["report"].get("lag_s") for role in roles if role["role"] == "ingest"), None),
@@ -54,6 +55,11 @@ def _role(path: Path, now_s: float) -> dict[str, Any]:
         "since_s": found.get("since_s", 0.0), "restarts": found.get("restarts", 0),
         "last_error": found.get("last_error", ""), "rates": found["rates"] if alive else {}, "report": found["report"],
     }  # fmt: skip
+
+
+def _storage_error(role: dict[str, Any]) -> str:
+    """Why a role that runs cannot write just now; empty where it can."""
+    return str(role["report"].get("storage_error", "")) if role["alive"] else ""
 
 
 def _counts(data: DataFolder) -> dict[str, Any]:
@@ -94,6 +100,10 @@ def _next(
     said = [
         f"{role['role']} {role['state']}: {role['last_error'] or 'see its log'}"
         for role in roles if not role["alive"] and role["state"] != "not running"
+    ]  # fmt: skip
+    said += [
+        f"{role['role']} stores nothing, clients keep their steps: {error}" for role in roles
+        if (error := _storage_error(role))
     ]  # fmt: skip
     if not any(role["alive"] for role in roles):
         said.append(f"nothing runs here; next: understudy up --data {data.root}")

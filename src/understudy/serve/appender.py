@@ -33,6 +33,8 @@ class Appender:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="understudy-appender")
         self._waiting: list[_Waiting] = []
         self.waiting_bytes = 0
+        self.trouble = ""
+        """Why the stream took nothing the last time; empty once it takes frames again."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -77,8 +79,13 @@ class Appender:
 
     def _append(self, frames: Sequence[Frame]) -> list[Ack]:
         try:
-            return [ack_of(outcome) for outcome in self._stream.append(frames)]
+            outcomes = self._stream.append(frames)
+            failed = [one.error or "the stream did not say why" for one in outcomes if one.retry_after_s > 0]
+            if failed or any(one.durable for one in outcomes):
+                self.trouble = failed[0] if failed else ""
+            return [ack_of(outcome) for outcome in outcomes]
         except Exception as error:
+            self.trouble = str(error) or repr(error)
             # Nothing was promised, so clients keep their frames; and whatever went wrong, the next ones are tried.
             _log.error("not_appended", frames=len(frames), error=repr(error)[:300], next="clients send them again")
             what = "there is no room just now" if isinstance(error, StorageFull) else "the stream does not answer"

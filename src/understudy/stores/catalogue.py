@@ -3,7 +3,9 @@
 It learns of data only at sealing, in the one transaction that registers segments and retires log files.
 """
 
+import os
 import sqlite3
+import sys
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from understudy.core.errors import StorageFailed
 from understudy.core.frame import Frame, FrameKind
 from understudy.core.ports import Quarantined
 from understudy.stores.disk import disk
@@ -94,10 +97,7 @@ class Catalogue:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._lock = threading.RLock()
-        uri = f"{path.absolute().as_uri()}{'?mode=ro' if read_only else ''}"
-        self._db = sqlite3.connect(
-            uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000
-        )
+        self._db = _looked_at(path) if read_only else _connected(path, "")
         if not read_only:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -208,6 +208,37 @@ class Catalogue:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def _connected(path: Path, how: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}{how}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
+
+
+def _looked_at(path: Path) -> sqlite3.Connection:
+    """A reader's connection. SQLite writes beside what it reads, unless it is told that nobody can change it."""
+    db = _connected(path, "?mode=ro")
+    try:
+        db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
+        return db
+    except sqlite3.DatabaseError as error:
+        if not isinstance(error, sqlite3.OperationalError) or os.access(path.parent, os.W_OK):
+            return db  # whoever asks next is told the same
+        db.close()
+        needs = f"{path.parent} cannot be written to, and SQLite writes beside what it reads"
+        if not _is_on_read_only_disk(path):
+            raise StorageFailed(f"{needs}; run this as the user whose folder it is, or allow writing there") from error
+        if any(path.with_name(f"{path.name}-{end}").exists() for end in ("wal", "shm")):
+            raise StorageFailed(
+                f"{needs} where the last writer did not close it; the disk is read-only: copy the data folder to "
+                "another one, or mount it so that it can be written to"
+            ) from error
+        # Nobody has it open for writing, or there would be a log beside it, and nobody can write to this disk.
+        return _connected(path, "?mode=ro&immutable=1")
+
+
+def _is_on_read_only_disk(path: Path) -> bool:
+    return sys.platform != "win32" and bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def quarantined(catalogue: Catalogue, *, after_id: int, limit: int) -> list[Quarantined]:

@@ -6,6 +6,7 @@ Run as `python -m understudy.app.roles.gateway_process DATA CONFIG`, where CONFI
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
@@ -49,8 +50,8 @@ def _watch(server: Server, houses: list[House], is_ready: threading.Event, stop:
     server.stop()
 
 
-def _figures(house: House) -> dict[str, float]:
-    """Totals since the start, from the gateway's own metrics."""
+def _figures(house: House) -> dict[str, Any]:
+    """Totals since the start, from the gateway's own metrics; and why the stream takes nothing, while it does not."""
     totals = {"requests": 0.0, "frames": 0.0, "refused": 0.0, "errors": 0.0}
     for family in house.metrics.registry.collect():
         for sample in family.samples:
@@ -62,7 +63,7 @@ def _figures(house: House) -> dict[str, float]:
                     totals["frames"] += sample.value
                 case "understudy_frames_total", {"fate": "refused"}:
                     totals["refused"] += sample.value
-    return totals | {"waiting_bytes": house.appender.waiting_bytes}
+    return {**totals, "waiting_bytes": house.appender.waiting_bytes, "storage_error": house.appender.trouble[:300]}
 
 
 if __name__ == "__main__":

@@ -182,12 +182,15 @@ class Supervisor:
         self._tell(standing, said)
 
     def _write(self, standing: Standing) -> None:
-        path = self._folder / f"{standing.role.name}.json"
+        path, text = self._folder / f"{standing.role.name}.json", json.dumps(standing.to_json(self._clock.now()))
         temporary = path.with_suffix(".json.tmp")
-        # A full disk must not take the roles down.
-        with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(standing.to_json(self._clock.now())))
+        try:
+            temporary.write_text(text)
             temporary.replace(path)
+        except OSError:
+            # A full disk must not take the roles down; that it is full is told where there is room: over the old text.
+            with contextlib.suppress(OSError), path.open("r+") as file:
+                file.write(text.ljust(path.stat().st_size))
 
     # --- stopping ---------------------------------------------------------------------------------------------------
 
