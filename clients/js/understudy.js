@@ -10,10 +10,11 @@
  *     ep.end(lastObs, { result: "win" });
  *     await game.close();
  *
- * One file, no build, no dependency; Node 20 or newer, and every browser with WebCrypto. Nothing here makes a game
- * wait:
- * the calls of an episode are synchronous, and whatever the network does is dealt with behind them. The bytes are those
- * of docs/protocol.md and docs/formats.md; the promises are those of the Python client. Sections, each with one job:
+ * One file, no build, no dependency; Node 20 or newer, and browsers of 2023 or newer. Recording works on any page; a bot
+ * plays where its signature can be checked, which needs WebCrypto's Ed25519: Chrome and Edge 137, Firefox 129, Safari
+ * 17, and a page that came over https or from 127.0.0.1. The calls of an episode are synchronous and wait for no
+ * network; what it does is dealt with behind them. The bytes are those of docs/protocol.md and docs/formats.md.
+ * Sections, each with one job:
  *
  *     text and bytes · specs · tensors, chunks, frames, parcels · rows of an episode · policies · signed documents ·
  *     the link · the sender · bots · sessions and episodes · connect
@@ -97,6 +98,7 @@ const [SHA_BEGIN, SHA_MIX] = (() => {
 
 /**
  * SHA-256 in hex. Our own, since WebCrypto's is there on https pages only, and recording must work on any.
+ * @internal
  * @param {Uint8Array} bytes
  */
 export function sha256(bytes) {
@@ -311,6 +313,9 @@ function checkedSpec(given) {
     if (names.length && (names.length !== size || new Set(names).size !== size)) {
       throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not fit ${size} elements; give each its own name`);
     }
+    const odd = names.find((name) => /[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]/.test(name));
+    if (odd !== undefined)
+      throw new Refused("bad_spec", `name ${JSON.stringify(odd)} has control characters in it; give printable text`);
   }
   if (spec.has_legal && !discrete) throw new Refused("bad_spec", "legal masks need a single discrete action");
   return spec;
@@ -336,6 +341,7 @@ function checkedSpace(path, given) {
 
 /**
  * The spec exactly as it is registered.
+ * @internal
  * @param {Spec} spec
  */
 export function specJson(spec) {
@@ -354,7 +360,8 @@ export function specJson(spec) {
 }
 
 /**
- * The SHA-256 of a spec, by which its chunks and bots name it.
+ * The SHA-256 of a spec, by which its chunks and bots name it; a game has its own as `game.schema`.
+ * @internal
  * @param {Spec} spec
  */
 export const schemaOf = (spec) => sha256(bytesOf(specJson(spec)));
@@ -380,6 +387,7 @@ function partsOf(what, spaces) {
 
 /**
  * A safetensors file: columns and metadata sorted by name, the data aligned to 64.
+ * @internal
  * @param {Record<string, Column>} columns
  * @param {Record<string, string>} metadata
  */
@@ -405,6 +413,7 @@ export function encodeTensors(columns, metadata) {
 
 /**
  * The columns and metadata of a safetensors file; Refused unless the bytes are exactly one.
+ * @internal
  * @param {Uint8Array} raw
  * @returns {{columns: Record<string, Column>, metadata: Record<string, string>}}
  */
@@ -3080,7 +3089,7 @@ class Tolerance {
  * @property {number} acked durable on the platform
  * @property {number} waiting recorded, and not answered yet
  * @property {number} refused never taken by the platform
- * @property {number} dropped given up here, because too many waited
+ * @property {number} dropped given up because too many waited, here, or where an earlier page could not keep them
  * @property {number} skipped played and not recorded, because the platform asked for a share of episodes only
  * @property {number} adopted left by an earlier page or program, and sent by this one
  * @property {number} keepShare the probability with which the next episode is recorded
@@ -3090,7 +3099,7 @@ class Tolerance {
  * @property {string} bot
  * @property {number} refusedBots
  * @property {string} lastBotError why the newest bot is not played, or could not be fetched; the last good one stays
- * @property {string} botLinkError why the last question for news of bots got no answer; empty while the platform
+ * @property {string} lastFollowError why the last question for news of bots got no answer; empty while the platform
  *   answers, which a page that sends nothing can take for "connected"
  * @property {number} badInputs
  * @property {number} ignoredCalls
@@ -3239,7 +3248,11 @@ export class Game {
     this._sender.notice(session);
   }
 
-  /** What the next episodes may be used for. @param {Consent} consent */
+  /**
+   * What the next episodes may be used for. One that is open keeps the consent it began with: `cancel()` it where the
+   * answer is no, and what it recorded so far was still given before.
+   * @param {Consent} consent
+   */
   setConsent(consent) {
     checkConsent(consent);
     this.consent = consent;
@@ -3272,7 +3285,7 @@ export class Game {
       bot: this.bot,
       refusedBots: bots.refused,
       lastBotError: bots.refusal || bots.linkError,
-      botLinkError: bots.linkError,
+      lastFollowError: bots.linkError,
       badInputs: this._tolerance.badInputs,
       ignoredCalls: this._tolerance.ignoredCalls,
       openEpisodes: [...sender.sessions].filter((session) => session.holder !== null).length,
@@ -3289,8 +3302,7 @@ export class Game {
 
   /**
    * Cut open episodes, send what can be sent in time and let go; true when all was acknowledged. What was not is sent
-   * by
-   * the next start, where there is a storage.
+   * by the next start as far as the storage kept it, and reported as dropped beyond that.
    * @param {number} [timeoutS]
    */
   close(timeoutS = 5) {
@@ -3381,7 +3393,7 @@ function ownStorage() {
  * @property {string} [client] name and version of the game, for whoever looks at its steps later
  * @property {typeof globalThis.fetch} [fetch]
  * @property {TextStorage | null} [storage] where unsent frames and the last bot are kept; a browser's localStorage
- *   unless said
+ *   unless said. Without `length` and `key` nothing of an earlier program is found in it
  * @property {() => number} [now] milliseconds since 1970
  * @property {() => number} [random] from 0 to 1
  */

@@ -431,14 +431,14 @@ const scenarios = {
       return answer(204);
     };
     const game = await opened({ fetch }, { storage: null });
-    while (!game.stats().botLinkError) await sleep(1);
-    const { botLinkError, lastError } = game.stats();
+    while (!game.stats().lastFollowError) await sleep(1);
+    const { lastFollowError, lastError } = game.stats();
     const before = asked;
     listeners.online();
-    for (let at = 0; at < 200 && game.stats().botLinkError; at++) await sleep(5);
-    const after = [asked, game.stats().botLinkError];
+    for (let at = 0; at < 200 && game.stats().lastFollowError; at++) await sleep(5);
+    const after = [asked, game.stats().lastFollowError];
     delete globalThis.window;
-    return done(game, log, { botLinkError, lastError, before, after });
+    return done(game, log, { lastFollowError, lastError, before, after });
   },
   async forgotten() {
     setFlagsFromString("--expose-gc");

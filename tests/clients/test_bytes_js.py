@@ -26,7 +26,7 @@ SPECS: list[dict[str, Any]] = [
     {"game": "guess-js", "obs": ["low", "high"], "actions": 16},
     {"game": "rally", "obs": list(rally.OBS_NAMES), "actions": list(rally.ACTION_NAMES), "max_episode_steps": 600},
     {"game": "Bild.7_x", "obs": [84, 84], "actions": 3, "has_legal": True},
-    {"game": "names", "obs": ["größe", "速度", "\U0001f3d3", "\uff5e", 'q"\\\n\x7f'], "actions": ["a", "é"]},
+    {"game": "names", "obs": ["größe", "速度", "\U0001f3d3", "\uff5e", 'q"\\'], "actions": ["a", "é"]},
     {"game": "box", "obs": Box((3,), F32, -0.1, 1e-5), "actions": Box((2,), F32, (-1, -2.5), 1)},
     {"game": "odd", "obs": Box((2,), F64, (-1e300, 1e-5), (1e22, 1234.125)), "actions": Box((1,), F64, -0.0, 5e-324)},
     {"game": "image", "obs": Box((8, 8, 3), U8, 0, 255), "actions": Box((2, 2), U8, (0, 1, 2, 3), 9)},
@@ -76,8 +76,9 @@ def test_what_is_no_game_is_refused_before_it_is_sent():
         {"game": "no/name", "obs": 2, "actions": 2}, {"game": "g", "obs": 0, "actions": 2},
         {"game": "g", "obs": 2, "actions": []}, {"game": "g", "obs": ["a", "a"], "actions": 2},
         {"game": "g", "obs": {}, "actions": 2}, {"game": "g", "obs": 2, "actions": [1, 2]},
+        {"game": "g", "obs": ["a\n"], "actions": 2}, {"game": "g", "obs": 2, "actions": ["up", "\u202edown"]},
     ]  # fmt: skip
-    assert ask("bytes.mjs", {"refused": bad})["refused"] == ["bad_name", *["bad_spec"] * 5]
+    assert ask("bytes.mjs", {"refused": bad})["refused"] == ["bad_name", *["bad_spec"] * 7]
 
 
 def test_canonical_json_is_that_of_python():

@@ -106,7 +106,7 @@ def test_numbers_of_64_bits_are_exact_or_refused_and_so_are_masks(found):
 
 def test_a_network_that_is_back_wakes_whoever_follows_the_bots(found):
     one = found["online"]
-    assert (one["botLinkError"].partition(":")[0], one["lastError"], one["before"]) == ("not_ready", "", 1)
+    assert (one["lastFollowError"].partition(":")[0], one["lastError"], one["before"]) == ("not_ready", "", 1)
     assert one["after"][0] >= 2
     assert one["after"][1] == ""
 
