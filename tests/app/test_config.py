@@ -1,12 +1,13 @@
 """The config: which value wins, where it came from, and what is refused."""
 
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from understudy.app.config import Config
-from understudy.app.origins import FILE_NAME, Resolved, example, hidden, leaves, resolve
+from understudy.app.config import Config, hidden
+from understudy.app.origins import FILE_NAME, Resolved, example, leaves, resolve
 from understudy.core.errors import ConfigError
 
 VARIABLE = "UNDERSTUDY_GATEWAY_PORT"
@@ -75,6 +76,17 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[learner]\nlearn_from = ['all']", "granted"),
         ("[gateway]\nhost = '0.0.0.0'", "plain HTTP"),
         ("[gateway]\ncertificate = 'nowhere.pem'", "where no file is"),
+        ("[gateway]\nhost = 'my host'", "gateway.host is 'my host'"),
+        ("[gateway]\nhost = ''", "gateway.host is ''"),
+        ("[gateway]\nhosts = ['my host']", "gateway.hosts has 'my host'"),
+        ("[gateway]\nhosts = ['https://x']", "gateway.hosts has"),
+        ("[models]\nurl = 'ftp://x'", "models.url"),
+        ("[models]\nurl = 'ftp://me:secret@x'", "***@x"),
+        ("[learner]\nsimulator = 'Nope-v9'", "learner.simulator is 'Nope-v9'"),
+        ("[learner]\nsimulator = 'no_such_module:Nope-v9'", "learner.simulator is"),
+        ("[gate]\nmin_episodes = 50\nmax_episodes = 10", "gate.min_episodes is 50, more than gate.max_episodes, 10"),
+        ("[gate]\nerror = nan", "gate"),
+        ("[gate]\nworse_by = 2.0", "gate.worse_by is 2.0"),
     ],
 )
 def test_bad_files_are_refused_with_the_nearest_right_thing(tmp_path: Path, text: str, said: str):
@@ -92,6 +104,33 @@ def test_bad_variables_are_refused_and_those_of_games_left_alone(tmp_path: Path)
     with pytest.raises(ConfigError, match="cannot be read"):
         resolve({}, file=tmp_path / "nowhere.toml", environ={})
     resolve({}, environ={"UNDERSTUDY_URL": "http://x", "UNDERSTUDY_KEY": "uk_x"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[gateway]\nhosts = ['play.example', 'my_box', '[::1]', '10.0.0.7']",
+        "[gateway]\nhost = '::1'",
+        "[gateway]\nhost = 'localhost'",
+        "[models]\nurl = 's3://bucket/path'",
+        "[learner]\nsimulator = 'CartPole-v1'",
+        "roles = ['gateway']\n[learner]\nsimulator = 'Only-where-the-learner-runs-v1'",
+    ],
+)
+def test_what_can_work_is_let_through(tmp_path: Path, text: str):
+    write(tmp_path, text)
+    resolve({"data": str(tmp_path)}, environ={}).config.check()
+
+
+def test_a_simulator_may_lie_in_the_folder_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_simulators.py").write_text(
+        "import gymnasium\ngymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    write(tmp_path, "[learner]\nsimulator = 'my_simulators:Mine-v0'")
+    resolve({"data": str(tmp_path)}, environ={}).config.check()
+    assert sys.path == before
 
 
 def test_passwords_in_a_url_are_stars():

@@ -49,6 +49,23 @@ def test_config_init_needs_a_place(capsys: pytest.CaptureFixture[str], monkeypat
     assert "--config FILE" in capsys.readouterr().err
 
 
+def test_config_init_writes_where_the_environment_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("UNDERSTUDY_DATA", str(tmp_path / "D"))
+    assert run(["config", "init", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"file": str(tmp_path / "D" / "understudy.toml")}
+    assert run(["config", "init", "--data", str(tmp_path / "E")]) == 0
+    assert (tmp_path / "E" / "understudy.toml").exists()
+    monkeypatch.setenv("UNDERSTUDY_CONFIG", str(tmp_path / "own.toml"))
+    assert run(["config", "init"]) == 0
+    assert (tmp_path / "own.toml").exists()
+    (tmp_path / "own.toml").write_text('[models]\nurl = "ftp://me:secret@x"\n')
+    assert run(["config", "check"]) == 2
+    assert "models.url" in (said := capsys.readouterr().err)
+    assert "secret" not in said
+
+
 @pytest.mark.parametrize("command", ["config", "config init", "config show", "config check"])
 def test_every_command_has_help_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]):
     assert run([*command.split(), "--help"]) == 0

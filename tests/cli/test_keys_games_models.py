@@ -136,6 +136,19 @@ def test_games_of_ones_own_are_added_by_their_numbers_and_names(ask: Asked):
     assert "not registered" not in ask("keys create --game my-game")[0]
 
 
+def test_games_are_checked_in_the_folder_that_the_environment_names(
+    ask: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    ask("games add CartPole-v1")
+    monkeypatch.delenv("UNDERSTUDY_DATA", raising=False)
+    assert run_command(["games", "check", "CartPole-v1", "--json"]) == 0
+    assert "is_registered" not in json.loads(capsys.readouterr().out)
+    monkeypatch.setenv("UNDERSTUDY_DATA", str(tmp_path / "D"))
+    assert run_command(["games", "check", "CartPole-v1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["is_registered"]
+    assert run_command(["games", "check", "Acrobot-v1", "--json"]) == 1
+
+
 def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_path: Path):
     first, second = a_run(tmp_path / "one"), a_run(tmp_path / "two", seed=1)
     assert ask.json(f"models add {first}")["is_champion"]

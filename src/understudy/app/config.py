@@ -1,16 +1,19 @@
 """The platform's config: everything that can be set, what it means and its default; see `origins.py` for from where."""
 
 import ipaddress
+import os
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from understudy.app.data import DataFolder, data_folder
 from understudy.app.service.schedule import LearningSchedule
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.log import write_file
 from understudy.core.meta import CONSENTS
 from understudy.models.gate import Bounds
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 ROLES = ("gateway", "ingest", "learner")
 DEFAULT_PORT = 8600
 _SCHEDULE, _BOUNDS = LearningSchedule(), Bounds()
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]{2,45}\]")
+_ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?")
+"""An IPv6 address has brackets in a Host header, and none where one listens."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,10 +183,73 @@ class Config(Section, frozen=True, kw_only=True):
             path = getattr(self.gateway, name)
             if path and not Path(path).expanduser().is_file():
                 raise ConfigError(f"gateway.{name} is {path}, where no file is; give a PEM file")
-        _ = self.schedule, self.bounds
+        _check_sections(self)
         if "gateway" in self.roles:
+            _check_hosts(self.gateway)
             _ = self.listen, self.gateway_config
+        if self.models.url:
+            _check_models(self.models.url)
+        if self.learner.simulator and "learner" in self.roles:
+            _check_simulator(self.learner.simulator)
         return self
+
+
+def _check_sections(config: Config) -> None:
+    least, most = config.gate.min_episodes, config.gate.max_episodes
+    if least > most:
+        raise ConfigError(
+            f"gate.min_episodes is {least}, more than gate.max_episodes, {most}; give numbers that rise, such as 30 "
+            "and 480"
+        )
+    for section, part in (("learner", "schedule"), ("gate", "bounds")):
+        try:
+            getattr(config, part)
+        except ConfigError as error:
+            raise ConfigError(f"[{section}] cannot work: {error}") from None
+
+
+def _check_hosts(section: GatewaySection) -> None:
+    """Names that no request and no system can mean."""
+    for host in section.hosts:
+        if not _HOST.fullmatch(host):
+            raise ConfigError(
+                f"gateway.hosts has {host[:80]!r}; give names as they stand in an address, without scheme, port or "
+                "spaces, such as play.example"
+            )
+    if not _ADDRESS.fullmatch(section.host):
+        raise ConfigError(f"gateway.host is {section.host[:80]!r}; give an address or a name, such as 127.0.0.1")
+
+
+def _check_models(url: str) -> None:
+    """ConfigError where no models can lie; nothing is asked of the network."""
+    from understudy.models.objects import open_objects
+
+    try:
+        open_objects(url)
+    except ConfigError as error:
+        said = str(error).replace(url, str(hidden(url)))
+        raise ConfigError(f"models.url cannot be used: {said}") from None
+
+
+def _check_simulator(env_id: str) -> None:
+    """ConfigError unless Gymnasium can make it, as the learner will; nothing is asked of the network."""
+    from understudy.app.runs.choice import GameChoice
+
+    # The learner's process finds modules in the folder it was called in; a command by itself does not.
+    sys.path.append(os.getcwd())
+    try:
+        GameChoice(game=env_id).make(1).close()
+    except UnderstudyError as error:
+        raise ConfigError(f"learner.simulator is {env_id[:80]!r}, which cannot be made: {error}") from None
+    finally:
+        sys.path.pop()
+
+
+def hidden(value: Any) -> Any:
+    """A value as it may be shown: names and passwords inside a URL are stars."""
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    return re.sub(r"\?.*", "?***", re.sub(r"://[^/@]*@", "://***@", value))
 
 
 def write_config(config: Config, path: Path) -> None:

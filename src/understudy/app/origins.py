@@ -5,7 +5,6 @@ flag  >  UNDERSTUDY_GATEWAY_PORT  >  UNDERSTUDY_GATEWAY_PORT_FILE  >  understudy
 
 import difflib
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from understudy.app.config import Config, Section
+from understudy.app.config import Config, Section, hidden
 from understudy.core.errors import ConfigError
 
 FILE_NAME = "understudy.toml"
@@ -157,13 +156,6 @@ def _text_of(path: Path, variable: str) -> str:
             return file.read(_MAX_FILE_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{variable} names {path}, which cannot be read: {error}; give a small text file") from None
-
-
-def hidden(value: Any) -> Any:
-    """A value as it may be shown: names and passwords inside a URL are stars."""
-    if not isinstance(value, str) or "://" not in value:
-        return value
-    return re.sub(r"\?.*", "?***", re.sub(r"://[^/@]*@", "://***@", value))
 
 
 def _at(tree: Mapping[str, Any], name: str) -> Any:

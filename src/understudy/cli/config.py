@@ -7,6 +7,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from understudy.app.data import data_folder
 from understudy.app.origins import FILE_NAME, Resolved, config_file, example, resolve
 from understudy.cli.options import Command, console, data_option, examples, finish, json_option
 from understudy.core.errors import ConfigError
@@ -35,9 +36,11 @@ def config() -> None:
 @json_option
 def init(data_text: str | None, as_json: bool, file: Path | None, force: bool) -> int:
     """Write a config file with every value, what it means and its default."""
-    if file is None and data_text is None:
-        raise ConfigError("nowhere to write to; give --data DIR or --config FILE")
-    path = file or Path(str(data_text)).expanduser() / FILE_NAME
+    file = file or (Path(os.environ["UNDERSTUDY_CONFIG"]) if os.environ.get("UNDERSTUDY_CONFIG") else None)
+    data = data_text or os.environ.get("UNDERSTUDY_DATA")
+    if file is None and not data:
+        raise ConfigError("nowhere to write to; give --data DIR or --config FILE, or set UNDERSTUDY_DATA")
+    path = file or data_folder(data).root / FILE_NAME
     if path.exists() and not force:
         raise ConfigError(f"{path} is there already; look at it with 'understudy config show', or replace it: --force")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from understudy.app.origins import resolve
 from understudy.app.runs.choice import GameChoice, look_at
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, data_option, examples, finish, json_option
@@ -81,7 +82,7 @@ def list_games(data_text: str | None, as_json: bool) -> int:
 
 @games.command(
     epilog=examples("understudy games check CartPole-v1", "understudy games check my-game.json --data D --json"),
-    help=f"Look whether a game can be recorded, and with --data whether it is registered; exits 1 when it is not."
+    help=f"Look whether a game can be recorded, and in a data folder whether it is registered; exits 1 when it is not."
     f"\n\n{_WHAT}",
 )
 @click.argument("game")
@@ -90,7 +91,8 @@ def list_games(data_text: str | None, as_json: bool) -> int:
 @data_option
 @json_option
 def check(data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None) -> int:
-    registry = deployment(data_text, must_exist=True).registry if data_text is not None else None
+    has_folder = bool(resolve({"data": data_text}).config.data)
+    registry = deployment(data_text, must_exist=True).registry if has_folder else None
     spec = _known_spec(game, registry) if obs is None and actions is None else None
     spec = spec or _spec(game, obs, actions)
     fields, out = _fields(spec), console(as_json=as_json)
