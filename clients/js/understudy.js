@@ -1882,7 +1882,8 @@ const [IDLE_MS, TELL_MS, DAY_MS] = [60_000, 10_000, 86_400_000];
 /** How long what is left may lie, as the platform takes no older session; and how much, in letters as storages count. */
 const [KEPT_MS, SHELF_LETTERS] = [8 * DAY_MS, 2 * 1024 * 1024];
 /** Browsers let a page in the background do something once a minute; one that was silent for longer is gone. */
-const [BEAT_MS, ALIVE_MS, ADOPT_MS] = [20_000, 150_000, 60_000];
+const [BEAT_MS, ALIVE_MS] = [20_000, 150_000];
+const [ADOPT_FIRST_MS, ADOPT_CAP_MS] = [1_000, 60_000];
 const PARCEL = "application/vnd.understudy.parcel";
 
 /** The episodes that follow one another for one player and seat: their rows, and the numbers of their frames. */
@@ -1957,6 +1958,7 @@ class Sender {
     /** Under which name what is kept here is held. */
     this._owner = hexOf(crypto.getRandomValues(new Uint8Array(8)));
     this._adoptAtMs = 0;
+    this._adoptMs = ADOPT_FIRST_MS;
     this._specJson = specJson(columns.spec);
     this._schema = schemaOf(columns.spec);
     this._backoff = new Backoff(clock, random);
@@ -2214,7 +2216,9 @@ class Sender {
   /** Take up what pages and programs could not send that are gone by now. */
   async adopt() {
     if (!this._shelf || !this._holds || this.isClosed) return;
-    this._adoptAtMs = this._clock.monotonic() + ADOPT_MS;
+    // A page that is just being left may hold its frames a moment longer, so the first looks follow soon.
+    this._adoptAtMs = this._clock.monotonic() + this._adoptMs;
+    this._adoptMs = Math.min(2 * this._adoptMs, ADOPT_CAP_MS);
     await this._holds.take(this._owner);
     const names = ["frame/", "gap/", "held/"].flatMap((kind) => /** @type {Shelf} */ (this._shelf).names(kind));
     for (const owner of new Set(names.map((name) => name.split("/")[1]))) {
