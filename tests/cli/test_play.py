@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,23 @@ def test_moments_add_up(data: str):
 def test_what_cannot_play_is_told(data: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
     assert run_command(["play", *arguments, "--data", data]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("game", "missing", "command"), [("CartPole-v1", "pygame", "pip install"), (GAME, "PIL", "pip install pillow")]
+)
+def test_a_film_without_its_packages_says_which_flag_and_what_to_install(
+    game: str, missing: str, command: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    monkeypatch.setitem(sys.modules, missing, None)
+    films = tmp_path / "films"
+    assert run_command(["play", game, "--gif", str(films), "--data", data]) == 2
+    said = capsys.readouterr().err
+    assert command in said
+    assert "leave out --gif" in said
+    assert "video" not in said
+    assert not films.exists()
 
 
 def test_help_has_two_examples(capsys: pytest.CaptureFixture[str]):

@@ -18,15 +18,17 @@ import pytest
 
 from tests.serve.gateways import SIGNER, Running, running
 from understudy.core.chunk import Chunk, chunk_of
+from understudy.core.errors import InvalidName
 from understudy.core.frame import MAX_FRAME_BYTES, MAX_FRAMES_PER_SEND, Frame
 from understudy.core.game import game_spec, spec_from_json
 from understudy.core.meta import ChunkMeta, EpisodeNote
-from understudy.core.names import player_name
+from understudy.core.names import game_name, player_name
 from understudy.core.parcel import decode_parcel, encode_parcel
 from understudy.serve.call import _STATUS
 from understudy.serve.keys import SCOPES
+from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
-from understudy.serve.wire import Columns
+from understudy.serve.wire import Columns, Promote
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
@@ -170,6 +172,38 @@ def test_a_signed_document_is_checked_by_slicing_its_text(gateway: Running):
     raw = gateway.ask("GET", f"/v1/games/signing/models/{pointer['model_no']}/policy", gateway.key("play")).raw
     assert len(raw) == release["manifest"]["policy_bytes"]
     assert hashlib.sha256(raw).hexdigest() == release["manifest"]["policy_sha256"]
+
+
+def test_what_is_open_is_on_the_page():
+    opened = {route.path for route in (*ROUTES, *PAGES) if route.scope is None}
+    assert {path for path in opened if not path.startswith("/static/")} == {"/healthz", "/readyz", "/play"}
+    assert all(f"`{path}`" in PAGE for path in ("/healthz", "/readyz", "/play", "/static/"))
+
+
+def test_names_of_games_are_those_of_the_page(gateway: Running):
+    for name in ("CON", "nul.x", "lpt0", "com9", "ends.", ".begins", "a" * 64, "ü"):
+        with pytest.raises(InvalidName):
+            game_name(name)
+    for name in ("a" * 63, "9-lives", "con-game", "com", "x.y_z"):
+        assert game_name(name) == name
+    key = gateway.key("play", registers=True)
+    assert gateway.ask("PUT", "/v1/games/Cased", key, game_spec("Cased", obs=2, actions=2).to_json()).status == 200
+    assert gateway.ask("PUT", "/v1/games/cased", key, game_spec("cased", obs=2, actions=2).to_json()).status == 400
+
+
+def test_a_champion_is_chosen_with_the_bodies_of_the_page(gateway: Running):
+    spec = gateway.register(game_spec("chosen", obs=2, actions=2))
+    gateway.release(spec)
+    gateway.release(spec)
+    admin, told = gateway.key("admin"), json.loads(block("json", '{"alias"'))
+    (asked,) = re.findall(r"promote` with `(\{.*?\})`", PAGE)
+    fields = json.loads(asked)
+    assert fields.keys() == set(Promote.__struct_fields__)
+    for body in ({**fields, "model_no": 2}, {"model_no": 1}):
+        got = gateway.ask("POST", "/v1/games/chosen/promote", admin, body)
+        assert (got.status, got.json) == (200, {**told, "model_no": body["model_no"]})
+    back = gateway.ask("POST", "/v1/games/chosen/rollback", admin)
+    assert (back.status, back.json) == (200, {**told, "model_no": 2})
 
 
 def test_answers_have_the_fields_of_the_page(gateway: Running):

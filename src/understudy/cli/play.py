@@ -63,8 +63,8 @@ def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | 
     seeds, out = range(asked["seed"], asked["seed"] + asked["episodes"]), console(as_json=as_json)
     paths = []
     if gif is not None:
-        check_video(choice)
-        paths = film(choice, found.policy, gif, seeds=seeds)
+        check_video(choice, asked="--gif")
+        paths = film(choice, found.policy, gif, seeds=seeds, asked="--gif")
     returns = _watch(choice, found, seeds, out, is_filmed=gif is not None)
     mean = float(np.mean(returns))
     out.print(f"{found.name}: mean return {mean:.4g} over {len(returns)} episodes")

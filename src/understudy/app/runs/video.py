@@ -28,18 +28,22 @@ MAX_FRAMES = 1_500
 Env = gymnasium.Env[Any, Any]
 
 
-def check_video(choice: GameChoice) -> None:
-    """ConfigError, or MissingExtra, when this game cannot be filmed; asked before a run, not after it."""
-    with rendering(choice) as env:
+def check_video(choice: GameChoice, *, asked: str = "video") -> None:
+    """ConfigError, or MissingExtra, when this game cannot be filmed; asked before a run, not after it.
+
+    `asked` is what to leave out then: the flag, or the parameter, that asked for films.
+    """
+    with rendering(choice, asked=asked) as env:
         env.reset(seed=0)
-        frame_of(env, choice)
+        frame_of(env, choice, asked=asked)
+        _small(np.zeros((2, 2, 3), np.uint8))
 
 
-def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[int]) -> list[Path]:
+def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[int], asked: str = "video") -> list[Path]:
     """One GIF for each seed in the folder, each there as a whole or not at all."""
     make_folder(folder.absolute())
     paths = []
-    with rendering(choice) as env:
+    with rendering(choice, asked=asked) as env:
         every, fps = _pace(env)
         for number, seed in enumerate(seeds, start=1):
             frames = list(_episode(env, choice, policy, seed=seed, every=every))
@@ -49,7 +53,7 @@ def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[in
 
 
 @contextlib.contextmanager
-def rendering(choice: GameChoice) -> Iterator[Env]:
+def rendering(choice: GameChoice, *, asked: str = "video") -> Iterator[Env]:
     """An env of this game that renders into arrays; ConfigError or MissingExtra where there is none."""
     if choice.is_named:
         choice = replace(choice, env_kwargs={**choice.env_kwargs, "render_mode": "rgb_array"})
@@ -58,21 +62,32 @@ def rendering(choice: GameChoice) -> Iterator[Env]:
         if not isinstance(envs, SyncVectorEnv) or mode != "rgb_array":
             raise ConfigError(
                 f"{choice.name} does not render into arrays (its render_mode is {mode!r}); make it with "
-                "render_mode='rgb_array', or leave out video"
+                f"render_mode='rgb_array', or leave out {asked}"
             )
         try:
             yield envs.envs[0]
         except (DependencyNotInstalled, ImportError) as error:
-            raise MissingExtra(f"{choice.name} cannot be filmed: {error}; install that, or leave out video") from error
+            raise MissingExtra(
+                f"{choice.name} cannot be filmed: {error}; {_install(error)}, or leave out {asked}"
+            ) from error
 
 
-def frame_of(env: Env, choice: GameChoice) -> Array:
+def _install(error: Exception) -> str:
+    """How to get what is missing; Gymnasium says the command itself."""
+    if "pip install" in str(error):
+        return "do that"
+    name = (getattr(error, "name", None) or "").partition(".")[0]
+    package = {"PIL": "pillow", "cv2": "opencv-python"}.get(name, name)
+    return f"run `pip install {package}`" if package else "install that"
+
+
+def frame_of(env: Env, choice: GameChoice, *, asked: str = "video") -> Array:
     """What an env shows now, as uint8[height, width, 3]."""
     frame = env.render()
     if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
         raise ConfigError(
             f"{choice.name} cannot be filmed: render() gave {getattr(frame, 'shape', type(frame).__name__)}, wanted is "
-            "uint8[height, width, 3]; leave out video"
+            f"uint8[height, width, 3]; leave out {asked}"
         )
     return frame
 
