@@ -2224,7 +2224,7 @@ class Sender {
     for (const owner of new Set(names.map((name) => name.split("/")[1]))) {
       if (await this._holds.take(owner)) this._takeUp(this._shelf, owner);
     }
-    if (this._waiting.length) this._schedule(0);
+    this._schedule(this._waiting.length ? 0 : this._adoptAtMs);
   }
 
   /** @param {Shelf} shelf @param {string} owner */
