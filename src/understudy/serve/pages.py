@@ -82,8 +82,26 @@ def _read(name: str) -> Page | None:
     for folder in (_STATIC, _CLIENTS):
         with contextlib.suppress(OSError):
             raw = (folder / name).read_bytes()
+            if name.endswith(".js"):
+                raw = without_comments(raw.decode()).encode()
             return Page(_KINDS[Path(name).suffix], raw, gzip.compress(raw, mtime=0))
     return None
+
+
+def without_comments(script: str) -> str:
+    """A script without the comments that fill whole lines, which stay as empty ones: a third less travels."""
+    lines, is_inside = [], False
+    for line in script.splitlines():
+        bare = line.strip()
+        if is_inside:
+            is_inside, keeps = "*/" not in bare, False
+        elif bare.startswith("/*"):
+            is_inside = "*/" not in bare
+            keeps = not is_inside and not bare.endswith("*/")  # such as a type before an expression
+        else:
+            keeps = not bare.startswith("//")
+        lines.append(line if keeps else "")
+    return "\n".join(lines) + "\n"
 
 
 def _shows(name: str) -> Handler:
