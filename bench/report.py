@@ -123,6 +123,8 @@ def _verdict(figure: dict[str, Any]) -> str:
     verdict, goal, median = figure["verdict"], figure["goal"], figure["median"]
     if verdict not in ("met", "missed"):
         return "" if verdict == "reported" else "void: gate failed"
+    if not figure["more_is_better"] and not median:
+        return "met: none at all"
     times = median / goal if figure["more_is_better"] else goal / median
     return f"met, {times:.1f}x" if verdict == "met" else f"missed by {1 / times:.2f}x"
 

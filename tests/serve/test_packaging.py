@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.serve.pages import FILES, load_pages
+from understudy.serve.pages import FILES, source_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,7 @@ def test_a_wheel_holds_every_file_of_the_page_once(wheel: Path):
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
         for name in FILES.values():
-            assert opened.read(f"understudy/serve/static/{name}") == load_pages()[name].raw
+            assert opened.read(f"understudy/serve/static/{name}") == source_of(name)
     assert len(names) == len(set(names))
     assert [name for name in names if "clients/" in name or name.endswith((".mjs", "package.json"))] == []
 

@@ -24,10 +24,10 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     typescript() is None,
     reason="typescript is missing: `npm install` in clients/js, or `npm install --global typescript`, brings tsc",
 )
-def test_every_type_of_the_page_holds(modules: Path):
-    shutil.copy(CLIENT / "tsconfig.json", modules)
-    (modules / "script.js").unlink(missing_ok=True)
-    command = [typescript() or "tsc", "--project", str(modules / "tsconfig.json")]
+def test_every_type_of_the_page_holds(tmp_path: Path):
+    folder = page_modules(tmp_path, as_served=False)
+    shutil.copy(CLIENT / "tsconfig.json", folder)
+    command = [typescript() or "tsc", "--project", str(folder / "tsconfig.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
 

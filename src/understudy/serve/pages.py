@@ -79,12 +79,17 @@ def load_pages() -> dict[str, Page]:
 
 
 def _read(name: str) -> Page | None:
+    raw = source_of(name)
+    if raw is not None and name.endswith(".js"):
+        raw = without_comments(raw.decode()).encode()
+    return None if raw is None else Page(_KINDS[Path(name).suffix], raw, gzip.compress(raw, mtime=0))
+
+
+def source_of(name: str) -> bytes | None:
+    """A file as it was written, before it is made ready to travel; None when it is missing."""
     for folder in (_STATIC, _CLIENTS):
         with contextlib.suppress(OSError):
-            raw = (folder / name).read_bytes()
-            if name.endswith(".js"):
-                raw = without_comments(raw.decode()).encode()
-            return Page(_KINDS[Path(name).suffix], raw, gzip.compress(raw, mtime=0))
+            return (folder / name).read_bytes()
     return None
 
 

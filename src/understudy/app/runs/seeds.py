@@ -68,7 +68,7 @@ def together(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "solved": all(result["solved"] for result in results), "solved_seeds": sum(one["solved"] for one in results),
         "seeds": len(results), "return_mean": sum(means) / len(means) if means else None,
         "return_iqm": found and found.value, "return_low": found and found.low, "return_high": found and found.high,
-        **{name: round(sum(result[name] for result in results), 3) for name in work},
+        **{name: round(sum(result.get(name, 0) for result in results), 3) for name in work},
         "startup_s": results[0]["startup_s"], "resumed_at_step": max(one["resumed_at_step"] for one in results),
         "env_class": results[0]["env_class"], "algorithm": results[0]["algorithm"], "game": results[0]["game"],
         "run": str(out), "runs": [dict(result) for result in results],
