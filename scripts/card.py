@@ -60,7 +60,7 @@ class Collector:
         for at, one in enumerate(counted):
             # Its seconds are shown once, at its first claim.
             self._line(**one, seconds=0.0 if at else report.duration)
-        if not counted:
+        if not counted and "tests/faults/" in report.nodeid:
             place = report.nodeid.split("::")[0].removeprefix("tests/faults/test_").removesuffix(".py")
             self._line(f"{place.replace('_', ' ')}: other tests", tried=1, held=1, seconds=report.duration)
 
