@@ -1,24 +1,10 @@
 // Shows the client what platforms tell about their bots, good and forged, and prints who plays after each.
 import { readFileSync } from "node:fs";
 import { checkSigned, connect } from "../../clients/js/understudy.js";
+import { storage } from "./storage.mjs";
 
 const given = JSON.parse(readFileSync(0, "utf8"));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-
-/** Something like localStorage. */
-function storage() {
-  const kept = new Map();
-  return {
-    kept,
-    get length() {
-      return kept.size;
-    },
-    key: (at) => [...kept.keys()][at] ?? null,
-    getItem: (key) => kept.get(key) ?? null,
-    setItem: (key, value) => void kept.set(key, value),
-    removeItem: (key) => void kept.delete(key),
-  };
-}
 
 /** A platform that tells what it is told to tell. */
 function platform() {

@@ -3,6 +3,7 @@ import { createServer } from "node:http";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { connect } from "../../clients/js/understudy.js";
+import { storage } from "./storage.mjs";
 
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const answer = (status, body) => new Response(status === 204 ? null : JSON.stringify(body), { status });
@@ -17,20 +18,6 @@ function framesOf(raw) {
     frames.push({ kind: bytes[at + 5], chunkNo: Number(bytes.readBigUInt64LE(at + 32)) });
   }
   return frames;
-}
-
-function storage() {
-  const kept = new Map();
-  return {
-    kept,
-    get length() {
-      return kept.size;
-    },
-    key: (at) => [...kept.keys()][at] ?? null,
-    getItem: (key) => kept.get(key) ?? null,
-    setItem: (key, value) => void kept.set(key, value),
-    removeItem: (key) => void kept.delete(key),
-  };
 }
 
 const frameNames = (kept) => [...kept.kept.keys()].filter((key) => key.includes("/frame/"));
