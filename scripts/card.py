@@ -61,7 +61,7 @@ class Collector:
             # Its seconds are shown once, at its first claim.
             self._line(**one, seconds=0.0 if at else report.duration)
         if not counted and "tests/faults/" in report.nodeid:
-            place = report.nodeid.split("::")[0].removeprefix("tests/faults/test_").removesuffix(".py")
+            place = Path(report.nodeid.split("::")[0]).stem.removeprefix("test_")
             self._line(f"{place.replace('_', ' ')}: other tests", tried=1, held=1, seconds=report.duration)
 
     def _line(
