@@ -1,0 +1,115 @@
+"""Where a backend is reached, as one line of text: `SCHEME://HOST:PORT,HOST:PORT/PATH?option=value`.
+
+Secrets are never part of it, since it is shown by `ps`, logs and errors: an option names the file that holds them.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from understudy.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A backend's address, taken apart; options are text, checked by whoever knows what they mean."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int | None], ...]
+    path: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def refuse_others(self, known: Collection[str]) -> None:
+        """ConfigError for an option that nobody reads, so that a misspelt one is noticed."""
+        for name in self.options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                advice = f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(known))}"
+                raise ConfigError(f"{self.scheme}:// has no option {name!r}; {advice}")
+
+    def text(self, name: str, default: str = "") -> str:
+        return self.options.get(name, default)
+
+    def number(self, name: str, default: float, *, least: float = 0.0, most: float = 1e12) -> float:
+        """An option as a number; ConfigError when it is none, or out of range."""
+        given = self.options.get(name)
+        try:
+            value = default if given is None else float(given)
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:
+            raise ConfigError(
+                f"{name} of {self.scheme}:// is {given!r}; give one from {least:g} to {most:g}, such as {default:g}"
+            )
+        return value
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """An option as true or false."""
+        given = self.options.get(name, "true" if default else "false").lower()
+        if given not in ("true", "false"):
+            raise ConfigError(f"{name} of {self.scheme}:// is {given!r}; give true or false")
+        return given == "true"
+
+
+def parse_location(text: str) -> Location:
+    """The parts of a backend's address; ConfigError when it is none, or carries a password."""
+    try:
+        split = urlsplit(text)
+        options = parse_qsl(split.query, keep_blank_values=True, strict_parsing=bool(split.query))
+        hosts = tuple(_host(part) for part in split.netloc.split(",") if part)
+    except ValueError as error:
+        raise ConfigError(f"an address cannot be read ({error}); write it as {_FORM}") from None
+    if not split.scheme or "://" not in text:
+        raise ConfigError(f"{text[:80]!r} is no address of a backend; write it as {_FORM}")
+    names = [name for name, _ in options]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"an option of {split.scheme}:// is given twice; give it once")
+    return Location(split.scheme.lower(), hosts, unquote(split.path.strip("/")), dict(options))
+
+
+_FORM = "SCHEME://HOST:PORT/PATH?option=value"
+
+
+def _host(text: str) -> tuple[str, int | None]:
+    if "@" in text:
+        raise ConfigError(
+            "an address carries a user or password, which everybody on the machine could read; put them in a file and "
+            'name it: ?credentials=FILE, with the lines username = "..." and password = "..."'
+        )
+    if text.startswith("["):
+        name, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    else:
+        name, _, port = text.partition(":")
+    if not name or (port and not (port.isdigit() and int(port) < 65536)):
+        raise ConfigError(f"{text[:80]!r} is no host; write HOST:PORT")
+    return name, int(port) if port else None
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user and a password that no log shows."""
+
+    username: str
+    password: str = field(repr=False)
+
+
+def read_credentials(path: str | Path) -> Credentials:
+    """What a credentials file holds; ConfigError says what is wrong with it, never what is in it."""
+    try:
+        fields = tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"credentials file {path} cannot be read: {reason}; {_CREDENTIALS}") from None
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(f"credentials file {path} is no TOML; {_CREDENTIALS}") from None
+    username, password = fields.get("username"), fields.get("password")
+    if not (isinstance(username, str) and isinstance(password, str) and username):
+        raise ConfigError(f"credentials file {path} lacks a username or a password; {_CREDENTIALS}")
+    return Credentials(username, password)
+
+
+_CREDENTIALS = 'it has two lines: username = "..." and password = "..."'

@@ -1,0 +1,61 @@
+"""Addresses of backends, and the files that hold their secrets."""
+
+from pathlib import Path
+
+import pytest
+
+from understudy.core.errors import ConfigError
+from understudy.core.location import Credentials, Location, parse_location, read_credentials
+
+
+def test_an_address_is_taken_apart():
+    found = parse_location("cassandra://a:9042,b,[::1]:7/games?consistency=QUORUM&tls=true&ttl_s=5")
+    assert found.hosts == (("a", 9042), ("b", None), ("::1", 7))
+    assert (found.scheme, found.path) == ("cassandra", "games")
+    assert (found.text("consistency"), found.flag("tls"), found.number("ttl_s", 0)) == ("QUORUM", True, 5.0)
+    assert parse_location("kinesis://steps") == Location("kinesis", (("steps", None),))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nowhere", "write it as"),
+        ("kafka://u:secret@h:1/t", "credentials=FILE"),
+        ("kafka://h:port/t", "write HOST:PORT"),
+        ("kafka://h:99999/t", "write HOST:PORT"),
+        ("kafka://h/t?a=1&a=2", "given twice"),
+        ("kafka://h/t?a", "cannot be read"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_secret(text: str, said: str):
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse_location(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_options_that_do_not_fit_are_refused():
+    given = parse_location("kafka://h/t?tsl=true&linger_s=x")
+    with pytest.raises(ConfigError, match="did you mean tls"):
+        given.refuse_others({"tls", "linger_s"})
+    with pytest.raises(ConfigError, match="linger_s"):
+        given.number("linger_s", 1.0)
+    with pytest.raises(ConfigError, match="true or false"):
+        parse_location("kafka://h/t?tls=1").flag("tls")
+
+
+def test_credentials_come_from_a_file_and_are_not_shown(tmp_path: Path):
+    path = tmp_path / "credentials.toml"
+    path.write_text('username = "u"\npassword = "hush"\n')
+    found = read_credentials(path)
+    assert found == Credentials("u", "hush")
+    assert "hush" not in repr(found)
+
+
+@pytest.mark.parametrize("content", [None, "hush =", 'password = "hush"', "username = 1\npassword = 'hush'"])
+def test_a_bad_credentials_file_is_named_and_not_shown(tmp_path: Path, content: str | None):
+    path = tmp_path / "credentials.toml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match="two lines") as caught:
+        read_credentials(path)
+    assert "hush" not in str(caught.value)
