@@ -2928,7 +2928,7 @@ export class Episode {
    * @returns {any}
    */
   act(obs, { legal = null, deterministic = false, otherwise } = {}) {
-    this._bot ??= this._game._bots.cast();
+    this._bot ??= this._game.cast();
     const own = this._bot ? undefined : typeof otherwise === "function" ? otherwise(obs) : otherwise;
     const { _columns: columns, _random: random } = this._game;
     try {
@@ -3120,7 +3120,7 @@ class Tolerance {
  * @property {string} [model] who decides, where that is a bot that the game runs itself
  * @property {Decider} [by] whose decisions `acted` records; `person` unless said
  * @property {Consent} [consent]
- * @property {Bot | null} [bot] who plays in `act`, as `game.model` gives it; the champion unless said
+ * @property {Bot | null} [bot] who plays in `act`, as `game.cast` or `game.model` gives it; drawn by `cast` unless said
  */
 
 /** A connected game; many episodes share it. Made by `connect`. */
@@ -3181,6 +3181,17 @@ export class Game {
     while (!this.bot && !this._closing && this._clock.monotonic() < endMs)
       await new Promise((resolve) => setTimeout(resolve, 10));
     return this.bot !== "";
+  }
+
+  /**
+   * Who plays an episode that begins now: the canary with its share, else the champion; null while there is none.
+   *
+   * An episode draws for itself at its first `act`. This is for a game that wants to know before, or that plays without
+   * recording: `bot.name`, `bot.policy.act(obs)`; given to `game.episode({ bot })` it plays there.
+   * @returns {Bot | null}
+   */
+  cast() {
+    return this._bots.cast();
   }
 
   /**

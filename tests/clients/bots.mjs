@@ -80,6 +80,7 @@ async function scenario({ steps, spec }) {
       refused: refusedBots,
       error: lastBotError,
       models,
+      cast: Array.from({ length: step.episodes ?? 1 }, () => game.cast()?.name ?? null),
       record: [...kept.kept].find(([key]) => key.endsWith("/bot"))?.[1],
       kept: [...kept.kept.keys()].map((key) => key.split("/").slice(2).join("/")),
     };

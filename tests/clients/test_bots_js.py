@@ -220,6 +220,13 @@ def test_the_canary_plays_its_share_of_episodes_and_a_bad_one_plays_nowhere(tmp_
     assert counts[1] == pytest.approx(1000, abs=120)
     assert (counts[2], found[2]["bot"], found[2]["refused"]) == (0, "my-game/1", 1)
     assert {tuple(one) for one in found[1]["models"]} == {("my-game/1", 1), ("my-game/2", 2)}
+    # Who asks before an episode begins gets the same draw.
+    assert sum(name == "my-game/2" for name in found[1]["cast"]) == pytest.approx(1000, abs=120)
+    assert [set(one["cast"]) for one in found] == [{"my-game/1"}, {"my-game/1", "my-game/2"}, {"my-game/1"}]
+
+
+def test_while_there_is_no_bot_nobody_is_cast():
+    assert played({})["seen"][0]["cast"] == [None]
 
 
 def test_a_canary_that_cannot_be_fetched_holds_up_nobody_and_plays_once_it_can(tmp_path):

@@ -50,6 +50,11 @@ def test_the_guide_names_only_what_there_is():
         assert re.search(rf"^  (?:async |get )?{name}\(|this\.{name} =", source, re.MULTILINE), name
 
 
+def test_the_play_page_uses_nothing_private_of_the_client():
+    for file in (CLIENT.parents[1] / "src" / "understudy" / "serve" / "static").glob("*.js"):
+        assert re.findall(r"\bgame\??\._\w+", file.read_text()) == [], file.name
+
+
 def typescript() -> str | None:
     """The compiler, where it is installed beside the client or for everybody."""
     own = CLIENT / "node_modules" / ".bin" / "tsc"

@@ -62,7 +62,7 @@ export class Platform {
     this.invited = invited;
     this.shape = shape;
     this.onBot = onBot;
-    /** @type {any} */
+    /** @type {import("./understudy.js").Game | null} */
     this.game = null;
     this.player = playerName();
     /** @type {{code: string, detail: string} | null} Why there is no connection. */
@@ -85,7 +85,7 @@ export class Platform {
    */
   cast() {
     // As an episode would draw it; here it is drawn for serves that are not recorded, too.
-    return this.game?._bots.cast() ?? null;
+    return this.game?.cast() ?? null;
   }
 
   stats() {

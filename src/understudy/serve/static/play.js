@@ -31,7 +31,8 @@ const platform = new Platform(invited, Play, () => castChanged());
 const choice = new Choice((number) => platform.model(number));
 const consent = new Consent({ key: invited.key, storage: kept, onChange: obey });
 
-/** @type {"ready" | "playing" | "paused" | "over"} */
+/** @typedef {"ready" | "playing" | "paused" | "over"} Phase */
+/** @type {Phase} */
 let phase = "ready";
 let play = /** @type {any} */ (null);
 let bot = "";
@@ -117,7 +118,7 @@ function next() {
   return isRally ? "Every serve of this match is on its way to the learner." : "This attempt is on its way to the learner.";
 }
 
-/** @param {typeof phase} to */
+/** @param {Phase} to */
 function change(to) {
   phase = to;
   document.body.dataset.phase = to;
