@@ -15,8 +15,9 @@ import pytest
 import urllib3
 
 from tests.act.policies import random_policy
-from tests.cli.platforms import processes_of
+from tests.cli.platforms import processes_of, wait_for
 from tests.serve.gateways import running
+from understudy.app.addresses import for_others, openable, page_address
 from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment, open_deployment
 from understudy.app.play_web import (
@@ -26,7 +27,6 @@ from understudy.app.play_web import (
     is_free,
     keep_port,
     kept_port,
-    page_address,
     play_key,
     running_url,
 )
@@ -141,6 +141,46 @@ def test_the_key_is_kept_and_made_anew_only_when_it_was_revoked(tmp_path: Path, 
 def test_an_address_can_carry_any_key_and_name():
     address = page_address("http://127.0.0.1:1", "rally", key="uk_a&b=#", bot="7")
     assert parse_qs(urlsplit(address).fragment) == {"game": ["rally"], "bot": ["7"], "key": ["uk_a&b=#"]}
+
+
+@pytest.mark.parametrize(
+    ("url", "near"),
+    [
+        ("http://0.0.0.0:8600", "http://127.0.0.1:8600"),
+        ("https://[::]:1", "https://[::1]:1"),
+        ("http://127.0.0.1:8600", "http://127.0.0.1:8600"),
+        ("http://play.example:80", "http://play.example:80"),
+    ],
+)
+def test_an_address_of_everywhere_is_one_that_this_machine_can_open(url: str, near: str):
+    assert openable(url) == near
+    assert page_address(url, "rally", key="uk_x").startswith(f"{near}/play#")
+    assert bool(for_others(url, ("a.example",))) == (url != near)
+
+
+def test_sigterm_ends_it_well_also_before_it_is_ready(tmp_path: Path):
+    line = [sys.executable, "-m", "understudy.cli.main", "play", "rally", "--web"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment.pop("UNDERSTUDY_DATA", None)
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        wait_for(lambda: bool(list(tmp_path.glob("understudy-play-*"))))
+        process.send_signal(signal.SIGTERM)
+        said, errors = process.communicate(timeout=60)
+    assert (process.returncode, said, errors.strip()) == (0, "", "")
+    assert processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("more", "code"), [((), 130), (("--web",), 0)])
+def test_only_the_page_serves_until_it_is_asked_to_stop(
+    more: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("understudy.cli.play._check_together", lambda **_: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert run_command(["play", "rally", *more]) == code
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_port_is_kept_beside_the_keys_and_left_where_it_is_taken(tmp_path: Path):

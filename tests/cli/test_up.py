@@ -17,14 +17,15 @@ import pytest
 from rich.console import Console
 
 from tests.cli.platforms import Sender, Up, processes_of, wait_for
+from understudy.app.addresses import page_address
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.origins import resolve
-from understudy.app.roles.platform import GAME, Platform, development_keys
+from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, development_keys
 from understudy.app.stats import stats
 from understudy.app.status import status
 from understudy.cli.root import run as run_command
-from understudy.cli.up import _View, _words
+from understudy.cli.up import _print_ready, _View, _words
 
 pytestmark = pytest.mark.xdist_group("processes")
 ROLES = ("--role", "gateway,ingest")
@@ -41,7 +42,10 @@ def signals() -> Iterator[None]:
 def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lost(tmp_path: Path):
     data = tmp_path / "D"
     with Up(data, *ROLES) as up:
-        assert set(up.ready) == {"url", "admin_key", "key"}
+        assert set(up.ready) == {"url", "admin_key", "key", "pages"}
+        assert up.ready["pages"] == {
+            game: page_address(up.ready["url"], game, key=up.ready["key"]) for game in ("rally", "CartPole-v1")
+        }
         sender = Sender(up.ready["url"], up.ready["key"])
         sender.register()
         with sender:
@@ -254,3 +258,36 @@ def test_where_others_can_reach_it_no_development_key_is_made(tmp_path: Path):
     with Platform(resolve(flags, environ={}).config, tell=lambda *_: None) as platform:
         assert platform.ready_line() == {"url": None, "key": None, "admin_key": None}
     assert open_deployment(DataFolder(tmp_path / "D")).keys.all() == []
+
+
+def said_when_ready(url: str, keys: DevelopmentKeys | None, *hosts: str) -> str:
+    """What `up` prints for people once a gateway listens at this address."""
+    written = io.StringIO()
+    _print_ready(Console(file=written, width=40), url, keys, hosts=hosts)
+    return written.getvalue()
+
+
+def test_the_play_page_of_each_game_is_said_where_the_key_is():
+    url, keys = "http://127.0.0.1:8600", DevelopmentKeys("uk_play", "uk_admin")
+    said = said_when_ready(url, keys)
+    for game in ("rally", "CartPole-v1"):
+        assert f" {page_address(url, game, key='uk_play')}\n" in said
+    assert said.index("/play#") < said.index(f"export UNDERSTUDY_URL={url}\n") < said.index(GAME)
+    assert "other machines" not in said
+
+
+@pytest.mark.parametrize(
+    ("url", "near"), [("http://0.0.0.0:8600", "http://127.0.0.1:8600"), ("http://[::]:8600", "http://[::1]:8600")]
+)
+def test_where_it_listens_everywhere_an_address_that_opens_is_said(url: str, near: str):
+    said = said_when_ready(url, None)
+    assert said.startswith(f"ready at {near};")
+    assert "other machines are refused until gateway.hosts has this machine's name\n" in said
+    assert "0.0.0.0" not in said
+    assert "other machines use http://play.example:8600\n" in said_when_ready(url, None, "play.example")
+
+
+def test_a_program_gets_an_address_that_opens_also_where_it_listens_everywhere(tmp_path: Path):
+    with Up(tmp_path / "D", "--role", "gateway", "--host", "0.0.0.0", UNDERSTUDY_GATEWAY_INSECURE="true") as up:
+        assert up.ready.pop("url") == f"http://127.0.0.1:{up.standing('gateway')['report']['port']}"
+        assert up.ready == {"admin_key": None, "key": None, "pages": {}}

@@ -1,4 +1,4 @@
-"""Playing in a browser: the address of the play page, with a key that opens one game and nothing else."""
+"""Playing in a browser: where the gateway of a folder is, and a key that opens one game and nothing else."""
 
 import contextlib
 import json
@@ -6,10 +6,10 @@ import os
 import socket
 import time
 from typing import Any
-from urllib.parse import urlencode
 
 import urllib3
 
+from understudy.app.addresses import PAGES, openable
 from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment
 from understudy.app.roles.platform import roles_folder
@@ -18,8 +18,6 @@ from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.lock import is_locked
 from understudy.core.log import write_file
 
-GAMES = ("rally", "CartPole-v1")
-"""Games that have a page."""
 _KEPT_FILE = "play.json"
 _LOOK_EVERY_S = 0.1
 _ANSWER_S = 5.0
@@ -28,9 +26,9 @@ _OK = 200
 
 def check_game(game: str) -> str:
     """The game, or ConfigError when there is no page for it."""
-    if game not in GAMES:
+    if game not in PAGES:
         raise ConfigError(
-            f"there is no page for {game}; there are for {' and '.join(GAMES)}: leave out --web to watch a bot play it"
+            f"there is no page for {game}; there are for {' and '.join(PAGES)}: leave out --web to watch a bot play it"
         )
     return game
 
@@ -60,11 +58,9 @@ def running_url(data: DataFolder) -> str | None:
 
 def answer_of(url: str, game: str, *, key: str) -> str:
     """Why a page with this key cannot play there now; empty when it can."""
-    # Whoever listens on every address of a machine is asked on its own.
-    near = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     try:
         answer = urllib3.request(
-            "GET", f"{near}/v1/games/{game}", headers={"Authorization": f"Bearer {key}"}, retries=False,
+            "GET", f"{openable(url)}/v1/games/{game}", headers={"Authorization": f"Bearer {key}"}, retries=False,
             timeout=_ANSWER_S,
         )  # fmt: skip
     except urllib3.exceptions.SSLError:
@@ -146,12 +142,3 @@ def _kept(data: DataFolder) -> dict[str, Any]:
 
 def _keep(data: DataFolder, kept: dict[str, Any]) -> None:
     write_file(data.root / _KEPT_FILE, json.dumps(kept).encode(), mode=0o600)
-
-
-# --- The address ------------------------------------------------------------------------------------------------------
-
-
-def page_address(url: str, game: str, *, key: str, bot: str = "champion") -> str:
-    """What to open; the key stands behind the #, which a browser sends to nobody."""
-    fields = {"game": game, **({} if bot == "champion" else {"bot": bot}), "key": key}
-    return f"{url}/play#{urlencode(fields)}"

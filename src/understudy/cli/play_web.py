@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
+from understudy.app.addresses import for_others, openable, page_address
 from understudy.app.config import Config
 from understudy.app.deployment import open_deployment
 from understudy.app.origins import Resolved, resolve
@@ -26,7 +27,6 @@ from understudy.app.play_web import (
     is_running,
     keep_port,
     kept_port,
-    page_address,
     play_key,
 )
 from understudy.app.roles.platform import Platform
@@ -67,9 +67,11 @@ def play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_json
         def say(url: str) -> None:
             address = page_address(url, game, key=key, bot=model)
             if as_json:
-                sys.stdout.write(json.dumps({"url": url, "game": game, "key": key, "page": address}) + "\n")
+                sys.stdout.write(json.dumps({"url": openable(url), "game": game, "key": key, "page": address}) + "\n")
                 sys.stdout.flush()
             out.print(f"play {game} at\n\n  {escape(address)}\n", soft_wrap=True)
+            if others := for_others(url, config.gateway.hosts):
+                out.print(f"[dim]{escape(others)}[/]", soft_wrap=True)
             if opens and not webbrowser.open(address):
                 out.print("no browser could be opened from here; open the address by hand", soft_wrap=True)
 

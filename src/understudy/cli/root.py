@@ -13,7 +13,7 @@ import click
 from understudy.cli.interrupts import stop_signals
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
 
-_SERVES = ("up", "ingest")
+_SERVES = ({"up"}, {"ingest"}, {"play", "--web"})
 """Commands that run until they are asked to stop: for them SIGTERM is the way to end well, also while they start."""
 _COMMANDS = {
     "arena": ("understudy.cli.arena:arena", "bots against bots, with intervals"),
@@ -103,7 +103,8 @@ def _interrupt(number: int, _frame: object) -> None:
 def _interrupted(error: BaseException, arguments: Sequence[str]) -> int:
     """The exit code of a command that was asked to stop before it took that into its own hands."""
     asked = error if isinstance(error, _Asked) else error.__context__
-    serves = next((word in _SERVES for word in arguments if not word.startswith("-")), False)
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    serves = any(command in words and words <= set(arguments) for words in _SERVES)
     if serves and isinstance(asked, _Asked) and asked.number == signal.SIGTERM:
         return 0
     with contextlib.suppress(OSError):  # a terminal that closed takes no more

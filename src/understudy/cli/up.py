@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -16,8 +17,9 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from understudy.app.addresses import PAGES, for_others, openable, page_address
 from understudy.app.origins import resolve
-from understudy.app.roles.platform import GAME, Platform
+from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform
 from understudy.app.roles.supervise import Standing
 from understudy.cli.config import config_option
 from understudy.cli.interrupts import stop_signals
@@ -38,7 +40,7 @@ INTERRUPTED = 130
 @click.option("--port", type=int, metavar="P", help="Where the gateway listens; 0: any free port (default 8600).")
 @click.option("--host", metavar="HOST", help="The address it listens on (default 127.0.0.1: this machine only).")
 @click.option("--role", "roles", metavar="ROLES", help="Only these of gateway,ingest,learner (default: all).")
-@click.option("--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key.")
+@click.option("--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key, pages.")
 @data_option
 def up(
     data_text: str | None, file: Path | None, port: int | None, host: str | None, roles: str | None, json_ready: bool
@@ -98,18 +100,28 @@ class Asked:
 
 
 def _say_ready(platform: Platform, out: Console, *, json_ready: bool) -> None:
+    url, keys = platform.url, platform.keys
     if json_ready:
-        sys.stdout.write(json.dumps(platform.ready_line()) + "\n")
+        pages = {game: page_address(url, game, key=keys.key) for game in PAGES} if url and keys else {}
+        fields = {**platform.ready_line(), "url": url and openable(url), "pages": pages}
+        sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
-        return
-    if platform.url is None:
-        return
-    out.print(f"[bold]ready[/] at {platform.url}; Ctrl-C stops it without losing anything", soft_wrap=True)
-    if platform.keys is None:
+    elif url is not None:
+        _print_ready(out, url, keys, hosts=platform.config.gateway.hosts)
+
+
+def _print_ready(out: Console, url: str, keys: DevelopmentKeys | None, *, hosts: Sequence[str]) -> None:
+    out.print(f"[bold]ready[/] at {openable(url)}; Ctrl-C stops it without losing anything", soft_wrap=True)
+    if others := for_others(url, hosts):
+        out.print(escape(others), soft_wrap=True)
+    if keys is None:
         out.print("next: understudy keys create --scopes play --game GAME", soft_wrap=True)
         return
-    out.print(f"\nexport UNDERSTUDY_URL={platform.url}\nexport UNDERSTUDY_KEY={platform.keys.key}", soft_wrap=True)
-    out.print(f"\n[dim]# the admin's key: {platform.keys.admin_key}[/]", soft_wrap=True)
+    out.print("\nplay in a browser:")
+    for game in PAGES:
+        out.print(f"  {game:<12} {escape(page_address(url, game, key=keys.key))}", soft_wrap=True)
+    out.print(f"\nexport UNDERSTUDY_URL={url}\nexport UNDERSTUDY_KEY={keys.key}", soft_wrap=True)
+    out.print(f"\n[dim]# the admin's key: {keys.admin_key}[/]", soft_wrap=True)
     out.print("[dim]# a game to start from; with the key above it registers itself:[/]")
     out.print(GAME, markup=False, soft_wrap=True)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from understudy.app.addresses import PAGES, page_address
 from understudy.app.config import Config, GatewaySection
 from understudy.app.crowd.bot_judge import BotJudge
 from understudy.app.crowd.groups import Groups
@@ -18,8 +19,7 @@ from understudy.app.crowd.loop_result import LoopResult
 from understudy.app.crowd.people import PeopleSettings
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.play_web import GAMES as PAGES
-from understudy.app.play_web import page_address, play_key
+from understudy.app.play_web import play_key
 from understudy.app.roles.platform import Platform
 from understudy.app.roles.supervise import Standing
 from understudy.app.verify import Verdict, verify
