@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from understudy.core.clock import Clock
+from understudy.core.ports import FullStore
 from understudy.stores.local import LocalStore
 from understudy.testing.admin import StoreAdminContract
-from understudy.testing.desk import FullStore
 from understudy.testing.stores import StoreContract
 
 

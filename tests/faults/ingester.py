@@ -6,6 +6,7 @@ Run as `python -m tests.faults.ingester DATA`; it reports and stops like `unders
 import sys
 from pathlib import Path
 
+from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.roles import ingest, ingest_process
 from understudy.app.roles.logs import log_to_stderr
@@ -29,4 +30,4 @@ def make_hasty() -> None:
 if __name__ == "__main__":
     log_to_stderr()
     make_hasty()
-    ingest_process.main(DataFolder(Path(sys.argv[1])))
+    ingest_process.main(DataFolder(Path(sys.argv[1])), Config())

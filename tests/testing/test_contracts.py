@@ -10,14 +10,13 @@ import pytest
 
 from understudy.core.clock import Clock
 from understudy.core.frame import Frame
-from understudy.core.ports import Outcome, Position, Read, Receipt, Stream, WriteBatch
+from understudy.core.ports import FullStore, Outcome, Position, Read, Receipt, Stream, WriteBatch
 from understudy.stores.claims import Claims
 from understudy.stores.draft import Draft
 from understudy.stores.local import LocalStore
 from understudy.stores.segments import Segment
 from understudy.streams.memory import MemoryStream
 from understudy.testing.admin import StoreAdminContract
-from understudy.testing.desk import FullStore
 from understudy.testing.stores import StoreContract
 from understudy.testing.streams import StreamContract
 

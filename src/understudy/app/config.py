@@ -6,11 +6,12 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from understudy.app.backends import check_backends
 from understudy.app.data import DataFolder, data_folder
 from understudy.app.service.schedule import LearningSchedule
 from understudy.core.errors import ConfigError, UnderstudyError
@@ -51,6 +52,33 @@ class GatewaySection(Section, frozen=True, kw_only=True):
         float, Meta(ge=0, description="Steps a second and game asked of players together; 0: all of them.")
     ] = 0.0
     canary_share: Annotated[float, Meta(gt=0, le=0.5, description="The share of episodes that a canary plays.")] = 0.2
+
+
+class StreamSection(Section, frozen=True, kw_only=True):
+    """[stream]"""
+
+    url: Annotated[
+        str,
+        Meta(description="Where frames wait to be stored, such as kinesis://STREAM or kafka://HOST:PORT/TOPIC; "
+                         "empty: in the data folder."),
+    ] = ""  # fmt: skip
+
+
+class StoreSection(Section, frozen=True, kw_only=True):
+    """[store]"""
+
+    url: Annotated[
+        str, Meta(description="Where experience is kept, such as cassandra://HOST/KEYSPACE; empty: in the data folder.")
+    ] = ""
+
+
+class IngestSection(Section, frozen=True, kw_only=True):
+    """[ingest]"""
+
+    engine: Annotated[
+        Literal["native", "spark"], Meta(description="native: our own service; spark: a streaming job.")
+    ] = "native"
+    master: Annotated[str, Meta(description="Where Spark runs: this machine, or spark://HOST:7077.")] = "local[2]"
 
 
 class ModelsSection(Section, frozen=True, kw_only=True):
@@ -114,6 +142,9 @@ class Config(Section, frozen=True, kw_only=True):
     data: Annotated[str, Meta(description="The data folder.")] = ""
     roles: Annotated[tuple[str, ...], Meta(description="What runs on this machine.")] = ROLES
     gateway: GatewaySection = GatewaySection()
+    stream: StreamSection = StreamSection()
+    ingest: IngestSection = IngestSection()
+    store: StoreSection = StoreSection()
     models: ModelsSection = ModelsSection()
     learner: LearnerSection = LearnerSection()
     gate: GateSection = GateSection()
@@ -187,6 +218,12 @@ class Config(Section, frozen=True, kw_only=True):
         if "gateway" in self.roles:
             _check_hosts(self.gateway)
             _ = self.listen, self.gateway_config
+        check_backends(stream=self.stream.url, store=self.store.url)
+        if self.ingest.engine == "spark" and not self.store.url:
+            raise ConfigError(
+                "ingest.engine is spark, and the store is a local folder, which has one writer while Spark has many; "
+                "give store.url, such as cassandra://HOST/KEYSPACE, or ingest.engine native"
+            )
         if self.models.url:
             _check_models(self.models.url)
         if self.learner.simulator and "learner" in self.roles:

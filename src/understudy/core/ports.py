@@ -276,6 +276,10 @@ class StoreAdmin(Protocol):
         ...
 
 
+class FullStore(ExperienceStore, StoreAdmin, Protocol):
+    """Both ports of a store."""
+
+
 # --- Link: how anything that plays reaches a learner ------------------------------------------------------------------
 
 

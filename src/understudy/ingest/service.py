@@ -118,6 +118,10 @@ class IngestService:
                 if not read.records or read.records[-1].time_s > called_s:
                     caught_up.add(partition)
 
+    def positions(self) -> dict[str, Position | None]:
+        """How far each partition that is ours is stored."""
+        return {name: lane.position for name, lane in self._lanes.items()}
+
     def _round(self, *, without: Container[str]) -> Iterator[tuple[str, Read]]:
         """Each readable partition that is ours, read once and stored."""
         partitions = self._stream.partitions()

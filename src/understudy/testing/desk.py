@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -13,14 +12,13 @@ from understudy.core.frame import CloseReport, DropReport, Frame, FrameKind, clo
 from understudy.core.ports import (
     Candidate,
     Cursor,
-    ExperienceStore,
     Forgotten,
+    FullStore,
     Position,
     Receipt,
     RefusedFrame,
     SessionFilter,
     SessionInfo,
-    StoreAdmin,
     Stored,
     WriteBatch,
 )
@@ -29,10 +27,6 @@ from understudy.testing.samples import PLAYER, cart_spec, random_session
 
 SPEC = cart_spec()
 """The game most contract tests play."""
-
-
-class FullStore(ExperienceStore, StoreAdmin, Protocol):
-    """Both ports of a store."""
 
 
 class Desk:

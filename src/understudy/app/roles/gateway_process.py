@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from understudy.app.backends import open_stream
 from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
@@ -17,7 +18,6 @@ from understudy.core.door import deployment_key
 from understudy.serve.gateway import Gateway
 from understudy.serve.house import House
 from understudy.serve.server import Server
-from understudy.streams.file import FileStream
 
 _REPORT_EVERY_S = 0.5
 
@@ -30,8 +30,8 @@ def main(data: DataFolder, config: Config) -> None:
 
     def make_house() -> House:
         houses.append(House(
-            config=config.gateway_config, stream=FileStream(data.stream), registry=opened.registry, keys=opened.keys,
-            trusted=opened.trusted, deployment_key=deployment_key(data.root), clock=opened.clock,
+            config=config.gateway_config, stream=open_stream(config.stream.url, data), registry=opened.registry,
+            keys=opened.keys, trusted=opened.trusted, deployment_key=deployment_key(data.root), clock=opened.clock,
         ))  # fmt: skip
         return houses[-1]
 

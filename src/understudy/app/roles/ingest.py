@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,8 +14,8 @@ from understudy.app.data import DataFolder
 from understudy.app.roles.requests import answer_all, forget_stale
 from understudy.app.roles.snapshot import snapshot_store
 from understudy.core.door import deployment_key
-from understudy.core.errors import ConfigError, StorageFull
-from understudy.core.ports import Candidate, Specs
+from understudy.core.errors import ConfigError, StorageFull, Unreachable
+from understudy.core.ports import Candidate, FullStore, Specs, Stream
 from understudy.ingest.check import check
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
@@ -26,8 +26,26 @@ _log = structlog.get_logger("understudy.ingest")
 REQUEST_EVERY_S = 0.05
 TRIM_EVERY_S = 20.0
 EXPIRE_EVERY_S = 600.0
+_IDLE_S, _TROUBLE_S = 0.004, 1.0
 RETENTION_S = 3600.0
 """How long the stream keeps what is already stored."""
+
+
+def repeat(step: Callable[[], int], stop: Event) -> None:
+    """Call `step` until told to stop, waiting a little when nothing moved and longer while nothing can be stored."""
+    while not stop.is_set():
+        try:
+            moved = step()
+        except StorageFull as error:
+            _log.warning("store_full", error=str(error), next="free some space; nothing acknowledged is lost")
+            stop.wait(_TROUBLE_S)
+            continue
+        except Unreachable as error:
+            _log.warning("unreachable", error=str(error), next="it is tried again; nothing acknowledged is lost")
+            stop.wait(_TROUBLE_S)
+            continue
+        if not moved:
+            stop.wait(_IDLE_S)
 
 
 class IngestRole:
@@ -35,11 +53,11 @@ class IngestRole:
 
     def __init__(
         self, data: DataFolder, *, retention_s: float = RETENTION_S, keep_s: float | None = None,
-        specs: Specs | None = None,
+        specs: Specs | None = None, stream: Stream | None = None,
     ) -> None:  # fmt: skip
         """`retention_s`: how long the stream keeps what is stored; `keep_s`: how long the store does, or for ever.
 
-        `specs`: where games are registered, when not in the data folder.
+        `specs`: where games are registered, and `stream`: where frames come from, when not in the data folder.
         """
         if not 0 <= retention_s < 1e10 or (keep_s is not None and not 0 < keep_s < 1e10):
             raise ConfigError(f"retention {retention_s} s, keep {keep_s} s: give times from 0 and above 0")
@@ -48,7 +66,7 @@ class IngestRole:
         if not (data.store / "catalogue.sqlite").exists():
             deployment_key(data.root)  # before the store: a store without a key is refused by every game
         self.store = LocalStore(data.store, specs=self._specs)
-        self._stream = FileStream(data.stream)
+        self._stream = stream or FileStream(data.stream)
         # The owner is the folder, not the process: the store's lock already says that nobody else is here.
         self.service = IngestService(self._stream, self.store, self._specs, owner=f"embedded@{socket.gethostname()}")
         self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
@@ -73,19 +91,13 @@ class IngestRole:
 
     def run(self, stop: Event) -> None:
         """Repeat `step` until told to stop, then store what is still in the stream."""
-        while not stop.is_set():
-            try:
-                moved = self.step()
-            except StorageFull as error:
-                _log.warning("store_full", error=str(error), next="free some space; nothing acknowledged is lost")
-                stop.wait(1.0)
-                continue
-            if not moved:
-                stop.wait(0.004)
+        repeat(self.step, stop)
         self.service.drain()
 
     def trim(self, retention_s: float) -> int:
-        """Delete stored parts of the stream that are older than this."""
+        """Delete stored parts of the stream that are older than this; a stream elsewhere has a rule of its own."""
+        if not isinstance(self._stream, FileStream):
+            return 0
         freed = self._stream.trim(self.store.positions(), before_s=time.time() - retention_s)
         left = {partition.id for partition in self._stream.partitions()}
         gone = [name for name in self.store.positions() if name not in left]
@@ -124,24 +136,7 @@ class IngestRole:
 
     def replay(self, ids: list[int] | None) -> dict[str, int]:
         """Check quarantined frames again and store those that pass; None means all."""
-        counts, after = {"tried": 0, "stored": 0, "still_refused": 0, "duplicates": 0}, 0
-        while page := self.store.quarantined(after_id=after, limit=256):
-            after = page[-1].id
-            passed: list[tuple[int, Candidate]] = []
-            for one in page:
-                if ids is not None and one.id not in ids:
-                    continue
-                counts["tried"] += 1
-                checked = check(one.raw, specs=self._specs, received_s=one.received_s)
-                if checked.candidate is None:
-                    counts["still_refused"] += 1
-                else:
-                    passed.append((one.id, checked.candidate))
-            receipt = self.store.replay([id_ for id_, _ in passed], [candidate for _, candidate in passed])
-            counts["stored"] += sum(fate == "new" for fate in receipt.fates)
-            counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
-            counts["still_refused"] += sum(fate in ("refused", "conflict") for fate in receipt.fates)
-        return counts
+        return replay(self.store, self._specs, ids)
 
     def close(self) -> None:
         self._stream.close()
@@ -152,3 +147,25 @@ class IngestRole:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, int]:
+    """Check a store's quarantined frames again and store those that pass; None means all."""
+    counts, after = {"tried": 0, "stored": 0, "still_refused": 0, "duplicates": 0}, 0
+    while page := store.quarantined(after_id=after, limit=256):
+        after = page[-1].id
+        passed: list[tuple[int, Candidate]] = []
+        for one in page:
+            if ids is not None and one.id not in ids:
+                continue
+            counts["tried"] += 1
+            checked = check(one.raw, specs=specs, received_s=one.received_s)
+            if checked.candidate is None:
+                counts["still_refused"] += 1
+            else:
+                passed.append((one.id, checked.candidate))
+        receipt = store.replay([id_ for id_, _ in passed], [candidate for _, candidate in passed])
+        counts["stored"] += sum(fate == "new" for fate in receipt.fates)
+        counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
+        counts["still_refused"] += sum(fate in ("refused", "conflict") for fate in receipt.fates)
+    return counts

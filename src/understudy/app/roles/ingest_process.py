@@ -7,22 +7,23 @@ import sys
 import threading
 from pathlib import Path
 
-from understudy.app.config import read_config
+from understudy.app.backends import open_store, open_stream
+from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.roles.children import report, run_role, stop_with_parent
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.roles.logs import log_to_stderr
+from understudy.app.roles.remote_ingest import RemoteIngestRole
 from understudy.app.specs import RegistrySpecs
 
 _REPORT_EVERY_S = 0.25
 
 
-def main(data: DataFolder, *, models: str = "") -> None:
-    """Follow the stream until told to stop; `models` is the URL of the registry, when it is not in the data folder."""
+def main(data: DataFolder, config: Config) -> None:
+    """Follow the stream until told to stop."""
     stop = stop_with_parent()
-    specs = RegistrySpecs(open_deployment(data, models=models).registry) if models else None
-    with IngestRole(data, specs=specs) as role:
+    with open_ingest(data, config) as role:
         reporter = threading.Thread(target=_report_often, args=(role, stop), daemon=True)
         reporter.start()
         role.run(stop)
@@ -30,13 +31,24 @@ def main(data: DataFolder, *, models: str = "") -> None:
         _report(role)
 
 
-def _report_often(role: IngestRole, stop: threading.Event) -> None:
+def open_ingest(data: DataFolder, config: Config) -> IngestRole | RemoteIngestRole:
+    """The role between the stream and the store that a config names."""
+    stream, models = open_stream(config.stream.url, data), config.models.url
+    if not (models or config.store.url):
+        return IngestRole(data, stream=stream)
+    specs = RegistrySpecs(open_deployment(data, models=models).registry)
+    if not config.store.url:
+        return IngestRole(data, specs=specs, stream=stream)
+    return RemoteIngestRole(data, stream, open_store(config.store.url, specs=specs), specs=specs)
+
+
+def _report_often(role: IngestRole | RemoteIngestRole, stop: threading.Event) -> None:
     while not stop.is_set():
         _report(role)
         stop.wait(_REPORT_EVERY_S)
 
 
-def _report(role: IngestRole) -> None:
+def _report(role: IngestRole | RemoteIngestRole) -> None:
     stats = role.service.stats
     fields = {"stored": stats.steps, "lag_s": round(stats.lag_s, 4), "fates": dict(stats.fates)}
     report({**fields, "refusals": dict(stats.refusals)})
@@ -45,5 +57,5 @@ def _report(role: IngestRole) -> None:
 if __name__ == "__main__":
     log_to_stderr()
     folder = DataFolder(Path(sys.argv[1]))
-    url = read_config(Path(sys.argv[2])).models.url if len(sys.argv) > 2 else ""
-    raise SystemExit(run_role(lambda: main(folder, models=url)))
+    given = read_config(Path(sys.argv[2])) if len(sys.argv) > 2 else Config()
+    raise SystemExit(run_role(lambda: main(folder, given)))
