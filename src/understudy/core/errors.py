@@ -12,8 +12,10 @@ UnderstudyError
 ├── Locked             another process holds the folder (operator)
 ├── StorageFull        no room; nothing was acknowledged (operator, retry helps)
 ├── StorageFailed      the disk refused; reopen to recover (operator)
+│   └── Unreachable    a stream or store elsewhere did not answer; nothing was acknowledged (operator, retry helps)
 ├── Corrupt            stored bytes that fail their checksum (operator)
 ├── LinkFailed         the platform was not reached, or took nothing of a request (operator, retry helps)
+├── ServerFailed       a server for tests and development could not be fetched, started or asked (operator)
 ├── GameFailed         an env that raised, or gave what does not fit its spaces (the game's author)
 ├── LearningFailed     a run that cannot go on, whatever was restored (caller)
 └── Closed             used after close (caller)
@@ -107,6 +109,12 @@ class StorageFailed(UnderstudyError):
     blame: Blame = "operator"
 
 
+class Unreachable(StorageFailed):
+    """A stream or store on another machine did not answer, or was too busy; the same call may be made again."""
+
+    retry_helps = True
+
+
 class Corrupt(UnderstudyError):
     """Stored bytes that fail their checksum."""
 
@@ -122,6 +130,12 @@ class LinkFailed(UnderstudyError):
     def __init__(self, code: str, detail: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{code}: {detail}")
         self.code, self.retry_after_s = code, retry_after_s
+
+
+class ServerFailed(UnderstudyError):
+    """A server for tests and development could not be fetched or started, or died; the text ends with its last words."""
+
+    blame: Blame = "operator"
 
 
 class GameFailed(UnderstudyError):
