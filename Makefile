@@ -7,10 +7,10 @@ SETUP := $(PYTHON) scripts/setup.py $(if $(filter file,$(origin PYTHON)),--any-p
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check bench card constraints clean
+.PHONY: help setup demo test test-backends check bench card constraints clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## create .venv with the platform (nothing happens when nothing changed)
 	@$(SETUP) platform
@@ -21,6 +21,11 @@ demo: setup  ## the closed loop: people play, a learner learns, its bots play; m
 test:  ## every test that needs no outside server
 	@$(SETUP) platform dev
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+test-backends:  ## every test that needs real servers: Cassandra, Kafka, Kinesis, S3, Spark
+	@$(SETUP) platform dev aws cassandra export kafka servers spark
+	@$(BIN)/understudy dev servers fetch || echo "  tests of what is missing are skipped"
+	$(BIN)/pytest -m backends tests/backends
 
 check:  ## format, lint, types, imports
 	@$(SETUP) platform dev

@@ -1,0 +1,118 @@
+"""One server process: started so that it dies with whoever started it, known by more than its number.
+
+A small watcher stands beside the server, in its process group. It reads a pipe that the starter holds: when the
+starter dies, whatever of, the pipe ends and the watcher kills the server. A line on the pipe sends the watcher home.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# `$$` is the shell that becomes the server, also inside the watcher, whose own input a shell would take away.
+_LAUNCH = 'exec 3<&0 </dev/null; (read -r _ <&3 || kill -9 "$$") & exec 3<&-; exec "$@"'
+_POLL_S = 0.02
+_GONE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process as nobody else can be it: a number is given again, a number and a start time are not."""
+
+    pid: int
+    started: str
+
+
+def identify(pid: int) -> Identity | None:
+    """Who has this number now; None when nobody, or one that is dead and not yet buried."""
+    return _identify_by_files(pid) if Path("/proc/self/stat").exists() else _identify_by_ps(pid)
+
+
+def _identify_by_files(pid: int) -> Identity | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else Identity(pid, f"{boot}/{int(fields[19])}")
+
+
+def _identify_by_ps(pid: int) -> Identity | None:
+    said = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, started = said.stdout.strip().partition(" ")
+    return Identity(pid, started.strip()) if started and not state.startswith("Z") else None
+
+
+class Process:
+    """A server's process, ours or one that another command started."""
+
+    def __init__(self, identity: Identity, *, child: subprocess.Popen[bytes] | None = None, gate: int = -1) -> None:
+        self.identity, self._child, self._gate = identity, child, gate
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this very process still runs."""
+        if self._child is not None and self._child.poll() is not None:
+            return False
+        return identify(self.pid) == self.identity
+
+    def release(self) -> None:
+        """Let it go on when this process ends."""
+        if self._gate >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._gate, b"stay\n")
+            os.close(self._gate)
+            self._gate = -1
+
+    def terminate(self, *, patience_s: float) -> None:
+        """Ask it to end, wait, and kill what is left."""
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+            self._wait(patience_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL for it and all of its group; returns when it is gone."""
+        # Whoever is not alive any more has no group that is surely its own, unless it is our child.
+        if self._child is not None or self.is_alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._wait(_GONE_S)
+        if self._child is not None:
+            self._child.wait(_GONE_S)
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
+        self._child = None
+
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.is_alive and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+
+def spawn(command: Sequence[str | Path], *, folder: Path, env: Mapping[str, str], log: Path) -> Process:
+    """Start a server in a group of its own; it ends with this process unless it is released."""
+    reading, writing = os.pipe()
+    try:
+        with log.open("ab") as out:
+            os.fchmod(out.fileno(), 0o600)
+            child = subprocess.Popen(
+                ["sh", "-c", _LAUNCH, "sh", *map(str, command)], cwd=folder, env=dict(env), stdin=reading,
+                stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
+    except BaseException:
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    return Process(identify(child.pid) or Identity(child.pid, "gone"), child=child, gate=writing)

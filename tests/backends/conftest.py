@@ -1,0 +1,84 @@
+"""Real servers for the tests of this folder: each is started when the first test asks for it, and stopped at the end.
+
+A server that cannot be had here skips its tests by name and reason. Instead of one of ours, another may be given:
+
+    UNDERSTUDY_TEST_CASSANDRA=host:port   UNDERSTUDY_TEST_CASSANDRA_CREDENTIALS=file    (also _KAFKA, _KINESIS, _S3)
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from understudy.dev import credentials
+from understudy.dev.servers import Server, start, why_not
+
+HERE = Path(__file__).parent
+
+
+class External:
+    """A server that somebody else runs; what would kill it skips the test."""
+
+    pid = 0
+    is_alive = True
+
+    def __init__(self, name: str, address: str, file: Path) -> None:
+        self.name, self.credentials_file = name, file
+        has_scheme = "://" in address
+        self.address = address.partition("://")[2].rstrip("/") if has_scheme else address
+        self.url = address.rstrip("/") if has_scheme else f"http://{address}"
+        self.credentials: Mapping[str, str] = credentials.read(file)
+
+    def kill(self) -> NoReturn:
+        pytest.skip(f"{self.name} at {self.address} is somebody else's: tests may not kill it")
+
+    restart = stop = kill
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("backends")
+
+
+def serve(name: str, factory: pytest.TempPathFactory) -> Iterator[Server | External]:
+    variable = f"UNDERSTUDY_TEST_{'KINESIS' if name == 'kinesalite' else name.upper()}"
+    if address := os.environ.get(variable):
+        file = os.environ.get(f"{variable}_CREDENTIALS")
+        if not file:
+            pytest.fail(f"{variable} is set; name the file with its credentials in {variable}_CREDENTIALS")
+        yield External(name, address, Path(file))
+        return
+    if reason := why_not(name):
+        pytest.skip(reason)
+    with start(name, factory.mktemp(name)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cassandra_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | External]:
+    yield from serve("cassandra", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | External]:
+    yield from serve("kafka", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def kinesis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | External]:
+    """The one that reshards as Kinesis does."""
+    yield from serve("kinesis", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def kinesalite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | External]:
+    """The quick one."""
+    yield from serve("kinesalite", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | External]:
+    yield from serve("s3", tmp_path_factory)
