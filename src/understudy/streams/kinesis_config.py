@@ -1,0 +1,98 @@
+"""Which Kinesis stream, where, and how patiently: the settings behind `kinesis://STREAM?region=...`."""
+
+import ipaddress
+import math
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from understudy.core.errors import ConfigError
+from understudy.core.location import Location
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_FORM = "kinesis://STREAM?region=eu-west-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinesisConfig:
+    """A stream's name and place, and how long to try."""
+
+    stream: str
+    """The stream's name, without its ARN."""
+    region: str = ""
+    """The AWS region; empty: from AWS_REGION, AWS_DEFAULT_REGION or the profile."""
+    endpoint: str = ""
+    """Another address than that of AWS, for a local server or a VPC endpoint."""
+    profile: str = ""
+    """A profile of the AWS configuration; empty: the usual chain of credentials."""
+    insecure: bool = False
+    """Whether plain http may leave this machine."""
+    poll_s: float = 0.2
+    """The shortest time between two reads of a shard; AWS allows five a second."""
+    list_s: float = 30.0
+    """How old the list of shards may be; an ended shard or an unknown one renews it at once."""
+    retry_s: float = 8.0
+    """How long a call is tried again before its caller is told."""
+    append_s: float = 2.0
+    """The same for records that were not taken: their sender keeps them and comes back."""
+    timeout_s: float = 5.0
+    """How long the server may take for one answer."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.stream):
+            raise ConfigError(
+                f"{self.stream[:80]!r} is no name of a Kinesis stream; give 1 to 128 of A-Z a-z 0-9 _ . - as in {_FORM}"
+            )
+        for name, least in (("poll_s", 0.0), ("list_s", 0.0), ("retry_s", 0.0), ("append_s", 0.0), ("timeout_s", 0.1)):
+            value = getattr(self, name)
+            if not least <= value < math.inf:
+                raise ConfigError(f"{name} is {value}; give a number of seconds from {least:g}")
+        if self.endpoint:
+            _check_endpoint(self.endpoint, insecure=self.insecure)
+
+    @property
+    def place(self) -> str:
+        """Where the stream is looked for, for people."""
+        return self.endpoint or f"AWS region {self.region or 'of the environment'}"
+
+
+def kinesis_config(location: Location) -> KinesisConfig:
+    """The settings in a `kinesis://` address; ConfigError for what cannot work."""
+    names = ("region", "endpoint", "profile", "insecure", "poll_s", "list_s", "retry_s", "append_s", "timeout_s")
+    location.refuse_others(names)
+    if len(location.hosts) != 1 or location.hosts[0][1] is not None or location.path:
+        raise ConfigError(f"a kinesis:// address names one stream and no port or path; write {_FORM}")
+    return KinesisConfig(
+        stream=location.hosts[0][0],
+        region=location.text("region"),
+        endpoint=location.text("endpoint"),
+        profile=location.text("profile"),
+        insecure=location.flag("insecure"),
+        poll_s=location.number("poll_s", 0.2, most=60.0),
+        list_s=location.number("list_s", 30.0, most=3600.0),
+        retry_s=location.number("retry_s", 8.0, most=600.0),
+        append_s=location.number("append_s", 2.0, most=600.0),
+        timeout_s=location.number("timeout_s", 5.0, least=0.1, most=600.0),
+    )
+
+
+def _check_endpoint(endpoint: str, *, insecure: bool) -> None:
+    try:
+        split = urlsplit(endpoint)
+        host, _port = split.hostname or "", split.port
+    except ValueError:
+        host, split = "", urlsplit("")
+    if split.scheme not in ("http", "https") or not host or split.username is not None:
+        raise ConfigError(f"endpoint is {endpoint[:80]!r}; give http://127.0.0.1:PORT or https://HOST, no user in it")
+    if split.scheme == "http" and not insecure and not _is_loopback(host):
+        raise ConfigError(
+            f"endpoint {endpoint[:80]} sends what players did over plain http to another machine; use https, or say "
+            "insecure=true where the network is your own"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
