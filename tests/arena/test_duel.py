@@ -68,8 +68,33 @@ def test_models_aliases_files_and_skills_can_sit_there(tmp_path: Path, capsys: p
         side_of(str(tmp_path / "cart"), nobody)
 
 
-@pytest.mark.parametrize("serves", [0, 1, 3, 10**9])
+@pytest.mark.parametrize("serves", [-1, 0, 1, 3, 10**9])
 def test_numbers_of_serves_that_make_no_duel_are_refused(serves: int):
     good = side_of("good", nobody)
     with pytest.raises(ConfigError, match="even number"):
         duel(good, good, serves=serves)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "x/" * 3000 + "1"])
+def test_words_that_name_nobody_are_refused(name: str, tmp_path: Path):
+    with pytest.raises(ConfigError):
+        side_of(name, lambda: open_deployment(DataFolder(tmp_path / "D")))
+
+
+def test_a_file_too_large_for_a_policy_is_not_read(tmp_path: Path):
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="at most"):
+        side_of(str(tmp_path / "huge"), nobody)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("good good --serves 20", "neither; they play alike"),
+        ("good strong --serves 4", "(too few for an interval)\nbetter: neither; more serves"),
+    ],
+)
+def test_a_duel_that_tells_nobody_apart_says_why(line: str, said: str, capsys: pytest.CaptureFixture[str]):
+    assert run_command(["arena", "duel", *line.split()]) == 0
+    assert said in capsys.readouterr().out

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -197,6 +200,53 @@ def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, 
         assert np.asarray(told["weights"][name], np.float32).tobytes() == weights.tobytes()
     assert "has no canary" in ask("models export pong/canary", code=2)[1]
     assert "is a folder" in ask(f"models export pong/1 --out {tmp_path}", code=2)[1]
+
+
+def test_an_export_that_fails_leaves_everything_as_it_was(ask: Asked, tmp_path: Path):
+    ask(f"models add {a_run(tmp_path / 'one')}")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "p.json").write_text("old")
+    (folder / "p.json.sha256").mkdir()
+    assert "p.json.sha256 is a folder" in ask(f"models export pong/1 --json --out {folder / 'p.json'}", code=2)[1]
+    assert (folder / "p.json").read_text() == "old"
+    assert "no folder" in ask(f"models export pong/1 --out {folder / 'p.json' / 'q'}", code=2)[1]
+    assert "too long" in ask(f"models export pong/1 --out {folder / ('x' * 300)}", code=3)[1]
+    assert sorted(path.name for path in folder.iterdir()) == ["p.json", "p.json.sha256"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such pipes on Windows")
+def test_an_export_replaces_no_device_and_no_link(ask: Asked, tmp_path: Path):
+    ask(f"models add {a_run(tmp_path / 'one')}")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        assert "is a device or a pipe" in ask(f"models export pong/1 --out {tmp_path / name}", code=2)[1]
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "there.safetensors")
+    ask(f"models export pong/1 --out {tmp_path / 'link'}")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there.safetensors.sha256").is_file()
+
+
+def test_an_export_without_room_leaves_nothing(ask: Asked, tmp_path: Path):
+    ask(f"models add {a_run(tmp_path / 'one')}")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("no full disk: mounting a tmpfs needs Linux and root")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no full disk: a tmpfs cannot be mounted here ({done.stderr.strip()})")
+    try:
+        # There is room for the one file and not for its checksum.
+        assert "free some space" in ask(f"models export pong/1 --out {disk / 'p'}", code=3)[1]
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """Exporting a model: its policy as a file for other programs, with a checksum beside it."""
 
+import contextlib
 import hashlib
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,7 +12,7 @@ from typing import Literal
 from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError
 from understudy.core.heads import head_to_json
-from understudy.core.log import write_file
+from understudy.core.log import storage_error
 from understudy.core.manifest import Manifest, open_policy
 from understudy.core.network import network_to_json
 from understudy.core.policy import Policy
@@ -37,15 +40,36 @@ def export(registry: Registry, manifest: Manifest, *, kind: Kind, out: Path | No
     policy = open_policy(manifest, raw)
     if kind == "json":
         raw = canonical_json(plain(policy, manifest))
-    path = (out or Path(name)).absolute()
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give a file, such as {path / name}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent}; make it first")
-    digest = hashlib.sha256(raw).hexdigest()
-    write_file(path, raw, mode=0o644)
-    write_file(path.with_name(f"{path.name}.sha256"), f"{digest}  {path.name}\n".encode(), mode=0o644)
+    path = (out or Path(name)).resolve()
+    sums, digest = path.with_name(f"{path.name}.sha256"), hashlib.sha256(raw).hexdigest()
+    _put({path: raw, sums: f"{digest}  {path.name}\n".encode()}, instead=path / name)
     return Exported(path, len(raw), digest, manifest)
+
+
+def _put(files: Mapping[Path, bytes], *, instead: Path) -> None:
+    """Put files where they belong, each whole; what goes wrong on the way leaves all of them as they were."""
+    halves = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
+    try:
+        for path in files:
+            if path.is_dir():
+                raise ConfigError(f"{path} is a folder; give a file, such as {instead}")
+            if path.exists() and not path.is_file():
+                raise ConfigError(f"{path} is a device or a pipe, which would be replaced; give a file")
+            if not path.parent.is_dir():
+                raise ConfigError(f"there is no folder {path.parent}; make it first")
+        for path, raw in files.items():
+            with halves[path].open("wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, half in halves.items():
+            os.replace(half, path)
+    except OSError as error:
+        raise storage_error(error, f"writing {', '.join(path.name[:80] for path in files)}") from None
+    finally:
+        for half in halves.values():
+            with contextlib.suppress(OSError):
+                half.unlink()
 
 
 def plain(policy: Policy, manifest: Manifest) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Sides of a duel: whoever a word on the command line names."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from understudy.app.deployment import Deployment
 from understudy.app.runs.folder import RunFolder
 from understudy.arena.duel import Decide, Side
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.manifest import open_policy
+from understudy.core.manifest import MAX_POLICY_BYTES, open_policy
 from understudy.core.policy import Policy, decode_policy
 from understudy.games import rally
 from understudy.games.rally import Court
@@ -32,11 +33,11 @@ def side_of(text: str, deployment: Callable[[], Deployment]) -> Side:
 
 def _policy(text: str, deployment: Callable[[], Deployment]) -> Policy:
     path = Path(text)
-    if path.is_dir():
+    if text and _is(path.is_dir):
         return RunFolder(path).policy()
-    if path.is_file():
+    if _is(path.is_file):
         try:
-            return decode_policy(path.read_bytes())
+            return decode_policy(_read(path))
         except Refused as error:
             raise ConfigError(f"{text} is no policy: {error}; give one that a run or 'models export' wrote") from None
     if "/" not in text and text not in ALIASES and not text.isdigit():
@@ -47,6 +48,18 @@ def _policy(text: str, deployment: Callable[[], Deployment]) -> Policy:
     registry = deployment().registry
     manifest = registry.find(text, game=None if "/" in text else rally.GAME_ID)
     return open_policy(manifest, registry.policy_bytes(manifest))
+
+
+def _is(asked: Callable[[], bool]) -> bool:
+    with contextlib.suppress(OSError):  # a word may be too long for a file's name
+        return asked()
+    return False
+
+
+def _read(path: Path) -> bytes:
+    if (size := path.stat().st_size) > MAX_POLICY_BYTES:
+        raise Refused("too_large", f"{size} bytes; at most {MAX_POLICY_BYTES} are taken")
+    return path.read_bytes()
 
 
 def _by_policy(policy: Policy) -> Decide:

@@ -11,7 +11,7 @@ from understudy.core.statistics import mean
 from understudy.games import rally
 from understudy.games.rally import Court
 
-MAX_SERVES = 1_000_000
+MAX_SERVES = 100_000
 Decide = Callable[[Court, int, NDArray[np.int64], int], NDArray[np.int64]]
 """Actions for a court's seat; by the serves' seeds and the decision's number, where there is chance."""
 

@@ -3,6 +3,7 @@
 import time
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
@@ -10,6 +11,9 @@ from rich.markup import escape
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, data_option, examples, finish, json_option
 from understudy.cli.train import import_from_here
+
+if TYPE_CHECKING:
+    from understudy.arena.duel import Duel
 
 
 @click.group(epilog=examples("understudy arena duel rally/1 rally/3 --data D", "understudy arena duel champion strong"))
@@ -46,11 +50,21 @@ def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves
     with out.status("playing ..."):
         found = play(side_of(a, opened), side_of(b, opened), serves=serves, seed=seed)
     if not as_json:
-        interval = "no interval below 10 serves" if found.low is None else f"{found.low:.1%} to {found.high:.1%}"
-        words = f"wins [bold]{found.share:.1%}[/] of {serves} serves against {escape(b)} (95 % interval {interval})"
-        out.print(f"{escape(a)} {words}", soft_wrap=True)
-        sure = found.low is not None and found.high is not None and not found.low <= 0.5 <= found.high
-        better = (a if found.share > 0.5 else b) if sure else "neither"
-        out.print(f"better: [bold]{escape(better)}[/]" + ("" if sure else "; more serves may tell them apart"))
+        ends = "too few for an interval" if found.low is None else f"95 % interval {found.low:.1%} to {found.high:.1%}"
+        out.print(
+            f"{escape(a)} wins [bold]{found.share:.1%}[/] of {serves} serves against {escape(b)} ({ends})",
+            soft_wrap=True,
+        )
+        out.print(_better(found), soft_wrap=True)
     fields = asdict(found) | {"game": game, "seed": seed, "seconds": round(time.perf_counter() - began_s, 3)}
     return finish(fields, as_json=as_json)
+
+
+def _better(found: "Duel") -> str:
+    """Who is better, in words."""
+    low, high = (0.0, 1.0) if found.low is None or found.high is None else (found.low, found.high)
+    if low == high == 0.5:
+        return "better: [bold]neither[/]; they play alike"
+    if low <= 0.5 <= high:
+        return "better: [bold]neither[/]; more serves may tell them apart"
+    return f"better: [bold]{escape(found.a if found.share > 0.5 else found.b)}[/]"
