@@ -1,0 +1,161 @@
+"""A stream in Apache Kafka: a topic, whose partitions hold whole sessions; positions are kept by our store.
+
+Records are frames, keyed by session, with a header that says over how many partitions sessions are spread. That number
+must not change: a topic that was given more partitions is refused until the address says how many to go on with.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any
+
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import Closed, ConfigError
+from understudy.core.frame import Frame
+from understudy.core.location import Location
+from understudy.core.ports import Outcome, Partition, Position, Read
+from understudy.streams.kafka_config import KafkaConfig, kafka_config
+from understudy.streams.kafka_lane import KafkaLane, bounds, changed_count
+from understudy.streams.kafka_trouble import Trouble, kafka_library
+from understudy.streams.kafka_writer import SPREAD, KafkaWriter
+
+_SLICE_S = 0.1
+
+
+def open_kafka(location: Location, *, clock: Clock | None = None) -> "KafkaStream":
+    """The stream of an address; one error says why not, within its open_timeout_s."""
+    return KafkaStream(kafka_config(location), clock=clock)
+
+
+def create_kafka(location: Location, *, partitions: int, replication: int = 1) -> None:
+    """Make the topic of an address, for development; one that is there with as many partitions is fine."""
+    config = kafka_config(location)
+    kafka, trouble = kafka_library(), Trouble(config)
+    admin = _admin(kafka, config, trouble)
+    topic = kafka.admin.NewTopic(config.topic, partitions, replication)
+    try:
+        future = admin.create_topics([topic], request_timeout=config.open_timeout_s)[config.topic]
+        _answer(admin, future, trouble, doing="making a Kafka topic", timeout_s=config.open_timeout_s)
+    except kafka.KafkaException as error:
+        if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+            raise trouble.explained("making a Kafka topic", error.args[0]) from None
+        if (there := _describe(kafka, config, Trouble(config))[1]) != partitions:
+            raise ConfigError(
+                f"topic {config.topic!r} is there, with {there} partitions instead of {partitions}; take another name"
+            ) from None
+
+
+class KafkaStream:
+    """A topic as a stream; any number of processes append and read."""
+
+    def __init__(self, config: KafkaConfig, *, clock: Clock | None = None) -> None:
+        self._config = config
+        kafka = kafka_library()
+        topic_id, there = _describe(kafka, config, Trouble(config))
+        self.count = config.partitions or there
+        """Over how many partitions sessions are spread."""
+        if self.count > there:
+            raise ConfigError(
+                f"topic {config.topic!r} has {there} partitions, and partitions={self.count} is asked for"
+            )
+        if spread := _newest_spreads(kafka, config, there) - {self.count}:
+            raise changed_count(config.topic, held=min(spread), count=self.count)
+        self._closed = threading.Event()
+        clock = clock or SystemClock()
+        self._writer = KafkaWriter(config, self.count, clock=clock)
+        # A topic that is deleted and made again has another id, so that no old position is mistaken for one of its own.
+        self._lanes = {
+            f"{config.topic}-{number}@{topic_id}": KafkaLane(
+                config, number, self.count, clock=clock, closed=self._closed
+            )
+            for number in range(self.count)
+        }
+
+    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+        if self._closed.is_set():
+            raise Closed("the stream was closed")
+        return self._writer.append(frames) if frames else []
+
+    def partitions(self) -> Sequence[Partition]:
+        return [Partition(name) for name in self._lanes]
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        lane = self._lanes.get(partition)
+        if lane is None:
+            raise ConfigError(f"{partition!r} is no partition of this stream; ask partitions() for them")
+        return lane.read(after, max_bytes=max_bytes, wait_s=wait_s)
+
+    def close(self) -> None:
+        """Let running appends and reads end, then let go of every connection."""
+        self._closed.set()
+        self._writer.close()
+        for lane in self._lanes.values():
+            lane.close()
+
+    def __enter__(self) -> "KafkaStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _admin(kafka: Any, config: KafkaConfig, trouble: Trouble) -> Any:
+    try:
+        return kafka.admin.AdminClient({**config.client(), "error_cb": trouble.note})
+    except kafka.KafkaException as error:
+        raise ConfigError(
+            f"the Kafka library takes no such settings: {error.args[0].str()}; mend the address"
+        ) from None
+
+
+def _answer(admin: Any, future: Any, trouble: Trouble, *, doing: str, timeout_s: float) -> Any:
+    """What a request to the brokers gave; an error at once when they refuse us, and in time when none is there."""
+    slices = max(1, round(timeout_s / _SLICE_S))
+    for _ in range(slices):
+        try:
+            return future.result(timeout=_SLICE_S)
+        except NotYet:
+            admin.poll(0.0)
+            if trouble.is_refusal:
+                break
+    raise trouble.explained(doing)
+
+
+def _describe(kafka: Any, config: KafkaConfig, trouble: Trouble) -> tuple[str, int]:
+    """The topic's own id, and how many partitions it has."""
+    doing = "opening a Kafka stream"
+    admin = _admin(kafka, config, trouble)
+    topics = kafka.TopicCollection([config.topic])
+    future = admin.describe_topics(topics, request_timeout=config.open_timeout_s)[config.topic]
+    try:
+        found = _answer(admin, future, trouble, doing=doing, timeout_s=config.open_timeout_s)
+    except kafka.KafkaException as error:
+        raise trouble.explained(doing, error.args[0]) from None
+    return str(found.topic_id).replace("+", "-").replace("/", "_"), len(found.partitions)
+
+
+def _newest_spreads(kafka: Any, config: KafkaConfig, there: int) -> set[int]:
+    """What the newest record of each partition says about how many there are; records of others say nothing."""
+    trouble = Trouble(config)
+    consumer = kafka.Consumer({**config.consumer(), "error_cb": trouble.note})
+    try:
+        wanted = {}
+        for number in range(there):
+            first, end = bounds(consumer, config.topic, number, timeout_s=config.open_timeout_s)
+            if end > first:
+                wanted[number] = kafka.TopicPartition(config.topic, number, end - 1)
+        consumer.assign(list(wanted.values()))
+        spreads: set[int] = set()
+        for _ in range(max(1, round(config.open_timeout_s / _SLICE_S))):
+            if not wanted:
+                return spreads
+            message = consumer.poll(_SLICE_S)
+            if message is None or message.error() not in (None, kafka.KafkaError._PARTITION_EOF):
+                continue
+            wanted.pop(message.partition(), None)
+            spreads |= {int(value) for name, value in message.headers() or () if name == SPREAD}
+        raise trouble.explained("opening a Kafka stream")
+    except kafka.KafkaException as error:
+        raise trouble.explained("opening a Kafka stream", error.args[0]) from None
+    finally:
+        consumer.close()

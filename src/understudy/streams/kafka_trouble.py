@@ -1,0 +1,89 @@
+"""What the Kafka library says only on the side, made into one error with the next step."""
+
+import threading
+from typing import Any
+
+from understudy.core.errors import ConfigError, MissingExtra, UnderstudyError, Unreachable
+from understudy.streams.kafka_config import KafkaConfig
+
+
+def kafka_library() -> Any:
+    """The module `confluent_kafka`; MissingExtra names the command that installs it."""
+    try:
+        import confluent_kafka
+        import confluent_kafka.admin
+    except ImportError as error:
+        raise MissingExtra(
+            f"a Kafka stream needs the package confluent-kafka ({error}); pip install 'understudy[kafka]'"
+        ) from None
+    return confluent_kafka
+
+
+class Trouble:
+    """The newest complaint of a client; calls themselves fail with nothing but "transport failure"."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._name = self._detail = ""
+
+    def note(self, error: Any) -> None:
+        """Called by the library; that all brokers are down says less than why."""
+        name = error.name()
+        if name != "_ALL_BROKERS_DOWN":
+            with self._lock:
+                self._name, self._detail = name, error.str()
+
+    def clear(self) -> None:
+        """Something was answered, so that older complaints explain nothing."""
+        with self._lock:
+            self._name = self._detail = ""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether a broker answered that we may not come in: waiting longer helps nobody."""
+        return self._name == "_AUTHENTICATION"
+
+    def explained(self, doing: str, error: Any = None) -> UnderstudyError:
+        """The error to raise, or to show, when something did not work; `error` is what the call itself said."""
+        config, topic = self._config, self._config.topic
+        with self._lock:
+            name, detail = self._name, self._detail
+        code = "" if error is None else error.name()
+        if code in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"):
+            return ConfigError(
+                f"{doing}: there is no topic {topic!r} at {config.where}; make it with the partitions you want for "
+                f"good (kafka-topics.sh --create --topic {topic} --partitions 4 ...), or mend the address"
+            )
+        if code in ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
+            return ConfigError(
+                f"{doing}: {self._user()} may not do that at {config.where} ({code}); it needs Describe, Read and "
+                f"Write on topic {topic!r} and Describe on group understudy-{topic}"
+            )
+        if code == "MSG_SIZE_TOO_LARGE":
+            return Unreachable(
+                f"{doing}: topic {topic!r} takes no records of 1 MB; set its max.message.bytes to 1048588"
+            )
+        if name == "_AUTHENTICATION":
+            return ConfigError(
+                f"{doing}: {config.where} refused {self._user()} ({detail}); check the credentials file and mechanism="
+            )
+        if name == "_SSL" or "SSL handshake" in detail:
+            return ConfigError(
+                f"{doing}: TLS with {config.where} failed ({detail}); check that this listener speaks TLS, that ca= "
+                "names the authority of its certificate, and that the certificate names this host"
+            )
+        what = "; ".join(text for text in (detail, "" if error is None else error.str()) if text) or "no answer in time"
+        return Unreachable(
+            f"{doing}: no broker at {config.where} served us ({what}); check that it runs, that this is its port for "
+            f"clients, and whether it wants {self._wanted()}"
+        )
+
+    def _user(self) -> str:
+        return f"user {self._config.credentials.username!r}" if self._config.credentials else "us, who gave no user,"
+
+    def _wanted(self) -> str:
+        """What a listener may want that we do not give: then it hangs up without a word."""
+        missing = [] if self._config.credentials else ["a user (credentials=FILE)"]
+        missing += [] if self._config.tls else ["TLS (tls=true)"]
+        return " or ".join(missing) or "another user, mechanism= or ca="
