@@ -4,10 +4,13 @@ import contextlib
 import gc
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from understudy.cli import root
 from understudy.cli.interrupts import Interrupts, stop_signals
 
 
@@ -103,3 +106,36 @@ def test_other_lost_errors_go_where_they_went(monkeypatch: pytest.MonkeyPatch):
     with Interrupts():
         Bad()
     assert [one.exc_type for one in lost] == [ValueError]
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The command line takes over signals; the tests' own process takes them back."""
+    before = {number: signal.getsignal(number) for number in stop_signals()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("command", "number", "code"),
+    [
+        ("demo", signal.SIGINT, 130),
+        ("demo", signal.SIGTERM, 130),
+        ("up", signal.SIGINT, 130),
+        ("up", signal.SIGTERM, 0),
+    ],
+)
+def test_being_asked_to_stop_is_not_lost_while_a_command_is_imported(
+    command: str, number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "catches_all.py").write_text(
+        "import signal, click\n"
+        f"try:\n    signal.raise_signal({int(number)})\nexcept BaseException:\n    pass\n"
+        "@click.command()\ndef run():\n    print('ran')\n    return 7\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(root._COMMANDS, command, ("catches_all:run", "as some packages do"))
+    monkeypatch.delitem(sys.modules, "catches_all", raising=False)
+    assert root.run([command]) == code

@@ -17,6 +17,8 @@ from understudy.cli.options import count
 from understudy.games.rally import Court, as_text
 
 _LINE_EVERY_S = 5.0
+_COLUMNS, _ROWS, _COURT_ROWS = 72, 12, 11
+"""What a picture takes of a terminal, without the court, and what the court takes."""
 _OVER_S = 5.0
 """Rates are taken over so long; what was acknowledged before must be stored by now."""
 
@@ -25,7 +27,7 @@ _OVER_S = 5.0
 def watching(out: Console, config: LoopConfig) -> Iterator[Show]:
     """Show the loop until the block ends."""
     next_s = 0.0
-    live = Live(console=out, refresh_per_second=10, transient=True) if out.is_terminal else None
+    live = Live(console=out, refresh_per_second=10, transient=True) if _has_room(out) else None
     seen: deque[Look] = deque()
 
     def show(look: Look) -> None:
@@ -37,7 +39,7 @@ def watching(out: Console, config: LoopConfig) -> Iterator[Show]:
         while seen[0].elapsed_s < look.elapsed_s - _OVER_S:
             seen.popleft()
         if live is not None:
-            live.update(_picture(look, seen[0], config))
+            live.update(_picture(look, seen[0], config, has_court=out.height > _ROWS + _COURT_ROWS))
         elif time.monotonic() >= next_s:
             next_s = time.monotonic() + _LINE_EVERY_S
             out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {_line(look)}", soft_wrap=True)
@@ -48,7 +50,12 @@ def watching(out: Console, config: LoopConfig) -> Iterator[Show]:
         with live:
             yield show
     if out.record and seen:
-        out.print(_picture(seen[-1], seen[0], config))  # what a picture of the output should have, too
+        out.print(_picture(seen[-1], seen[0], config, has_court=True))  # what a picture of the output should have, too
+
+
+def _has_room(out: Console) -> bool:
+    """Whether this is a terminal where a picture can be drawn and drawn again."""
+    return out.is_terminal and not out.is_dumb_terminal and out.width >= _COLUMNS and out.height > _ROWS
 
 
 def _line(look: Look) -> str:
@@ -68,17 +75,17 @@ def _kept(look: Look, before: Look) -> Text:
     late, twice = max(0, before.acked_steps - look.stored_steps), max(0, look.stored_steps - look.recorded_steps)
     if late:
         return Text(f"{count(late)} steps acknowledged and not yet stored", style="yellow")
-    return Text(f"0 lost, {count(twice)} twice", style="green" if not twice else "red")
+    return Text(f"0 lost, {count(twice)} twice so far, by counts", style="green" if not twice else "red")
 
 
-def _picture(look: Look, before: Look, config: LoopConfig) -> RenderableType:
+def _picture(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -> RenderableType:
     took_s = max(look.elapsed_s - before.elapsed_s, 1e-9)
 
     def rate(name: str) -> str:
         return f"{count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s" if took_s > 0.5 else ""
 
     table = Table(
-        title=f"{config.env_id}   {look.elapsed_s:.0f} of at most {config.max_seconds:g} s", min_width=72,
+        title=f"{config.env_id}   {look.elapsed_s:.0f} of at most {config.max_seconds:g} s", min_width=_COLUMNS,
         title_justify="left",
     )  # fmt: skip
     for name in ("", "steps", "rate", "lag"):
@@ -97,7 +104,7 @@ def _picture(look: Look, before: Look, config: LoopConfig) -> RenderableType:
     parts.append(_kept(look, before))
     if points := _points(look):
         parts.append(Text(points, overflow="ellipsis", no_wrap=True))
-    if court := look.view.get("court"):
+    if has_court and (court := look.view.get("court")):
         seats = ("person", "bot") if look.view["seat"] == 0 else ("bot", "person")
         mine, bots_points = look.view["score"]
         score = (mine, bots_points) if look.view["seat"] == 0 else (bots_points, mine)

@@ -4,37 +4,30 @@ import os
 import signal
 import sys
 
-INTERRUPTED = 130
-
-
-def _stop(_number: int, _frame: object) -> None:
-    """Asked to stop while commands are still being loaded: nothing was begun, so nothing is left to do."""
-    os._exit(0)
+from understudy.cli.interrupts import INTERRUPTED, Interrupts, interrupted
 
 
 def main() -> int:
     """Run the command line and give its exit code."""
-    if sys.argv[1:2] == ["up"]:
-        signal.signal(signal.SIGTERM, _stop)
     try:
         return _main()
-    except KeyboardInterrupt:
-        # Before a command has begun, while it is still being loaded.
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        return interrupted(error, sys.argv[1:])  # before a command has begun, while it is still being loaded
 
 
 def _main() -> int:
-    try:
-        import click  # noqa: F401
-        import rich  # noqa: F401
-    except ImportError:
-        print(
-            "this is the light client; the understudy command needs the platform: pip install 'understudy[platform]'",
-            file=sys.stderr,
-        )
-        return 2
-    from understudy.cli.root import run
+    with Interrupts():
+        try:
+            import click  # noqa: F401
+            import rich  # noqa: F401
+        except ImportError:
+            print(
+                "this is the light client; the understudy command needs the platform: "
+                "pip install 'understudy[platform]'",
+                file=sys.stderr,
+            )
+            return 2
+        from understudy.cli.root import run
 
     code = run(sys.argv[1:])
     if code == INTERRUPTED:

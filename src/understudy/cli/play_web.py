@@ -31,8 +31,9 @@ from understudy.app.play_web import (
 )
 from understudy.app.roles.platform import Platform
 from understudy.app.roles.supervise import Standing
+from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import console
-from understudy.cli.up import INTERRUPTED, Asked
+from understudy.cli.up import Asked
 from understudy.core.errors import ConfigError
 
 _KEPT = "Ctrl-C ends it; what was acknowledged is stored."

@@ -10,17 +10,16 @@ from collections.abc import Sequence
 
 import click
 
-from understudy.cli.interrupts import stop_signals
+from understudy.cli.interrupts import Interrupts, ask_to_stop, interrupted, stop_signals
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
 
-_SERVES = ({"up"}, {"ingest"}, {"play", "--web"})
-"""Commands that run until they are asked to stop: for them SIGTERM is the way to end well, also while they start."""
 _COMMANDS = {
     "arena": ("understudy.cli.arena:arena", "bots against bots, with intervals"),
     "backup": ("understudy.cli.backup:backup", "copy store, models and keys while the platform runs"),
     "config": ("understudy.cli.config:config", "make, show and check the config"),
     "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
     "demo": ("understudy.cli.demo:demo", "people play, a learner learns, its bots play: the closed loop in a minute"),
+    "dev": ("understudy.cli.dev:dev", "real servers on this machine for tests and development"),
     "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),
     "evaluate": ("understudy.cli.evaluate:evaluate", "play a run's policy on held-out seeds"),
     "games": ("understudy.cli.games:games", "register, list and check games"),
@@ -54,7 +53,8 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, attribute = _COMMANDS[cmd_name][0].split(":")
-        command = getattr(importlib.import_module(module), attribute)
+        with Interrupts():  # packages catch all kinds of errors while they are imported
+            command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 
@@ -88,41 +88,17 @@ def _explained(error: Exception) -> str:
     return str(error)
 
 
-class _Asked(KeyboardInterrupt):
-    """Asked to stop by a signal other than Ctrl-C."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-
-def _interrupt(number: int, _frame: object) -> None:
-    raise _Asked(number)
-
-
-def _interrupted(error: BaseException, arguments: Sequence[str]) -> int:
-    """The exit code of a command that was asked to stop before it took that into its own hands."""
-    asked = error if isinstance(error, _Asked) else error.__context__
-    command = next((word for word in arguments if not word.startswith("-")), "")
-    serves = any(command in words and words <= set(arguments) for words in _SERVES)
-    if serves and isinstance(asked, _Asked) and asked.number == signal.SIGTERM:
-        return 0
-    with contextlib.suppress(OSError):  # a terminal that closed takes no more
-        print("interrupted", file=sys.stderr)
-    return 130
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run a command line: 0 fine, 1 a found fault, 2 wrong use, 3 could not be carried out, 130 interrupted."""
     # Being asked to stop is the same as Ctrl-C: every command cleans up behind itself.
     for number in stop_signals():
         if number != signal.SIGINT:
-            signal.signal(number, _interrupt)
+            signal.signal(number, ask_to_stop)
     try:
         code = root.main(args=list(arguments), prog_name="understudy", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt) as error:
-        return _interrupted(error, arguments)
+        return interrupted(error, arguments)
     except click.ClickException as error:
         error.show()
         return 2

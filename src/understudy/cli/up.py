@@ -22,11 +22,9 @@ from understudy.app.origins import resolve
 from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform
 from understudy.app.roles.supervise import Standing
 from understudy.cli.config import config_option
-from understudy.cli.interrupts import stop_signals
+from understudy.cli.interrupts import INTERRUPTED, stop_signals
 from understudy.cli.options import console, count, data_option, examples
 from understudy.core.errors import ConfigError
-
-INTERRUPTED = 130
 
 
 @click.command(
