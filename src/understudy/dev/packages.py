@@ -1,6 +1,8 @@
 """What each server is resolved from, by the ordinary clients of its world: Maven, npm, Go; all with fixed versions."""
 
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,16 +53,20 @@ class Package:
 
     def _call(self, into: Path, *words: str) -> None:
         env = plain_environment({"GOBIN": str(into)} if self.tool == "go" else None)
-        try:
-            done = subprocess.run(
-                [must_find(self.tool), *words], cwd=into, env=env, stdin=subprocess.DEVNULL, timeout=_FETCH_S,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise ServerFailed(f"{self.tool} did not finish in {_FETCH_S / 60:.0f} minutes; try again later") from None
-        if done.returncode != 0:
-            said = done.stdout.decode(errors="replace").strip()[-_TAIL:]
-            raise ServerFailed(f"{self.tool} failed with {done.returncode}; is there a network? It said:\n{said}")
+        with subprocess.Popen(
+            [must_find(self.tool), *words], cwd=into, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        ) as child:  # fmt: skip
+            try:
+                said = child.communicate(timeout=_FETCH_S)[0].decode(errors="replace").strip()[-_TAIL:]
+            except BaseException as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise ServerFailed(f"{self.tool} did not end in {_FETCH_S / 60:.0f} minutes; try later") from None
+                raise
+        if child.returncode != 0:
+            raise ServerFailed(f"{self.tool} failed with {child.returncode}; is there a network? It said:\n{said}")
 
 
 PACKAGES = {

@@ -59,7 +59,9 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether this very process still runs; number 0 is nobody's."""
+        if self.pid <= 0:
+            return False
         if self._child is not None and self._child.poll() is not None:
             return False
         return identify(self.pid) == self.identity

@@ -1,6 +1,7 @@
 """Starts real servers on this machine and gives them back: Cassandra, Kafka, two of Kinesis, S3."""
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from understudy.core.errors import ConfigError, ServerFailed
+from understudy.core.errors import ConfigError, ServerFailed, StorageFull
+from understudy.core.lock import FileLock
 from understudy.dev import credentials as creds
 from understudy.dev.cache import cached
 from understudy.dev.cassandra import Cassandra
@@ -25,6 +27,7 @@ from understudy.dev.tools import find, plain_environment
 
 SERVERS = ("cassandra", "kafka", "kinesis", "kinesalite", "s3")
 STATE = "server.json"
+_AWS_SHAPED = ("kinesis", "kinesalite", "s3")
 _START_S = 120.0
 _STOP_S = 30.0
 _AGAIN_S = 0.1
@@ -96,6 +99,11 @@ class Server:
         return self._process.pid
 
     @property
+    def identity(self) -> Identity:
+        """Its process as nobody else can be it; number 0 after it was stopped."""
+        return self._process.identity
+
+    @property
     def is_alive(self) -> bool:
         return self._process.is_alive
 
@@ -117,7 +125,9 @@ class Server:
     def stop(self) -> None:
         """End it well and leave no process behind; may be called twice."""
         self._process.terminate(patience_s=_STOP_S)
-        (self.place.folder / STATE).unlink(missing_ok=True)
+        self._process = Process(Identity(0, ""))
+        if self.place.folder.exists():  # whoever made the folder may have taken it away
+            write_state(self)
 
     def detach(self) -> None:
         """Let it run on when this process ends; `attach` finds it again."""
@@ -135,38 +145,48 @@ class Server:
 def start(name: str, folder: Path, *, ports: Mapping[str, int] | None = None) -> Server:
     """Start a server whose data, settings, log and credentials lie in `folder`; it ends with this process.
 
-    A folder that a server of this name has used before brings its data and credentials along. `ports` names the
-    recipe's ports ("client" is the one clients use); free ones are found for those that are not given.
+    A folder that a server of this name has used before brings its data, credentials and ports along. `ports` names
+    the recipe's ports ("client" is the one clients use); free ones are found for those that are not given.
     """
     recipe = recipe_of(name)
     if trouble := why_not(name):
         raise ServerFailed(trouble)
     folder = folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.chmod(folder, 0o700)
-    place = _place(name, recipe, folder, ports or {})
-    recipe.prepare(place)
-    server = Server(name, place, process=_run(name, recipe, place))
-    write_state(server)
-    return server
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # settings and log may tell more than strangers should know
+        with FileLock(folder / ".lock", what=f"the folder {folder}"):
+            if (other := attach(folder)) is not None and other.is_alive:
+                raise ServerFailed(f"{other.name} runs in {folder} already (pid {other.pid}); stop it first")
+            place = _place(name, recipe, folder, ports or {})
+            recipe.prepare(place)
+            server = Server(name, place, process=_run(name, recipe, place))
+            write_state(server)
+            return server
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(f"no room for {name} in {folder}: {error}; free some, or give another folder") from None
+        raise
 
 
 def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) -> Place:
     if unknown := set(ports) - set(recipe.ports):
         raise ConfigError(f"{name} has no port {sorted(unknown)[0]!r}; give {', '.join(recipe.ports)}")
-    if taken := [port for port in ports.values() if not is_free(port)]:
-        raise ConfigError(f"port {taken[0]} is taken by another program; give another for {name}, or none")
+    before = (read_state(folder) or {}).get("ports", {})
+    again = {port: number for port, number in before.items() if port in recipe.ports and is_free(number)}
     file = folder / "credentials"
     if not file.exists():
-        creds.write(file, creds.make(is_aws=name in ("kinesis", "kinesalite", "s3")))
+        creds.write(file, creds.make(is_aws=name in _AWS_SHAPED))
     return Place(
-        folder=folder, package=cached(name) or folder, ports={**free_ports(recipe.ports), **ports},
+        folder=folder, package=cached(name) or folder, ports={**free_ports(recipe.ports), **again, **ports},
         credentials=creds.read(file), credentials_file=file,
     )  # fmt: skip
 
 
 def _run(name: str, recipe: Recipe, place: Place) -> Process:
     """The process of a server that has answered; nothing is left of one that did not."""
+    if taken := [port for port in place.ports.values() if not is_free(port)]:
+        raise ConfigError(f"port {taken[0]}, wanted for {name}, is taken by another program; end that, or give another")
     launch = recipe.launch(place)
     process = spawn(launch.words, folder=place.folder, env=plain_environment(launch.env), log=place.folder / "log")
     try:
@@ -216,22 +236,31 @@ def last_lines(folder: Path, *, lines: int = _LAST_LINES) -> str:
 
 def write_state(server: Server) -> None:
     """Keep in its folder who runs there, so that another process finds it."""
-    who = server._process.identity
+    who = server.identity
     state = {"name": server.name, "pid": who.pid, "started": who.started, "ports": dict(server.place.ports)}
     draft = server.place.folder / f"{STATE}.draft"
     draft.write_text(json.dumps(state))
     os.replace(draft, server.place.folder / STATE)
 
 
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """What `write_state` kept; None when there is nothing that can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = json.loads((folder / STATE).read_bytes())
+        ports = {str(name): int(number) for name, number in found["ports"].items()}
+        return {
+            "name": str(found["name"]), "pid": int(found["pid"]), "started": str(found["started"]), "ports": ports,
+        }  # fmt: skip
+    return None
+
+
 def attach(folder: Path) -> Server | None:
     """The server that a process started in this folder, running or dead; None when none was, or it was stopped."""
-    state: dict[str, Any]
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        state = json.loads((folder / STATE).read_bytes())
-        file = folder / "credentials"
-        place = Place(
-            folder=folder, package=cached(state["name"]) or folder, ports=state["ports"], credentials=creds.read(file),
-            credentials_file=file,
-        )  # fmt: skip
-        return Server(state["name"], place, process=Process(Identity(int(state["pid"]), str(state["started"]))))
-    return None
+    state, file = read_state(folder), folder / "credentials"
+    if state is None or state["name"] not in SERVERS or state["pid"] <= 0 or not file.exists():
+        return None
+    place = Place(
+        folder=folder, package=cached(state["name"]) or folder, ports=state["ports"], credentials=creds.read(file),
+        credentials_file=file,
+    )  # fmt: skip
+    return Server(state["name"], place, process=Process(Identity(state["pid"], state["started"])))

@@ -1,0 +1,190 @@
+"""understudy dev servers: real Cassandra, Kafka, Kinesis and S3 servers on this machine, for tests and development."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from understudy.cli.options import Command, console, examples, finish, json_option
+from understudy.core.errors import UnderstudyError
+from understudy.dev import background
+from understudy.dev.cache import fetch as fetch_one
+from understudy.dev.cache import place_of
+from understudy.dev.packages import PACKAGES
+from understudy.dev.servers import SERVERS, Server, is_ready, uses_moto
+
+_FAILED = 3
+_DIED = 1
+
+
+@click.group(epilog=examples("understudy dev servers start", "understudy dev servers status --json"))
+def dev() -> None:
+    """For people who develop with or on understudy."""
+
+
+@dev.group(epilog=examples("understudy dev servers start", "understudy dev servers stop"))
+def servers() -> None:
+    """Real servers on this machine, on loopback alone: cassandra, kafka, kinesis, kinesalite, s3."""
+
+
+def _names(command: Command) -> Command:
+    return click.argument("names", nargs=-1, type=click.Choice(SERVERS), metavar="[NAME]...")(command)
+
+
+def _folder(command: Command) -> Command:
+    return click.option(
+        "--folder", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        help="Where data, logs and credentials lie (default: in the user's cache).",
+    )(command)  # fmt: skip
+
+
+@servers.command(
+    epilog=examples(
+        "understudy dev servers start", "understudy dev servers start kafka --json",
+        "understudy dev servers start s3 --folder D",
+    )
+)  # fmt: skip
+@_names
+@_folder
+@json_option
+def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
+    """Start servers in the background; without NAME cassandra, kafka, kinesis and s3. What is missing is fetched."""
+    place, out = _place(folder), console(as_json=as_json)
+    fields: dict[str, Any] = {}
+    begun: list[Server] = []
+
+    def one(name: str) -> Mapping[str, Any]:
+        if not is_ready(name):
+            _fetch(name, out)
+        began_s = time.monotonic()
+        with out.status(f"starting {name} ..."):
+            server, is_new = background.ensure(name, place)
+        if is_new:
+            begun.append(server)
+        took = f"started in {time.monotonic() - began_s:.1f} s" if is_new else "runs already"
+        out.print(f"  {name:<11}{took}", soft_wrap=True)
+        return _fields(server)
+
+    try:
+        fields = _each(background.known(names or background.USUAL), one, out)
+        for server in begun:
+            server.detach()
+    except BaseException:
+        for server in begun:
+            server.stop()
+        raise
+    if not as_json:
+        _show(fields, out)
+    return finish(fields, as_json=as_json, code=_code(fields))
+
+
+@servers.command(epilog=examples("understudy dev servers status", "understudy dev servers status kafka --json"))
+@_names
+@_folder
+@json_option
+def status(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
+    """Show which servers run, and the last words of one that died (then the exit code is 1)."""
+    place = _place(folder)
+    found = [background.look(name, place) for name in background.known(names or SERVERS)]
+    fields = {one.name: _standing(one) for one in found}
+    if not as_json:
+        out = console()
+        _show(fields, out)
+        for one in found:
+            if one.state == "died" and one.server is not None:
+                out.print(f"{one.name} died; {one.server.log} ends:\n{one.words}", soft_wrap=True, markup=False)
+                out.print(f"next: understudy dev servers start {one.name}", soft_wrap=True)
+    return finish(fields, as_json=as_json, code=_DIED if any(one.state == "died" for one in found) else 0)
+
+
+@servers.command(epilog=examples("understudy dev servers stop", "understudy dev servers stop kafka --erase"))
+@_names
+@_folder
+@click.option("--erase", is_flag=True, help="Remove data, log and credentials, too.")
+@json_option
+def stop(names: Sequence[str], folder: Path | None, erase: bool, as_json: bool) -> int:
+    """Stop servers; without NAME all of them. Data stay for the next start."""
+    place, out = _place(folder), console(as_json=as_json)
+
+    def one(name: str) -> Mapping[str, Any]:
+        with out.status(f"stopping {name} ..."):
+            ran = background.stop(name, place, erases=erase)
+        if ran or names:
+            out.print(f"  {name:<11}{'stopped' if ran else 'did not run'}{', data erased' if erase else ''}")
+        return {"stopped": ran}
+
+    fields = _each(background.known(names or SERVERS), one, out)
+    if not names and not any(one.get("stopped") for one in fields.values()):
+        out.print("  no server ran")
+    return finish(fields, as_json=as_json, code=_code(fields))
+
+
+@servers.command(epilog=examples("understudy dev servers fetch", "understudy dev servers fetch cassandra kafka"))
+@_names
+@json_option
+def fetch(names: Sequence[str], as_json: bool) -> int:
+    """Download servers into the cache; without NAME all of them. What is there already is checked byte by byte."""
+    out = console(as_json=as_json)
+    fields = _each(background.known(names or SERVERS), lambda name: _fetch(name, out), out)
+    return finish(fields, as_json=as_json, code=_code(fields))
+
+
+def _fetch(name: str, out: Console) -> Mapping[str, Any]:
+    package = PACKAGES[name]
+    if name == "s3" and uses_moto():
+        out.print(f"  {name:<11}moto will serve it: there is no Go here to build versitygw with", soft_wrap=True)
+        return {"version": "moto", "fetched": False}
+    began_s, what = time.monotonic(), f"{name:<11}{package.version:<8}"
+    if not out.is_terminal and not is_ready(name):
+        out.print(f"  {what}about {package.size_mib} MiB by {package.tool} ...", soft_wrap=True)
+    with out.status(f"{what}{'checking' if is_ready(name) else f'about {package.size_mib} MiB by {package.tool}'} ..."):
+        is_new = fetch_one(name)
+    took_s = time.monotonic() - began_s
+    out.print(f"  {what}{f'fetched in {took_s:.0f} s' if is_new else 'is there'}", soft_wrap=True)
+    return {"version": package.version, "fetched": is_new, "folder": str(place_of(name))}
+
+
+def _each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: Console) -> dict[str, Any]:
+    """What the work gave for each name; one that fails is told and does not hold up the others."""
+    fields: dict[str, Any] = {}
+    for name in names:
+        try:
+            fields[name] = work(name)
+        except (UnderstudyError, OSError) as error:
+            out.print(f"  {name:<11}{error}", soft_wrap=True, markup=False)
+            fields[name] = {"error": str(error)}
+    return fields
+
+
+def _place(folder: Path | None) -> Path:
+    return folder.expanduser().absolute() if folder else background.default_folder()
+
+
+def _fields(server: Server) -> dict[str, Any]:
+    fields = {"address": server.address, "credentials_file": str(server.credentials_file), "pid": server.pid}
+    return fields if "username" in server.credentials else {**fields, "url": server.url}
+
+
+def _code(fields: Mapping[str, Any]) -> int:
+    return _FAILED if any("error" in one for one in fields.values()) else 0
+
+
+def _standing(one: background.Found) -> dict[str, Any]:
+    fields = {"state": one.state, **(_fields(one.server) if one.server else {})}
+    return {**fields, "words": one.words} if one.words else fields
+
+
+def _show(fields: Mapping[str, Any], out: Console) -> None:
+    """A table whose paths are never cut."""
+    rows = [("server", "state", "address", "pid", "credentials file")]
+    for name, one in fields.items():
+        if "error" not in one:
+            state = one.get("state", "running")
+            last = one.get("words", "") if state == "unavailable" else one.get("credentials_file", "")
+            rows.append((name, state, one.get("address", ""), str(one.get("pid", "")), last))
+    for row in rows if len(rows) > 1 else []:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, (10, 11, 15, 7, 0), strict=True))
+        out.print(line.rstrip(), soft_wrap=True, markup=False)
