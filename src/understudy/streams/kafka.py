@@ -14,8 +14,9 @@ from understudy.core.errors import Closed, ConfigError
 from understudy.core.frame import Frame
 from understudy.core.location import Location
 from understudy.core.ports import Outcome, Partition, Position, Read
+from understudy.streams.kafka_bounds import Bounds
 from understudy.streams.kafka_config import KafkaConfig, kafka_config
-from understudy.streams.kafka_lane import KafkaLane, bounds, changed_count
+from understudy.streams.kafka_lane import KafkaLane, changed_count
 from understudy.streams.kafka_trouble import Trouble, kafka_library
 from understudy.streams.kafka_writer import SPREAD, KafkaWriter
 
@@ -58,15 +59,21 @@ class KafkaStream:
             raise ConfigError(
                 f"topic {config.topic!r} has {there} partitions, and partitions={self.count} is asked for"
             )
-        if spread := _newest_spreads(kafka, config, there) - {self.count}:
-            raise changed_count(config.topic, held=min(spread), count=self.count)
+        self._bounds = Bounds(config)
+        try:
+            spreads = _newest_spreads(kafka, config, there, bounds=self._bounds)
+            if others := spreads - {self.count}:
+                raise changed_count(config.topic, held=min(others), count=self.count)
+        except BaseException:
+            self._bounds.close()
+            raise
         self._closed = threading.Event()
         clock = clock or SystemClock()
         self._writer = KafkaWriter(config, self.count, clock=clock)
         # A topic that is deleted and made again has another id, so that no old position is mistaken for one of its own.
         self._lanes = {
             f"{config.topic}-{number}@{topic_id}": KafkaLane(
-                config, number, self.count, clock=clock, closed=self._closed
+                config, number, self.count, bounds=self._bounds, clock=clock, closed=self._closed
             )
             for number in range(self.count)
         }
@@ -91,6 +98,7 @@ class KafkaStream:
         self._writer.close()
         for lane in self._lanes.values():
             lane.close()
+        self._bounds.close()
 
     def __enter__(self) -> "KafkaStream":
         return self
@@ -134,28 +142,27 @@ def _describe(kafka: Any, config: KafkaConfig, trouble: Trouble) -> tuple[str, i
     return str(found.topic_id).replace("+", "-").replace("/", "_"), len(found.partitions)
 
 
-def _newest_spreads(kafka: Any, config: KafkaConfig, there: int) -> set[int]:
+def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Bounds) -> set[int]:
     """What the newest record of each partition says about how many there are; records of others say nothing."""
+    wanted = {}
+    for number in range(there):
+        first, end = bounds.ask(number, timeout_s=config.open_timeout_s)
+        if end > first:
+            wanted[number] = kafka.TopicPartition(config.topic, number, end - 1)
+    spreads: set[int] = set()
+    if not wanted:
+        return spreads
     trouble = Trouble(config)
     consumer = kafka.Consumer({**config.consumer(), "error_cb": trouble.note})
     try:
-        wanted = {}
-        for number in range(there):
-            first, end = bounds(consumer, config.topic, number, timeout_s=config.open_timeout_s)
-            if end > first:
-                wanted[number] = kafka.TopicPartition(config.topic, number, end - 1)
         consumer.assign(list(wanted.values()))
-        spreads: set[int] = set()
         for _ in range(max(1, round(config.open_timeout_s / _SLICE_S))):
+            message = consumer.poll(_SLICE_S)
+            if message is not None and message.error() in (None, kafka.KafkaError._PARTITION_EOF):
+                wanted.pop(message.partition(), None)
+                spreads |= {int(value) for name, value in message.headers() or () if name == SPREAD}
             if not wanted:
                 return spreads
-            message = consumer.poll(_SLICE_S)
-            if message is None or message.error() not in (None, kafka.KafkaError._PARTITION_EOF):
-                continue
-            wanted.pop(message.partition(), None)
-            spreads |= {int(value) for name, value in message.headers() or () if name == SPREAD}
         raise trouble.explained("opening a Kafka stream")
-    except kafka.KafkaException as error:
-        raise trouble.explained("opening a Kafka stream", error.args[0]) from None
     finally:
         consumer.close()

@@ -1,12 +1,12 @@
 """One partition of a topic, read from any place; going on where the last read ended costs no jump."""
 
 import threading
-import time
 from typing import Any
 
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, ConfigError, PositionGone
 from understudy.core.ports import Position, Read, Record
+from understudy.streams.kafka_bounds import Bounds
 from understudy.streams.kafka_config import KafkaConfig
 from understudy.streams.kafka_trouble import Trouble, kafka_library
 
@@ -38,28 +38,14 @@ def changed_count(topic: str, *, held: int, count: int) -> ConfigError:
     )
 
 
-def bounds(consumer: Any, topic: str, number: int, *, timeout_s: float) -> tuple[int, int]:
-    """First offset and end of a partition, as its leader says now; the library's error when none says it in time."""
-    kafka = kafka_library()
-    give_up_s = time.monotonic() + timeout_s
-    while True:
-        left_s = give_up_s - time.monotonic()
-        try:
-            first, end = consumer.get_watermark_offsets(kafka.TopicPartition(topic, number), timeout=max(0.1, left_s))
-            return int(first), int(end)
-        except kafka.KafkaException as error:
-            # A leader that moves, or a topic that not every broker has heard of yet, comes right by itself.
-            if left_s < _SLICE_S or error.args[0].name().endswith("_AUTHORIZATION_FAILED"):
-                raise
-            time.sleep(_SLICE_S / 2)
-
-
 class KafkaLane:
     """A partition and its consumer, made by the first read; one read at a time."""
 
-    def __init__(self, config: KafkaConfig, number: int, count: int, *, clock: Clock, closed: threading.Event) -> None:
+    def __init__(
+        self, config: KafkaConfig, number: int, count: int, *, bounds: Bounds, clock: Clock, closed: threading.Event
+    ) -> None:
         self._config, self._number, self._count = config, number, count
-        self._clock, self._closed = clock, closed
+        self._bounds, self._clock, self._closed = bounds, clock, closed
         self._kafka = kafka_library()
         self._lock = threading.Lock()
         self._trouble = Trouble(config)
@@ -99,6 +85,8 @@ class KafkaLane:
         self._place = first if start is None else start
         self._origin = first if start is None else -1
         self._held = None
+        if self._consumer is None:
+            self._consumer = self._kafka.Consumer({**self._config.consumer(), "error_cb": self._trouble.note})
         self._consumer.assign([self._kafka.TopicPartition(self._config.topic, self._number, self._place)])
 
     def _first(self, deadline_s: float) -> Any:
@@ -170,23 +158,10 @@ class KafkaLane:
         return None
 
     def _ask(self) -> tuple[int, int]:
-        """First offset and end of the partition, as its leader says now; Unreachable when it says nothing."""
-        if self._consumer is None:
-            self._consumer = self._kafka.Consumer({**self._config.consumer(), "error_cb": self._trouble.note})
+        """First offset and end of the partition, as its leader says now."""
         self._asked_s = self._clock.monotonic()
-        timeout_s = self._config.timeout_s
-        try:
-            first, self._end = bounds(self._consumer, self._config.topic, self._number, timeout_s=timeout_s)
-        except self._kafka.KafkaException as error:
-            self._hear()
-            raise self._trouble.explained("reading", error.args[0]) from None
-        self._trouble.clear()
+        first, self._end = self._bounds.ask(self._number, timeout_s=self._config.timeout_s)
         return first, self._end
-
-    def _hear(self) -> None:
-        """Let the library tell what troubles it, which it does only while it is polled."""
-        if self._held is None and (message := self._consumer.poll(0.0)) is not None and message.error() is None:
-            self._held = message
 
     def close(self) -> None:
         """Let go of the consumer; a read that waits returns first."""
