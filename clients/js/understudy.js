@@ -1825,6 +1825,8 @@ class Holds {
     this._place = place;
     /** @type {Map<string, () => void>} how each name is let go */
     this._mine = new Map();
+    /** @type {Map<string, number>} the last sign of life of each name, as it was written */
+    this._signs = new Map();
     this._isOver = false;
     /** @type {any} */
     this._timer = locks ? undefined : setInterval(() => this._beat(), BEAT_MS);
@@ -1852,7 +1854,28 @@ class Holds {
   }
 
   _beat() {
-    for (const name of this._mine.keys()) this._shelf.write(`held/${name}`, this._clock.now());
+    const nowMs = this._clock.now();
+    for (const name of this._mine.keys()) {
+      if (!this._isMissed(name) && this._shelf.write(`held/${name}`, nowMs)) this._signs.set(name, nowMs);
+    }
+  }
+
+  /** Names that others took while this page slept for so long that they thought it gone; it holds them no more. */
+  missed() {
+    const names = [...this._signs.keys()].filter((name) => this._isMissed(name));
+    for (const name of names) {
+      this._mine.delete(name);
+      this._signs.delete(name);
+    }
+    return names;
+  }
+
+  /** @param {string} name */
+  _isMissed(name) {
+    const atMs = this._signs.get(name);
+    if (atMs === undefined || Math.abs(this._clock.now() - atMs) < ALIVE_MS) return false;
+    // Where all is gone somebody emptied the storage; whoever takes a name leaves the rest.
+    return this._shelf.read(`held/${name}`) !== atMs && this._shelf.read("used") !== null;
   }
 
   /** Let others have all of it. */
@@ -1861,6 +1884,7 @@ class Holds {
     clearInterval(this._timer);
     for (const letGo of this._mine.values()) letGo();
     this._mine.clear();
+    this._signs.clear();
   }
 }
 
@@ -1877,7 +1901,7 @@ function memoryStorage() {
 
 // --- The sender ------------------------------------------------------------------------------------------------------
 
-const [MAX_FRAMES, MAX_BATCH_BYTES] = [64, 4 * 1024 * 1024];
+const [MAX_FRAMES, MAX_BATCH_BYTES, MAX_REPORTED] = [64, 4 * 1024 * 1024, 1024];
 const [IDLE_MS, TELL_MS, DAY_MS] = [60_000, 10_000, 86_400_000];
 /** How long what is left may lie, as the platform takes no older session; and how much, in letters as storages count. */
 const [KEPT_MS, SHELF_LETTERS] = [8 * DAY_MS, 2 * 1024 * 1024];
@@ -1908,7 +1932,7 @@ class Session {
     this.nextNo = this.nSteps = this.nWaiting = 0;
     /** @type {{numbers: number[], steps: number}} numbers that will never be sent, until a report says so */
     this.lost = { numbers: [], steps: 0 };
-    /** @type {Map<number, number>} steps by number of the frames that are in memory only, and were never tried */
+    /** @type {Map<number, number>} steps by number of the frames that are in memory only */
     this.unkept = new Map();
     /** No call is recorded any more. */
     this.hasEnded = false;
@@ -1956,7 +1980,7 @@ class Sender {
     this._shelf = shelf;
     this._holds = holds;
     /** Under which name what is kept here is held. */
-    this._owner = hexOf(crypto.getRandomValues(new Uint8Array(8)));
+    this._owner = freshOwner();
     this._adoptAtMs = 0;
     this._adoptMs = ADOPT_FIRST_MS;
     this._specJson = specJson(columns.spec);
@@ -2099,6 +2123,7 @@ class Sender {
   /** Make frames of what is due; in a hurry, of all that is closed. @param {{inHurry?: boolean}} [how] */
   collect({ inHurry = false } = {}) {
     const nowMs = this._clock.monotonic();
+    if (this._holds?.missed().includes(this._owner)) this._giveWay();
     for (const session of this.sessions) {
       const { rows } = session;
       if (rows && session.holder && session.holder.deref() === undefined) {
@@ -2199,7 +2224,11 @@ class Sender {
     else this._shelf?.remove(`gap/${this._owner}/${id}`);
   }
 
-  /** @param {Iterable<Entry>} entries that are settled, or may have arrived: they will not be called lost */
+  /**
+   * What is under way stays: were the page closed now, nobody would send it again. Should it have arrived, it is stored
+   * all the same, and the report says too much rather than nothing.
+   * @param {Iterable<Entry>} entries that are settled, or on the shelf: they will not be called lost
+   */
   _forgetUnkept(entries) {
     for (const { session, chunkNo } of entries) if (session.unkept.delete(chunkNo)) this._noteUnkept(session);
   }
@@ -2270,6 +2299,30 @@ class Sender {
     }
   }
 
+  /**
+   * This page slept, and another one took it for gone: that one sends what was on the shelf, which changes nothing
+   * when it comes twice, and has reported the rest as dropped, under the next numbers. Go on behind those.
+   */
+  _giveWay() {
+    this._owner = freshOwner();
+    void this._holds?.take(this._owner);
+    for (const session of this.sessions) {
+      if (!session.isNoted) continue;
+      const { unkept } = session;
+      session.nextNo += Math.ceil(rangesOf([...unkept.keys()]).length / MAX_REPORTED);
+      session.unkept = new Map();
+      session.isNoted = false;
+      for (const entry of this._waiting.filter((one) => one.session === session && unkept.has(one.chunkNo))) {
+        if (entry.isDone) continue;
+        this._finish(entry);
+        this.counts.dropped += entry.nSteps;
+        if (entry.kind === "drop") this._add(session, "drop", entry.frame.subarray(64), 0);
+        if (entry.kind === "close") session.isClosing = false;
+      }
+      warn("dropped", "recorded steps had to be dropped; game.stats().dropped counts them");
+    }
+  }
+
   // Dropping, and saying so.
 
   _keepCap() {
@@ -2303,8 +2356,8 @@ class Sender {
 
   /** Tell that these numbers never come. @param {Session} session @param {[number, number][]} ranges @param {number} steps */
   _report(session, ranges, steps) {
-    for (let at = 0; at < ranges.length; at += 1024) {
-      const report = { n_steps: at ? 0 : steps, ranges: ranges.slice(at, at + 1024) };
+    for (let at = 0; at < ranges.length; at += MAX_REPORTED) {
+      const report = { n_steps: at ? 0 : steps, ranges: ranges.slice(at, at + MAX_REPORTED) };
       this._add(session, "drop", bytesOf(canonicalJson(report)), 0);
     }
   }
@@ -2342,7 +2395,6 @@ class Sender {
       Object.fromEntries(batch.map(({ session }) => [session.id, session.player])),
     ];
     for (const entry of batch) entry.isTried = true;
-    this._forgetUnkept(batch);
     /** @type {Entry[]} what a failure is about */
     let sent = [];
     try {
@@ -2379,6 +2431,7 @@ class Sender {
     let [again, retryAfterS, why] = [0, 0, ""];
     batch.forEach((entry, at) => {
       const ack = acks[at];
+      if (entry.isDone) return; // it was given up meanwhile
       if (ack.accepted) {
         this.counts.acked += entry.session.rows ? entry.nSteps : 0;
         this._finish(entry);
@@ -2412,6 +2465,7 @@ class Sender {
 
   /** @param {Entry} entry @param {string} reason */
   _refuse(entry, reason) {
+    if (entry.isDone) return;
     this.counts.refused += entry.session.rows ? entry.nSteps : 0;
     this.refusal = reason;
     warn("refused", `the platform refused recorded steps for good: ${reason}`);
@@ -2485,6 +2539,8 @@ class Sender {
     this.wake();
   }
 }
+
+const freshOwner = () => hexOf(crypto.getRandomValues(new Uint8Array(8)));
 
 /** @param {number[]} numbers @returns {[number, number][]} first and last of those that follow one another */
 function rangesOf(numbers) {

@@ -291,6 +291,58 @@ const scenarios = {
     for (let at = 0; at < 200 && !second.stats().adopted; at++) await sleep(5);
     return done(second, log, { held, left: frameNames(kept).length });
   },
+  /** A page without locks sleeps until another one takes it for gone, and then wakes in the middle of an episode. */
+  async asleep() {
+    const [log, kept, clock] = [door(), storage(), { aheadMs: 0 }];
+    const away = { fetch: (url, how) => (away.isDown ? Promise.reject(new TypeError("down")) : log.fetch(url, how)) };
+    const how = { storage: kept, now: () => Date.now() + clock.aheadMs, obs: 2000 };
+    const first = await opened(away, how);
+    away.isDown = true;
+    const decided = (episode, steps) => {
+      for (let at = 0; at < steps; at++) episode.acted(Array(2000).fill(at), 0);
+    };
+    const whole = first.episode();
+    decided(whole, 400);
+    whole.end(Array(2000).fill(0));
+    const open = first.episode();
+    decided(open, 10);
+    await first.flush(0.05);
+    first._sender.wake = () => {}; // asleep
+    const [asleepAt, second] = [first.stats(), ((clock.aheadMs += 200_000), await opened(log, how))];
+    await second.flush();
+    const taken = second.stats();
+    delete first._sender.wake;
+    away.isDown = false;
+    first._sender._holds._beat(); // its timer is the first thing that runs
+    decided(open, 10);
+    open.end(Array(2000).fill(0));
+    const isFirstAll = await first.close(10);
+    const left = [...kept.kept.keys()].filter((key) => /\/(frame|gap)\//.test(key));
+    return done(second, log, { asleepAt, taken, isFirstAll, first: first.stats(), left });
+  },
+  /** A page is closed while a frame that found no room on the shelf is under way; what became of it is not known. */
+  async underWay() {
+    const [kept, clock, seen] = [storage(), { aheadMs: 0 }, []];
+    const [lost, log] = [door(() => new Promise(() => {})), door()];
+    const full = Object.create(kept, {
+      setItem: {
+        value(key, value) {
+          if (key.includes("/frame/")) throw new Error("QuotaExceededError");
+          kept.setItem(key, value);
+        },
+      },
+    });
+    const how = { storage: full, now: () => Date.now() + clock.aheadMs };
+    const first = await opened(lost, how);
+    played(first, 7);
+    await first.flush(0.1);
+    seen.push(lost.parcels.length, first.stats().waiting);
+    first._sender.isClosed = true; // gone without a word
+    clock.aheadMs += 200_000;
+    const second = await opened(log, how);
+    await second.flush();
+    return done(second, log, { seen, lost: lost.parcels });
+  },
   async twoPagesWithLocks() {
     const [log, away, kept, locks] = [door(), door(), storage(), new Set()];
     const request = async (name, _, work) => {

@@ -184,6 +184,34 @@ def test_what_a_page_keeps_is_taken_up_once_that_page_is_gone_and_not_before(fou
     assert arrived(one) == {0: 7}
 
 
+def test_a_page_that_slept_and_was_taken_for_gone_goes_on_without_a_number_twice(found):
+    one = found["asleep"]
+    assert (one["asleepAt"]["recorded"], one["asleepAt"]["acked"]) == (409, 0)
+    adopted, dropped = one["taken"]["adopted"], one["taken"]["dropped"]
+    assert adopted + dropped == 409
+    assert min(adopted, dropped) > 100
+    # Under the platform's own rules nothing is in conflict; some came twice, and count once.
+    chunks, _, again = taken(game_spec("test", obs=2000, actions=4), one["parcels"])
+    assert again > 0
+    assert sum(chunk.meta.n_steps for some in chunks.values() for chunk in some) == 420 - dropped
+    assert sum(report.n_steps for report in drops(one)) == dropped
+    first = one["first"]
+    assert (first["acked"], first["dropped"], first["waiting"]) == (420 - dropped, dropped, 0)
+    assert (one["isFirstAll"], one["isAll"], one["left"]) == (True, True, [])
+
+
+@pytest.mark.parametrize("has_arrived", [False, True])
+def test_what_was_under_way_and_not_kept_when_a_page_closed_is_reported_by_the_next(found, has_arrived):
+    one = found["underWay"]
+    assert one["seen"] == [1, 7]
+    (report,) = drops(one)
+    assert (report.ranges, report.n_steps) == (((0, 0),), 7)
+    assert (one["stats"]["dropped"], one["isAll"]) == (7, True)
+    # Whether it came or not, the platform knows of every number, and keeps what came.
+    chunks, _, _ = taken(SPEC, (one["lost"] if has_arrived else []) + one["parcels"], closed=False)
+    assert sum(chunk.meta.n_steps for some in chunks.values() for chunk in some) == (7 if has_arrived else 0)
+
+
 def test_a_gateway_that_forgot_the_game_is_told_again(found):
     one = found["unregistered"]
     assert (one["puts"], one["stats"]["acked"], one["isAll"]) == (2, 5, True)
