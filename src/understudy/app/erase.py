@@ -8,26 +8,44 @@ from understudy.app.roles.requests import ask
 from understudy.client.spooled import forget_spooled
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError
-from understudy.core.names import game_name, player_name
+from understudy.core.names import PlayerName, game_name, player_name
+from understudy.core.ports import FullStore
 
 
 def forget_player(data: DataFolder, player: str, *, game: str | None, timeout_s: float) -> dict[str, Any]:
     """Erase a player by name, in one game or in all."""
-    name = player_name(player)
-    games = data.game_names() if game is None else [game_name(game)]
-    if not games:
-        raise ConfigError(f"no game is known in {data.root}, so nothing can be forgotten; is --data right?")
-    if game is not None and game not in data.game_names():
-        raise ConfigError(f"no game {game!r} is known in {data.root}; known are {', '.join(data.game_names())}")
-    key = deployment_key(data.root)
-    players = [pseudonym(key, one, name) for one in games]
+    name, games = player_name(player), _games(data, game)
+    players = _pseudonyms(data, games, name)
     spooled = forget_spooled(data.spool, name, games)
     if data.has_writer():
         found = ask(data.requests, "forget", timeout_s=timeout_s, players=[one.hex() for one in players])
     else:
         with IngestRole(data) as role:
             found = role.forget(players)
-    return {**found, "spooled_sessions": spooled, "games": list(games)}
+    return {**found, "spooled_sessions": spooled, "games": games}
+
+
+def forget_elsewhere(data: DataFolder, store: FullStore, player: str, *, games: list[str]) -> dict[str, Any]:
+    """The same in a store on other machines; what waits in a stream elsewhere is refused when it comes."""
+    name = player_name(player)
+    chunks = sum(store.forget(one) for one in _pseudonyms(data, games, name))
+    spooled = forget_spooled(data.spool, name, games)
+    return {"chunks": chunks, "stream_bytes": 0, "is_finished": True, "spooled_sessions": spooled, "games": games}
+
+
+def _games(data: DataFolder, game: str | None) -> list[str]:
+    """One game, or all that are known; ConfigError when there is none of that name."""
+    known = data.game_names()
+    if not known:
+        raise ConfigError(f"no game is known in {data.root}, so nothing can be forgotten; is --data right?")
+    if game is not None and str(game_name(game)) not in known:
+        raise ConfigError(f"no game {game!r} is known in {data.root}; known are {', '.join(known)}")
+    return known if game is None else [game]
+
+
+def _pseudonyms(data: DataFolder, games: list[str], name: PlayerName) -> list[bytes]:
+    key = deployment_key(data.root)
+    return [pseudonym(key, game_name(one), name) for one in games]
 
 
 def replay_quarantine(data: DataFolder, ids: list[int] | None, *, timeout_s: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from understudy.app.data import DataFolder
 from understudy.core.frame import FrameKind
-from understudy.core.ports import SessionFilter
+from understudy.core.ports import FullStore, SessionFilter
 from understudy.stores.catalogue import STORED
 from understudy.stores.view import StoreView
 
@@ -20,6 +20,24 @@ def stats(data: DataFolder) -> dict[str, Any]:
             fields["sessions"] = sum(1 for _ in view.sessions(SessionFilter()))
     fields["bytes"] = {name: _size(path) for name, path in _parts(data).items()}
     return fields
+
+
+def stats_elsewhere(data: DataFolder, store: FullStore) -> dict[str, Any]:
+    """The same of a store on other machines, by reading all of it."""
+    fields, found = no_counts() | {"writer": False}, store.audit()
+    games: Counter[str] = Counter()
+    for one in store.sessions(SessionFilter()):
+        games[one.game] += one.n_steps
+    reasons: Counter[str] = Counter()
+    after = 0
+    while page := store.quarantined(after_id=after):
+        after = page[-1].id
+        reasons.update(one.reason for one in page if not one.parked)
+    return fields | {
+        "steps": found.steps, "chunks": found.chunks, "sessions": found.sessions, "games": dict(games),
+        "quarantined": dict(reasons), "parked": found.parked,
+        "bytes": {name: _size(path) for name, path in _parts(data).items()},
+    }  # fmt: skip
 
 
 def no_counts() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from understudy.app.crowd.ledger import LedgerLink, Promise, read_ledger
 from understudy.app.data import DataFolder
+from understudy.app.digest import items_of
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.roles.requests import ask
 from understudy.client.connect import local_link
@@ -17,9 +18,9 @@ from understudy.core.clock import SystemClock
 from understudy.core.errors import Corrupt, Locked, Refused, StorageFailed
 from understudy.core.game import GameSpec
 from understudy.core.names import session_time_s
-from understudy.core.ports import Link
-from understudy.stores.audit import Findings, audit, summary
-from understudy.stores.catalogue import STORED
+from understudy.core.ports import Audit, FullStore, Link, Stored
+from understudy.stores.audit import Findings, Held, Key, audit, summary
+from understudy.stores.catalogue import FORGOTTEN, STORED
 from understudy.stores.view import StoreView
 
 _ASK_S = 60.0
@@ -79,6 +80,31 @@ def verify(data: DataFolder, *, finish: bool = True) -> Verdict:
     return _judge(findings, promises, recovered, live)
 
 
+def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verdict:
+    """The same proof against a store on other machines, by its own audit and by its tail; `live`: somebody writes."""
+    promises = list(read_ledger(data.ledger))
+    stored: dict[Key, Held] = {}
+    gone: set[Key] = set()
+    for item in items_of(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0)):
+        if isinstance(item, Stored):
+            steps = item.chunk.meta.n_steps if item.chunk is not None else 0
+            stored[item.frame.session.bytes, item.frame.chunk_no] = Held(item.frame.body_crc, item.frame.kind, 0, steps)
+        else:
+            gone |= {(session.bytes, number) for session, number in item.chunks}
+    quarantined: dict[Key, list[int]] = {}
+    found, after = store.audit(), 0
+    while page := store.quarantined(after_id=after):
+        after = page[-1].id
+        for one in page:
+            if one.session is not None and one.chunk_no is not None:
+                quarantined.setdefault((one.session.bytes, one.chunk_no), []).append(one.crc)
+    findings = Findings(held=stored, quarantined=quarantined)
+    for promise in promises:
+        if (key := (promise.session, promise.chunk_no)) in gone and key not in stored:
+            findings.held[key] = Held(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
+    return _judge(findings, promises, 0, live, found=found)
+
+
 def finish_leftovers(data: DataFolder, *, with_ledger: bool) -> int:
     """Send what killed games left in the spool; how many frames were acknowledged."""
 
@@ -110,8 +136,10 @@ def _settle(data: DataFolder) -> bool:
     raise Locked("the store is opened and closed by others all the time; try again")
 
 
-def _judge(findings: Findings, promises: Iterable[Promise], recovered: int, live: bool) -> Verdict:
-    found, seen = summary(findings), set()
+def _judge(
+    findings: Findings, promises: Iterable[Promise], recovered: int, live: bool, *, found: Audit | None = None
+) -> Verdict:
+    found, seen = found or summary(findings), set()
     lost_chunks = lost_steps = set_aside_steps = ledger_steps = 0
     for promise in promises:
         key = (promise.session, promise.chunk_no)

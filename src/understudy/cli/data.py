@@ -1,34 +1,48 @@
-"""understudy data: look at, verify and erase recorded data."""
+"""understudy data: look at, verify, export, import and erase recorded data."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import click
 from rich.table import Table
 
-from understudy.app.erase import forget_player, replay_quarantine
+from understudy.app.data import DataFolder
+from understudy.app.digest import digests, whole
+from understudy.app.erase import forget_elsewhere, forget_player, replay_quarantine
+from understudy.app.roles.ingest import replay as replay_frames
 from understudy.app.stats import stats as count_stats
-from understudy.app.verify import Verdict
+from understudy.app.stats import stats_elsewhere
+from understudy.app.verify import Verdict, verify_elsewhere
 from understudy.app.verify import verify as verify_data
+from understudy.cli.elsewhere import store_elsewhere, store_option
+from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
-from understudy.core.ports import SessionFilter
+from understudy.core.lock import is_locked
+from understudy.core.names import game_name
+from understudy.core.ports import Quarantined, SessionFilter
 from understudy.stores.catalogue import quarantined
 from understudy.stores.view import StoreView
 
 
 @click.group(epilog=examples("understudy data stats --data D", "understudy data verify --data D --json"))
 def data() -> None:
-    """Look at, verify and erase recorded data."""
+    """Look at, verify, export, import and erase recorded data."""
+
+
+data.add_command(export_data)
+data.add_command(import_data)
 
 
 @data.command(epilog=examples("understudy data stats --data D", "UNDERSTUDY_DATA=D understudy data stats --json"))
+@store_option
 @data_option
 @json_option
-def stats(data_text: str | None, as_json: bool) -> int:
+def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
     """Count steps, sessions, segments, quarantine and bytes."""
-    where = folder(data_text).must_exist()
-    fields = count_stats(where)
+    with store_elsewhere(data_text, store_url) as there:
+        fields = stats_elsewhere(there.data, there.store) if there else count_stats(folder(data_text).must_exist())
     if not as_json:
         out = console()
         out.print(
@@ -47,14 +61,16 @@ def stats(data_text: str | None, as_json: bool) -> int:
 )
 @click.option("--game", help="Only sessions of this game.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most.")
+@store_option
 @data_option
 @json_option
-def sessions(data_text: str | None, as_json: bool, game: str | None, limit: int) -> int:
+def sessions(data_text: str | None, as_json: bool, store_url: str | None, game: str | None, limit: int) -> int:
     """List sessions with their steps, gaps and drops."""
-    where = folder(data_text).must_exist()
     rows: list[dict[str, Any]] = []
-    with StoreView(where.store) as view:
-        for info in view.sessions(SessionFilter(game=game)):
+    with ExitStack() as opened:
+        there = opened.enter_context(store_elsewhere(data_text, store_url))
+        store = there.store if there else opened.enter_context(StoreView(folder(data_text).must_exist().store))
+        for info in store.sessions(SessionFilter(game=game)):
             if len(rows) == limit:
                 break
             rows.append({
@@ -72,21 +88,41 @@ def sessions(data_text: str | None, as_json: bool, game: str | None, limit: int)
     return finish({"sessions": rows}, as_json=as_json)
 
 
-@data.command(epilog=examples("understudy data verify --data D", "understudy data verify --data D --json"))
+@data.command(
+    epilog=examples(
+        "understudy data verify --data D",
+        "understudy data verify --data D --json",
+        "understudy data verify --data D --store cassandra://HOST/KEYSPACE --digest",
+    )
+)
+@click.option("--digest", is_flag=True, help="Also a SHA-256 per session, to compare stores with.")
+@store_option
 @data_option
 @json_option
-def verify(data_text: str | None, as_json: bool) -> int:
+def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: bool) -> int:
     """Finish what a kill left, then prove every acknowledged step against the stored bytes.
 
     Exits 0 when all is there once; 1 on any loss, duplicate or damage; 2 when there is no ledger to prove against (the
-    bytes are audited all the same).
+    bytes are audited all the same). Of a store elsewhere only what ingest has stored by now is checked.
     """
-    where = folder(data_text).must_exist()
-    began_s = time.monotonic()
-    verdict = verify_data(where)
+    began_s, found = time.monotonic(), {}
+    with ExitStack() as opened:
+        there = opened.enter_context(store_elsewhere(data_text, store_url))
+        where = there.data if there else folder(data_text).must_exist()
+        verdict = (
+            verify_elsewhere(where, there.store, live=is_locked(where.root / "ingest.lock"))
+            if there
+            else verify_data(where)
+        )
+        if digest:
+            store = there.store if there else opened.enter_context(StoreView(where.store))
+            found = digests(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0))
     if not as_json:
         _print_verdict(verdict, time.monotonic() - began_s)
-    return finish(verdict.to_json(), as_json=as_json, code=verdict.exit_code)
+        for session, text in found.items():
+            console().print(f"{session} {text}")
+    fields = verdict.to_json() | ({"digest": whole(found), "digests": found} if digest else {})
+    return finish(fields, as_json=as_json, code=verdict.exit_code)
 
 
 def _print_verdict(verdict: Verdict, took_s: float) -> None:
@@ -125,11 +161,19 @@ def _print_verdict(verdict: Verdict, took_s: float) -> None:
 @click.argument("player")
 @click.option("--game", help="Only what this player did in one game.")
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a live writer.")
+@store_option
 @data_option
 @json_option
-def forget(data_text: str | None, as_json: bool, player: str, game: str | None, timeout_s: float) -> int:
+def forget(
+    data_text: str | None, as_json: bool, store_url: str | None, player: str, game: str | None, timeout_s: float
+) -> int:
     """Erase everything PLAYER (the name the game gave) ever did here, for good."""
-    fields = forget_player(folder(data_text).must_exist(), player, game=game, timeout_s=timeout_s)
+    with store_elsewhere(data_text, store_url) as there:
+        if there:
+            games = there.games if game is None else [str(game_name(game))]
+            fields = forget_elsewhere(there.data, there.store, player, games=games)
+        else:
+            fields = forget_player(folder(data_text).must_exist(), player, game=game, timeout_s=timeout_s)
     if not as_json:
         if not fields["chunks"] and not fields["spooled_sessions"]:
             console().print(f"nothing of {player} was found in {', '.join(fields['games'])}; is the name right?")
@@ -155,38 +199,43 @@ def quarantine() -> None:
     ),
 )
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most.")
+@store_option
 @data_option
 @json_option
-def list_(data_text: str | None, as_json: bool, limit: int) -> int:
+def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: int) -> int:
     """List quarantined and parked frames with the reason."""
-    where = folder(data_text).must_exist()
-    rows: list[Mapping[str, Any]] = []
-    with StoreView(where.store) as view, view.snapshot() as unsealed:
-        sealed = quarantined(view.catalogue, after_id=0, limit=limit)
-        waiting = [one for one, _ in unsealed.quarantined if one.id not in unsealed.replayed]
-        for id_, reason, detail, parked, session, number in [
-            *(
-                (one.id, one.reason, one.detail, one.parked, one.session.bytes if one.session else b"", one.chunk_no)
-                for one in sealed
-            ),
-            *((one.id, one.reason, one.detail, one.parked, one.session, one.chunk_no) for one in waiting),
-        ][:limit]:
-            rows.append(
-                {
-                    "id": id_,
-                    "reason": reason,
-                    "detail": detail,
-                    "parked": parked,
-                    "session": session.hex(),
-                    "chunk_no": number,
-                }
-            )
+    with store_elsewhere(data_text, store_url) as there:
+        frames = (
+            _quarantined(there.store.quarantined(limit=limit))
+            if there
+            else _quarantined_here(folder(data_text).must_exist(), limit)
+        )
+    names = ("id", "reason", "detail", "parked", "session", "chunk_no")
+    rows = [dict(zip(names, one, strict=True)) for one in frames]
     if not as_json:
         table = Table("id", "reason", "detail", "parked", "session", "chunk")
         for row in rows:
             table.add_row(*(str(row[name]) for name in ("id", "reason", "detail", "parked", "session", "chunk_no")))
         console().print(table)
     return finish({"frames": rows}, as_json=as_json)
+
+
+_Row = tuple[int, str, str, bool, str, int | None]
+
+
+def _quarantined(frames: Sequence[Quarantined]) -> list[_Row]:
+    return [
+        (one.id, one.reason, one.detail, one.parked, one.session.hex if one.session else "", one.chunk_no)
+        for one in frames
+    ]
+
+
+def _quarantined_here(where: DataFolder, limit: int) -> list[_Row]:
+    with StoreView(where.store) as view, view.snapshot() as unsealed:
+        sealed = _quarantined(quarantined(view.catalogue, after_id=0, limit=limit))
+        waiting = [one for one, _ in unsealed.quarantined if one.id not in unsealed.replayed]
+    fresh = [(one.id, one.reason, one.detail, one.parked, one.session.hex(), one.chunk_no) for one in waiting]
+    return [*sealed, *fresh][:limit]
 
 
 @quarantine.command(
@@ -196,11 +245,17 @@ def list_(data_text: str | None, as_json: bool, limit: int) -> int:
 )
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a live writer.")
+@store_option
 @data_option
 @json_option
-def replay(data_text: str | None, as_json: bool, ids: tuple[int, ...], timeout_s: float) -> int:
+def replay(data_text: str | None, as_json: bool, store_url: str | None, ids: tuple[int, ...], timeout_s: float) -> int:
     """Check quarantined frames again (all, or IDS) and store those that pass now, each once."""
-    fields = replay_quarantine(folder(data_text).must_exist(), list(ids) or None, timeout_s=timeout_s)
+    with store_elsewhere(data_text, store_url) as there:
+        fields = (
+            replay_frames(there.store, there.specs, list(ids) or None)
+            if there
+            else replay_quarantine(folder(data_text).must_exist(), list(ids) or None, timeout_s=timeout_s)
+        )
     if not as_json:
         console().print(
             f"tried {fields['tried']}: stored {fields['stored']}, still refused {fields['still_refused']}, "
