@@ -1,0 +1,1 @@
+"""Recorded data out of a store and into one: Parquet, Minari, and the records of the original pipeline."""

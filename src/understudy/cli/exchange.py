@@ -1,0 +1,237 @@
+"""understudy data export and understudy data import."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from understudy.app.exchange.history import OnSteps, Wanted, open_history
+from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
+from understudy.core.errors import ConfigError
+from understudy.core.meta import CONSENTS
+from understudy.core.names import game_name, player_name
+from understudy.stores.view import StoreView
+
+_PATH = click.Path(path_type=Path)
+_LINE_EVERY_S = 2.0
+
+
+@click.command(
+    name="export",
+    epilog=examples(
+        "understudy data export steps.parquet --data D --format parquet",
+        "understudy data export people-v0 --data D --format minari --game CartPole-v1 --json",
+    ),
+)
+@click.argument("out", type=_PATH, metavar="OUT")
+@click.option("--format", "kind", type=click.Choice(["parquet", "minari"]), required=True, help="What to write.")
+@click.option("--game", help="Which game, where there are several.")
+@click.option("--schema", default="", help="The beginning of a schema's id, where a game has several.")
+@click.option("--player", help="Only steps of this player (the name the game gave).")
+@click.option("--consent", type=click.Choice(CONSENTS), multiple=True,
+              help="Only steps under this consent; may be given twice. Default: any for parquet, granted for minari.",
+)  # fmt: skip
+@click.option("--since", help="Only what came at this time or later, such as 2026-11-01 or 2026-11-01T12:00 (UTC).")
+@click.option("--with-player", is_flag=True, help="Add a column with each player's pseudonym (parquet).")
+@data_option
+@json_option
+def export_data(
+    data_text: str | None, as_json: bool, out: Path, kind: str, consent: tuple[str, ...], since: str | None,
+    with_player: bool, **chosen: Any,
+) -> int:  # fmt: skip
+    """Write stored steps to OUT: a Parquet file with a row for each step, or a Minari dataset of whole episodes.
+
+    OUT appears when it is whole, and never replaces anything.
+    """
+    data = folder(data_text).must_exist()
+    if kind == "minari" and with_player:
+        raise ConfigError("--with-player is for parquet; a Minari dataset has no place for players")
+    # A Minari dataset is made to learn from, and does not tell consent apart.
+    consent = consent or (("granted",) if kind == "minari" else ())
+    wanted = Wanted(consent=consent, since_s=_since(since), **chosen)
+    with StoreView(data.store) as view:
+        history = open_history(data, view, wanted)
+        with _progress(console(as_json=as_json), f"exporting {history.spec.game}") as show:
+            if kind == "parquet":
+                from understudy.app.exchange.parquet_out import write_parquet
+
+                written, more = write_parquet(history, out, with_player=with_player, on_steps=show), {}
+            else:
+                from understudy.app.exchange.minari_out import write_minari
+
+                dataset = write_minari(history, out, on_steps=show)
+                written, more = dataset.written, {"dataset_id": dataset.dataset_id, "left_out": dataset.left.to_json()}
+    fields = {
+        "out": str(written.path), "format": kind, "game": history.spec.game, "schema": history.spec.schema,
+        "steps": written.steps, "episodes": written.episodes, "sessions": written.sessions,
+        "size_bytes": written.size_bytes, "left_out_steps": dict(history.left_out), "gone_chunks": history.gone_chunks,
+        **more,
+    }  # fmt: skip
+    if not as_json:
+        _print_export(fields)
+    return finish(fields, as_json=as_json)
+
+
+def _print_export(fields: dict[str, Any]) -> None:
+    out = console()
+    out.print(
+        f"wrote {count(fields['steps'])} steps in {count(fields['episodes'])} episodes of {fields['game']}, "
+        f"{size(fields['size_bytes'])}: {fields['out']}", soft_wrap=True,
+    )  # fmt: skip
+    for consent, steps in fields["left_out_steps"].items():
+        out.print(f"left out {count(steps)} steps with consent {consent}; --consent {consent} takes them")
+    if fields["gone_chunks"]:
+        out.print(f"{fields['gone_chunks']} chunks were forgotten or expired meanwhile")
+    if "left_out" in fields:
+        left = fields["left_out"]
+        out.print(
+            f"left out {sum(left.values())} episodes that are not whole: {left['cut']} cut, {left['unfinished']} "
+            f"unfinished, {left['gaps']} with gaps"
+        )
+        out.print(f"open it: minari.MinariDataset({fields['out'] + '/data'!r})", soft_wrap=True)
+
+
+@click.command(
+    name="import",
+    epilog=examples(
+        "understudy data import steps.parquet --data D --format parquet",
+        "understudy data import people-v0 --data D --format minari --game my-game --consent granted",
+        "understudy data import records.jsonl --data D --format seed-a --repair-shift --consent granted",
+    ),
+)
+@click.argument("files", type=_PATH, nargs=-1, required=True, metavar="FILE...")
+@click.option("--format", "kind", type=click.Choice(["parquet", "minari", "seed-a"]), required=True,
+              help="What the files are.")  # fmt: skip
+@click.option("--game", help="The game's name here; default is what the files say.")
+@click.option("--player", help="Whose steps they are; default is 'imported', or what a file with pseudonyms says.")
+@click.option("--consent", type=click.Choice(CONSENTS), help="What the players agreed to; parquet files know it.")
+@click.option("--repair-shift", is_flag=True, help="seed-a: put each state before the action that it belongs to.")
+@click.option("--as-is", is_flag=True, help="seed-a: keep the records as they are, out of learners' reach.")
+@click.option("--limit", type=click.IntRange(min=1), help="seed-a: steps after which the game stops by itself.")
+@click.option(
+    "--actions", type=click.IntRange(min=1), help="seed-a: how many actions the game has, if nothing says so."
+)
+@click.option("--game-id", help="seed-a: only records with this game id.")
+@data_option
+@json_option
+def import_data(
+    data_text: str | None, as_json: bool, files: tuple[Path, ...], kind: str, player: str | None, **options: Any
+) -> int:
+    """Store the steps of FILES, each once, as if they had been recorded here.
+
+    Files are read and judged as a whole first: a bad one stores nothing. The command may be killed at any moment and
+    run again, and what is in the store already is left out.
+    """
+    from understudy.app.exchange.importing import import_files
+
+    data = folder(data_text)
+    name = None if player is None else player_name(player)
+    incoming = _incoming(files, kind, games=data.games, **options)
+    with _progress(console(as_json=as_json), f"importing {incoming[0].spec.game}") as show:
+        result = import_files(data, incoming, player=name, on_steps=show)
+    fields = {"format": kind, **result.to_json()}
+    if not as_json:
+        _print_import(fields, data_text or str(data.root))
+    is_fine = not result.refused_steps and not fields.get("refused_episodes")
+    return finish(fields, as_json=as_json, code=0 if is_fine else 1)
+
+
+def _incoming(
+    files: tuple[Path, ...], kind: str, *, games: Path, game: str | None, consent: str | None, repair_shift: bool,
+    as_is: bool, **seed: Any,
+) -> list[Any]:  # fmt: skip
+    name = None if game is None else game_name(game)
+    only_seed = {"repair_shift": repair_shift, "as_is": as_is, **seed}
+    if kind != "seed-a" and (given := [one.replace("_", "-") for one, value in only_seed.items() if value]):
+        raise ConfigError(f"--{', --'.join(given)} only make sense with --format seed-a")
+    if kind == "parquet":
+        from understudy.app.exchange.parquet_in import ParquetFile
+
+        return [ParquetFile(one, game=name, consent=consent) for one in files]
+    if kind == "seed-a" and repair_shift == as_is:
+        raise ConfigError(
+            "the records' state is the one after the action; say --repair-shift to put that right (the first step of "
+            "each episode is lost), or --as-is to keep them, out of learners' reach"
+        )
+    if consent is None and not as_is:
+        raise ConfigError(
+            f"{kind} files do not say what their players agreed to; give --consent {', '.join(CONSENTS)} (learners "
+            "read granted)"
+        )
+    if kind == "minari":
+        from understudy.app.exchange.minari_in import MinariDataset
+
+        return [MinariDataset(one, game=name, consent=str(consent)) for one in files]
+    from understudy.app.exchange.seed_a import SeedA, SeedOptions
+
+    mode: Any = "as-is" if as_is else "repair-shift"
+    return [SeedA(files, SeedOptions(mode=mode, game=name, consent=consent or "unknown", **seed), games=games)]
+
+
+def _print_import(fields: dict[str, Any], data_text: str) -> None:
+    out = console()
+    out.print(
+        f"{count(fields['steps'])} steps of {fields['game']} in {count(fields['sessions'])} sessions: stored "
+        f"{count(fields['stored_steps'])}, there already {count(fields['there_steps'])}"
+    )
+    if fields["format"] == "seed-a":
+        _print_seed(out, fields)
+    elif fields.get("episodes_without_end"):
+        out.print(f"{fields['episodes_without_end']} episodes have no end and were taken as cut")
+    if fields["refused_steps"]:
+        out.print(f"[red]{count(fields['refused_steps'])} steps were refused[/]: {dict(fields['refusals'])}; next: "
+                  f"understudy data quarantine list --data {data_text}", soft_wrap=True)  # fmt: skip
+
+
+def _print_seed(out: Console, fields: dict[str, Any]) -> None:
+    out.print(
+        f"{count(fields['records'])} records of {fields['game_id']!r}, {fields['duplicates']} of them doubled; "
+        f"{fields['episodes']} episodes, {fields['episodes_without_end']} without an end, {fields['gaps']} gaps"
+    )
+    if fields["mode"] == "as-is":
+        out.print("kept as they are: misaligned, under consent denied, which no learner reads")
+    else:
+        out.print(f"lost {fields['lost_first_steps']} first steps, whose state before the action nobody recorded")
+    limit = "no limit is known" if fields["limit"] is None else f"the limit is {fields['limit']}"
+    out.print(f"{fields['derived_truncations']} ends taken as truncations, derived from the step count ({limit})")
+    if fields["looks_aligned"]:
+        out.print("[yellow]these records look as if they had no shift: next_state is the following record's state[/]")
+    for name, why in list(fields["refused_episodes"].items())[:20]:
+        out.print(f"[red]refused[/] {name}: {why}")
+
+
+def _since(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--since is {text[:40]!r}; give a day or time, such as 2026-11-01 or 2026-11-01T12:00"
+        ) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+@contextmanager
+def _progress(out: Console, title: str) -> Iterator[OnSteps]:
+    """Shows how many steps are done: a bar in a terminal, a line now and then elsewhere."""
+    if out.is_terminal:
+        with Progress(console=out, transient=True) as bar:
+            task = bar.add_task(title, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    next_s = time.monotonic() + _LINE_EVERY_S
+
+    def line(done: int, total: int) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + _LINE_EVERY_S
+            out.print(f"{title}: {count(done)} of {count(total)} steps")
+
+    yield line
