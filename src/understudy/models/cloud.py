@@ -1,22 +1,26 @@
 """Objects of S3, Google Cloud, Azure and whatever else obstore reaches by a URL."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from understudy.core.errors import ConfigError, StorageFailed
+from understudy.core.location import parse_location
 from understudy.models.objects import check_object_name
+from understudy.models.s3 import open_s3
 
 
 class CloudObjects:
-    """Objects behind a URL; credentials and endpoints come from the environment, as for the vendors' tools."""
+    """Objects behind a URL; credentials come from where the vendors' tools look, never from the URL."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        # Options may hold what nobody should read in an error.
+        self._url = url.partition("?")[0]
         try:
-            self._store = from_url(url)
+            self._store = open_s3(parse_location(url)) if url.startswith("s3://") else from_url(url)
         except (BaseError, ValueError) as error:
             raise ConfigError(f"{url!r} is no place for models: {_first_line(error)}; try s3://BUCKET/PATH") from None
 
@@ -52,6 +56,13 @@ class CloudObjects:
             return
         except (BaseError, OSError) as error:
             raise self._failed("delete", name, error) from error
+
+    def signed_url(self, name: str, *, for_s: float) -> str:
+        """An address that gives anybody who has it this one object, until the time is over."""
+        try:
+            return obstore.sign(self._store, "GET", check_object_name(name), timedelta(seconds=for_s))  # type: ignore[arg-type]
+        except (BaseError, ValueError, TypeError) as error:
+            raise ConfigError(f"{self._url} gives no signed addresses: {_first_line(error)}") from None
 
     def _failed(self, doing: str, name: str, error: Exception) -> StorageFailed:
         return StorageFailed(f"cannot {doing} {name} at {self._url}: {_first_line(error)}; check access and network")

@@ -1,0 +1,60 @@
+"""Models on a real S3 API: the registry's ground, under races, with right and wrong keys."""
+
+import socket
+import uuid
+
+import pytest
+import urllib3
+
+from understudy.core.errors import ConfigError, StorageFailed
+from understudy.models.cloud import CloudObjects
+from understudy.testing.objects import ObjectsContract
+
+
+@pytest.fixture
+def bucket(s3_server, monkeypatch: pytest.MonkeyPatch) -> str:
+    boto3 = pytest.importorskip("boto3")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(s3_server.credentials_file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    name, region = f"models-{uuid.uuid4().hex[:12]}", s3_server.credentials["region"]
+    boto3.client("s3", endpoint_url=s3_server.url, region_name=region).create_bucket(Bucket=name)
+    return f"s3://{name}/deployment?endpoint={s3_server.url}&region={region}"
+
+
+class TestS3(ObjectsContract):
+    """The contract of Objects."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, bucket: str) -> None:
+        self._url = bucket
+
+    def make(self) -> CloudObjects:
+        return CloudObjects(self._url)
+
+
+def test_a_signed_address_gives_one_object_to_whoever_has_it(bucket: str):
+    objects = CloudObjects(bucket)
+    objects.create("bots/7.safetensors", b"weights")
+    url = objects.signed_url("bots/7.safetensors", for_s=60)
+    answer = urllib3.request("GET", url)
+    assert (answer.status, answer.data) == (200, b"weights")
+    assert urllib3.request("GET", url.partition("?")[0]).status in (401, 403)
+    assert urllib3.request("GET", url.replace("7.safetensors", "8.safetensors")).status in (401, 403)
+
+
+def test_wrong_keys_a_missing_bucket_and_a_server_that_is_away_are_told(bucket: str, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(StorageFailed, match="check access"):
+        CloudObjects(bucket.replace("models-", "nowhere-")).create("a", b"b")
+    with pytest.raises(ConfigError, match="no profile"):
+        CloudObjects(f"{bucket}&profile=nobody")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(StorageFailed, match="check access and network"):
+            CloudObjects(f"s3://models/x?endpoint={gone}").create("a", b"b")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    with pytest.raises(StorageFailed) as caught:
+        CloudObjects(bucket).create("a", b"b")
+    assert "hush-hush" not in str(caught.value)
