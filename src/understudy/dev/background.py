@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from understudy.core.errors import ServerFailed
+from understudy.core.lock import FileLock
 from understudy.dev.packages import cache_root
 from understudy.dev.servers import SERVERS, Server, attach, last_lines, start, why_not
 
 USUAL = ("cassandra", "kafka", "kinesis", "s3")
 """Those that are started when none is named."""
+
+_OTHER_START_S = 180.0
 
 State = Literal["running", "died", "stopped", "unavailable"]
 
@@ -46,10 +49,11 @@ def look(name: str, folder: Path) -> Found:
 
 def ensure(name: str, folder: Path) -> tuple[Server, bool]:
     """The running server of this folder, and whether it was started now; then it ends with us unless detached."""
-    found = look(name, folder)
-    if found.state == "running" and found.server is not None:
-        return found.server, False
-    return start(name, folder / name), True
+    with FileLock(folder / f".{name}.lock", what=f"the start of {name}", patience_s=_OTHER_START_S):
+        found = look(name, folder)
+        if found.state == "running" and found.server is not None:
+            return found.server, False
+        return start(name, folder / name), True
 
 
 def stop(name: str, folder: Path, *, erases: bool = False) -> bool:

@@ -19,7 +19,7 @@ def make(*, is_aws: bool) -> dict[str, str]:
     """New credentials that nobody can guess."""
     if is_aws:
         return {
-            "access_key_id": "AKIA" + secrets.token_hex(8).upper(), "secret_access_key": secrets.token_hex(20),
+            "access_key_id": "LOCAL" + secrets.token_hex(8).upper(), "secret_access_key": secrets.token_hex(20),
             "region": REGION,
         }  # fmt: skip
     return {"username": USER, "password": secrets.token_hex(20)}

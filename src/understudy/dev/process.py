@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # `$$` is the shell that becomes the server, also inside the watcher, whose own input a shell would take away.
-_LAUNCH = 'exec 3<&0 </dev/null; (read -r _ <&3 || kill -9 "$$") & exec 3<&-; exec "$@"'
+# The subshell around the watcher makes it nobody's child, or the server would have one that it never buries.
+_LAUNCH = 'exec 3<&0 </dev/null; ((read -r _ <&3 || kill -9 "$$") &); exec 3<&-; exec "$@"'
 _POLL_S = 0.02
 _GONE_S = 30.0
+_RELEASED: list[subprocess.Popen[bytes]] = []
+"""Python complains about a child that it forgets while it runs; these run on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Process:
                 os.write(self._gate, b"stay\n")
             os.close(self._gate)
             self._gate = -1
+        if self._child is not None:
+            _RELEASED.append(self._child)
 
     def terminate(self, *, patience_s: float) -> None:
         """Ask it to end, wait, and kill what is left."""
@@ -84,8 +89,8 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL for it and all of its group; returns when it is gone."""
-        # Whoever is not alive any more has no group that is surely its own, unless it is our child.
-        if self._child is not None or self.is_alive:
+        # Of one that is dead the group is surely its own only while the watcher is in it.
+        if self._gate >= 0 or self.is_alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._wait(_GONE_S)

@@ -1,0 +1,114 @@
+"""A server is in the cache whole or not at all."""
+
+import errno
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from understudy.core.errors import ServerFailed, StorageFull
+from understudy.dev import cache
+from understudy.dev.packages import PACKAGES, Package
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf(Package):
+    """A package that is resolved from nowhere, or fails in the middle."""
+
+    error: BaseException | None = None
+
+    def trouble(self) -> str | None:
+        return None
+
+    def resolve(self, into: Path) -> None:
+        (into / "lib").mkdir()
+        (into / "lib" / "one.jar").write_bytes(b"one" * 1000)
+        with (into.parent / "count").open("a") as file:
+            file.write("x")
+        if self.error is not None:
+            raise self.error
+        (into / "lib" / "two.jar").write_bytes(b"two" * 1000)
+
+
+def shelf(error: BaseException | None = None) -> Shelf:
+    return Shelf(PACKAGES["kafka"].version, "mvn", [], 1, error)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_what_was_fetched_is_there_and_not_fetched_again(root):
+    assert cache.cached("kafka") is None
+    assert cache.fetch("kafka", package=shelf())
+    assert cache.cached("kafka") == root / f"kafka-{PACKAGES['kafka'].version}"
+    assert not cache.fetch("kafka", package=shelf())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ServerFailed("no network")])
+def test_a_download_that_broke_leaves_nothing(root, error):
+    with pytest.raises(type(error)):
+        cache.fetch("kafka", package=shelf(error))
+    assert cache.cached("kafka") is None
+    assert [path for path in root.iterdir() if path.is_dir()] == []
+
+
+def test_a_full_disk_is_told_with_the_next_step():
+    with pytest.raises(StorageFull, match="UNDERSTUDY_SERVERS_CACHE"):
+        cache.fetch("kafka", package=shelf(OSError(errno.ENOSPC, "No space left on device")))
+
+
+def test_what_a_killed_fetch_left_is_swept(root):
+    left = root / f".kafka-{PACKAGES['kafka'].version}.abcdef"
+    left.mkdir()
+    cache.fetch("kafka", package=shelf())
+    assert not left.exists()
+
+
+def test_a_file_that_lost_bytes_or_is_gone_makes_it_not_whole():
+    cache.fetch("kafka", package=shelf())
+    jar = cache.place_of("kafka") / "lib" / "two.jar"
+    jar.write_bytes(b"two")
+    assert cache.cached("kafka") is None
+    assert cache.fetch("kafka", package=shelf())
+    jar.unlink()
+    assert cache.cached("kafka") is None
+    assert cache.fetch("kafka", package=shelf())
+
+
+def test_a_changed_byte_is_found_by_the_next_fetch():
+    cache.fetch("kafka", package=shelf())
+    jar = cache.place_of("kafka") / "lib" / "two.jar"
+    right = jar.read_bytes()
+    jar.write_bytes(b"x" + right[1:])
+    assert cache.fetch("kafka", package=shelf())
+    assert jar.read_bytes() == right
+
+
+def test_two_at_once_download_once(root):
+    threads = [threading.Thread(target=cache.fetch, args=("kafka",), kwargs={"package": shelf()}) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (root / "count").read_text() == "x"
+
+
+def test_a_missing_tool_is_named_with_the_next_step(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ServerFailed, match=r"kafka 4\.\S+ cannot be fetched: mvn is not installed; install Maven"):
+        cache.fetch("kafka")
+
+
+def test_a_tool_that_fails_is_quoted(monkeypatch, tmp_path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "mvn").write_text("#!/bin/sh\necho 'Could not transfer artifact'\nexit 1\n")
+    (programs / "mvn").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(ServerFailed, match=r"is there a network(.|\n)*Could not transfer artifact"):
+        cache.fetch("kafka")
+    assert cache.cached("kafka") is None

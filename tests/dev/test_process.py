@@ -1,0 +1,121 @@
+"""A server's process ends with whoever started it, and nobody else's process is ever hit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from understudy.dev.process import Identity, Process, identify, spawn
+
+PATIENCE_S = 20.0
+STARTER = """
+import sys, time
+from pathlib import Path
+from understudy.dev.process import spawn
+import os
+folder = Path(sys.argv[1])
+process = spawn(["sleep", "300"], folder=folder, env=os.environ, log=folder / "log")
+if sys.argv[2] == "releases":
+    process.release()
+print(process.pid, flush=True)
+time.sleep(300)
+"""
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(300)
+"""
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while identify(pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return identify(pid) is None
+
+
+def begin(command: list[str], folder: Path) -> Process:
+    return spawn(command, folder=folder, env=os.environ, log=folder / "log")
+
+
+def group_of(pid: int) -> list[int]:
+    """Who lives in this process group."""
+    words = ["ps", "-e", "-o", "pid=,pgid=,stat="]
+    rows = [line.split() for line in subprocess.run(words, capture_output=True, text=True).stdout.splitlines()]
+    return [int(member) for member, group, state in rows if int(group) == pid and not state.startswith("Z")]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_dies_with_a_starter_that_is_killed(tmp_path, how):
+    with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), "keeps"], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        assert identify(pid) is not None
+        starter.send_signal(how)
+    assert gone(pid)
+
+
+def test_a_released_server_outlives_its_starter_and_has_no_watcher(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path), "releases"], stdout=subprocess.PIPE
+    ) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        found = identify(pid)
+        starter.kill()
+    assert found is not None
+    other = Process(found)
+    assert other.is_alive
+    deadline = time.monotonic() + PATIENCE_S
+    while group_of(pid) != [pid] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert group_of(pid) == [pid]
+    other.terminate(patience_s=PATIENCE_S)
+    assert gone(pid)
+
+
+def test_kill_leaves_nothing_of_the_group(tmp_path):
+    process = begin(["sh", "-c", "sleep 300 & wait"], tmp_path)
+    pid = process.pid
+    process.kill()
+    assert not process.is_alive
+    assert gone(pid)
+    assert group_of(pid) == []
+    process.kill()
+
+
+def test_one_that_does_not_listen_to_sigterm_is_killed(tmp_path):
+    process = begin([sys.executable, "-c", STUBBORN], tmp_path)
+    while not (tmp_path / "log").read_text():
+        time.sleep(0.01)
+    process.terminate(patience_s=0.2)
+    assert not process.is_alive
+
+
+def test_a_number_that_was_given_again_is_left_alone(tmp_path):
+    stranger = begin(["sleep", "300"], tmp_path)
+    mistaken = Process(Identity(stranger.pid, "another boot/17"))
+    assert not mistaken.is_alive
+    mistaken.terminate(patience_s=1.0)
+    mistaken.kill()
+    assert stranger.is_alive
+    stranger.kill()
+
+
+def test_number_zero_is_nobody():
+    nobody = Process(Identity(0, ""))
+    nobody.terminate(patience_s=1.0)
+    assert not nobody.is_alive
+
+
+def test_a_command_that_is_not_there_is_seen_in_the_log(tmp_path):
+    process = begin(["there-is-no-such-program"], tmp_path)
+    assert gone(process.pid)
+    process.kill()
+    assert "there-is-no-such-program" in (tmp_path / "log").read_text()
