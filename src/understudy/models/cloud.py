@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import from_url
+from obstore.store import AzureStore, GCSStore, S3Store, from_url
 
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.location import parse_location
@@ -59,10 +59,12 @@ class CloudObjects:
 
     def signed_url(self, name: str, *, for_s: float) -> str:
         """An address that gives anybody who has it this one object, until the time is over."""
+        if not isinstance(self._store, S3Store | GCSStore | AzureStore):
+            raise ConfigError(f"{self._url} gives no signed addresses; models in S3, Google Cloud or Azure have them")
         try:
-            return obstore.sign(self._store, "GET", check_object_name(name), timedelta(seconds=for_s))  # type: ignore[arg-type]
-        except (BaseError, ValueError, TypeError) as error:
-            raise ConfigError(f"{self._url} gives no signed addresses: {_first_line(error)}") from None
+            return obstore.sign(self._store, "GET", check_object_name(name), timedelta(seconds=for_s))
+        except (BaseError, ValueError) as error:
+            raise ConfigError(f"{self._url} gives no signed address: {_first_line(error)}; check its keys") from None
 
     def _failed(self, doing: str, name: str, error: Exception) -> StorageFailed:
         return StorageFailed(f"cannot {doing} {name} at {self._url}: {_first_line(error)}; check access and network")
