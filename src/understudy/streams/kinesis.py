@@ -4,26 +4,25 @@ A frame is a record, its session the partition key, a shard a partition, a seque
 kept by the store, not by Kinesis; no table in DynamoDB is needed.
 """
 
-import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from understudy.core.clock import Clock, SystemClock
+from understudy.core.clock import Clock
 from understudy.core.errors import Closed, ConfigError, StorageFailed
 from understudy.core.frame import MAX_FRAME_BYTES, Frame
 from understudy.core.group import GroupCommit
 from understudy.core.location import Location
 from understudy.core.ports import Outcome, Partition, Position, Read
-from understudy.streams.kinesis_api import CallFailed, KinesisApi, pause_s
-from understudy.streams.kinesis_config import KinesisConfig, kinesis_config
+from understudy.streams.kinesis_api import CallFailed, KinesisApi, connect, pause_s
+from understudy.streams.kinesis_config import kinesis_config
 from understudy.streams.kinesis_shards import ShardList, ShardReader, partitions
 
 MOST_RECORDS = 500
 MOST_BYTES = 5 * 1024 * 1024
 """What one PutRecords may carry; newer pages of AWS allow 10 MiB, older ones this."""
-_LEAST_SIZE = -(-MOST_BYTES // MOST_RECORDS)
+_LEAST_SIZE = MOST_BYTES // MOST_RECORDS
 """What a small record counts, so that a sum of sizes bounds the number of records, too."""
 _ACTIVE_S = 60.0
 _LOOK_S = 0.1
@@ -38,14 +37,11 @@ _Put = tuple[str, bytes]
 class KinesisStream:
     """Frames in Kinesis; any number of processes append, each shard is read by whoever holds its claim."""
 
-    def __init__(self, config: KinesisConfig, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
-        self._config = config
-        self._clock = clock or SystemClock()
-        self._closed = threading.Event()
-        self._api = KinesisApi(config, clock=self._clock, rng=rng or random.Random(), closed=self._closed)
-        created_s = _wait_until_active(self._api)
-        self._prefix = f"{config.stream}@{created_s}"
-        self._shards = ShardList(self._api)
+    def __init__(self, api: KinesisApi) -> None:
+        self._api, self._config, self._clock, self._closed = api, api.config, api.clock, api.closed
+        created_s = _wait_until_active(api)
+        self._prefix = f"{api.config.stream}@{created_s}"
+        self._shards = ShardList(api)
         self._readers: dict[str, ShardReader] = {}
         self._lock = threading.Lock()
         self._group = GroupCommit[Sequence[_Put], Sequence[CallFailed | None]](
@@ -164,7 +160,12 @@ def _calls(puts: Mapping[int, _Put]) -> Iterator[list[int]]:
 
 def open_kinesis(location: Location, *, clock: Clock | None = None) -> KinesisStream:
     """The stream at a `kinesis://` address; ConfigError or StorageFailed says why there is none."""
-    return KinesisStream(kinesis_config(location), clock=clock)
+    api = connect(kinesis_config(location), clock=clock)
+    try:
+        return KinesisStream(api)
+    except BaseException:
+        api.close()
+        raise
 
 
 def create_kinesis(location: Location, *, shards: int, clock: Clock | None = None) -> None:
@@ -172,7 +173,7 @@ def create_kinesis(location: Location, *, shards: int, clock: Clock | None = Non
     config = kinesis_config(location)
     if shards < 1:
         raise ConfigError(f"shards is {shards}; give at least 1")
-    api = KinesisApi(config, clock=clock or SystemClock(), rng=random.Random(), closed=threading.Event())
+    api = connect(config, clock=clock)
 
     def create() -> Mapping[str, Any]:
         try:
@@ -182,8 +183,11 @@ def create_kinesis(location: Location, *, shards: int, clock: Clock | None = Non
                 raise
             return {}
 
-    api.patiently(create)
-    _wait_until_active(api)
+    try:
+        api.patiently(create)
+        _wait_until_active(api)
+    finally:
+        api.close()
 
 
 def _wait_until_active(api: KinesisApi) -> int:

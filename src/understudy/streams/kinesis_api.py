@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from threading import Event
 from typing import Any
 
-from understudy.core.clock import Clock
-from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, UnderstudyError
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, UnderstudyError, Unreachable
 from understudy.streams.kinesis_config import KinesisConfig
 
 _THROTTLES = {
@@ -47,16 +47,10 @@ class CallFailed(Exception):
                 "that are needed; check AWS_PROFILE, AWS_ACCESS_KEY_ID or the role of this machine"
             )
         if self.code == "Unreachable":
-            return _later(f"{what} cannot be reached: {self.detail}; start it, or correct endpoint= and region=")
+            return Unreachable(f"{what} cannot be reached: {self.detail}; start it, or correct endpoint= and region=")
         if self.retry_helps:
-            return _later(f"{what} takes no more calls now ({self.code}: {self.detail}); add shards, or wait")
+            return Unreachable(f"{what} takes no more calls now ({self.code}: {self.detail}); add shards, or wait")
         return StorageFailed(f"{what} refused a call ({self.code}: {self.detail})")
-
-
-def _later(text: str) -> StorageFailed:
-    error = StorageFailed(text)
-    error.retry_helps = True
-    return error
 
 
 def pause_s(attempt: int, rng: random.Random) -> float:
@@ -67,9 +61,10 @@ def pause_s(attempt: int, rng: random.Random) -> float:
 class KinesisApi:
     """One stream's calls; any thread may make them."""
 
-    def __init__(self, config: KinesisConfig, *, clock: Clock, rng: random.Random, closed: Event) -> None:
-        self.config, self.clock, self.rng, self.closed = config, clock, rng, closed
-        self._client = _client(config)
+    def __init__(self, client: Any, config: KinesisConfig, *, clock: Clock, rng: random.Random) -> None:
+        self._client = client
+        self.config, self.clock, self.rng = config, clock, rng
+        self.closed = Event()
 
     def call(self, operation: str, **fields: Any) -> Mapping[str, Any]:
         """One try; CallFailed when it came to nothing, ConfigError when there are no credentials."""
@@ -115,16 +110,26 @@ class KinesisApi:
         self._client.close()
 
 
+def connect(config: KinesisConfig, *, clock: Clock | None = None) -> KinesisApi:
+    """Calls with boto3; ConfigError when its settings do not go together, MissingExtra without it."""
+    return KinesisApi(_client(config), config, clock=clock or SystemClock(), rng=random.Random())
+
+
 def _client(config: KinesisConfig) -> Any:
     if importlib.util.find_spec("boto3") is None:
         raise MissingExtra("kinesis:// needs the package boto3; pip install 'understudy[aws]'")
     import boto3
+    import botocore.session
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, NoRegionError
 
     try:
-        session = boto3.Session(profile_name=config.profile or None, region_name=config.region or None)
-        return session.client(
+        # A profile that is asked for goes before keys in the environment.
+        profile = config.profile or ("default" if config.credentials else None)
+        chain = botocore.session.Session(profile=profile)
+        if config.credentials:
+            chain.set_config_variable("credentials_file", config.credentials)
+        return boto3.Session(botocore_session=chain, region_name=config.region or None).client(
             "kinesis",
             endpoint_url=config.endpoint or None,
             config=Config(
@@ -133,6 +138,7 @@ def _client(config: KinesisConfig) -> Any:
                 connect_timeout=min(config.timeout_s, 3.0),
                 read_timeout=config.timeout_s,
                 max_pool_connections=16,
+                proxies={} if config.is_local else None,
             ),
         )
     except NoRegionError:

@@ -3,7 +3,7 @@
 import ipaddress
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
 from understudy.core.errors import ConfigError
@@ -25,6 +25,8 @@ class KinesisConfig:
     """Another address than that of AWS, for a local server or a VPC endpoint."""
     profile: str = ""
     """A profile of the AWS configuration; empty: the usual chain of credentials."""
+    credentials: str = ""
+    """An AWS shared-credentials file that goes before the usual chain."""
     insecure: bool = False
     """Whether plain http may leave this machine."""
     poll_s: float = 0.2
@@ -33,7 +35,7 @@ class KinesisConfig:
     """How old the list of shards may be; an ended shard or an unknown one renews it at once."""
     retry_s: float = 8.0
     """How long a call is tried again before its caller is told."""
-    append_s: float = 2.0
+    append_s: float = 3.0
     """The same for records that were not taken: their sender keeps them and comes back."""
     timeout_s: float = 5.0
     """How long the server may take for one answer."""
@@ -51,6 +53,11 @@ class KinesisConfig:
             _check_endpoint(self.endpoint, insecure=self.insecure)
 
     @property
+    def is_local(self) -> bool:
+        """Whether the endpoint is on this machine."""
+        return bool(self.endpoint) and _is_loopback(urlsplit(self.endpoint).hostname or "")
+
+    @property
     def place(self) -> str:
         """Where the stream is looked for, for people."""
         return self.endpoint or f"AWS region {self.region or 'of the environment'}"
@@ -58,8 +65,7 @@ class KinesisConfig:
 
 def kinesis_config(location: Location) -> KinesisConfig:
     """The settings in a `kinesis://` address; ConfigError for what cannot work."""
-    names = ("region", "endpoint", "profile", "insecure", "poll_s", "list_s", "retry_s", "append_s", "timeout_s")
-    location.refuse_others(names)
+    location.refuse_others([field.name for field in fields(KinesisConfig) if field.name != "stream"])
     if len(location.hosts) != 1 or location.hosts[0][1] is not None or location.path:
         raise ConfigError(f"a kinesis:// address names one stream and no port or path; write {_FORM}")
     return KinesisConfig(
@@ -67,11 +73,12 @@ def kinesis_config(location: Location) -> KinesisConfig:
         region=location.text("region"),
         endpoint=location.text("endpoint"),
         profile=location.text("profile"),
+        credentials=location.text("credentials"),
         insecure=location.flag("insecure"),
         poll_s=location.number("poll_s", 0.2, most=60.0),
         list_s=location.number("list_s", 30.0, most=3600.0),
         retry_s=location.number("retry_s", 8.0, most=600.0),
-        append_s=location.number("append_s", 2.0, most=600.0),
+        append_s=location.number("append_s", 3.0, most=600.0),
         timeout_s=location.number("timeout_s", 5.0, least=0.1, most=600.0),
     )
 

@@ -1,0 +1,87 @@
+"""Streams on a Kinesis server of the tests, and what an operator does to one."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+
+from understudy.core.location import Location, parse_location
+from understudy.streams.kinesis import KinesisStream, create_kinesis, open_kinesis
+
+PATIENCE_S = 20.0
+
+
+class Desk:
+    """One stream of a server; `url` may be that of a proxy before it."""
+
+    def __init__(self, server: Any, *, shards: int = 2, url: str = "") -> None:
+        self.server, self.url = server, url or server.url
+        self.name = f"test-{uuid.uuid4().hex[:12]}"
+        self.client = boto3.client(
+            "kinesis", region_name=server.credentials["region"], endpoint_url=server.url,
+            aws_access_key_id=server.credentials["access_key_id"],
+            aws_secret_access_key=server.credentials["secret_access_key"],
+        )  # fmt: skip
+        create_kinesis(self.location(url=server.url), shards=shards)
+
+    def location(self, *, url: str = "", **options: float) -> Location:
+        given = {"poll_s": 0.02, "append_s": PATIENCE_S, **options}
+        more = "".join(f"&{name}={value}" for name, value in given.items())
+        return parse_location(
+            f"kinesis://{self.name}?region={self.server.credentials['region']}&endpoint={url or self.url}"
+            f"&credentials={self.server.credentials_file}{more}"
+        )
+
+    def open(self, **options: float) -> KinesisStream:
+        return open_kinesis(self.location(url=self.url, **options))
+
+    def open_shards(self) -> list[dict[str, Any]]:
+        """Those that take records, by the range of keys they hold."""
+        shards = self.client.list_shards(StreamName=self.name)["Shards"]
+        is_open = [one for one in shards if not one["SequenceNumberRange"].get("EndingSequenceNumber")]
+        return sorted(is_open, key=lambda one: int(one["HashKeyRange"]["StartingHashKey"]))
+
+    def split(self, shard: dict[str, Any]) -> None:
+        keys = shard["HashKeyRange"]
+        middle = (int(keys["StartingHashKey"]) + int(keys["EndingHashKey"])) // 2
+        self.client.split_shard(
+            StreamName=self.name, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle)
+        )  # fmt: skip
+        self._wait()
+
+    def split_all(self) -> None:
+        for shard in self.open_shards():
+            self.split(shard)
+
+    def merge_first(self) -> None:
+        """Make one shard of the first two."""
+        first, second = self.open_shards()[:2]
+        self.client.merge_shards(
+            StreamName=self.name, ShardToMerge=first["ShardId"], AdjacentShardToMerge=second["ShardId"]
+        )  # fmt: skip
+        self._wait()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]["StreamStatus"] != (
+            "ACTIVE"
+        ):
+            assert time.monotonic() < deadline, f"stream {self.name} does not become active"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self.client.delete_stream(StreamName=self.name)
+        self.client.close()
+
+
+@contextmanager
+def desk(server: Any, *, shards: int = 2, url: str = "") -> Iterator[Desk]:
+    """A stream of its own for one test, deleted at the end."""
+    one = Desk(server, shards=shards, url=url)
+    try:
+        yield one
+    finally:
+        one.close()

@@ -1,0 +1,207 @@
+"""A Kinesis server that misbehaves: a proxy between an SDK and a real server, which makes the faults of the real one.
+
+Every fault has a rate; chance is seeded; `fired` counts. A test that asked for a fault which never came calls
+`assert_fired` and fails.
+"""
+
+import contextlib
+import json
+import random
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+_PREFIX = "Kinesis_20131202."
+_UPSTREAM_S = 20.0
+_DROPPED = ("connection", "content-length", "transfer-encoding", "date", "server", "keep-alive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """How often each fault happens, from 0 to 1: per call, `partial` per record."""
+
+    throttle: float = 0.0
+    """A call that reads or writes is refused: too much of it."""
+    partial: float = 0.0
+    """A record of a call that succeeds is not taken."""
+    cut: float = 0.0
+    """The server took the records, and its answer is lost with the connection."""
+    twice: float = 0.0
+    """The server gets the same records twice, and answers once."""
+    expired: float = 0.0
+    """An iterator is too old."""
+    repeat: float = 0.0
+    """An answer holds its records twice."""
+    empty: float = 0.0
+    """An answer holds no records though there are some; the same iterator is handed back."""
+    delay: float = 0.0
+    """An answer comes `DELAY_S` later."""
+
+
+DELAY_S = 0.05
+
+
+class _Cut(Exception):
+    """No answer: the connection ends here."""
+
+
+class FaultProxy:
+    """Serves on a free port of loopback until closed; `url` is what a client takes for the server."""
+
+    def __init__(self, upstream: str, rates: Rates | None = None, *, seed: int = 0) -> None:
+        self.rates = rates or Rates()
+        self.fired: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.hidden: set[str] = set()
+        """Sequence numbers that were trimmed: nobody sees their records, their place is the oldest that is left."""
+        self._upstream = urlsplit(upstream)
+        # One chance each: which calls a fault hits does not hang on what the others did.
+        self._chances = {one.name: random.Random(f"{seed} {one.name}") for one in fields(Rates)}
+        self._lock = threading.Lock()
+        self._pause = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> "FaultProxy":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pause.set()
+        self._server.shutdown()
+        self._thread.join(10.0)
+        self._server.server_close()
+
+    def assert_fired(self) -> None:
+        """AssertionError names every fault that was asked for and never came."""
+        idle = [one.name for one in fields(Rates) if getattr(self.rates, one.name) > 0 and not self.fired[one.name]]
+        assert not idle, f"these faults were asked for and never came: {', '.join(idle)}; fired: {dict(self.fired)}"
+
+    def _hits(self, fault: str) -> bool:
+        with self._lock:
+            rate: float = getattr(self.rates, fault)
+            is_hit = self._chances[fault].random() < rate
+            self.fired[fault] += is_hit
+            return is_hit
+
+    # --- one call ---------------------------------------------------------------------------------------------------
+
+    def answer(self, operation: str, asked: dict[str, Any], send: "_Send") -> "_Answer":
+        """What the client gets for a call; _Cut when it gets nothing."""
+        with self._lock:
+            self.calls[operation] += 1
+        if self._hits("delay"):
+            self._pause.wait(DELAY_S)
+        if operation in ("PutRecords", "GetRecords") and self._hits("throttle"):
+            return _refusal("ProvisionedThroughputExceededException", "Rate exceeded for a shard (by the fault proxy).")
+        match operation:
+            case "PutRecords":
+                return self._put(asked, send)
+            case "GetRecords":
+                return self._get(asked, send)
+            case "GetShardIterator" if asked.get("StartingSequenceNumber") in self.hidden:
+                # As AWS does: a place that was trimmed is silently the oldest that is kept.
+                del asked["StartingSequenceNumber"]
+                return send({**asked, "ShardIteratorType": "TRIM_HORIZON"})
+        return send(asked)
+
+    def _put(self, asked: dict[str, Any], send: "_Send") -> "_Answer":
+        records: Sequence[Mapping[str, Any]] = asked["Records"]
+        refused = [self._hits("partial") for _ in records]
+        kept = [record for record, is_refused in zip(records, refused, strict=True) if not is_refused]
+        answers: list[Mapping[str, Any]] = []
+        if kept:
+            status, body = send({**asked, "Records": kept})
+            if status != 200:
+                return status, body
+            answers = body["Records"]
+            if self._hits("twice"):
+                send({**asked, "Records": kept})
+        if self._hits("cut"):
+            raise _Cut
+        taken = iter(answers)
+        error = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "Rate exceeded (by the proxy)."}
+        merged = [error if is_refused else next(taken) for is_refused in refused]
+        failed = sum("ErrorCode" in one for one in merged)
+        return 200, {"FailedRecordCount": failed, "Records": merged}
+
+    def _get(self, asked: dict[str, Any], send: "_Send") -> "_Answer":
+        if self._hits("expired"):
+            return _refusal("ExpiredIteratorException", "Iterator expired (by the fault proxy).")
+        status, body = send(asked)
+        if status != 200:
+            return status, body
+        records = [record for record in body["Records"] if record["SequenceNumber"] not in self.hidden]
+        if records and self._hits("empty"):
+            return 200, {**body, "Records": [], "NextShardIterator": asked["ShardIterator"], "MillisBehindLatest": 1000}
+        if records and self._hits("repeat"):
+            records = [*records, *records]
+        return 200, {**body, "Records": records}
+
+    def forward(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        """The real server's answer; _Cut when it gives none."""
+        connection = HTTPConnection(str(self._upstream.hostname), self._upstream.port, timeout=_UPSTREAM_S)
+        try:
+            connection.request("POST", "/", body=body, headers=dict(headers))
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, HTTPException):
+            raise _Cut from None
+        finally:
+            connection.close()
+
+
+_Answer = tuple[int, dict[str, Any]]
+
+
+class _Send:
+    """Asks the real server, once or more often, as the client asked the proxy."""
+
+    def __init__(self, proxy: FaultProxy, headers: Mapping[str, str]) -> None:
+        self._proxy, self._headers = proxy, headers
+
+    def __call__(self, asked: Mapping[str, Any]) -> _Answer:
+        status, raw = self._proxy.forward(self._headers, json.dumps(asked).encode())
+        return status, json.loads(raw) if raw else {}
+
+
+def _refusal(code: str, message: str) -> _Answer:
+    return 400, {"__type": code, "message": message}
+
+
+def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 30.0
+
+        def do_POST(self) -> None:
+            raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in (*_DROPPED, "host")}
+            operation = self.headers.get("X-Amz-Target", "").removeprefix(_PREFIX)
+            try:
+                status, body = proxy.answer(operation, json.loads(raw or b"{}"), _Send(proxy, headers))
+            except _Cut:
+                self.close_connection = True
+                return
+            answer = json.dumps(body).encode()
+            with contextlib.suppress(ConnectionError):
+                self.send_response(status)
+                self.send_header("Content-Type", "application/x-amz-json-1.1")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    return Handler
