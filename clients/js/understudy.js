@@ -1888,6 +1888,46 @@ class Holds {
   }
 }
 
+/**
+ * Which page of a browser keeps a question waiting at the gateway: one, and one that is looked at. Over HTTP/1.1 a browser
+ * has six connections for a host, and questions that wait in many pages would leave none to send with.
+ */
+class Watch {
+  /** @param {{locks: Locks | null, name: string, isPage: boolean}} parts elsewhere than in a page anybody may wait */
+  constructor({ locks, name, isPage }) {
+    this._locks = locks;
+    this._name = name;
+    this._isPage = isPage;
+    /** @type {(() => void) | null} */
+    this._letGo = null;
+  }
+
+  /** Whether it is this page from now on. */
+  async take() {
+    if (!this._isPage) return true;
+    if (globalThis.document?.visibilityState === "hidden") this.end();
+    else if (!this._letGo && this._locks) await this._request(this._locks);
+    return this._letGo !== null;
+  }
+
+  /** @param {Locks} locks @returns {Promise<void>} */
+  _request(locks) {
+    return new Promise((resolve) => {
+      const work = (/** @type {unknown} */ lock) => {
+        const held = lock === null ? null : new Promise((done) => (this._letGo = () => done(null)));
+        resolve();
+        return held;
+      };
+      locks.request(this._name, { ifAvailable: true }, work).catch(() => resolve());
+    });
+  }
+
+  end() {
+    this._letGo?.();
+    this._letGo = null;
+  }
+}
+
 /** A storage that lasts as long as the program. @returns {TextStorage} */
 function memoryStorage() {
   /** @type {Map<string, string>} */
@@ -2570,6 +2610,8 @@ function warn(topic, text) {
 // --- Bots ------------------------------------------------------------------------------------------------------------
 
 const [POLL_S, MAX_CANARY, MAX_SHELVED_POLICY] = [25, 0.5, 1024 * 1024];
+/** How often a page asks while another one of the same browser waits for news. */
+const GLANCE_MS = 10_000;
 const [AGAIN_FIRST_MS, AGAIN_CAP_MS] = [15_000, 600_000];
 /** @typedef {"champion" | "canary"} Alias */
 /**
@@ -2583,11 +2625,12 @@ const [AGAIN_FIRST_MS, AGAIN_CAP_MS] = [15_000, 600_000];
  */
 class Bots {
   /**
-   * @param {{link: Link, spec: Spec, clock: Clock, random: () => number, shelf: Shelf, trust: readonly string[]}}
-   *   parts
+   * @param {{link: Link, spec: Spec, clock: Clock, random: () => number, shelf: Shelf, trust: readonly string[], watch:
+   *   Watch}} parts
    */
-  constructor({ link, spec, clock, random, shelf, trust }) {
+  constructor({ link, spec, clock, random, shelf, trust, watch }) {
     this._link = link;
+    this._watch = watch;
     this._spec = spec;
     this._schema = schemaOf(spec);
     this._clock = clock;
@@ -2682,10 +2725,23 @@ class Bots {
     this._wake();
   }
 
+  /** Ask again, unless a failure is waited out: somebody looks at the page. */
+  look() {
+    if (this._backoff.leftMs <= 0) this._wake();
+  }
+
+  /** Ask no more. */
+  end() {
+    this.isClosed = true;
+    this._watch.end();
+    this._wake();
+  }
+
   /** Ask once, and take the news when they are good; how many milliseconds may pass before the next question. */
   async step() {
+    const mayWait = await this._watch.take();
     const nowMs = this._clock.monotonic();
-    let waitS = POLL_S;
+    let waitS = mayWait ? POLL_S : 0;
     if (nowMs >= this._againAtMs) [this._after, this._againAtMs] = [this._goodNumber, Infinity];
     else waitS = Math.min(waitS, Math.ceil((this._againAtMs - nowMs) / 1000));
     try {
@@ -2694,7 +2750,8 @@ class Bots {
       this.linkError = "";
       this._backoff.succeeded();
       // A gateway that does not wait is not asked without end.
-      return status === 204 ? Math.max(0, 1000 - (this._clock.monotonic() - nowMs)) : 0;
+      const pauseMs = mayWait ? 1000 : GLANCE_MS * (0.75 + this._random() / 2);
+      return status === 204 ? Math.max(0, pauseMs - (this._clock.monotonic() - nowMs)) : 0;
     } catch (error) {
       if (this.isClosed) return 0;
       const failed = error instanceof LinkFailed ? error : new LinkFailed("failed", String(error));
@@ -3202,7 +3259,7 @@ export class Game {
     this._free = [];
     /** @type {Promise<boolean> | null} */
     this._closing = null;
-    this._onHide = () => void (globalThis.document?.visibilityState === "hidden" && this._hurry());
+    this._onHide = () => (globalThis.document?.visibilityState === "hidden" ? this._hurry() : this._bots.look());
     globalThis.document?.addEventListener?.("visibilitychange", this._onHide);
     this._onOnline = () => {
       if (!this._sender.stopped) this._sender.retry();
@@ -3378,7 +3435,7 @@ export class Game {
    */
   close(timeoutS = 5) {
     this._closing ??= (async () => {
-      this._bots.isClosed = true;
+      this._bots.end();
       globalThis.document?.removeEventListener?.("visibilitychange", this._onHide);
       globalThis.window?.removeEventListener?.("online", this._onOnline);
       globalThis.window?.removeEventListener?.("pagehide", this._onGone);
@@ -3524,7 +3581,10 @@ export async function connect(name, how) {
   shelf.write("used", clock.now());
   sweep(kept, clock.now());
   // Pages that share the browser's storage share its locks; who shares another one is not known.
-  const locks = storage && storage === ownStorage() ? (globalThis.navigator?.locks ?? null) : null;
+  const pageLocks = globalThis.navigator?.locks ?? null;
+  const locks = storage && storage === ownStorage() ? pageLocks : null;
+  const isPage = "document" in globalThis || "WorkerGlobalScope" in globalThis;
+  const watch = new Watch({ locks: pageLocks, name: `understudy/watch/${link.address}`, isPage });
   const sender = new Sender({
     link,
     columns,
@@ -3536,7 +3596,7 @@ export async function connect(name, how) {
     shelf: storage && shelf,
     holds: storage && new Holds({ shelf, clock, locks, place }),
   });
-  const bots = new Bots({ link, spec, clock, random, shelf, trust });
+  const bots = new Bots({ link, spec, clock, random, shelf, trust, watch });
   try {
     await sender.register();
   } catch (error) {

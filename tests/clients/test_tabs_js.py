@@ -1,12 +1,14 @@
-"""Two tabs of a real browser: what one of them keeps is sent by the other only once it is gone."""
+"""Several tabs of a real browser: what one keeps is sent by another once it is gone, and none keeps others waiting."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.conftest import browser  # noqa: F401 (a fixture, for this module too)
+from tests.cli.platforms import wait_for
 from tests.serve.gateways import CART, running
 from understudy.core.chunk import chunk_of
 from understudy.core.frame import FrameKind
@@ -56,3 +58,56 @@ def test_a_tab_takes_up_what_another_left_and_only_when_it_is_gone(tmp_path: Pat
             tabs.close()
         sent = [frame for frame in gateway.streamed() if frame.kind is FrameKind.DATA]
     assert [chunk_of(frame).meta.n_steps for frame in sent] == [7]
+
+
+MANY = 8
+"""More than the six connections that a browser has for a host."""
+
+
+class Polls:
+    """Questions for news that wait at the gateway now, by tab."""
+
+    def __init__(self, tabs: list[Any]) -> None:
+        self.open: dict[Any, int] = {}
+        self.most = 0
+        for at, tab in enumerate(tabs):
+            tab.on("request", lambda request, at=at: self._begun(request, at))
+            tab.on("requestfinished", lambda request: self.open.pop(request, None))
+            tab.on("requestfailed", lambda request: self.open.pop(request, None))
+
+    def _begun(self, request: Any, at: int) -> None:
+        if "wait_s=" in request.url and not request.url.endswith("wait_s=0"):
+            self.open[request] = at
+            self.most = max(self.most, len(self.open))
+
+
+def test_many_tabs_send_at_once_and_all_get_a_new_bot_while_one_of_them_waits_for_it(tmp_path: Path, browser: Any):  # noqa: F811
+    with running(tmp_path) as gateway:
+        spec = gateway.register(CART)
+        context = browser.new_context()
+        try:
+            facts = [gateway.key("play", origins=(gateway.url,)), json.loads(spec.to_json())]
+            tabs = [context.new_page() for _ in range(MANY)]
+            polls = Polls(tabs)
+            for tab in tabs:
+                tab.goto(f"{gateway.url}/static/icon.svg")
+                tab.evaluate(CONNECT, facts)
+            for tab in tabs:
+                begun_s = time.monotonic()
+                assert tab.evaluate(PLAY.replace("flush(0.2)", "flush(8)")) == 0, "nothing waits any more"
+                assert time.monotonic() - begun_s < 8
+            (watching,) = polls.open.values()
+            gateway.release(spec, "categorical")
+            for tab in tabs:
+                tab.wait_for_function("() => game.bot === 'cart/1'", timeout=30_000)
+            # The page that waits is closed: another one takes its place.
+            tabs[watching].close()
+            rest = [tab for at, tab in enumerate(tabs) if at != watching]
+            wait_for(
+                lambda: rest[0].wait_for_timeout(100) is None and any(one != watching for one in polls.open.values())
+            )
+            assert polls.most <= 2
+        finally:
+            context.close()
+        sent = [frame for frame in gateway.streamed() if frame.kind is FrameKind.DATA]
+    assert sum(chunk_of(frame).meta.n_steps for frame in sent) == 7 * MANY
