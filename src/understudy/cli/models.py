@@ -1,4 +1,4 @@
-"""understudy models: list, show, add, promote, roll back and export models."""
+"""understudy models: list, show, add, promote, roll back, export and hand out models."""
 
 import time
 from pathlib import Path
@@ -12,7 +12,9 @@ from understudy.app.export import export
 from understudy.app.service.release import model_rows, release_run
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, count, data_option, examples, finish, json_option, size
+from understudy.core.errors import ConfigError
 from understudy.core.manifest import open_policy
+from understudy.models.cloud import CloudObjects
 
 
 @click.group(epilog=examples("understudy models list --data D", "understudy models rollback my-game --data D"))
@@ -154,6 +156,34 @@ def export_model(data_text: str | None, model: str, kind: Any, out: Path | None)
     )
     fields = {"model": done.manifest.name, "path": str(done.path), "bytes": done.size_bytes, "sha256": done.sha256}
     return finish(fields | {"policy_sha256": done.manifest.policy_sha256}, as_json=kind == "json")
+
+
+@models.command(
+    name="url",
+    epilog=examples(
+        "understudy models url rally/champion --data D", "understudy models url rally/3 --minutes 60 --data D --json"
+    ),
+)
+@click.argument("model")
+@click.option("--minutes", type=click.FloatRange(1, 7 * 24 * 60), default=15.0, show_default=True,
+              help="How long the address works.")  # fmt: skip
+@data_option
+@json_option
+def url_of_model(data_text: str | None, as_json: bool, model: str, minutes: float) -> int:
+    """Sign an address from which anybody may fetch a model's policy for a while; for models in S3 and other clouds.
+
+    MODEL is GAME/NUMBER, GAME/champion or GAME/canary. Whoever fetches it compares the SHA-256.
+    """
+    opened = deployment(data_text, must_exist=True)
+    if not isinstance(opened.objects, CloudObjects):
+        raise ConfigError("these models are in a folder, which has no addresses; give models.url, such as s3://BUCKET")
+    manifest = opened.registry.find(model)
+    address = opened.objects.signed_url(opened.registry.policy_object(manifest), for_s=minutes * 60)
+    fields = {"model": manifest.name, "url": address, "policy_sha256": manifest.policy_sha256}
+    if not as_json:
+        console().print(f"{address}\n{manifest.name}, for {minutes:g} minutes; SHA-256 {manifest.policy_sha256}",
+                        soft_wrap=True, markup=False)  # fmt: skip
+    return finish(fields, as_json=as_json)
 
 
 def _pointed(game: str, number: int, before: int, *, as_json: bool) -> int:

@@ -59,6 +59,10 @@ class Registry:
         manifest = self.manifest(game, model_no)
         return open_policy(manifest, self.policy_bytes(manifest))
 
+    def policy_object(self, manifest: Manifest) -> str:
+        """The name of the object that holds a model's policy."""
+        return _blob(manifest.policy_sha256)
+
     def policy_bytes(self, manifest: Manifest) -> bytes:
         """The bytes that lie where a model's should, not checked yet."""
         raw = self._objects.get(_blob(manifest.policy_sha256))
