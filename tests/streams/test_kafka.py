@@ -126,14 +126,14 @@ def test_a_position_of_another_stream_is_refused(text: str):
 # --- trouble --------------------------------------------------------------------------------------------------------
 
 
-def explained(name: str, text: str = "", *, of_call: bool = False) -> Exception:
+def explained(name: str, text: str = "", *, of_call: bool = False, at_start: bool = True) -> Exception:
     trouble = Trouble(KafkaConfig(credentials=Credentials("ada", "secret")))
     error = confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, name), text)
     if of_call:
-        return trouble.explained("reading", error)
+        return trouble.explained("reading", error, at_start=at_start)
     trouble.note(error)
     trouble.note(confluent_kafka.KafkaError(confluent_kafka.KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
-    return trouble.explained("reading")
+    return trouble.explained("reading", at_start=at_start)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,7 @@ def test_trouble_becomes_one_error_with_the_next_step(name: str, of_call: bool, 
     assert type(error) is kind
     assert wanted in str(error)
     assert "secret" not in str(error)
+    assert type(explained(name, "why", of_call=of_call, at_start=False)) is Unreachable, "later on it is tried again"
 
 
 def test_an_answer_ends_old_trouble():

@@ -39,7 +39,7 @@ def create_kafka(location: Location, *, partitions: int, replication: int = 1) -
         _answer(admin, future, trouble, doing="making a Kafka topic", timeout_s=config.open_timeout_s)
     except kafka.KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-            raise trouble.explained("making a Kafka topic", error.args[0]) from None
+            raise trouble.explained("making a Kafka topic", error.args[0], at_start=True) from None
         if (there := _describe(kafka, config, Trouble(config))[1]) != partitions:
             raise ConfigError(
                 f"topic {config.topic!r} is there, with {there} partitions instead of {partitions}; take another name"
@@ -126,7 +126,7 @@ def _answer(admin: Any, future: Any, trouble: Trouble, *, doing: str, timeout_s:
             admin.poll(0.0)
             if trouble.is_refusal:
                 break
-    raise trouble.explained(doing)
+    raise trouble.explained(doing, at_start=True)
 
 
 def _describe(kafka: Any, config: KafkaConfig, trouble: Trouble) -> tuple[str, int]:
@@ -138,7 +138,7 @@ def _describe(kafka: Any, config: KafkaConfig, trouble: Trouble) -> tuple[str, i
     try:
         found = _answer(admin, future, trouble, doing=doing, timeout_s=config.open_timeout_s)
     except kafka.KafkaException as error:
-        raise trouble.explained(doing, error.args[0]) from None
+        raise trouble.explained(doing, error.args[0], at_start=True) from None
     return str(found.topic_id).replace("+", "-").replace("/", "_"), len(found.partitions)
 
 
@@ -146,7 +146,7 @@ def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Boun
     """What the newest record of each partition says about how many there are; records of others say nothing."""
     wanted = {}
     for number in range(there):
-        first, end = bounds.ask(number, timeout_s=config.open_timeout_s)
+        first, end = bounds.ask(number, timeout_s=config.open_timeout_s, at_start=True)
         if end > first:
             wanted[number] = kafka.TopicPartition(config.topic, number, end - 1)
     spreads: set[int] = set()
@@ -163,6 +163,6 @@ def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Boun
                 spreads |= {int(value) for name, value in message.headers() or () if name == SPREAD}
             if not wanted:
                 return spreads
-        raise trouble.explained("opening a Kafka stream")
+        raise trouble.explained("opening a Kafka stream", at_start=True)
     finally:
         consumer.close()

@@ -20,7 +20,7 @@ class Bounds:
         self._lock = threading.Lock()
         self._consumer: Any = None
 
-    def ask(self, number: int, *, timeout_s: float) -> tuple[int, int]:
+    def ask(self, number: int, *, timeout_s: float, at_start: bool = False) -> tuple[int, int]:
         """First offset and end of a partition; Unreachable when its leader says nothing in time."""
         consumer, partition = self._client(), self._kafka.TopicPartition(self._config.topic, number)
         give_up_s = time.monotonic() + timeout_s
@@ -34,7 +34,7 @@ class Bounds:
                 consumer.poll(0.0)  # it tells what troubles it only while it is polled
                 # A leader that moves, or a topic that not every broker has heard of yet, comes right by itself.
                 if left_s < 2 * _AGAIN_S or error.args[0].name().endswith("_AUTHORIZATION_FAILED"):
-                    raise self._trouble.explained("reading", error.args[0]) from None
+                    raise self._trouble.explained("reading", error.args[0], at_start=at_start) from None
                 time.sleep(_AGAIN_S)
 
     def _client(self) -> Any:

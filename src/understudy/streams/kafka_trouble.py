@@ -44,32 +44,35 @@ class Trouble:
         """Whether a broker answered that we may not come in: waiting longer helps nobody."""
         return self._name == "_AUTHENTICATION"
 
-    def explained(self, doing: str, error: Any = None) -> UnderstudyError:
-        """The error to raise, or to show, when something did not work; `error` is what the call itself said."""
+    def explained(self, doing: str, error: Any = None, *, at_start: bool = False) -> UnderstudyError:
+        """The error to raise, or to show, when something did not work; `error` is what the call itself said.
+
+        ConfigError at the start, where whoever gave the address is still there to mend it. Later on everything may
+        come right by itself, also a broker that has just started and knows neither users nor topics yet.
+        """
         config, topic = self._config, self._config.topic
         with self._lock:
             name, detail = self._name, self._detail
         code = "" if error is None else error.name()
-        if code in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"):
-            return ConfigError(
+        lasting = ConfigError if at_start else Unreachable
+        if code == "UNKNOWN_TOPIC_OR_PART":
+            return lasting(
                 f"{doing}: there is no topic {topic!r} at {config.where}; make it with the partitions you want for "
                 f"good (kafka-topics.sh --create --topic {topic} --partitions 4 ...), or mend the address"
             )
-        if code in ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
-            return ConfigError(
+        if code.endswith("_AUTHORIZATION_FAILED"):
+            return lasting(
                 f"{doing}: {self._user()} may not do that at {config.where} ({code}); it needs Describe, Read and "
                 f"Write on topic {topic!r} and Describe on group understudy-{topic}"
             )
         if code == "MSG_SIZE_TOO_LARGE":
-            return Unreachable(
-                f"{doing}: topic {topic!r} takes no records of 1 MB; set its max.message.bytes to 1048588"
-            )
+            return lasting(f"{doing}: topic {topic!r} takes no records of 1 MB; set its max.message.bytes to 1048588")
         if name == "_AUTHENTICATION":
-            return ConfigError(
+            return lasting(
                 f"{doing}: {config.where} refused {self._user()} ({detail}); check the credentials file and mechanism="
             )
         if name == "_SSL" or "SSL handshake" in detail:
-            return ConfigError(
+            return lasting(
                 f"{doing}: TLS with {config.where} failed ({detail}); check that this listener speaks TLS, that ca= "
                 "names the authority of its certificate, and that the certificate names this host"
             )
