@@ -6,8 +6,6 @@ few times a second and stops when its standard input closes, so that it never ou
 
 import json
 import sys
-import threading
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,16 +15,15 @@ import numpy as np
 from understudy.act.vector import make_env
 from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.crowd.match import Match
+from understudy.app.crowd.pace import rounds
 from understudy.app.crowd.solo import Solo
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import python_module, report, stop_with_parent
-from understudy.client.connect import Game, connect
+from understudy.client.connect import connect
 from understudy.client.http import HttpLink
 from understudy.client.place import Address
 from understudy.core.game import spec_from_gymnasium
 from understudy.games.rally import GAME_ID as RALLY
-
-_REPORT_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,35 +67,23 @@ def main(settings: PeopleSettings) -> None:
         else Solo(game, name, settings.env_id, rng)
         for at, (name, rng) in enumerate(zip(settings.names, chances, strict=True))
     ]  # fmt: skip
-    recorded = _play(people, settings, stop, game, link)
-    flushed = game.close(timeout_s=20.0)
-    _report(recorded, people, game, link, flushed=flushed, has_ended=True)
+    rows = sum(person.rows_per_step for person in people)
 
-
-def _play(people: list[Person], settings: PeopleSettings, stop: threading.Event, game: Game, link: LedgerLink) -> int:
-    began_s = report_s = time.monotonic()
-    recorded = 0
-    while not stop.is_set():
-        now_s = time.monotonic()
-        if now_s >= report_s:
-            report_s = now_s + _REPORT_EVERY_S
-            _report(recorded, people, game, link)
-        if recorded > (now_s - began_s) * settings.rate * sum(person.rows_per_step for person in people):
-            stop.wait(min(0.5 / settings.rate, 0.05))
-            continue
+    def play() -> None:
         for person in people:
             person.step()
-        recorded += sum(person.rows_per_step for person in people)
-    return recorded
 
+    def tell(played: int) -> None:
+        stats = game.stats()
+        report({
+            "recorded": played * rows, "acked": link.acked_steps, "dropped": stats.dropped_steps, "bot": stats.bot,
+            "last_error": stats.last_error, "last_bot_error": stats.last_bot_error, "refused_bots": stats.refused_bots,
+            "points": [person.points for person in people], "view": people[0].view(),
+        })  # fmt: skip
 
-def _report(recorded: int, people: list[Person], game: Game, link: LedgerLink, **more: Any) -> None:
-    stats = game.stats()
-    report({
-        "recorded": recorded, "acked": link.acked_steps, "dropped": stats.dropped_steps, "bot": stats.bot,
-        "last_error": stats.last_error, "last_bot_error": stats.last_bot_error, "refused_bots": stats.refused_bots,
-        "points": [person.points for person in people], "view": people[0].view(), **more,
-    })  # fmt: skip
+    played = rounds(play, tell, stop=stop, rate=settings.rate)
+    game.close(timeout_s=20.0)
+    tell(played)
 
 
 def command(settings: PeopleSettings) -> list[str]:

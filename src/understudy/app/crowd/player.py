@@ -6,8 +6,6 @@ few times a second and stops when its standard input closes, so that it never ou
 
 import json
 import sys
-import threading
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,13 @@ import numpy as np
 
 from understudy.act.vector import make_env
 from understudy.app.crowd.ledger import LedgerLink
+from understudy.app.crowd.pace import rounds
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import python_module, report, stop_with_parent
 from understudy.client.connect import connect, local_link
 from understudy.client.recorder import Recorder
 from understudy.core.clock import SystemClock
 from understudy.core.game import spec_from_gymnasium
-
-_REPORT_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,36 +72,18 @@ def main(settings: PlayerSettings) -> None:
         _Seat(env, game.recorder(player), settings.seed + 7919 * at)
         for at, (env, player) in enumerate(zip(envs, settings.players, strict=True))
     ]
-    recorded = _play(seats, settings, stop, link)
-    flushed = game.close(timeout_s=10.0)
-    stats = game.stats()
-    _report(recorded, link, flushed=flushed, dropped=stats.dropped_steps, done=True)
 
-
-def _play(seats: list[_Seat], settings: PlayerSettings, stop: threading.Event, link: LedgerLink) -> int:
-    began_s = report_s = time.monotonic()
-    recorded = 0
-    while not stop.is_set():
-        now_s = time.monotonic()
-        if now_s - began_s >= settings.seconds:
-            break
-        if now_s >= report_s:
-            report_s = now_s + _REPORT_EVERY_S
-            _report(recorded, link)
-        if settings.rate and recorded > (now_s - began_s) * settings.rate * len(seats):
-            stop.wait(min(0.5 / settings.rate, 0.05))
-            continue
+    def play() -> None:
         for seat in seats:
             seat.step()
-        recorded += len(seats)
-    return recorded
 
+    def tell(played: int, **more: Any) -> None:
+        report({"recorded": played * len(seats), "acked": link.acked_steps, **more})
 
-def _report(recorded: int, link: LedgerLink, **more: Any) -> None:
-    fields = {"recorded": recorded, "acked": link.acked_steps, **more}
-    if more:
-        fields["latencies_ms"] = np.round(np.asarray(link.latencies_s) * 1000, 3).tolist()
-    report(fields)
+    played = rounds(play, tell, stop=stop, rate=settings.rate, seconds=settings.seconds)
+    game.close(timeout_s=10.0)
+    latencies_ms = np.round(np.asarray(link.latencies_s) * 1000, 3).tolist()
+    tell(played, done=True, dropped=game.stats().dropped_steps, latencies_ms=latencies_ms)
 
 
 def command(settings: PlayerSettings) -> list[str]:
