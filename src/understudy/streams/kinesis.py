@@ -40,6 +40,7 @@ class KinesisStream:
     def __init__(self, api: KinesisApi) -> None:
         self._api, self._config, self._clock, self._closed = api, api.config, api.clock, api.closed
         created_s = _wait_until_active(api)
+        api.is_starting = False
         self._prefix = f"{api.config.stream}@{created_s}"
         self._shards = ShardList(api)
         self._readers: dict[str, ShardReader] = {}
@@ -99,8 +100,6 @@ class KinesisStream:
             failures = [self._failure(one) for one in answer["Records"]]
         except CallFailed as error:
             failures = [error] * len(records)
-        except ConfigError as error:
-            failures = [CallFailed("NoCredentials", str(error), retry_helps=False)] * len(records)
         if len(failures) != len(records):
             failures = [CallFailed("Unreachable", "the answer does not name every record")] * len(records)
         parts = iter(failures)

@@ -33,18 +33,28 @@ class CallFailed(Exception):
         self.is_throttle = code in _THROTTLES
         self.retry_helps = self.is_throttle or code in _ANOTHER_TIME if retry_helps is None else retry_helps
 
-    def for_people(self, config: KinesisConfig) -> UnderstudyError:
-        """What to raise: whose fault it is, and the next step."""
+    def for_people(self, config: KinesisConfig, *, at_start: bool = False) -> UnderstudyError:
+        """What to raise: whose fault it is, and the next step.
+
+        ConfigError at the start only, where whoever gave the address is there to mend it; later on a stream or a right
+        may come back, and what was acknowledged is safe.
+        """
         what = f"Kinesis stream {config.stream!r} at {config.place}"
+        lasting = ConfigError if at_start else Unreachable
         if self.code == "ResourceNotFoundException":
-            return ConfigError(
+            return lasting(
                 f"{what} does not exist; create it (`aws kinesis create-stream --stream-name {config.stream}`), or "
                 "correct the stream or region of the address"
             )
         if self.code in _NO_ACCESS:
-            return ConfigError(
+            return lasting(
                 f"{what} refused these credentials ({self.code}: {self.detail}); docs/kinesis.md lists the permissions "
                 "that are needed; check AWS_PROFILE, AWS_ACCESS_KEY_ID or the role of this machine"
+            )
+        if self.code == "NoCredentials":
+            return lasting(
+                f"no AWS credentials for {what}: {self.detail}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                "AWS_SHARED_CREDENTIALS_FILE, or give ?profile=NAME or ?credentials=FILE"
             )
         if self.code == "Unreachable":
             return Unreachable(f"{what} cannot be reached: {self.detail}; start it, or correct endpoint= and region=")
@@ -65,10 +75,18 @@ class KinesisApi:
         self._client = client
         self.config, self.clock, self.rng = config, clock, rng
         self.closed = Event()
+        self.is_starting = True
 
     def call(self, operation: str, **fields: Any) -> Mapping[str, Any]:
-        """One try; CallFailed when it came to nothing, ConfigError when there are no credentials."""
-        from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, NoCredentialsError
+        """One try; CallFailed when it came to nothing."""
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            CredentialRetrievalError,
+            NoCredentialsError,
+            PartialCredentialsError,
+        )
+        from botocore.exceptions import ConnectionError as NoConnection
         from botocore.exceptions import HTTPClientError as NoAnswer
 
         try:
@@ -79,12 +97,9 @@ class KinesisApi:
             code, status = str(told.get("Code", "")), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             is_broken = isinstance(status, int) and status >= 500
             raise CallFailed(code, str(told.get("Message", "")), retry_helps=True if is_broken else None) from error
-        except (NoCredentialsError, CredentialRetrievalError) as error:
-            raise ConfigError(
-                f"no AWS credentials for Kinesis stream {self.config.stream!r}: {error}; set AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY, or AWS_SHARED_CREDENTIALS_FILE, or give ?profile=NAME"
-            ) from None
-        except NoAnswer as error:
+        except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
+            raise CallFailed("NoCredentials", str(error)) from error
+        except (NoAnswer, NoConnection) as error:
             raise CallFailed("Unreachable", str(error)) from error
         except BotoCoreError as error:
             raise CallFailed(type(error).__name__, str(error)) from error
@@ -101,7 +116,7 @@ class KinesisApi:
                 return attempt()
             except CallFailed as error:
                 if not error.retry_helps or self.clock.monotonic() >= give_up_s or self.closed.is_set():
-                    raise error.for_people(self.config) from error
+                    raise error.for_people(self.config, at_start=self.is_starting) from error
                 self.clock.wait(self.closed, pause_s(number, self.rng))
         raise AssertionError("unreachable")
 

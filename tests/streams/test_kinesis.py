@@ -1,0 +1,422 @@
+"""The Kinesis stream against its published limits: pace, sizes, partial failures, trimmed places."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+pytest.importorskip("boto3", reason="the extra aws is not installed")
+
+from botocore.exceptions import EndpointConnectionError
+
+from tests.streams.memory_kinesis import MemoryKinesis, refusal
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import ConfigError, PositionGone, Unreachable
+from understudy.core.frame import MAX_BODY_BYTES, Frame, decode_frame
+from understudy.core.ports import Position, Read, Stream
+from understudy.streams.kinesis import KinesisStream
+from understudy.streams.kinesis_api import KinesisApi
+from understudy.streams.kinesis_config import KinesisConfig
+from understudy.testing.clock import START_S, ManualClock
+from understudy.testing.streams import StreamContract, read_all, sample_frames
+
+
+class Table:
+    """A stream over a Kinesis in memory, on a clock that stands still unless another is given."""
+
+    def __init__(self, *, shards: int = 1, page: int = 100, clock: Clock | None = None) -> None:
+        self.still = ManualClock()
+        self.clock: Clock = clock or self.still
+        self.kinesis = MemoryKinesis(self.clock, shards=shards, page=page)
+        self.stream = self.open()
+
+    def open(self) -> KinesisStream:
+        config = KinesisConfig(stream="play", region="eu-west-1", poll_s=0.2 if self.clock is self.still else 0.01)
+        return KinesisStream(KinesisApi(self.kinesis, config, clock=self.clock, rng=random.Random(3)))
+
+    @property
+    def only(self) -> str:
+        (partition,) = self.stream.partitions()
+        return partition.id
+
+    def read(self, after: Position | None = None, *, wait_s: float = 0.0, max_bytes: int = 1 << 20) -> Read:
+        return self.stream.read(self.only, after, max_bytes=max_bytes, wait_s=wait_s)
+
+
+def raws(read: Read) -> list[bytes]:
+    return [record.raw for record in read.records]
+
+
+class TestKinesisInMemory(StreamContract):
+    def make(self) -> Stream:
+        self.table = Table(shards=2, clock=SystemClock())
+        return self.table.stream
+
+    def reopen(self, stream: Stream) -> Stream:
+        return self.table.open()
+
+    def end(self, stream: Stream) -> Stream:
+        for shard in list(self.table.kinesis.shards):
+            self.table.kinesis.split(shard)
+        return self.table.open()
+
+    def trim(self, stream: Stream, partition: str) -> Stream:
+        del self.table.kinesis.records[partition.rpartition("/")[2]][:-2]
+        return self.table.open()
+
+
+# --- append -----------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_records_that_failed_are_sent_again_and_as_the_same_bytes():
+    table, frames = Table(), sample_frames(6)
+    table.kinesis.fail_records = [{1, 4}, {0}]
+    assert all(outcome.durable for outcome in table.stream.append(frames))
+    assert table.kinesis.puts == [6, 2, 1]
+    assert Counter(raws(table.read())) == Counter(frame.encode() for frame in frames)
+
+
+def test_a_record_that_is_never_taken_is_told_alone_and_after_a_bounded_time():
+    table, frames = Table(), sample_frames(3)
+    table.kinesis.fail_records = [{1}] + [{0}] * 10_000
+    outcomes = table.stream.append(frames)
+    assert [outcome.durable for outcome in outcomes] == [True, False, True]
+    assert "InternalFailure" in (outcomes[1].error or "")
+    assert outcomes[1].retry_after_s > 0
+    assert table.clock.monotonic() - START_S <= 3.0
+    assert len(table.kinesis.puts) < 30
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        refusal("ProvisionedThroughputExceededException"),
+        refusal("ThrottlingException"),
+        refusal("Anything", status=500),
+        EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
+    ],
+)
+def test_a_call_that_came_to_nothing_is_tried_again(error: Exception):
+    table, frames = Table(), sample_frames(3)
+    table.kinesis.trouble["put_records"] = [error, error]
+    assert all(outcome.durable for outcome in table.stream.append(frames))
+    assert table.kinesis.calls["put_records"] == 3
+
+
+@pytest.mark.parametrize("code", ["AccessDeniedException", "ResourceNotFoundException", "ExpiredTokenException"])
+def test_what_a_retry_does_not_mend_is_told_at_once_and_the_sender_keeps_its_frames(code: str):
+    table, frames = Table(), sample_frames(3)
+    table.kinesis.trouble["put_records"] = [refusal(code)]
+    outcomes = table.stream.append(frames)
+    assert not any(outcome.durable for outcome in outcomes)
+    assert all(outcome.retry_after_s > 0 and "play" in (outcome.error or "") for outcome in outcomes)
+    assert table.kinesis.calls["put_records"] == 1
+    assert all(outcome.durable for outcome in table.stream.append(frames))
+
+
+def test_a_call_carries_at_most_500_records():
+    table = Table()
+    frame = sample_frames(1)[0]
+    assert all(outcome.durable for outcome in table.stream.append([frame] * 1201))
+    assert table.kinesis.puts == [500, 500, 201]
+
+
+def test_a_call_carries_at_most_5_mib():
+    table = Table()
+    large = replace(sample_frames(1)[0], body=bytes(MAX_BODY_BYTES))
+    assert all(outcome.durable for outcome in table.stream.append([large] * 25))
+    assert table.kinesis.puts == [9, 9, 7]
+
+
+def test_an_answer_that_does_not_name_every_record_promises_nothing(monkeypatch):
+    table, frames = Table(), sample_frames(3)
+    monkeypatch.setattr(table.kinesis, "put_records", lambda **_: {"FailedRecordCount": 0, "Records": []})
+    assert not any(outcome.durable for outcome in table.stream.append(frames))
+
+
+def test_sessions_spread_evenly_over_shards():
+    shards, sessions = 16, 4000
+    table = Table(shards=shards)
+    frame, rng = sample_frames(1)[0], random.Random(1)
+    frames = [replace(frame, session=UUID(int=(1 << 76) * 7 + rng.getrandbits(62))) for _ in range(sessions)]
+    table.stream.append(frames)
+    counts = [len(records) for records in table.kinesis.records.values()]
+    expected = sessions / shards
+    chi_square = sum((count - expected) ** 2 / expected for count in counts)
+    assert chi_square < 37.7, f"{counts}: 99.9 % of fair spreads over {shards} shards are below"
+
+
+def test_a_session_stays_on_one_shard():
+    table, frames = Table(shards=8), sample_frames(20)
+    table.stream.append(frames)
+    assert sorted(len(records) for records in table.kinesis.records.values())[-2:] == [0, 20]
+
+
+# --- read -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_shard_is_read_five_times_a_second_and_no_more():
+    table = Table(shards=3)
+    for _ in range(40):
+        for partition in table.stream.partitions():
+            table.stream.read(partition.id, None, max_bytes=1 << 20, wait_s=0.0)
+    assert table.kinesis.early == []
+    # All shards become due together: three of them cost no more time than one.
+    assert table.clock.monotonic() - START_S == pytest.approx(39 * 0.2)
+
+
+def test_a_read_that_waits_keeps_to_the_pace_too():
+    table = Table()
+    assert table.read(wait_s=10.0).records == []
+    assert 10.0 <= table.clock.monotonic() - START_S <= 10.2
+    assert table.kinesis.calls["get_records"] in (50, 51)
+    assert table.kinesis.early == []
+
+
+def test_positions_that_follow_one_another_need_one_iterator():
+    table = Table()
+    position: Position | None = None
+    for frame in sample_frames(10):
+        table.stream.append([frame])
+        read = table.read(position)
+        assert raws(read) == [frame.encode()]
+        position = read.next
+    assert table.kinesis.calls["get_shard_iterator"] == 1
+
+
+def test_what_one_answer_brought_is_handed_out_without_another_call():
+    table, frames = Table(), sample_frames(9)
+    table.stream.append(frames)
+    position: Position | None = None
+    for frame in frames:
+        read = table.read(position, max_bytes=1)
+        assert raws(read) == [frame.encode()]
+        position = read.next
+    assert table.kinesis.calls["get_records"] == 1
+
+
+def test_a_throttled_read_waits_and_goes_on():
+    table, frames = Table(), sample_frames(3)
+    table.stream.append(frames)
+    table.kinesis.trouble["get_records"] = [refusal("ProvisionedThroughputExceededException")] * 4
+    assert len(table.read().records) == 3
+
+
+def test_a_shard_that_others_read_empty_for_long_is_no_error():
+    table = Table()
+    table.stream.append(sample_frames(1))
+    table.kinesis.trouble["get_records"] = [refusal("ProvisionedThroughputExceededException")] * 10_000
+    assert table.read().records == []
+    table.kinesis.trouble.clear()
+    assert len(table.read().records) == 1
+
+
+def test_an_iterator_that_expired_is_renewed_where_it_stood():
+    table, frames = Table(), sample_frames(4)
+    table.stream.append(frames[:2])
+    read = table.read()
+    table.still.advance(600.0)
+    table.stream.append(frames[2:])
+    assert raws(table.read(read.next)) == [frame.encode() for frame in frames[2:]]
+    assert table.kinesis.calls["get_shard_iterator"] == 2
+
+
+def test_a_server_that_is_away_for_a_while_costs_time_only():
+    table, frames = Table(), sample_frames(4)
+    table.stream.append(frames)
+    table.kinesis.trouble["get_records"] = [EndpointConnectionError(endpoint_url="http://127.0.0.1:1")] * 3
+    assert len(table.read().records) == 4
+
+
+def test_a_server_that_stays_away_is_told_in_one_line_and_reading_goes_on_when_it_is_back():
+    table, frames = Table(), sample_frames(4)
+    table.stream.append(frames)
+    position = table.read(max_bytes=1).next
+    table = _reopened(table)
+    table.kinesis.trouble["get_shard_iterator"] = [EndpointConnectionError(endpoint_url="http://127.0.0.1:1")] * 10_000
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        table.read(position)
+    table.kinesis.trouble.clear()
+    assert raws(table.read(position)) == [frame.encode() for frame in frames[1:]]
+
+
+def _reopened(table: Table) -> Table:
+    table.stream.close()
+    table.stream = table.open()
+    return table
+
+
+def test_records_carry_the_time_of_their_arrival():
+    table = Table()
+    table.stream.append(sample_frames(1))
+    assert table.read().records[0].time_s == START_S
+
+
+def test_a_record_of_the_kpl_comes_as_one_record_that_no_check_passes():
+    table, frames = Table(), sample_frames(2)
+    table.stream.append(frames[:1])
+    table.kinesis.put_records(
+        StreamName="play", Records=[{"PartitionKey": "a", "Data": b"\xf3\x89\x9a\xc2" + bytes(90)}]
+    )
+    table.stream.append(frames[1:])
+    first, aggregated, second = raws(table.read())
+    assert [decode_frame(raw) for raw in (first, second)] == frames
+    with pytest.raises(Exception, match="bad_magic"):
+        decode_frame(aggregated)
+
+
+# --- places that are gone ---------------------------------------------------------------------------------------------
+
+
+def test_a_trimmed_place_is_noticed_though_kinesis_says_nothing():
+    table, frames = Table(), sample_frames(5)
+    table.stream.append(frames)
+    first = table.read(max_bytes=1).next
+    del table.kinesis.records["shardId-000000000000"][:3]
+    table = _reopened(table)
+    with pytest.raises(PositionGone) as told:
+        table.read(first)
+    assert (told.value.position, told.value.earliest) == (first, None)
+    assert raws(table.read(None)) == [frame.encode() for frame in frames[3:]]
+
+
+def test_a_trimmed_place_with_nothing_behind_it_is_told_after_a_restart_since_nobody_knows():
+    table = Table()
+    table.stream.append(sample_frames(2))
+    last = table.read().next
+    table.kinesis.records["shardId-000000000000"].clear()
+    table = _reopened(table)
+    with pytest.raises(PositionGone):
+        table.read(last)
+
+
+def test_a_reader_that_was_at_the_tip_has_missed_nothing_whatever_was_trimmed():
+    table, frames = Table(), sample_frames(3)
+    table.stream.append(frames[:2])
+    last = table.read().next
+    assert table.read(last).records == []
+    table.still.advance(20 * 3600.0)
+    table.kinesis.records["shardId-000000000000"].clear()
+    table.stream.append(frames[2:])
+    assert raws(table.read(last)) == [frames[2].encode()]
+
+
+@pytest.mark.parametrize("code", ["InvalidArgumentException", "ResourceNotFoundException"])
+def test_a_place_that_the_server_refuses_is_gone(code: str):
+    table, frames = Table(), sample_frames(2)
+    table.stream.append(frames)
+    first = table.read(max_bytes=1).next
+    table = _reopened(table)
+    table.kinesis.trouble["get_shard_iterator"] = [refusal(code)]
+    with pytest.raises(PositionGone):
+        table.read(first)
+
+
+def test_a_position_of_another_kind_of_stream_is_refused():
+    with pytest.raises(ConfigError, match="no position of a Kinesis stream"):
+        Table().read(Position("1:2:3"))
+
+
+def test_a_partition_of_another_stream_is_refused():
+    with pytest.raises(ConfigError, match="begin with play@1700000000/"):
+        Table().stream.read("other@1/shardId-000000000000", None, max_bytes=1, wait_s=0.0)
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+def test_shards_come_in_pages_parents_first_and_always_the_same():
+    table = Table(shards=4, page=3)
+    for shard in list(table.kinesis.shards):
+        table.kinesis.split(shard)
+    table.kinesis.merge("shardId-000000000005", "shardId-000000000006")
+    stream = table.open()
+    found = stream.partitions()
+    names = [one.id.rpartition("/")[2] for one in found]
+    assert sorted(names) == [f"shardId-{number:012d}" for number in range(13)]
+    assert found == table.open().partitions()
+    for number, one in enumerate(found):
+        assert all([other.id for other in found].index(parent) < number for parent in one.parents)
+    assert [parent[-2:] for parent in found[-1].parents] == ["05", "06"]
+
+
+def test_parents_past_retention_are_left_out():
+    table = Table()
+    table.kinesis.split("shardId-000000000000")
+    table.kinesis.forget("shardId-000000000000")
+    assert [one.parents for one in table.open().partitions()] == [(), ()]
+
+
+def test_the_list_of_shards_is_kept_and_renewed_by_an_end_or_an_unknown_shard():
+    table, frames = Table(), sample_frames(2)
+    for _ in range(50):
+        table.only  # noqa: B018
+    assert table.kinesis.calls["list_shards"] == 1
+    table.stream.append(frames[:1])
+    table.kinesis.split("shardId-000000000000")
+    table.stream.append(frames[1:])
+    assert len(table.stream.partitions()) == 3, "a shard took a record that was not in the list"
+    table.kinesis.split("shardId-000000000001")
+    assert len(table.stream.partitions()) == 3
+    parent = table.stream.partitions()[1].id
+    while not table.stream.read(parent, None, max_bytes=1 << 20, wait_s=0.0).ended:
+        pass
+    assert len(table.stream.partitions()) == 5, "a shard ended"
+
+
+def test_a_reshard_in_the_middle_shows_every_record_once():
+    table, frames = Table(shards=2), sample_frames(30)
+    other = sample_frames(30, seed=9)
+    table.stream.append([*frames[:10], *other[:10]])
+    table.kinesis.split("shardId-000000000000")
+    table.stream.append([*frames[10:20], *other[10:20]])
+    table.kinesis.merge("shardId-000000000003", "shardId-000000000001")
+    table.stream.append([*frames[20:], *other[20:]])
+    found = read_all(table.open())
+    assert Counter(one.raw for records in found.values() for one in records) == Counter(
+        frame.encode() for frame in [*frames, *other]
+    )
+    assert _order(found, frames[0]) == list(range(30))
+
+
+def _order(found: dict[str, Any], frame: Frame) -> list[int]:
+    decoded = [decode_frame(one.raw) for records in found.values() for one in records]
+    return [one.chunk_no for one in decoded if one.session == frame.session]
+
+
+def test_a_shard_that_went_past_retention_has_ended():
+    table = Table()
+    table.stream.append(sample_frames(2))
+    table.kinesis.split("shardId-000000000000")
+    stream = table.open()
+    parent = stream.partitions()[0].id
+    table.kinesis.forget("shardId-000000000000")
+    assert stream.read(parent, None, max_bytes=1, wait_s=0.0).ended
+
+
+# --- start and end ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (refusal("ResourceNotFoundException"), ConfigError, "does not exist; create it"),
+        (refusal("UnrecognizedClientException"), ConfigError, "refused these credentials"),
+        (refusal("AccessDeniedException"), ConfigError, "docs/kinesis.md"),
+        (EndpointConnectionError(endpoint_url="http://127.0.0.1:1"), Unreachable, "cannot be reached"),
+    ],
+)
+def test_a_stream_that_cannot_be_opened_says_why_and_what_to_do(error: Exception, kind: type[Exception], words: str):
+    table = Table()
+    table.kinesis.trouble["describe_stream_summary"] = [error] * 10_000
+    with pytest.raises(kind, match=words):
+        table.open()
+
+
+def test_close_lets_go_of_the_connections():
+    table = Table()
+    table.stream.close()
+    assert table.kinesis.calls["close"] == 1
