@@ -35,8 +35,8 @@ class Desk:
             f"&credentials={self.server.credentials_file}{more}"
         )
 
-    def open(self, **options: float) -> KinesisStream:
-        return open_kinesis(self.location(url=self.url, **options))
+    def open(self, *, url: str = "", **options: float) -> KinesisStream:
+        return open_kinesis(self.location(url=url, **options))
 
     def open_shards(self) -> list[dict[str, Any]]:
         """Those that take records, by the range of keys they hold."""

@@ -59,11 +59,13 @@ class FaultProxy:
         self.calls: Counter[str] = Counter()
         self.hidden: set[str] = set()
         """Sequence numbers that were trimmed: nobody sees their records, their place is the oldest that is left."""
+        self.only_key = ""
+        """The one access key that may call; empty: anybody, as local servers do."""
         self._upstream = urlsplit(upstream)
         # One chance each: which calls a fault hits does not hang on what the others did.
         self._chances = {one.name: random.Random(f"{seed} {one.name}") for one in fields(Rates)}
         self._lock = threading.Lock()
-        self._pause = threading.Event()
+        self._closed = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -77,7 +79,10 @@ class FaultProxy:
         self.close()
 
     def close(self) -> None:
-        self._pause.set()
+        """Take no call any more, also on connections that are open; a second time does nothing."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
         self._server.shutdown()
         self._thread.join(10.0)
         self._server.server_close()
@@ -98,10 +103,12 @@ class FaultProxy:
 
     def answer(self, operation: str, asked: dict[str, Any], send: "_Send") -> "_Answer":
         """What the client gets for a call; _Cut when it gets nothing."""
+        if self._closed.is_set():
+            raise _Cut
         with self._lock:
             self.calls[operation] += 1
         if self._hits("delay"):
-            self._pause.wait(DELAY_S)
+            self._closed.wait(DELAY_S)
         if operation in ("PutRecords", "GetRecords") and self._hits("throttle"):
             return _refusal("ProvisionedThroughputExceededException", "Rate exceeded for a shard (by the fault proxy).")
         match operation:
@@ -189,7 +196,12 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             headers = {name: value for name, value in self.headers.items() if name.lower() not in (*_DROPPED, "host")}
             operation = self.headers.get("X-Amz-Target", "").removeprefix(_PREFIX)
             try:
-                status, body = proxy.answer(operation, json.loads(raw or b"{}"), _Send(proxy, headers))
+                if f"Credential={proxy.only_key}" in self.headers.get("Authorization", ""):
+                    status, body = proxy.answer(operation, json.loads(raw or b"{}"), _Send(proxy, headers))
+                else:
+                    status, body = _refusal(
+                        "UnrecognizedClientException", "The security token is invalid (by the proxy)."
+                    )
             except _Cut:
                 self.close_connection = True
                 return
