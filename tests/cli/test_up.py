@@ -12,15 +12,17 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.cli.platforms import Sender, Up, processes_of, wait_for
-from understudy.app.addresses import page_address
+from understudy.app.addresses import for_others, page_address
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.origins import resolve
+from understudy.app.play_web import answer_of, play_key
 from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, development_keys
 from understudy.app.stats import stats
 from understudy.app.status import status
@@ -43,9 +45,7 @@ def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lo
     data = tmp_path / "D"
     with Up(data, *ROLES) as up:
         assert set(up.ready) == {"url", "admin_key", "key", "pages"}
-        assert up.ready["pages"] == {
-            game: page_address(up.ready["url"], game, key=up.ready["key"]) for game in ("rally", "CartPole-v1")
-        }
+        assert up.ready["pages"] == {}, "no game with a page is registered here"
         sender = Sender(up.ready["url"], up.ready["key"])
         sender.register()
         with sender:
@@ -260,31 +260,37 @@ def test_where_others_can_reach_it_no_development_key_is_made(tmp_path: Path):
     assert open_deployment(DataFolder(tmp_path / "D")).keys.all() == []
 
 
-def said_when_ready(url: str, keys: DevelopmentKeys | None, *hosts: str) -> str:
-    """What `up` prints for people once a gateway listens at this address."""
+def said_when_ready(keys: DevelopmentKeys | None, **more: Any) -> str:
+    """What `up` prints for people."""
     written = io.StringIO()
-    _print_ready(Console(file=written, width=40), url, keys, hosts=hosts)
+    _print_ready(Console(file=written, width=40), "http://127.0.0.1:8600", keys, **{"pages": {}, **more})
     return written.getvalue()
 
 
-def test_the_play_page_of_each_game_is_said_where_the_key_is():
+def test_the_play_page_is_said_where_the_key_is():
     url, keys = "http://127.0.0.1:8600", DevelopmentKeys("uk_play", "uk_admin")
-    said = said_when_ready(url, keys)
-    for game in ("rally", "CartPole-v1"):
-        assert f" {page_address(url, game, key='uk_play')}\n" in said
+    address = page_address(url, "rally", key="uk_play")
+    said = said_when_ready(keys, pages={"rally": address})
+    assert f"play rally in a browser: {address}\n" in said
+    assert "play CartPole-v1 in a browser: 'understudy play CartPole-v1 --web' on this folder" in said
     assert said.index("/play#") < said.index(f"export UNDERSTUDY_URL={url}\n") < said.index(GAME)
     assert "other machines" not in said
 
 
-@pytest.mark.parametrize(
-    ("url", "near"), [("http://0.0.0.0:8600", "http://127.0.0.1:8600"), ("http://[::]:8600", "http://[::1]:8600")]
-)
-def test_where_it_listens_everywhere_an_address_that_opens_is_said(url: str, near: str):
-    said = said_when_ready(url, None)
-    assert said.startswith(f"ready at {near};")
+def test_what_other_machines_use_is_said_where_there_is_no_development_key():
+    others = for_others("http://0.0.0.0:8600", ())
+    said = said_when_ready(None, others=others)
+    assert said.startswith("ready at http://127.0.0.1:8600;")
     assert "other machines are refused until gateway.hosts has this machine's name\n" in said
-    assert "0.0.0.0" not in said
-    assert "other machines use http://play.example:8600\n" in said_when_ready(url, None, "play.example")
+    assert for_others("http://[::]:8600", ("play.example",)) == "other machines use http://play.example:8600"
+
+
+def test_a_game_with_a_page_is_played_with_the_development_key(tmp_path: Path):
+    play_key(open_deployment(DataFolder(tmp_path / "D")), "rally")
+    with Up(tmp_path / "D", "--role", "gateway") as up:
+        url, key = up.ready["url"], up.ready["key"]
+        assert up.ready["pages"] == {"rally": page_address(url, "rally", key=key)}
+        assert answer_of(url, "rally", key=key) == ""
 
 
 def test_a_program_gets_an_address_that_opens_also_where_it_listens_everywhere(tmp_path: Path):

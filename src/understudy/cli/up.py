@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.addresses import PAGES, for_others, openable, page_address
+from understudy.app.deployment import open_deployment
 from understudy.app.origins import resolve
 from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform
 from understudy.app.roles.supervise import Standing
@@ -98,26 +99,37 @@ class Asked:
 
 
 def _say_ready(platform: Platform, out: Console, *, json_ready: bool) -> None:
-    url, keys = platform.url, platform.keys
+    url, pages = platform.url, _pages(platform)
     if json_ready:
-        pages = {game: page_address(url, game, key=keys.key) for game in PAGES} if url and keys else {}
         fields = {**platform.ready_line(), "url": url and openable(url), "pages": pages}
         sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
     elif url is not None:
-        _print_ready(out, url, keys, hosts=platform.config.gateway.hosts)
+        others = for_others(url, platform.config.gateway.hosts)
+        _print_ready(out, openable(url), platform.keys, pages=pages, others=others)
 
 
-def _print_ready(out: Console, url: str, keys: DevelopmentKeys | None, *, hosts: Sequence[str]) -> None:
-    out.print(f"[bold]ready[/] at {openable(url)}; Ctrl-C stops it without losing anything", soft_wrap=True)
-    if others := for_others(url, hosts):
+def _pages(platform: Platform) -> dict[str, str]:
+    """Where games are played in a browser with the development key: those that are registered here and have a page."""
+    url, keys = platform.url, platform.keys
+    if url is None or keys is None:
+        return {}
+    games = open_deployment(platform.data, models=platform.config.models.url).registry.games()
+    return {game: page_address(url, game, key=keys.key) for game in PAGES if game in games}
+
+
+def _print_ready(
+    out: Console, url: str, keys: DevelopmentKeys | None, *, pages: Mapping[str, str], others: str = ""
+) -> None:
+    out.print(f"[bold]ready[/] at {url}; Ctrl-C stops it without losing anything", soft_wrap=True)
+    if others:
         out.print(escape(others), soft_wrap=True)
     if keys is None:
         out.print("next: understudy keys create --scopes play --game GAME", soft_wrap=True)
         return
-    out.print("\nplay in a browser:")
     for game in PAGES:
-        out.print(f"  {game:<12} {escape(page_address(url, game, key=keys.key))}", soft_wrap=True)
+        where = pages.get(game, f"'understudy play {game} --web' on this folder says where")
+        out.print(f"play {game} in a browser: {escape(where)}", soft_wrap=True)
     out.print(f"\nexport UNDERSTUDY_URL={url}\nexport UNDERSTUDY_KEY={keys.key}", soft_wrap=True)
     out.print(f"\n[dim]# the admin's key: {keys.admin_key}[/]", soft_wrap=True)
     out.print("[dim]# a game to start from; with the key above it registers itself:[/]")
