@@ -142,6 +142,8 @@ class Stored:
     """A frame in the order of arrival; `chunk` for data, None for drop reports and closes."""
 
     arrival_no: int
+    """Counts the items of a tail from its start, 1, 2, 3. A store with many writers has no one order: two readers of it
+    may count differently, each without a gap, and a frame keeps its number along the tail that showed it."""
     frame: Frame
     chunk: Chunk | None
 
@@ -161,11 +163,13 @@ class Forgotten:
     """With no `chunks`: everything of this player that came before."""
     chunks: tuple[tuple[uuid.UUID, int], ...] = ()
     """(session, chunk_no) that came before, or that stood under this number."""
+    at_s: float = 0.0
+    """With a player and no `chunks`: when they were forgotten, where the store tells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """One page of a tail: every arrival number once, in order, and the cursor behind it."""
+    """One page of a tail: every arrival number once, in order, and the cursor behind it; the cursor holds the count."""
 
     items: Sequence[Stored | Forgotten]
     cursor: Cursor

@@ -5,18 +5,16 @@ same `apply`, so all three agree.
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from understudy.core.chunk import Chunk, chunk_of
 from understudy.core.frame import Frame, FrameKind, decode_frame, read_close, read_drop
 from understudy.core.log import LogReader
 from understudy.core.ports import Candidate
-from understudy.core.session import Arrival, SessionState, admit, readmit
+from understudy.core.session import Arrival, SessionState
 from understudy.stores.commits import Commit, Event, QuarantinedFrame, StoredFrame
-
-StateOf = Callable[[uuid.UUID], tuple[str, SessionState] | None]
-"""A session's game and state before this generation."""
+from understudy.stores.counting import StateOf, count, count_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +100,8 @@ class Generation:
             self.rows_by_schema[facts.schema] = self.rows_by_schema.get(facts.schema, 0) + facts.n_rows
             self.decoded_bytes += facts.decoded_bytes
         arrival = arrival_of(frame, facts)
-        if not self._count(frame.session, facts.game, arrival, before) and facts.replays:
-            game, state = self._known(frame.session, before) or (facts.game, SessionState(player=frame.player))
-            self.sessions[frame.session] = (game or facts.game, readmit(state, arrival))
+        if not count(self.sessions, frame.session, facts.game, arrival, before=before) and facts.replays:
+            count_again(self.sessions, frame.session, facts.game, arrival, before=before)
 
     def _refuse(self, facts: QuarantinedFrame, place: Place, before: StateOf) -> None:
         self.quarantined.append((facts, place))
@@ -113,7 +110,7 @@ class Generation:
             arrival = Arrival(
                 number=facts.chunk_no, player=facts.player, received_s=int(facts.received_s), kind="refused"
             )
-            self._count(uuid.UUID(bytes=facts.session), facts.game, arrival, before)
+            count(self.sessions, uuid.UUID(bytes=facts.session), facts.game, arrival, before=before)
 
     def _happen(self, arrival_no: int, event: Event) -> None:
         self.events.append((arrival_no, event))
@@ -124,13 +121,6 @@ class Generation:
 
     def _known(self, session: uuid.UUID, before: StateOf) -> tuple[str, SessionState] | None:
         return self.sessions.get(session) or before(session)
-
-    def _count(self, session: uuid.UUID, game: str, arrival: Arrival, before: StateOf) -> bool:
-        known = self._known(session, before)
-        state, verdict = admit(known[1] if known else None, arrival)
-        if not verdict:
-            self.sessions[session] = (known[0] if known and known[0] else game, state)
-        return not verdict
 
 
 def arrival_of(frame: Frame, facts: StoredFrame) -> Arrival:

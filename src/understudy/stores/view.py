@@ -330,8 +330,8 @@ def session_infos(
 ) -> Iterator[SessionInfo]:
     """Sessions of catalogue and log that match, each once; forgotten ones are not listed."""
     for session, (game, state) in unsealed.items():
-        if _matches(game, state, wanted):
-            yield _info(session, game, state)
+        if matches(game, state, wanted):
+            yield info_of(session, game, state)
     at = b""
     while rows := catalogue.rows(
         "SELECT session, game, state FROM sessions WHERE session > ? AND (? IS NULL OR game = ?) "
@@ -343,10 +343,10 @@ def session_infos(
             session = uuid.UUID(bytes=raw_session)
             state = unpack_state(raw_state)
             if session not in unsealed and not state.forgotten:
-                yield _info(session, game, state)
+                yield info_of(session, game, state)
 
 
-def _matches(game: str, state: SessionState, wanted: SessionFilter) -> bool:
+def matches(game: str, state: SessionState, wanted: SessionFilter) -> bool:
     return (
         not state.forgotten
         and wanted.game in (None, game)
@@ -355,7 +355,7 @@ def _matches(game: str, state: SessionState, wanted: SessionFilter) -> bool:
     )
 
 
-def _info(session: uuid.UUID, game: str, state: SessionState) -> SessionInfo:
+def info_of(session: uuid.UUID, game: str, state: SessionState) -> SessionInfo:
     return SessionInfo(
         session=session, game=game, player=state.player, n_chunks=state.n_chunks, n_steps=state.n_steps,
         high=state.high, missing=state.missing(), dropped_steps=state.dropped_steps, closed=state.closed,

@@ -1,0 +1,95 @@
+"""A full check: every committed frame is read, compared with its checksums, and counted."""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from understudy.core.chunk import chunk_of
+from understudy.core.errors import Refused
+from understudy.core.frame import Frame, FrameKind
+from understudy.core.ports import Gone
+from understudy.stores.audit import Findings, Held
+from understudy.stores.cassandra.facts import Arrived, Commit
+from understudy.stores.cassandra.journal import Journal
+from understudy.stores.cassandra.quarantine import Quarantine
+from understudy.stores.cassandra.reading import commits_between
+from understudy.stores.cassandra.tailing import Tailer
+from understudy.stores.cassandra.wire import Wire
+from understudy.stores.catalogue import EXPIRED, FORGOTTEN, QUARANTINED, STORED
+
+_AT_ONCE = 256
+_FATES: dict[Gone, int] = {"forgotten": FORGOTTEN, "expired": EXPIRED, "quarantined": QUARANTINED}
+
+
+def audit(wire: Wire, journal: Journal, tailer: Tailer, quarantine: Quarantine) -> Findings:
+    """Read every stored byte once."""
+    findings = Findings()
+    heads = tailer.heads(look=True)
+    journal.refresh()
+    arrivals = _arrivals(wire, heads, journal, findings)
+    while page := list(islice(arrivals, _AT_ONCE)):
+        _audit_page(page, journal, tailer, findings)
+    for row in quarantine.facts():
+        findings.n_parked += row.parked
+        findings.n_quarantined += not row.parked
+    return findings
+
+
+def _arrivals(
+    wire: Wire, heads: dict[str, int], journal: Journal, findings: Findings
+) -> Iterator[tuple[Commit, Arrived]]:
+    """Every arrival of every partition; what else its commits tell is noted on the way."""
+    for name, head in sorted(heads.items()):
+        seen = last = 0
+        for commit in commits_between(wire, name, 0, head):
+            if commit.before > seen and seen + last:
+                lost = commit.before - seen
+                findings.corrupt.append(f"{lost} arrivals before commit {commit.tag.commit_no} of {name} are not there")
+            seen, last = commit.before + commit.facts.n_arrivals, commit.tag.commit_no
+            for one in commit.facts.quarantined:
+                if commit.events >= journal.forgets.get(one.player, (0, 0.0))[0] and any(one.session):
+                    findings.quarantined.setdefault((one.session, one.chunk_no), []).append(one.crc)
+            findings.forgotten_sessions.update(session for session, _ in commit.facts.forgotten)
+            yield from ((commit, one) for one in commit.facts.stored)
+        if last < head:
+            findings.corrupt.append(f"commits {last + 1} to {head} of {name} are not there")
+
+
+def _audit_page(page: Sequence[tuple[Commit, Arrived]], journal: Journal, tailer: Tailer, findings: Findings) -> None:
+    there = [one for commit, one in page if journal.gone(one, commit.events) is None]
+    frames = tailer.frames(there)
+    if any(one.key not in frames for one in there):
+        journal.refresh()
+        tailer.heads()
+    for commit, one in page:
+        gone = journal.gone(one, commit.events)
+        frame = frames.get(one.key)
+        if gone is None and frame is None:
+            gone = tailer.lost(one)
+        if gone == "damaged":
+            findings.corrupt.append(f"{_name(one)} is not there, or not whole")
+        elif gone is not None:
+            findings.hold(one.key, Held(one.crc, one.kind, one.first_step, one.n_steps, _FATES[gone]))
+            if gone == "forgotten":
+                findings.forgotten_sessions.add(one.session)
+        elif frame is not None:
+            _audit_frame(one, frame, findings)
+
+
+def _audit_frame(one: Arrived, frame: Frame, findings: Findings) -> None:
+    try:
+        if frame.kind is not FrameKind.DATA:
+            findings.hold(one.key, Held(one.crc, one.kind, -1, 0))
+            findings.control(one.session, one.chunk_no, frame.kind, frame.encode())
+            return
+        meta = chunk_of(frame).meta
+    except Refused as error:
+        findings.corrupt.append(f"{_name(one)}: {error}")
+        return
+    if (meta.first_step, meta.n_steps, meta.game, frame.player) != (one.first_step, one.n_steps, one.game, one.player):
+        findings.corrupt.append(f"its commit tells of {_name(one)} what its metadata does not")
+    findings.hold(one.key, Held(one.crc, one.kind, meta.first_step, meta.n_steps, STORED))
+
+
+def _name(one: Arrived) -> str:
+    return f"chunk {one.chunk_no} of session {uuid.UUID(bytes=one.session)}"
