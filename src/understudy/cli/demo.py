@@ -101,7 +101,7 @@ def _print(out: Console, result: LoopResult, keep: str | None) -> None:
     out.print(f"all it learnt came from players' games: {count(verdict.steps)} steps; the learner never had the game")
     killed = f" although the {result.killed} was killed" if result.killed else ""
     out.print(
-        f"acknowledged {count(verdict.ledger_steps)} steps, stored {count(verdict.steps)}; by their bytes: "
+        f"acknowledged {count(verdict.ledger_steps)} steps, stored {count(verdict.steps)}, by bytes: "
         f"[{'green' if is_lossless else 'red'} bold]lost {count(verdict.lost_steps)}, stored twice "
         f"{count(verdict.duplicate_steps)}[/]{killed}"
     )
