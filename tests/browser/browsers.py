@@ -178,8 +178,10 @@ class Tab:
 
 @contextmanager
 def tab(browser: Any, address: str, **how: Any) -> Iterator[Tab]:
-    """The page in a context of its own: no other tab's storage."""
-    context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, **how})
+    """The page in a context of its own: no other tab's storage, and nothing that answers in the gateway's place."""
+    context = browser.new_context(**{
+        "viewport": {"width": 1100, "height": 800}, "service_workers": "block", **how,
+    })  # fmt: skip
     try:
         found = Tab(context.new_page())
         found.page.on("console", lambda said: found.errors.append(said.text) if said.type == "error" else None)

@@ -7,6 +7,7 @@ named in `FILES` is not served, so there is no path to play tricks with.
 import contextlib
 import gzip
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,10 +24,11 @@ FILES = {
     "/static/play.js": "play.js", "/static/inputs.js": "inputs.js", "/static/panel.js": "panel.js",
     "/static/platform.js": "platform.js", "/static/consent.js": "consent.js", "/static/opponents.js": "opponents.js",
     "/static/match.js": "match.js", "/static/cartpole.js": "cartpole.js", "/static/rally.js": "rally.js",
-    "/static/understudy.js": "understudy.js",
+    "/static/understudy.js": "understudy.js", "/static/offline.js": "offline.js",
 }  # fmt: skip
 """Address to file."""
 
+_KEEPER, _NOTHING_KEPT = "offline.js", b'{"version": "", "pages": []}'
 _log = structlog.get_logger("understudy.gateway")
 _MEND = "install understudy again, or restore it in the checkout"
 _KINDS = {
@@ -55,6 +57,8 @@ class Page:
     kind: str
     raw: bytes
     packed: bytes
+    serves: str = ""
+    """The address for which a script that keeps pages may answer in the gateway's place."""
 
     def answer(self, headers: Mapping[str, str]) -> Answer:
         """The file, or that it has not changed since the reader got it."""
@@ -62,6 +66,8 @@ class Page:
         body = self.packed if is_packed else self.raw
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         sent = {**_HEADERS, "etag": etag, **({"content-encoding": "gzip"} if is_packed else {})}
+        if self.serves:
+            sent["service-worker-allowed"] = self.serves
         known = {tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")}
         if known & {etag, "*"}:
             return Answer(b"", 304, kind=self.kind, headers=sent)
@@ -75,14 +81,29 @@ def load_pages() -> dict[str, Page]:
     if missing := sorted(set(FILES.values()) - found.keys()):
         # Games must be able to send their steps all the same.
         _log.warning("page_files_missing", files=missing, next=_MEND)
+    if keeper := found.pop(_KEEPER, None):
+        found[_KEEPER] = _page(_KEEPER, keeper.raw.replace(_NOTHING_KEPT, _kept(found), 1))
     return found
+
+
+def _kept(pages: Mapping[str, Page]) -> bytes:
+    """What a browser keeps of the page, under a name that changes with any byte of it."""
+    whole = hashlib.sha256()
+    for name in sorted(pages):
+        whole.update(f"{name} {hashlib.sha256(pages[name].raw).hexdigest()}\n".encode())
+    addresses = [address for address, name in FILES.items() if name in pages]
+    return json.dumps({"version": whole.hexdigest()[:16], "pages": addresses}).encode()
 
 
 def _read(name: str) -> Page | None:
     raw = source_of(name)
     if raw is not None and name.endswith(".js"):
         raw = without_comments(raw.decode()).encode()
-    return None if raw is None else Page(_KINDS[Path(name).suffix], raw, gzip.compress(raw, mtime=0))
+    return None if raw is None else _page(name, raw)
+
+
+def _page(name: str, raw: bytes) -> Page:
+    return Page(_KINDS[Path(name).suffix], raw, gzip.compress(raw, mtime=0), "/play" if name == _KEEPER else "")
 
 
 def source_of(name: str) -> bytes | None:

@@ -28,6 +28,7 @@ export class Panel {
     const shown = element("notice");
     shown.textContent = text;
     shown.hidden = false;
+    write("said", text);
     clearTimeout(this.noticeEnds);
     this.noticeEnds = setTimeout(() => (shown.hidden = true), NOTICE_MS);
   }
@@ -44,9 +45,11 @@ export class Panel {
    * @param {{message?: string, detail?: string, start?: string, quietly?: string}} what
    */
   overlay({ message = "", detail = "", start = "", quietly = "" }) {
+    const isNew = element("message").textContent !== message;
     element("overlay").hidden = !message;
     write("message", message);
     write("detail", detail);
+    if (isNew) write("said", [message, detail].filter(Boolean).join(". "));
     for (const [id, text] of [["start", start], ["quietly", quietly]]) {
       write(id, text);
       element(id).hidden = !text;

@@ -4,7 +4,7 @@
  * The key comes in the address's fragment, which browsers never send; it is kept for this tab alone.
  */
 
-import { connect } from "./understudy.js";
+import { connect, sha256 } from "./understudy.js";
 
 /** What this browser keeps, and what this tab does; for as long as the page is open where it may keep nothing. */
 export const kept = storage(() => localStorage);
@@ -107,7 +107,7 @@ export class Platform {
   async connect() {
     if (!this.invited.key) return;
     try {
-      const spec = await this.#spec();
+      const spec = await this.#spec().then((one) => this.#keep(one), (error) => this.#last(error));
       this.game = await connect(this.invited.game, {
         url: location.origin, key: this.invited.key, spec, player: this.player, consent: "granted",
       }); // prettier-ignore
@@ -146,6 +146,28 @@ export class Platform {
       if (fits(found.at(-1), this.shape)) return found.at(-1);
     }
     throw Object.assign(new Error("wrong_shape"), { code: "wrong_shape", detail: misfit(found[0], this.shape) });
+  }
+
+  /** What this deployment said last is enough to begin without it. @param {any} spec */
+  #keep(spec) {
+    try {
+      kept.setItem(this.#name, JSON.stringify(spec));
+    } catch {
+      // No room: then a visit without the platform is not recorded.
+    }
+    return spec;
+  }
+
+  /** The spec of an earlier visit, where the platform does not answer at all. @param {any} error */
+  #last(error) {
+    const spec = JSON.parse(kept.getItem(this.#name) ?? "null");
+    if (!spec || isFinal(String(error?.code ?? "")) || !fits(spec, this.shape)) throw error;
+    return spec;
+  }
+
+  get #name() {
+    const { key, game } = this.invited;
+    return `understudy.spec.${sha256(new TextEncoder().encode(`${key} ${game}`)).slice(0, 16)}`;
   }
 
   /** @param {string} path */

@@ -252,6 +252,13 @@ function welcome() {
   });
 }
 
+/** Have the browser keep this page for a visit without the platform; one that cannot shows its own error then. */
+function keepPage() {
+  const rule = { createScriptURL: (/** @type {string} */ address) => address };
+  const policy = /** @type {any} */ (globalThis).trustedTypes?.createPolicy("offline", rule) ?? rule;
+  navigator.serviceWorker?.register(policy.createScriptURL("/static/offline.js"), { scope: "/play" }).catch(() => {});
+}
+
 // --- The page ---------------------------------------------------------------------------------------------------------
 
 const inputs = new Inputs({
@@ -317,6 +324,7 @@ if (hasPage) {
     tick(nowMs);
   });
   platform.connect();
+  keepPage();
 } else {
   panel.overlay({ message: `There is no page for ${invited.game}`, detail: `There are for ${Match.title} and ${Balance.title}.` });
 }
