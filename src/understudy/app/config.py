@@ -70,6 +70,10 @@ class StoreSection(Section, frozen=True, kw_only=True):
     url: Annotated[
         str, Meta(description="Where experience is kept, such as cassandra://HOST/KEYSPACE; empty: in the data folder.")
     ] = ""
+    window_hours: Annotated[
+        float,
+        Meta(ge=0, description="How long the learner keeps a copy of steps kept elsewhere; 0: as long as they do."),
+    ] = 0.0
 
 
 class IngestSection(Section, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ class DataFolder:
     """Paths inside a data folder."""
 
     root: Path
+    store_name: str = "store"
+    """Another one for the copy of a store that lies elsewhere."""
 
     @property
     def stream(self) -> Path:
@@ -20,7 +22,7 @@ class DataFolder:
 
     @property
     def store(self) -> Path:
-        return self.root / "store"
+        return self.root / self.store_name
 
     @property
     def spool(self) -> Path:

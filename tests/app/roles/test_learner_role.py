@@ -227,13 +227,15 @@ for name in ("gymnasium", "understudy.games", "understudy.act"):
 from pathlib import Path
 import msgspec
 from understudy.app.roles import learner_process
-from understudy.app.roles.children import Child
+from understudy.app.roles.children import stop_with_parent
 from understudy.app.data import DataFolder
 from understudy.app.service.game_learner import LearnerServiceConfig
+from understudy.app.deployment import open_deployment
 from understudy.app.roles.logs import log_to_stderr
 log_to_stderr()
 config = msgspec.json.decode(sys.argv[2], type=LearnerServiceConfig)
-raise SystemExit(learner_process.main(DataFolder(Path(sys.argv[1])), config))
+data = DataFolder(Path(sys.argv[1]))
+raise SystemExit(learner_process.learn(data, open_deployment(data).registry, config, stop_with_parent()))
 """
 """The role's process, which can import neither gymnasium nor the games nor the actors."""
 

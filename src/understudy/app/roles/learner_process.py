@@ -4,10 +4,13 @@ Run as `python -m understudy.app.roles.learner_process DATA [CONFIG]`, where CON
 with 4 when another learner has taken over: starting it again would only take turns with the other.
 """
 
+import contextlib
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+from understudy.app.backends import open_store
 from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
@@ -15,9 +18,12 @@ from understudy.app.roles.children import WRONG_USE, report, stop_with_parent
 from understudy.app.roles.learner_role import LearnerRole
 from understudy.app.roles.logs import log_to_stderr
 from understudy.app.service.game_learner import LearnerServiceConfig
+from understudy.app.specs import RegistrySpecs
 from understudy.core.errors import ConfigError, Fenced
 from understudy.core.names import game_name_of_env
 from understudy.learn.compile_cache import use_compile_cache
+from understudy.models.registry import Registry
+from understudy.stores.window import Window
 
 FENCED = 4
 _REPORT_EVERY_S = 0.25
@@ -32,11 +38,18 @@ def service_config(config: Config) -> LearnerServiceConfig:
     )  # fmt: skip
 
 
-def main(data: DataFolder, config: LearnerServiceConfig, *, models: str = "") -> int:
-    """Learn until told to stop; the process's exit code."""
+def main(data: DataFolder, config: Config) -> int:
+    """Learn until told to stop, as a config says; the process's exit code."""
     stop = stop_with_parent()
+    registry = open_deployment(data, models=config.models.url).registry
+    with _copied(data, config, registry, stop) as folder:
+        return learn(folder, registry, service_config(config), stop)
+
+
+def learn(data: DataFolder, registry: Registry, config: LearnerServiceConfig, stop: threading.Event) -> int:
+    """Learn from the store of a data folder until told to stop; the process's exit code."""
     use_compile_cache()
-    with LearnerRole(data, open_deployment(data, models=models).registry, config=config) as role:
+    with LearnerRole(data, registry, config=config) as role:
         reporter = threading.Thread(target=_report_often, args=(role, stop), daemon=True)
         reporter.start()
         fenced = ""
@@ -52,6 +65,28 @@ def main(data: DataFolder, config: LearnerServiceConfig, *, models: str = "") ->
     return FENCED if fenced else 0
 
 
+@contextlib.contextmanager
+def _copied(data: DataFolder, config: Config, registry: Registry, stop: threading.Event) -> Iterator[DataFolder]:
+    """The folder to learn from; where experience is kept elsewhere, with a copy of it that grows while this lasts."""
+    if not config.store.url:
+        yield data
+        return
+    folder = DataFolder(data.root, store_name="window")
+    specs = RegistrySpecs(registry)
+    keep_s = config.store.window_hours * 3600 or None
+    with (
+        contextlib.closing(open_store(config.store.url, specs=specs)) as remote,
+        Window(remote, folder.store, specs=specs, keep_s=keep_s) as window,
+    ):
+        follower = threading.Thread(target=window.run, args=(stop,))
+        follower.start()
+        try:
+            yield folder
+        finally:
+            stop.set()
+            follower.join()
+
+
 def _report_often(role: LearnerRole, stop: threading.Event) -> None:
     while not stop.is_set():
         report(role.status() | {"is_ready": True})
@@ -62,7 +97,7 @@ if __name__ == "__main__":
     log_to_stderr()
     try:
         given = read_config(Path(sys.argv[2])) if len(sys.argv) > 2 else Config()
-        raise SystemExit(main(DataFolder(Path(sys.argv[1])), service_config(given), models=given.models.url))
+        raise SystemExit(main(DataFolder(Path(sys.argv[1])), given))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(WRONG_USE) from None

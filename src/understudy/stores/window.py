@@ -1,0 +1,183 @@
+"""A window: a local copy of a store elsewhere, filled by following its tail, so that learners sample from their own disk.
+
+Each page of the tail is written in one commit whose position is the cursor behind it: after kill -9 the copy goes on
+exactly where it was. What the remote store takes away is taken away here too.
+"""
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Event
+
+import structlog
+
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import ConfigError, StorageFull, Unreachable
+from understudy.core.frame import Frame, FrameKind
+from understudy.core.ports import (
+    Candidate,
+    Cursor,
+    ExperienceStore,
+    Forgotten,
+    Position,
+    RefusedFrame,
+    Specs,
+    Stored,
+    WriteBatch,
+)
+from understudy.stores.local import LocalStore
+
+_log = structlog.get_logger("understudy.window")
+_PARTITION = "remote"
+_PAGE = 512
+_TROUBLE_S = 1.0
+_BOUND_EVERY_S = 10.0
+_NO_BODY = 0
+"""The checksum of no bytes."""
+
+
+class Window:
+    """Follows a remote store into a folder, which anybody on this machine reads as a local store."""
+
+    def __init__(
+        self,
+        remote: ExperienceStore,
+        folder: Path,
+        *,
+        specs: Specs | None = None,
+        keep_s: float | None = None,
+        max_steps: int | None = None,
+        max_bytes: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`keep_s`, `max_steps`, `max_bytes`: how much is kept here, oldest out first; None: all the remote keeps."""
+        for name, value in (("keep_s", keep_s), ("max_steps", max_steps), ("max_bytes", max_bytes)):
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} of a window is {value}; give a number above 0, or none")
+        self._remote, self._clock = remote, clock or SystemClock()
+        self._keep_s, self._max_steps, self._max_bytes = keep_s, max_steps, max_bytes
+        self.local = LocalStore(folder, specs=specs, clock=clock)
+        claim = self.local.claim(_PARTITION, owner="window", ttl_s=60.0)
+        self._epoch = claim.epoch
+        self._cursor = None if claim.position is None else Cursor(claim.position)
+        self._next_bound_s = 0.0
+        self.items = 0
+        """Items of the tail that were taken since this was opened."""
+
+    def step(self, *, wait_s: float = 0.0) -> int:
+        """Take one page of the remote tail; how many items it had."""
+        page = self._remote.tail(self._cursor, max_items=_PAGE, wait_s=wait_s)
+        if page.items:
+            self._take(page.items, page.cursor)
+            self.items += len(page.items)
+        self._cursor = page.cursor
+        if self._clock.monotonic() >= self._next_bound_s:
+            self._next_bound_s = self._clock.monotonic() + _BOUND_EVERY_S
+            self.bound()
+        return len(page.items)
+
+    def run(self, stop: Event) -> None:
+        """Repeat `step` until told to stop; waits while the remote store does not answer, or this disk is full."""
+        while not stop.is_set():
+            try:
+                self.step(wait_s=0.25)
+            except (Unreachable, StorageFull) as error:
+                _log.warning("window_waits", error=str(error), retry_in_s=_TROUBLE_S)
+                self._clock.wait(stop, _TROUBLE_S)
+
+    # --- one page -------------------------------------------------------------------------------------------------
+
+    def _take(self, items: Sequence[Stored | Forgotten], cursor: Cursor) -> None:
+        """Write a page in the order it came. Only its last commit carries the cursor; all of it may be repeated."""
+        candidates: list[Candidate] = []
+        lost: list[RefusedFrame] = []
+        for item in items:
+            if isinstance(item, Stored):
+                candidates.append(Candidate(item.frame, item.chunk))
+            elif _is_event(item):
+                self._write(candidates, lost, None)
+                candidates, lost = [], []
+                self._follow(item)
+            else:
+                lost += _traces(item, self._clock.now())
+        self._write(candidates, lost, Position(cursor))
+
+    def _write(self, candidates: list[Candidate], lost: list[RefusedFrame], position: Position | None) -> None:
+        if not (candidates or lost or position):
+            return
+        receipt = self.local.write(WriteBatch(_PARTITION, self._epoch, position, candidates, lost))
+        back = [
+            candidate
+            for candidate, fate in zip(candidates, receipt.fates, strict=True)
+            if fate == "duplicate" and not self.local.is_stored(candidate.frame.session, candidate.frame.chunk_no)
+        ]
+        if back:
+            self._bring_back(back)
+
+    def _bring_back(self, candidates: Sequence[Candidate]) -> None:
+        """Store what lies in quarantine here and was replayed there; what left by age stays away."""
+        wanted = {(one.frame.session, one.frame.chunk_no): one for one in candidates}
+        after = 0
+        while page := self.local.quarantined(after_id=after):
+            after = page[-1].id
+            found = [
+                (one.id, wanted[one.session, one.chunk_no])
+                for one in page
+                if one.session is not None and one.chunk_no is not None and (one.session, one.chunk_no) in wanted
+            ]
+            self.local.replay([number for number, _ in found], [candidate for _, candidate in found])
+
+    def _follow(self, item: Forgotten) -> None:
+        if item.chunks:
+            self.local.quarantine(item.chunks, reason=item.reason)
+        elif item.player is not None:
+            self.local.forget(item.player, at_s=item.at_s or None)
+
+    # --- bounds ---------------------------------------------------------------------------------------------------
+
+    def bound(self) -> int:
+        """Drop what is too old or too much; how many chunks went."""
+        before_s = 0.0 if self._keep_s is None else self._clock.now() - self._keep_s
+        if self._max_steps is not None or self._max_bytes is not None:
+            before_s = max(before_s, self._surplus_before_s())
+        return self.local.expire(before_s) if before_s > 0 else 0
+
+    def _surplus_before_s(self) -> float:
+        """A time before which everything may go, so that the newest segments that fit stay."""
+        rows = bytes_ = 0
+        for segment in self.local.segments():
+            rows, bytes_ = rows + segment.n_rows, bytes_ + segment.size_bytes
+            if rows > (self._max_steps or rows) or bytes_ > (self._max_bytes or bytes_):
+                return segment.last_received + 1.0
+        return 0.0
+
+    def close(self) -> None:
+        self.local.close()
+
+    def __enter__(self) -> "Window":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _is_event(item: Forgotten) -> bool:
+    """Whether an item tells of what came before, and stands for no frame of its own."""
+    return item.player is None if item.chunks else item.player is not None
+
+
+def _traces(item: Forgotten, now_s: float) -> list[RefusedFrame]:
+    """Numbers that hold no bytes any more, as frames without a body: they count as seen, so that what follows fits."""
+    if item.player is None:
+        return []
+    return [
+        RefusedFrame(_trace(session, number, item.player, int(now_s)).encode(), item.reason, "gone elsewhere", now_s)
+        for session, number in item.chunks
+    ]
+
+
+def _trace(session: uuid.UUID, number: int, player: bytes, received_s: int) -> Frame:
+    return Frame(
+        kind=FrameKind.DATA, session=session, chunk_no=number, body=b"", body_crc=_NO_BODY, player=player,
+        received_s=received_s,
+    )  # fmt: skip
