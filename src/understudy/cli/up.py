@@ -33,23 +33,32 @@ from understudy.core.errors import ConfigError
         "understudy up --data D",
         "understudy up --data D --port 8600 --json-ready",
         "understudy up --data D --role gateway,ingest",
+        "understudy up --data D --stream kinesis://games --store cassandra://db/games --models s3://bots",
     )
 )
 @config_option
 @click.option("--port", type=int, metavar="P", help="Where the gateway listens; 0: any free port (default 8600).")
 @click.option("--host", metavar="HOST", help="The address it listens on (default 127.0.0.1: this machine only).")
 @click.option("--role", "roles", metavar="ROLES", help="Only these of gateway,ingest,learner (default: all).")
+@click.option("--stream", "stream_url", metavar="URL", help="kinesis://STREAM or kafka://HOST:PORT/TOPIC.")
+@click.option("--store", "store_url", metavar="URL", help="cassandra://HOST:PORT/KEYSPACE.")
+@click.option("--models", "models_url", metavar="URL", help="s3://BUCKET/PATH; all three: in the data folder.")
+@click.option("--ingest", "engine", type=click.Choice(["native", "spark"]), help="What stores the stream.")
 @click.option("--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key, pages.")
 @data_option
 def up(
-    data_text: str | None, file: Path | None, port: int | None, host: str | None, roles: str | None, json_ready: bool
-) -> int:
+    data_text: str | None, file: Path | None, port: int | None, host: str | None, roles: str | None,
+    stream_url: str | None, store_url: str | None, models_url: str | None, engine: str | None, json_ready: bool,
+) -> int:  # fmt: skip
     """Run the platform: gateway, ingest and learner, each in a process that is restarted when it crashes.
 
     Ctrl-C or SIGTERM stops it without losing anything: the gateway takes no more, what it acknowledged is stored, the
     learner keeps what it learned. A second Ctrl-C ends it at once, which loses nothing that was acknowledged either.
     """
-    flags = {"data": data_text, "gateway.port": port, "gateway.host": host, "roles": roles}
+    flags = {
+        "data": data_text, "gateway.port": port, "gateway.host": host, "roles": roles, "stream.url": stream_url,
+        "store.url": store_url, "models.url": models_url, "ingest.engine": engine,
+    }  # fmt: skip
     config, out, asked = resolve(flags, file=file).config, console(as_json=json_ready), Asked()
     view = _View(out, is_json=config.log.json)
     with contextlib.closing(view), asked, Platform(config, tell=view.tell, log=view.log) as platform:
