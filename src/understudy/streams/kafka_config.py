@@ -1,5 +1,6 @@
 """How a Kafka stream is reached: its address taken apart, checked, and as the client library wants it."""
 
+import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _PORT = 9092
 _SOCKET_S = 15
 _FETCH_WAIT_MS = 100
+_SILENT = logging.Logger("understudy.kafka.library", level=logging.CRITICAL + 1)
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -73,7 +75,9 @@ class KafkaConfig:
             "bootstrap.servers": ",".join(self.servers),
             "client.id": "understudy",
             "security.protocol": protocol,
-            "log_level": 0,  # it would fill stderr while a broker is away; `Trouble` keeps what matters
+            # It would fill stderr while a broker is away; `Trouble` keeps what matters.
+            "log_level": 0,
+            "logger": _SILENT,
             "socket.timeout.ms": _SOCKET_S * 1000,
             "socket.keepalive.enable": True,
             "reconnect.backoff.max.ms": 1000,
@@ -116,7 +120,7 @@ class KafkaConfig:
             # A jump to another position waits for the fetch that is under way.
             "fetch.wait.max.ms": _FETCH_WAIT_MS,
             "fetch.error.backoff.ms": 100,
-            "queued.max.messages.kbytes": 16 * 1024,
+            "queued.max.messages.kbytes": 8 * 1024,
         }
 
 

@@ -1,6 +1,7 @@
 """Appending to Kafka: frames in, one outcome each by the brokers' own word, in bounded time."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -70,19 +71,19 @@ class KafkaWriter:
             waiting.settle(index, _DURABLE)
             return
         if error.fatal():
-            self._drop(sender)
-        problem = sender.trouble.explained("appending", error)
+            sender.fail(error)
+        problem = sender.trouble.explained("appending", sender.fatal or error)
         waiting.settle(index, Outcome(durable=False, error=str(problem), retry_after_s=_RETRY_S))
 
     def _unanswered(self, sender: "_Sender") -> Outcome:
-        error = str(sender.trouble.explained("appending"))
+        error = str(sender.trouble.explained("appending", sender.fatal))
         return Outcome(durable=False, error=error, retry_after_s=_RETRY_S)
 
     def _begin(self) -> "_Sender":
         with self._lock:
             if self._is_closed:
                 raise Closed("the stream was closed")
-            if self._sender is None:
+            if self._sender is None or self._sender.fatal is not None:
                 self._sender = _Sender(self._config)
             self._running += 1
             return self._sender
@@ -91,13 +92,6 @@ class KafkaWriter:
         with self._lock:
             self._running -= 1
             self._lock.notify_all()
-
-    def _drop(self, sender: "_Sender") -> None:
-        """Leave a connection that the library has given up; the next append makes another."""
-        with self._lock:
-            if self._sender is sender:
-                self._sender = None
-        sender.give_up()
 
     def close(self) -> None:
         """Take no more, and let running appends end."""
@@ -140,6 +134,8 @@ class _Sender:
     def __init__(self, config: KafkaConfig) -> None:
         kafka = kafka_library()
         self.trouble = Trouble(config)
+        self.fatal: Any = None
+        """Why nothing can be sent by this connection any more."""
         self._topic = config.topic
         self._errors = kafka.KafkaException, kafka.KafkaError
         self._producer = kafka.Producer({**config.producer(), "error_cb": self.trouble.note})
@@ -163,7 +159,16 @@ class _Sender:
 
     def _listen(self) -> None:
         while not (self._stop.is_set() and not len(self._producer)):
-            self._producer.poll(_POLL_S)
+            try:
+                self._producer.poll(_POLL_S)
+            except self._errors[0] as failure:
+                self.fail(failure.args[0])
+                time.sleep(_POLL_S / 10)
+
+    def fail(self, error: Any) -> None:
+        """The library has given this connection up, and says so from now on to whatever is asked."""
+        self.fatal = error
+        self.give_up()
 
     def give_up(self) -> None:
         """Let everything that waits fail now, and end the thread."""
