@@ -1,141 +1,227 @@
-"""A window holds what the store it follows holds: each step once, after kills, and without what was taken away."""
+"""A window is a local copy of another store: whole, without repeats, and without what was taken away there."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from understudy.core.ports import SessionFilter, Stored
+from understudy.core.chunk import Chunk
+from understudy.core.errors import ConfigError, Unreachable
+from understudy.core.names import new_session
+from understudy.core.ports import Cursor, SessionFilter, Stored, Tail
 from understudy.stores.local import LocalStore
 from understudy.stores.window import Window
 from understudy.testing.clock import ManualClock
-from understudy.testing.desk import Desk, StoreFactory
-from understudy.testing.samples import OTHER_PLAYER, PLAYER
-
-
-class _Factory(StoreFactory):
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def make(self, clock):
-        return LocalStore(self._folder / "there", clock=clock)
-
-
-class _Crash(Exception):
-    pass
-
-
-class _Specs:
-    def spec(self, game: str, schema: str) -> None:
-        return None
-
-    def knows(self, game: str) -> bool:
-        return True
+from understudy.testing.desk import SPEC, Desk
+from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
 
 
 @pytest.fixture
-def factory(tmp_path: Path) -> _Factory:
-    return _Factory(tmp_path)
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    clock = ManualClock()
+    made = Desk(LocalStore(tmp_path / "remote", clock=clock), clock, lambda store: store)
+    yield made
+    made.store.close()
 
 
 @pytest.fixture
-def there(factory: _Factory) -> Desk:
-    return factory.desk()
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
 
 
-def window(there: Desk, folder: Path, clock: ManualClock | None = None, page: int = 4) -> Window:
-    return Window(there.store, folder / "here", specs=_Specs(), clock=clock or there.clock, page=page)
+def opened(desk: Desk, folder: Path, *, max_steps: int | None = None) -> Window:
+    return Window(desk.store, folder / "window", clock=desk.clock, max_steps=max_steps)
 
 
-def follow(one: Window) -> None:
-    while one.step():
+def follow(window: Window) -> None:
+    while window.step():
         pass
 
 
-def chunks(one: Window) -> list[object]:
-    items = one.local.tail(None, max_items=1000, wait_s=0.0).items
-    return [item.chunk for item in items if isinstance(item, Stored) and item.chunk is not None]
+def chunks_in(store: LocalStore) -> list[Chunk]:
+    found: list[Chunk] = []
+    cursor: Cursor | None = None
+    while items := (page := store.tail(cursor, max_items=100, wait_s=0.0)).items:
+        found += [item.chunk for item in items if isinstance(item, Stored) and item.chunk is not None]
+        cursor = page.cursor
+    return found
 
 
-def test_it_holds_what_the_store_holds_in_its_order(there: Desk, factory: _Factory, tmp_path: Path):
-    one, other = factory.chunks(7), factory.chunks(5)
-    there.put(*one[:3])
-    there.put(*other, player=OTHER_PLAYER)
-    there.write([there.close(other[0].meta.session, 5)])
-    there.put(*one[3:])
-    with window(there, tmp_path) as copy:
-        follow(copy)
-        assert chunks(copy) == [*one[:3], *other, *one[3:]]
-        infos = {info.session: info for info in copy.local.sessions(SessionFilter())}
-        assert infos == {info.session: info for info in there.store.sessions(SessionFilter())}
-        assert copy.steps == sum(chunk.meta.n_steps for chunk in [*one, *other])
+def session(rng: np.random.Generator, count: int) -> list[Chunk]:
+    return random_session(SPEC, rng, n_chunks=count)
 
 
-def test_opened_again_it_goes_on_where_it_was(there: Desk, factory: _Factory, tmp_path: Path):
-    sent = factory.chunks(10)
-    there.put(*sent[:6])
-    with window(there, tmp_path) as copy:
-        copy.step()
-    there.put(*sent[6:])
-    with window(there, tmp_path) as copy:
-        follow(copy)
-        assert chunks(copy) == sent
-        assert copy.steps == sum(chunk.meta.n_steps for chunk in sent[4:]), "what was here is not taken again"
-        assert copy.local.audit().duplicate_chunks == 0
+def test_a_window_holds_what_the_remote_store_holds(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    chunks = session(rng, 5)
+    desk.put(*chunks)
+    desk.write([desk.close(chunks[0].meta.session, 5)])
+    with opened(desk, tmp_path) as window:
+        follow(window)
+        assert chunks_in(window.local) == chunks
+        there, here = (list(store.sessions(SessionFilter())) for store in (desk.store, window.local))
+        assert there == here
+        audit = window.local.audit()
+        assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (5, 0, 0, [])
 
 
-def test_a_crash_before_the_cursor_is_kept_stores_nothing_twice(
-    there: Desk, factory: _Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    sent = factory.chunks(4)
-    there.put(*sent[:2])
-    there.store.forget(OTHER_PLAYER)
-    there.put(*sent[2:])
-    copy = window(there, tmp_path, page=100)
-    with monkeypatch.context() as patch:
-        patch.setattr(copy, "_let_go", lambda _: (_ for _ in ()).throw(_Crash))
-        with pytest.raises(_Crash):
-            copy.step()
-    assert chunks(copy) == sent[:2], "what came before the event is here, its cursor is not"
-    copy.close()
-    with window(there, tmp_path) as copy:
-        follow(copy)
-        assert chunks(copy) == sent
-        assert copy.local.audit().duplicate_chunks == 0
+def test_a_window_goes_on_where_it_was(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    sent: list[Chunk] = []
+    for _ in range(4):
+        chunks = session(rng, 3)
+        desk.put(*chunks)
+        sent += chunks
+        with opened(desk, tmp_path) as window:
+            follow(window)
+            assert window.items == 3, "nothing is read a second time"
+            assert chunks_in(window.local) == sent
 
 
-def test_a_forgotten_player_goes_here_as_well(there: Desk, factory: _Factory, tmp_path: Path):
-    mine, theirs = factory.chunks(3), factory.chunks(3)
-    there.put(*mine)
-    there.put(*theirs, player=OTHER_PLAYER)
-    with window(there, tmp_path) as copy:
-        follow(copy)
-        there.clock.advance(5.0)
-        there.store.forget(PLAYER)
-        follow(copy)
-        assert chunks(copy) == theirs
-    with window(there, tmp_path / "late") as late:
-        follow(late)
-        assert chunks(late) == theirs, "a window that comes later never sees them"
+class _Dies(Exception):
+    pass
 
 
-def test_quarantined_chunks_leave(there: Desk, factory: _Factory, tmp_path: Path):
-    sent = factory.chunks(3)
-    there.put(*sent)
-    with window(there, tmp_path) as copy:
-        follow(copy)
-        there.store.quarantine([sent[1].meta.id], reason="not_finite")
-        follow(copy)
-        assert chunks(copy) == [sent[0], sent[2]]
+class _Torn:
+    """A remote store whose reader dies with a page in hand, after what it tells of was done in part."""
+
+    def __init__(self, store: LocalStore, page: int) -> None:
+        self._store, self._page = store, page
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
+        page = self._store.tail(cursor, max_items=self._page, wait_s=wait_s)
+        return Tail(_Tearing(page.items), page.cursor) if page.items else page
 
 
-def test_steps_stay_as_long_as_they_may(there: Desk, factory: _Factory, tmp_path: Path):
-    old, new = factory.chunks(2), factory.chunks(2)
-    there.put(*old)
-    with Window(there.store, tmp_path / "here", specs=_Specs(), keep_s=100.0, clock=there.clock) as copy:
-        follow(copy)
-        there.clock.advance(1000.0)
-        there.put(*new)
-        follow(copy)
-        copy.step()
-        assert copy.local.audit().expired_chunks == 2
-        assert chunks(copy) == new
+class _Tearing(Sequence[Any]):
+    def __init__(self, items: Sequence[object]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index >= len(self._items):
+            raise _Dies
+        return self._items[index]
+
+
+def test_a_window_that_dies_over_a_page_takes_it_again(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    mine, theirs = session(rng, 3), session(rng, 3)
+    desk.put(*mine)
+    desk.store.forget(PLAYER)
+    desk.put(*theirs, player=OTHER_PLAYER)
+    desk.store.quarantine([(theirs[0].meta.session, 1)], reason="guard")
+    for _ in range(3):
+        torn = Window(_Torn(desk.store, 100), tmp_path / "window", clock=desk.clock)  # type: ignore[arg-type]
+        with torn, pytest.raises(_Dies):
+            torn.step()
+    with opened(desk, tmp_path) as window:
+        follow(window)
+        assert chunks_in(window.local) == [theirs[0], theirs[2]]
+        assert window.local.audit().duplicate_chunks == 0
+
+
+def test_what_is_taken_away_there_is_taken_away_here(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    mine, theirs = session(rng, 3), session(rng, 4)
+    desk.put(*mine)
+    desk.put(*theirs, player=OTHER_PLAYER)
+    with opened(desk, tmp_path) as window:
+        follow(window)
+        desk.store.forget(PLAYER)
+        desk.store.quarantine([(theirs[0].meta.session, 2)], reason="guard")
+        follow(window)
+        assert chunks_in(window.local) == [theirs[0], theirs[1], theirs[3]]
+        assert {one.player for one in window.local.sessions(SessionFilter())} == {OTHER_PLAYER}
+        (waiting,) = desk.store.quarantined()
+        desk.store.replay([waiting.id], [desk.candidate(theirs[2], player=OTHER_PLAYER)])
+        follow(window)
+        assert chunks_in(window.local) == [theirs[0], theirs[1], theirs[3], theirs[2]], "what comes back there, too"
+
+
+def test_a_player_who_comes_back_is_not_forgotten_again(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    desk.put(*session(rng, 2))
+    desk.store.forget(PLAYER)
+    desk.clock.advance(10.0)
+    fresh = random_session(SPEC, rng, session=new_session(desk.clock.now(), rng.bytes(10)))
+    desk.put(*fresh)
+    desk.clock.advance(100.0)
+    for turn in range(2):
+        # The first copy is made from the log, the second from what was sealed.
+        with Window(desk.store, tmp_path / f"window-{turn}", clock=desk.clock) as window:
+            follow(window)
+            assert chunks_in(window.local) == fresh
+        assert isinstance(desk.store, LocalStore)
+        desk.store.freeze(wait=True)
+
+
+def test_a_session_goes_on_behind_chunks_that_ran_out(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    chunks = session(rng, 1100)
+    desk.put(*chunks[:1090])
+    desk.clock.advance(100.0)
+    desk.put(*chunks[1090:])
+    desk.store.expire(desk.clock.now() - 50.0)
+    with opened(desk, tmp_path) as window:
+        follow(window)
+        assert chunks_in(window.local) == chunks[1090:]
+
+
+def test_a_window_keeps_the_newest_steps(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    sent: list[Chunk] = []
+    for _ in range(20):
+        sent += session(rng, 2)
+        desk.put(*sent[-2:])
+        desk.clock.advance(1.0)
+    steps = sum(chunk.meta.n_steps for chunk in sent)
+    with opened(desk, tmp_path, max_steps=steps // 3) as window:
+        follow(window)
+        window.local.freeze(wait=True)
+        assert window.bound() > 0
+        kept = chunks_in(window.local)
+        assert kept == sent[-len(kept) :]
+        assert steps // 4 < sum(chunk.meta.n_steps for chunk in kept) <= steps // 3
+        assert window.bound() == 0
+    with Window(desk.store, tmp_path / "young", keep_s=5, clock=desk.clock) as window:
+        follow(window)
+        window.local.freeze(wait=True)
+        window.bound()
+        assert chunks_in(window.local) == sent[-10:]
+
+
+class _Away:
+    """A remote store that answers every other time."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store, self._calls = store, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
+        self._calls += 1
+        if self._calls % 2:
+            raise Unreachable("nobody answers")
+        return self._store.tail(cursor, max_items=2, wait_s=0.0)
+
+
+def test_a_window_waits_for_a_remote_store_that_is_away(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    chunks = session(rng, 9)
+    desk.put(*chunks)
+
+    class Until:
+        """Is set once everything is here."""
+
+        def is_set(self) -> bool:
+            return window.items == 9
+
+    with Window(_Away(desk.store), tmp_path / "window", clock=desk.clock) as window:  # type: ignore[arg-type]
+        window.run(Until())  # type: ignore[arg-type]
+        assert chunks_in(window.local) == chunks
+
+
+def test_a_bound_of_nothing_is_refused(desk: Desk, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_steps of a window is 0"):
+        opened(desk, tmp_path, max_steps=0)

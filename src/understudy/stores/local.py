@@ -156,12 +156,15 @@ class LocalStore:
             unsealed = {**(frozen.sessions if frozen is not None else {}), **self._current.sessions}
         return session_infos(self._lookup, unsealed, wanted)
 
-    def forget(self, player: bytes) -> int:
-        """Erase a player: refused and hidden from the next moment on, off the disk unless `is_erasing` says not yet."""
+    def forget(self, player: bytes, *, at_s: float | None = None) -> int:
+        """Erase a player: refused and hidden from the next moment on, off the disk unless `is_erasing` says not yet.
+
+        `at_s`: when it was decided, where that was earlier and elsewhere; what they played since then is theirs anew.
+        """
         with self._state:
             self._check_open()
             before = self._count_forgotten(player)
-            self.commit_event(Event(kind="forget", at_s=self._clock.now(), player=player))
+            self.commit_event(Event(kind="forget", at_s=self._clock.now() if at_s is None else at_s, player=player))
             self.erase()
             return self._count_forgotten(player) - before
 

@@ -217,7 +217,7 @@ class StoreView:
         gone = _FATES.get(row.fate) or self._gone(row.no, row.player, row.session, row.chunk_no)
         if gone is not None:
             keys = unpack_keys(row.body or b"") if row.kind == EVENT_KIND else [(row.session, row.chunk_no)]
-            return _forgotten(row.no, gone, row.player, keys)
+            return _forgotten(row.no, gone, row.player, keys, at_s=row.received if row.kind == EVENT_KIND else 0.0)
         if row.segment is not None and row.chunk is not None:
             segment = self.segment(row.segment)
             return Stored(row.no, segment.frame(row.chunk), segment.chunk(row.chunk))
@@ -225,7 +225,8 @@ class StoreView:
 
     def _from_log(self, number: int, where: _Where) -> Stored | Forgotten:
         if where.event is not None:
-            return _forgotten(number, _EVENTS[where.event.kind], where.event.player, where.event.chunks)
+            event = where.event
+            return _forgotten(number, _EVENTS[event.kind], event.player, event.chunks, at_s=event.at_s)
         frame = decode_frame(self._reader(where.file).bytes_at(where.offset, where.length))
         if gone := self._gone(number, frame.player, frame.session.bytes, frame.chunk_no):
             return _forgotten(number, gone, frame.player, [(frame.session.bytes, frame.chunk_no)])
@@ -320,9 +321,11 @@ class StoreView:
         self.close()
 
 
-def _forgotten(number: int, reason: Gone, player: bytes, keys: Iterable[tuple[bytes, int]]) -> Forgotten:
+def _forgotten(
+    number: int, reason: Gone, player: bytes, keys: Iterable[tuple[bytes, int]], *, at_s: float = 0.0
+) -> Forgotten:
     chunks = tuple((uuid.UUID(bytes=session), chunk_no) for session, chunk_no in keys)
-    return Forgotten(number, number, reason, player or None, chunks)
+    return Forgotten(number, number, reason, player or None, chunks, at_s)
 
 
 def session_infos(

@@ -1,4 +1,4 @@
-"""A window: a local copy of a store elsewhere, filled by following its tail, so that learners sample from their own disk.
+"""A window: a local copy of a store elsewhere, filled by following its tail: learners sample from their own disk.
 
 Each page of the tail is written in one commit whose position is the cursor behind it: after kill -9 the copy goes on
 exactly where it was. What the remote store takes away is taken away here too.
@@ -6,6 +6,7 @@ exactly where it was. What the remote store takes away is taken away here too.
 
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 
@@ -25,6 +26,7 @@ from understudy.core.ports import (
     Stored,
     WriteBatch,
 )
+from understudy.stores.catalogue import STORED, Catalogue
 from understudy.stores.local import LocalStore
 
 _log = structlog.get_logger("understudy.window")
@@ -34,6 +36,10 @@ _TROUBLE_S = 1.0
 _BOUND_EVERY_S = 10.0
 _NO_BODY = 0
 """The checksum of no bytes."""
+_PER_SECOND = (
+    f"SELECT received, sum(n_steps), sum(length) FROM arrivals WHERE fate = {STORED} AND segment IS NOT NULL "
+    "GROUP BY received ORDER BY received DESC"
+)
 
 
 class Window:
@@ -143,12 +149,17 @@ class Window:
         return self.local.expire(before_s) if before_s > 0 else 0
 
     def _surplus_before_s(self) -> float:
-        """A time before which everything may go, so that the newest segments that fit stay."""
-        rows = bytes_ = 0
-        for segment in self.local.segments():
-            rows, bytes_ = rows + segment.n_rows, bytes_ + segment.size_bytes
-            if rows > (self._max_steps or rows) or bytes_ > (self._max_bytes or bytes_):
-                return segment.last_received + 1.0
+        """A time before which everything may go; 0 while there is not too much here. A tenth over is let pass."""
+        with closing(Catalogue(self.local.folder / "catalogue.sqlite", read_only=True)) as catalogue:
+            seconds = catalogue.rows(_PER_SECOND)
+        steps, size = sum(row[1] for row in seconds), sum(row[2] for row in seconds)
+        if steps <= 1.1 * (self._max_steps or steps) and size <= 1.1 * (self._max_bytes or size):
+            return 0.0
+        steps = size = 0
+        for number, (received, n_steps, n_bytes) in enumerate(seconds):
+            steps, size = steps + n_steps, size + n_bytes
+            if number and (steps > (self._max_steps or steps) or size > (self._max_bytes or size)):
+                return float(received) + 1.0
         return 0.0
 
     def close(self) -> None:
