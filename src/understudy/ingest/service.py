@@ -1,28 +1,16 @@
 """The ingest service: reads every partition of a stream, checks, and writes what is new with its position."""
 
 import math
-from collections import Counter
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from threading import Event
 
 import structlog
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ClaimLost, ConfigError, PositionGone, StorageFull
-from understudy.core.frame import FrameKind
-from understudy.core.ports import (
-    Candidate,
-    ExperienceStore,
-    Position,
-    Read,
-    Receipt,
-    RefusedFrame,
-    Specs,
-    Stream,
-    WriteBatch,
-)
-from understudy.ingest.check import check
+from understudy.core.errors import ClaimLost, ConfigError, PositionGone, StorageFull, Unreachable
+from understudy.core.ports import ExperienceStore, Position, Read, Specs, Stream
+from understudy.ingest.writer import Held, IngestStats, Writer
 
 _log = structlog.get_logger("understudy.ingest")
 _IDLE_S = 0.004
@@ -37,33 +25,13 @@ class IngestConfig:
     claim_ttl_s: float = 30.0
     """How long a partition stays ours after we fall silent."""
     full_pause_s: float = 1.0
-    """How long to wait when the disk is full."""
+    """How long to wait when the disk is full, or a server does not answer."""
 
     def __post_init__(self) -> None:
         for field_ in fields(self):
             value = getattr(self, field_.name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"{field_.name} is {value}; give a number above 0, such as {field_.default}")
-
-
-@dataclass(slots=True)
-class IngestStats:
-    """What a service has done since it started."""
-
-    frames: int = 0
-    steps: int = 0
-    fates: Counter[str] = field(default_factory=Counter)
-    refusals: Counter[str] = field(default_factory=Counter)
-    lag_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Lane:
-    """A partition this service holds."""
-
-    epoch: int
-    position: Position | None
-    ended: bool = False
 
 
 class IngestService:
@@ -79,24 +47,30 @@ class IngestService:
         config: IngestConfig | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._stream, self._store, self._specs = stream, store, specs
-        self._owner = owner
+        self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()
-        self._lanes: dict[str, _Lane] = {}
-        self.stats = IngestStats()
+        self._writer = Writer(store, specs, owner=owner, claim_ttl_s=self._config.claim_ttl_s, clock=self._clock)
+
+    @property
+    def stats(self) -> IngestStats:
+        return self._writer.stats
 
     def step(self) -> int:
         """Read each partition once and store what came; how many records that were."""
         return sum(len(read.records) for _, read in self._round(without=()))
 
     def run(self, stop: Event) -> None:
-        """Repeat `step` until told to stop, waiting a little when nothing comes and longer when the disk is full."""
+        """Repeat `step` until told to stop, waiting a little when nothing comes and longer while nothing works."""
         while not stop.is_set():
             try:
                 moved = self.step()
             except StorageFull as error:
                 _log.warning("store_full", error=str(error), retry_in_s=self._config.full_pause_s)
+                self._clock.wait(stop, self._config.full_pause_s)
+                continue
+            except Unreachable as error:
+                _log.warning("unreachable", error=str(error), retry_in_s=self._config.full_pause_s)
                 self._clock.wait(stop, self._config.full_pause_s)
                 continue
             if not moved:
@@ -120,82 +94,41 @@ class IngestService:
 
     def positions(self) -> dict[str, Position | None]:
         """How far each partition that is ours is stored."""
-        return {name: lane.position for name, lane in self._lanes.items()}
+        return {name: held.position for name, held in self._writer.held.items()}
 
     def _round(self, *, without: Container[str]) -> Iterator[tuple[str, Read]]:
         """Each readable partition that is ours, read once and stored."""
         partitions = self._stream.partitions()
         names = {partition.id for partition in partitions}
-        self._lanes = {name: lane for name, lane in self._lanes.items() if name in names}
+        for gone in self._writer.held.keys() - names:
+            del self._writer.held[gone]
         for partition in partitions:
             is_readable = all(parent not in names or self._has_ended(parent) for parent in partition.parents)
             if is_readable and partition.id not in without and (read := self._advance(partition.id)) is not None:
                 yield partition.id, read
 
     def _has_ended(self, partition: str) -> bool:
-        lane = self._lanes.get(partition)
-        return lane is not None and lane.ended
+        held = self._writer.held.get(partition)
+        return held is not None and held.ended
 
     def _advance(self, partition: str) -> Read | None:
         """Store what one read gives; None when there is nothing more to read, or the partition is not ours."""
-        lane = self._lanes.get(partition) or self._claim(partition)
-        if lane is None or lane.ended:
-            return None
-        read = self._read(partition, lane)
-        if read.records:
-            try:
-                self._write(partition, lane, read)
-            except ClaimLost as error:
-                _log.warning("claim_lost", partition=partition, error=str(error))
-                del self._lanes[partition]
-                return None
-        lane.position, lane.ended = read.next, read.ended
-        return read
-
-    def _claim(self, partition: str) -> _Lane | None:
         try:
-            claim = self._store.claim(partition, owner=self._owner, ttl_s=self._config.claim_ttl_s)
+            held = self._writer.claim(partition)
+            if held.ended:
+                return None
+            read = self._read(partition, held)
+            if read.records:
+                self._writer.write(partition, read.records, read.next)
         except ClaimLost:
             return None
-        lane = _Lane(claim.epoch, claim.position)
-        self._lanes[partition] = lane
-        return lane
+        held.position, held.ended = read.next, read.ended
+        return read
 
-    def _read(self, partition: str, lane: _Lane) -> Read:
+    def _read(self, partition: str, held: Held) -> Read:
         try:
-            return self._stream.read(partition, lane.position, max_bytes=self._config.max_read_bytes, wait_s=0.0)
+            return self._stream.read(partition, held.position, max_bytes=self._config.max_read_bytes, wait_s=0.0)
         except PositionGone as error:
             _log.error("position_gone", partition=partition, position=error.position, earliest=error.earliest)
             earliest = None if error.earliest is None else Position(error.earliest)
             return self._stream.read(partition, earliest, max_bytes=self._config.max_read_bytes, wait_s=0.0)
-
-    def _write(self, partition: str, lane: _Lane, read: Read) -> None:
-        candidates: list[Candidate] = []
-        refused: list[RefusedFrame] = []
-        parked: list[RefusedFrame] = []
-        for record in read.records:
-            checked = check(record.raw, specs=self._specs, received_s=record.time_s)
-            if checked.candidate is not None:
-                candidates.append(checked.candidate)
-            elif checked.refusal is not None:
-                (parked if checked.outcome == "parked" else refused).append(checked.refusal)
-        batch = WriteBatch(partition, lane.epoch, read.next, candidates, refused, parked)
-        self._count(batch, self._store.write(batch))
-        self.stats.lag_s = self._clock.now() - read.records[-1].time_s
-
-    def _count(self, batch: WriteBatch, receipt: Receipt) -> None:
-        stats = self.stats
-        stats.frames += len(batch.candidates) + len(batch.refused) + len(batch.parked)
-        stats.fates.update(receipt.fates)
-        for candidate, fate in zip(batch.candidates, receipt.fates, strict=True):
-            if fate == "new" and candidate.frame.kind is FrameKind.DATA and candidate.chunk is not None:
-                stats.steps += candidate.chunk.meta.n_steps
-        reasons = [one.reason for one in (*batch.refused, *batch.parked)]
-        reasons += [
-            reason
-            for reason, fate in zip(receipt.reasons, receipt.fates, strict=False)
-            if fate in ("refused", "conflict")
-        ]
-        stats.refusals.update(reasons)
-        for reason, count in Counter(reasons).items():
-            _log.warning("frames_refused", partition=batch.partition, reason=reason, count=count)
