@@ -14,6 +14,7 @@ STREAMS = {
     "kinesis": "understudy.streams.kinesis:open_kinesis",
 }
 STORES = {"cassandra": "understudy.stores.cassandra:open_cassandra"}
+_STREAM_FORM, _STORE_FORM = "kinesis://STREAM or kafka://HOST:PORT/TOPIC", "cassandra://HOST:PORT/KEYSPACE"
 
 
 def open_stream(url: str, data: DataFolder) -> Stream:
@@ -22,24 +23,46 @@ def open_stream(url: str, data: DataFolder) -> Stream:
         from understudy.streams.file import FileStream
 
         return FileStream(data.stream)
-    location = _location(url, STREAMS, "stream", "kinesis://STREAM or kafka://HOST:PORT/TOPIC")
+    location = _location(url, STREAMS, "stream", _STREAM_FORM)
     stream: Stream = load(STREAMS[location.scheme], what="stream")(location)
     return stream
 
 
 def open_store(url: str, *, specs: Specs, clock: Clock | None = None) -> FullStore:
     """The store of an address; the data folder's own is opened by its one writer."""
-    location = _location(url, STORES, "store", "cassandra://HOST:PORT/KEYSPACE")
+    location = _location(url, STORES, "store", _STORE_FORM)
     store: FullStore = load(STORES[location.scheme], what="store")(location, specs=specs, clock=clock)
     return store
+
+
+def create_stream(url: str, *, partitions: int) -> None:
+    """Make the stream of an address where it is not there yet; for development."""
+    location = _location(url, STREAMS, "stream", _STREAM_FORM)
+    if location.scheme == "kinesis":
+        load("understudy.streams.kinesis:create_kinesis", what="stream")(location, shards=partitions)
+    else:
+        load("understudy.streams.kafka:create_kafka", what="stream")(location, partitions=partitions)
+
+
+def init_store(url: str) -> None:
+    """Make the tables of an address where they are not there yet."""
+    location = _location(url, STORES, "store", _STORE_FORM)
+    load("understudy.stores.cassandra:init", what="store")(location)
+
+
+def migrate_store(url: str) -> tuple[int, int]:
+    """Bring the tables of an older release forward; their version before and after."""
+    location = _location(url, STORES, "store", _STORE_FORM)
+    before, after = load("understudy.stores.cassandra:migrate", what="store")(location)
+    return before, after
 
 
 def check_backends(*, stream: str, store: str) -> None:
     """ConfigError for an address that cannot be meant; nothing is asked of the network."""
     if stream:
-        _location(stream, STREAMS, "stream", "kinesis://STREAM or kafka://HOST:PORT/TOPIC")
+        _location(stream, STREAMS, "stream", _STREAM_FORM)
     if store:
-        _location(store, STORES, "store", "cassandra://HOST:PORT/KEYSPACE")
+        _location(store, STORES, "store", _STORE_FORM)
 
 
 def _location(url: str, known: Mapping[str, str], what: str, wanted: str) -> Location:

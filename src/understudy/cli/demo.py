@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from understudy.app.crowd.backends import Backends
 from understudy.app.crowd.loop import KILLABLE, Look, Loop, LoopConfig
 from understudy.app.crowd.loop_result import LoopResult
 from understudy.app.data import DataFolder
@@ -29,20 +30,26 @@ from understudy.core.errors import ConfigError
         "understudy demo",
         "understudy demo --check --kill learner --json",
         "understudy demo --game CartPole-v1 --keep D",
+        "understudy demo --stream kinesis --store cassandra --models s3 --ingest spark --check",
     )
 )
 @click.option("--game", default="rally", show_default=True, metavar="ID", help="rally, or a Gymnasium id.")
 @click.option("--players", default=8, show_default=True, help="How many simulated people.")
 @click.option("--seconds", default=75.0, show_default=True, help="How long they play at most.")
 @click.option("--kill", type=click.Choice(KILLABLE), help="Kill this role with kill -9 once the first bot plays.")
+@click.option("--stream", default="file", show_default=True, metavar="S", help="file, kinesis, kafka, or an address.")
+@click.option("--store", default="local", show_default=True, metavar="S", help="local, cassandra, or an address.")
+@click.option("--models", default="folder", show_default=True, metavar="S", help="folder, s3, or an address.")
+@click.option("--ingest", type=click.Choice(["native", "spark"]), default="native", show_default=True,
+              help="What stores the stream. Servers that do not run are started, and stopped at the end.")  # fmt: skip
 @click.option("--check", is_flag=True, help="End with 1 unless the last bot beats the first and nothing was lost.")
 @click.option("--seed", default=0, show_default=True, help="Of the people and of the episodes that judge.")
 @click.option("--keep", metavar="DIR", help="Keep the data in this folder (default: a temporary one).")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also write a picture of the output.")
 @json_option
 def demo(
-    game: str, players: int, seconds: float, kill: str | None, check: bool, seed: int, keep: str | None,
-    svg: Path | None, as_json: bool,
+    game: str, players: int, seconds: float, kill: str | None, stream: str, store: str, models: str, ingest: str,
+    check: bool, seed: int, keep: str | None, svg: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Close the loop: people play, a learner without a game learns from them, and its bots play with them.
 
@@ -51,7 +58,10 @@ def demo(
     """
     if svg is not None and not svg.absolute().parent.is_dir():
         raise ConfigError(f"--svg {svg}: there is no folder {svg.absolute().parent}; make it first")
-    config = LoopConfig(env_id=game, people=players, max_seconds=seconds, kill=kill, seed=seed)  # type: ignore[arg-type]
+    config = LoopConfig(
+        env_id=game, people=players, max_seconds=seconds, kill=kill, seed=seed,  # type: ignore[arg-type]
+        backends=Backends(stream=stream, store=store, models=models, ingest=ingest),
+    )  # fmt: skip
     out = Console(stderr=as_json, highlight=False, record=svg is not None, width=112 if svg else None)
     with Interrupts(hurry=kill_children) as interrupts, _scratch() as scratch:
         data = folder(keep) if keep else DataFolder(scratch / "data")
@@ -64,7 +74,7 @@ def demo(
                 interrupts.check()
                 show(look)
 
-            result = Loop(data, config, see).run()
+            result = Loop(data, config, see, scratch=scratch / "servers").run()
     _print(out, result, keep)
     if svg is not None:
         out.save_svg(str(svg), title="understudy demo")

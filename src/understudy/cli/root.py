@@ -30,6 +30,8 @@ _COMMANDS = {
     "restore": ("understudy.cli.backup:restore", "make a data folder from a backup"),
     "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
     "status": ("understudy.cli.status:status", "roles, rates, games and models of a running platform"),
+    "store": ("understudy.cli.backends:store", "make a store on other machines ready"),
+    "stream": ("understudy.cli.backends:stream", "make a stream on other machines ready"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
     "up": ("understudy.cli.up:up", "run the platform: gateway, ingest, learner"),
     "version": ("understudy.cli.version:version", "print versions"),

@@ -2,7 +2,7 @@
 
     s3://BUCKET/PATH?region=eu-west-1&profile=games&endpoint=http://127.0.0.1:9000
 
-Keys come from where the vendor's tools look: the environment, then the shared credentials file, then the machine's own
+Keys come from a shared credentials file that `credentials=FILE` names, or from where the vendor's tools look: the environment, then the shared credentials file, then the machine's own
 role. They are never part of the address.
 """
 
@@ -20,7 +20,7 @@ from understudy.core.location import Location
 
 _PATIENCE_S = 15.0
 """How long a call that fails is tried again; whoever called decides what then."""
-_OPTIONS = ("endpoint", "insecure", "profile", "region")
+_OPTIONS = ("credentials", "endpoint", "insecure", "profile", "region")
 
 
 def open_s3(location: Location) -> S3Store:
@@ -30,7 +30,9 @@ def open_s3(location: Location) -> S3Store:
         raise ConfigError("s3:// names no bucket; write s3://BUCKET/PATH")
     endpoint = location.text("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = location.text("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    keys = {} if os.environ.get("AWS_ACCESS_KEY_ID") else _shared_keys(location.text("profile"))
+    profile, file = location.text("profile"), location.text("credentials")
+    # A file that was named goes before the environment, a file that is merely there does not.
+    keys = {} if os.environ.get("AWS_ACCESS_KEY_ID") and not file else _shared_keys(profile, file)
     return S3Store(
         location.hosts[0][0],
         prefix=location.path or None,
@@ -59,18 +61,18 @@ def _may_be_plain(endpoint: str | None, *, insecure: bool) -> bool:
     return True
 
 
-def _shared_keys(profile: str) -> dict[str, str]:
+def _shared_keys(profile: str, file: str) -> dict[str, str]:
     """Keys of a profile in the shared credentials file; empty where there is none, for the machine's own role."""
     name = profile or os.environ.get("AWS_PROFILE") or "default"
-    path = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    path = Path(file or os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
     found = configparser.ConfigParser(interpolation=None)
     try:
         found.read(path)
     except (configparser.Error, UnicodeDecodeError):
         raise ConfigError(f"{path} is no credentials file; it has a [{name}] with aws_access_key_id = ...") from None
     if not found.has_section(name):
-        if profile:
-            raise ConfigError(f"{path} has no profile [{profile}]; add it, or name another one")
+        if profile or file:
+            raise ConfigError(f"{path} has no profile [{name}]; add it, or name another one")
         return {}
     names = {
         "aws_access_key_id": "access_key_id", "aws_secret_access_key": "secret_access_key",

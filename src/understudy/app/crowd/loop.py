@@ -8,11 +8,15 @@ last bot on the same held-out seeds, and every acknowledgement against the store
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from understudy.app.addresses import PAGES, page_address
-from understudy.app.config import Config, GatewaySection
+from understudy.app.backends import open_store
+from understudy.app.config import Config
+from understudy.app.crowd.backends import Backends, standing
 from understudy.app.crowd.bot_judge import BotJudge
 from understudy.app.crowd.groups import Groups
 from understudy.app.crowd.loop_result import LoopResult
@@ -22,7 +26,8 @@ from understudy.app.deployment import open_deployment
 from understudy.app.play_web import play_key
 from understudy.app.roles.platform import Platform
 from understudy.app.roles.supervise import Standing
-from understudy.app.verify import Verdict, verify
+from understudy.app.specs import RegistrySpecs
+from understudy.app.verify import Verdict, verify, verify_elsewhere
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.names import game_name_of_env
 from understudy.games.rally import GAME_ID
@@ -47,6 +52,7 @@ class LoopConfig:
     kill: Killable | None = None
     """A role that is killed once the first bot plays; nothing may be lost by it."""
     seed: int = 0
+    backends: Backends = field(default_factory=Backends)
 
     def __post_init__(self) -> None:
         if not 1 <= self.people <= 1_000:
@@ -86,8 +92,10 @@ Show = Callable[[Look], None]
 class Loop:
     """One closed loop on a data folder; `run` goes from the first step to the measured result."""
 
-    def __init__(self, data: DataFolder, config: LoopConfig, show: Show) -> None:
+    def __init__(self, data: DataFolder, config: LoopConfig, show: Show, *, scratch: Path | None = None) -> None:
+        """`scratch`: where servers that are started for it have their files."""
         self._data, self._config, self._show = data, config, show
+        self._scratch = scratch or data.root / "servers"
         self._game = str(game_name_of_env(config.env_id))
         self._said: list[str] = []
         self._began_s = time.monotonic()
@@ -96,9 +104,21 @@ class Loop:
 
     def run(self) -> LoopResult:
         """Play until a bot is clearly better than the first, or time is up; then prove what was promised."""
+        backends = self._config.backends
+        with standing(backends, self._data.root, self._scratch, self._say) as settings:
+            self._began_s = time.monotonic()
+            return self._play(settings)
+
+    def _say(self, said: str) -> None:
+        """Something that happens before anything runs."""
+        nothing = Look(
+            elapsed_s=self._elapsed_s, recorded_steps=0, acked_steps=0, stored_steps=0, phase=said, champion=0, canary=0
+        )  # fmt: skip
+        self._show(replace(nothing, said=said))
+
+    def _play(self, settings: Config) -> LoopResult:
         judge = BotJudge(self._config.env_id, self._config.seed)
-        settings = Config(data=str(self._data.root), gateway=GatewaySection(port=0, canary_share=0.5))
-        opened = open_deployment(self._data)
+        opened = open_deployment(self._data, models=settings.models.url)
         registry = opened.registry
         with Platform(settings, tell=self._tell) as platform:
             self._wait_until_ready(platform)
@@ -112,7 +132,13 @@ class Loop:
                 people.stop()
             platform.supervisor.stop()
             restarts = sum(one.restarts for one in platform.supervisor.standings.values())
-        return self._result(judge, verify(self._data), restarts)
+        return self._result(judge, self._prove(settings, registry), restarts)
+
+    def _prove(self, settings: Config, registry: Registry) -> Verdict:
+        if not settings.store.url:
+            return verify(self._data)
+        with closing(open_store(settings.store.url, specs=RegistrySpecs(registry))) as store:
+            return verify_elsewhere(self._data, store, live=False)
 
     def _people(self, platform: Platform) -> Groups:
         assert platform.keys is not None

@@ -1,0 +1,113 @@
+"""Backends for a demonstration: real servers on this machine, each with a place of its own that goes with it."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.app.backends import create_stream, init_store
+from understudy.app.config import Config, GatewaySection, IngestSection, ModelsSection, StoreSection, StreamSection
+from understudy.core.errors import ConfigError
+from understudy.dev.background import default_folder, look
+from understudy.dev.servers import Server, start
+
+STREAMS = {"file": "", "kinesis": "kinesalite", "kafka": "kafka"}
+"""What stands behind each word; kinesalite bears more than kinesis-local and reshards less, which no demo does."""
+STORES = {"local": "", "cassandra": "cassandra"}
+MODELS = {"folder": "", "s3": "s3"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backends:
+    """What the loop runs on, by the words of `STREAMS`, `STORES` and `MODELS`, or by address."""
+
+    stream: str = "file"
+    store: str = "local"
+    models: str = "folder"
+    ingest: str = "native"
+
+    def __post_init__(self) -> None:
+        for name, known in (("stream", STREAMS), ("store", STORES), ("models", MODELS)):
+            value = getattr(self, name)
+            if value not in known and "://" not in value:
+                raise ConfigError(f"--{name} is {value!r}; give one of {', '.join(known)}, or an address")
+        if self.ingest == "spark" and self.store == "local":
+            raise ConfigError(
+                "--ingest spark writes with many processes, and a local store has one writer; give --store cassandra"
+            )
+
+    @property
+    def servers(self) -> list[str]:
+        """The servers that these words ask for."""
+        wanted = [STREAMS.get(self.stream, ""), STORES.get(self.store, ""), MODELS.get(self.models, "")]
+        return [name for name in wanted if name]
+
+
+@contextmanager
+def standing(backends: Backends, data: Path, scratch: Path, tell: Callable[[str], None]) -> Iterator[Config]:
+    """The config of a platform on these backends; servers that were started for it end with it.
+
+    On servers that ran already a stream, a keyspace and a folder stay, each named demo and a number.
+    """
+    with ExitStack() as opened:
+        servers = {name: _server(name, scratch, opened, tell) for name in backends.servers}
+        mark = secrets.token_hex(4)
+        stream, store = _stream(backends.stream, servers, mark), _store(backends.store, servers, mark)
+        yield Config(
+            data=str(data),
+            gateway=GatewaySection(port=0, canary_share=0.5),
+            stream=StreamSection(url=stream),
+            store=StoreSection(url=store),
+            models=ModelsSection(url=_models(backends.models, servers, mark)),
+            ingest=IngestSection(engine="spark" if backends.ingest == "spark" else "native"),
+        )
+
+
+def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], None]) -> Server:
+    """One that runs already, or a new one that ends with the loop."""
+    found = look(name, default_folder())
+    if found.state == "running" and found.server is not None:
+        tell(f"{name} runs at {found.server.address}")
+        return found.server
+    tell(f"starting {name}")
+    server = opened.enter_context(start(name, scratch / name))
+    tell(f"{name} runs at {server.address} (process {server.pid})")
+    return server
+
+
+def _stream(word: str, servers: dict[str, Server], mark: str) -> str:
+    if not STREAMS.get(word, word):
+        return ""
+    if word == "kinesis":
+        one = servers["kinesalite"]
+        url = (
+            f"kinesis://demo-{mark}?endpoint={one.url}&region={one.credentials['region']}"
+            f"&credentials={one.credentials_file}"
+        )
+    elif word == "kafka":
+        one = servers["kafka"]
+        url = f"kafka://{one.address}/demo-{mark}?credentials={one.credentials_file}"
+    else:
+        return word
+    create_stream(url, partitions=2)
+    return url
+
+
+def _store(word: str, servers: dict[str, Server], mark: str) -> str:
+    if word != "cassandra":
+        return STORES.get(word, word)
+    one = servers["cassandra"]
+    url = f"cassandra://{one.address}/demo_{mark}?credentials={one.credentials_file}&replication=1"
+    init_store(url)
+    return url
+
+
+def _models(word: str, servers: dict[str, Server], mark: str) -> str:
+    if word != "s3":
+        return MODELS.get(word, word)
+    one = servers["s3"]
+    return (
+        f"s3://understudy/demo-{mark}?endpoint={one.url}&region={one.credentials['region']}"
+        f"&credentials={one.credentials_file}"
+    )
