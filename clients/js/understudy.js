@@ -383,7 +383,10 @@ function partsOf(what, spaces) {
 
 // --- Tensors, chunks, frames, parcels --------------------------------------------------------------------------------
 
-/** @typedef {{dtype: string, shape: readonly number[], data: TypedArray}} Column */
+/**
+ * @typedef {{dtype: string, shape: readonly number[], data: TypedArray, packed?: Bytes}} Column `packed`: the same data by
+ *   zlib, which is sent in its place
+ */
 
 /**
  * A safetensors file: columns and metadata sorted by name, the data aligned to 64.
@@ -491,7 +494,17 @@ export function decodeTensors(raw) {
  * @param {Record<string, Column>} columns
  */
 export function encodeChunk(meta, columns) {
-  return encodeTensors(columns, {
+  /** @type {Record<string, Column>} */
+  const sent = { ...columns };
+  /** @type {Record<string, unknown>} */
+  const codec = {};
+  for (const [name, { dtype, shape, packed }] of Object.entries(columns)) {
+    if (!packed) continue;
+    codec[name] = ["zlib", dtype, [...shape]];
+    sent[name] = { dtype: "U8", shape: [packed.length], data: packed };
+  }
+  return encodeTensors(sent, {
+    ...(Object.keys(codec).length ? { codec: canonicalJson(codec) } : {}),
     format: "understudy-chunk/1",
     game: meta.game,
     schema: meta.schema,
@@ -504,6 +517,20 @@ export function encodeChunk(meta, columns) {
     client: meta.client,
     episodes: canonicalJson(meta.episodes.map(noteJson)),
   });
+}
+
+/** Whether a column holds images: what the platform's own chunks compress. @param {Column} column */
+const isImage = ({ dtype, shape }) => (dtype === "U8" || dtype === "I8") && product(shape.slice(1)) >= PACKED_FROM_BYTES;
+
+/** Compress the images of a block, away from the game's thread. @param {Block} block */
+async function pack(block) {
+  for (const column of Object.values(block.columns).filter(isImage)) {
+    const { buffer, byteOffset, byteLength } = column.data;
+    const raw = new Uint8Array(/** @type {ArrayBuffer} */ (buffer), byteOffset, byteLength);
+    const stream = new Blob([raw]).stream().pipeThrough(new CompressionStream("deflate"));
+    const packed = new Uint8Array(await new Response(stream).arrayBuffer());
+    if (packed.length < raw.length) column.packed = packed;
+  }
 }
 
 /** @param {Note} note */
@@ -578,6 +605,9 @@ const beganMs = (session) => parseInt(session.replace("-", "").slice(0, 12), 16)
 // --- Rows of an episode ----------------------------------------------------------------------------------------------
 
 const MAX_STEPS = 512;
+const PACKED_FROM_BYTES = 512;
+/** How many full blocks may wait until they are compressed; beyond that they go as they are. */
+const MAX_PACKING = 8;
 const CUT_BYTES = 440 * 1024;
 const MAX_NOTE_BYTES = 32 * 1024;
 const [FINAL, BOOTSTRAP] = [1, 2];
@@ -591,8 +621,8 @@ const BY = Object.freeze({ unknown: 0, person: 1, bot: 2, script: 3 });
  *   choice
  */
 /**
- * @typedef {{columns: Record<string, Column>, nSteps: number, consent: Consent, episodes: Note[]}} Block closed rows,
- *   ready to be a chunk
+ * @typedef {{columns: Record<string, Column>, nSteps: number, consent: Consent, episodes: Note[],
+ *   packing?: Promise<void> | null}} Block closed rows, ready to be a chunk; `packing`: until its images are compressed
  */
 
 /**
@@ -2087,10 +2117,22 @@ class Sender {
 
   /** @param {Session} session @param {Block} block */
   hand(session, block) {
-    session.blocks.push(block);
+    this._queue(session, block);
     // A game that never lets go of the thread must not fill the memory: then it makes the frames, and the cap is kept.
-    if (session.blocks.length > 8) this.collect();
+    if (session.blocks.length > MAX_PACKING) this.collect();
     this._schedule(0);
+  }
+
+  /** @param {Session} session @param {Block} block */
+  _queue(session, block) {
+    session.blocks.push(block);
+    if (!session.isKept || !globalThis.CompressionStream || !Object.values(block.columns).some(isImage)) return;
+    block.packing = pack(block)
+      .catch(() => {}) // then they are sent as they are
+      .then(() => {
+        block.packing = null;
+        this._schedule(0);
+      });
   }
 
   /** @param {number} atMs */
@@ -2160,8 +2202,11 @@ class Sender {
 
   // From the game into frames.
 
-  /** Make frames of what is due; in a hurry, of all that is closed. @param {{inHurry?: boolean}} [how] */
-  collect({ inHurry = false } = {}) {
+  /**
+   * Make frames of what is due; of all that is closed where `isAll`; in a hurry without waiting until images are small.
+   * @param {{isAll?: boolean, inHurry?: boolean}} [how]
+   */
+  collect({ inHurry = false, isAll = inHurry } = {}) {
     const nowMs = this._clock.monotonic();
     if (this._holds?.missed().includes(this._owner)) this._giveWay();
     for (const session of this.sessions) {
@@ -2173,9 +2218,12 @@ class Sender {
       }
       const isDue =
         rows && rows.closedSteps > 0 && nowMs - session._startedMs - rows.oldestMs >= this._lingerOf(session);
-      const block = inHurry || isDue || session.hasEnded ? rows?.take() : null;
-      if (block) session.blocks.push(block);
-      for (const one of session.blocks.splice(0)) this._encode(session, one);
+      const block = isAll || isDue || session.hasEnded ? rows?.take() : null;
+      if (block) this._queue(session, block);
+      const { blocks } = session; // in their order
+      while (blocks.length && (inHurry || !blocks[0].packing || blocks.length > MAX_PACKING)) {
+        this._encode(session, /** @type {Block} */ (blocks.shift()));
+      }
       if (!session.holder && nowMs - session.idleSinceMs >= IDLE_MS) session.end();
     }
     this._keepCap();
@@ -2532,7 +2580,9 @@ class Sender {
 
   /** Whether all that is recorded by now was acknowledged, refused or dropped in time. @param {number} timeoutS */
   async flush(timeoutS) {
-    this.collect({ inHurry: true });
+    this.collect({ isAll: true });
+    await Promise.all([...this.sessions].flatMap((session) => session.blocks.map((block) => block.packing)));
+    this.collect();
     const wanted = [...this._waiting];
     return this._until(() => wanted.every((entry) => entry.isDone), timeoutS);
   }

@@ -541,6 +541,26 @@ const scenarios = {
     episode.end([0, 0, 0]);
     return done(game, log, { actions, player: game.player });
   },
+  /** Images are compressed behind the game's back; a page that is hidden keeps them at once, as they are. */
+  async images() {
+    const [log, kept] = [door(), storage()];
+    const obs = { space: "box", dtype: "U8", shape: [84, 84], low: null, high: null };
+    const game = await opened(log, { obs, storage: kept });
+    const play = (steps) => {
+      const episode = game.episode();
+      for (let at = 0; at < steps; at++) episode.acted(new Uint8Array(84 * 84).fill(at), at % 4);
+      episode.end(new Uint8Array(84 * 84).fill(steps));
+    };
+    play(150);
+    const isFlushed = await game.flush();
+    const small = log.parcels.reduce((sum, raw) => sum + raw.length / 2, 0);
+    log.isDown = true;
+    play(10);
+    game._hurry();
+    const letters = frameNames(kept).map((key) => kept.kept.get(key).length);
+    log.isDown = false;
+    return done(game, log, { isFlushed, small, letters });
+  },
   async own() {
     const [log, kept] = [door(), storage()];
     const names = [];

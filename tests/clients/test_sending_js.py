@@ -255,6 +255,19 @@ def test_without_a_bot_the_game_decides_for_itself_and_says_who_did(found):
     assert chunks[0].columns["by"][:4].tolist() == [By.SCRIPT] * 4
 
 
+def test_images_are_compressed_and_a_page_that_is_hidden_does_not_wait_for_that(found):
+    one = found["images"]
+    assert (one["isFlushed"], one["isAll"], one["stats"]["acked"]) == (True, True, 160)
+    assert one["small"] < 150 * 84 * 84 / 20
+    (letters,) = one["letters"]
+    assert letters > 10 * 84 * 84
+    spec = game_spec("test", obs=Box((84, 84), DTYPES["U8"]), actions=4)
+    (chunks,) = taken(spec, one["parcels"])[0].values()
+    seen = [int(row[0, 0]) for chunk in chunks for row in chunk.columns["obs"][chunk.columns["row"] == 0]]
+    assert seen == [*range(150), *range(10)]
+    assert all((row == row[0, 0]).all() for chunk in chunks for row in chunk.columns["obs"])
+
+
 def test_a_player_without_a_name_keeps_the_same_one(found):
     first, second = found["own"]["names"]
     assert first == second
