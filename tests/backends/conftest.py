@@ -6,6 +6,7 @@ A server that cannot be had here skips its tests by name and reason. Instead of 
 """
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -53,8 +54,10 @@ def serve(name: str, factory: pytest.TempPathFactory) -> Iterator[Server | Exter
         return
     if reason := why_not(name):
         pytest.skip(reason)
-    with start(name, factory.mktemp(name)) as server:
+    folder = factory.mktemp(name)
+    with start(name, folder) as server:
         yield server
+    shutil.rmtree(folder / "data", ignore_errors=True)  # pytest keeps the rest for a while: log, settings
 
 
 @pytest.fixture(scope="session")

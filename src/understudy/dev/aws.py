@@ -1,13 +1,22 @@
 """A boto3 client for a server of ours, for the few requests that say whether it works."""
 
-from typing import Any
-
-from understudy.dev.recipe import Place
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 _ASK_S = 5.0
 
 
-def client(service: str, place: Place) -> Any:
+class Reachable(Protocol):
+    """Whatever has an address and credentials: a place, a server."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def credentials(self) -> Mapping[str, str]: ...
+
+
+def client(service: str, place: Reachable) -> Any:
     """A client that never waits long, never asks twice and looks at nobody's settings but the place's."""
     import boto3
     from botocore.config import Config
