@@ -147,10 +147,7 @@ class ShardReader:
             records.append(self._held.popleft())
         if records:
             self._after = records[-1].position
-        is_ended = self._is_finished and not self._held
-        if is_ended:
-            self._shards.renew()
-        return Read(records, self._after, is_ended)
+        return Read(records, self._after, self._is_finished and not self._held)
 
     def _fetch(self) -> bool:
         """One call for records; whether it showed that there are no more of them now."""
@@ -232,6 +229,9 @@ class ShardReader:
     def _take(self, answer: Mapping[str, Any]) -> bool:
         self._iterator = answer.get("NextShardIterator") or None
         self._is_finished = self._iterator is None
+        if self._is_finished:
+            # Its children are there by now.
+            self._shards.renew()
         is_at_tip = not answer.get("MillisBehindLatest")
         for found in answer["Records"]:
             position = Position(str(found["SequenceNumber"]))
