@@ -3,12 +3,23 @@
 import signal
 import threading
 from types import FrameType
+from typing import Any
 
 import click
+import msgspec
 
+from understudy.app.config import Config
+from understudy.app.origins import resolve
 from understudy.app.roles.ingest import RETENTION_S, IngestRole
+from understudy.app.roles.ingest_process import open_ingest
 from understudy.app.roles.logs import log_to_stderr
+from understudy.app.roles.remote_ingest import RemoteIngestRole
+from understudy.app.roles.spark_ingest import SparkIngestRole
+from understudy.cli.elsewhere import store_option
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option
+from understudy.core.errors import ConfigError
+
+Role = IngestRole | RemoteIngestRole | SparkIngestRole
 
 
 @click.command(
@@ -16,28 +27,36 @@ from understudy.cli.options import console, count, data_option, examples, finish
         "understudy ingest --data D",
         "understudy ingest --data D --keep-days 90",
         "understudy ingest --data D --until-empty --json",
+        "understudy ingest --data D --engine spark --stream kafka://HOST/TOPIC --store cassandra://HOST/KEYSPACE",
     )
 )
 @click.option("--until-empty", is_flag=True, help="Store what is in the stream now, then end.")
 @click.option("--retention", "retention_s", default=RETENTION_S, show_default=True,
               help="Seconds the stream keeps what is stored.")  # fmt: skip
 @click.option("--keep-days", type=float, help="Expire stored steps older than this (default: keep them for ever).")
+@click.option("--stream", "stream_url", metavar="URL",
+              help="A stream elsewhere, such as kinesis://STREAM (default: stream.url of the config).")  # fmt: skip
+@store_option
+@click.option("--engine", type=click.Choice(["native", "spark"]), help="Our own service, or a Spark job.")
+@click.option("--master", metavar="MASTER", help="Where Spark runs, such as local[2] or spark://HOST:7077.")
+@click.option("--checkpoint", metavar="DIR", help="Where Spark notes how far it read (default: in the data folder).")
 @data_option
 @json_option
-def ingest(data_text: str | None, as_json: bool, until_empty: bool, retention_s: float, keep_days: float | None) -> int:
-    """Follow the data folder's stream and store each step exactly once; Ctrl-C or SIGTERM drains and ends."""
+def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any) -> int:
+    """Follow a stream and store each step exactly once; Ctrl-C or SIGTERM drains and ends."""
     data, out, stop = folder(data_text), console(as_json=as_json), threading.Event()
+    config = _config(data_text, flags)
     log_to_stderr(as_json=not out.is_terminal)
     data.root.mkdir(parents=True, exist_ok=True)
-    keep_s = None if keep_days is None else keep_days * 86_400
     if not until_empty:
         _stop_on_signals(stop)  # before the store opens: a stop asked for meanwhile drains too
-    with IngestRole(data, retention_s=retention_s, keep_s=keep_s) as role:
+    with _open(config, flags) as role:
         if until_empty:
             role.service.drain()
         else:
-            out.print(f"following {data.stream}; Ctrl-C drains and ends")
+            out.print(f"following {config.stream.url or data.stream}; Ctrl-C drains and ends")
             role.run(stop)
+        spark = role.figures() if isinstance(role, SparkIngestRole) else {}
         stats = role.service.stats
     fields = {
         "steps": stats.steps,
@@ -47,7 +66,28 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, retention_s:
     }
     if not as_json:
         out.print(f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; refused {dict(stats.refusals)}")
-    return finish(fields, as_json=as_json)
+    return finish({**fields, **spark}, as_json=as_json)
+
+
+def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
+    """What flags, environment and file say together; only what ingest needs of it is checked."""
+    names = {"stream_url": "stream.url", "store_url": "store.url", "engine": "ingest.engine", "master": "ingest.master"}
+    given = {name: flags[flag] for flag, name in names.items()}
+    config = msgspec.structs.replace(resolve({"data": data_text, **given}).config, roles=("ingest",)).check()
+    if flags["checkpoint"] and config.ingest.engine != "spark":
+        raise ConfigError("--checkpoint is Spark's, and ingest.engine is native; leave it out, or give --engine spark")
+    if flags["keep_days"] is not None and config.store.url:
+        raise ConfigError("--keep-days is for a store in the data folder; leave it out: a store elsewhere has its own")
+    return config
+
+
+def _open(config: Config, flags: dict[str, Any]) -> Role:
+    if config.ingest.engine == "spark":
+        return SparkIngestRole(config.folder, config, checkpoint=flags["checkpoint"] or "")
+    if config.stream.url or config.store.url or config.models.url:
+        return open_ingest(config.folder, config)
+    keep_s = None if flags["keep_days"] is None else flags["keep_days"] * 86_400
+    return IngestRole(config.folder, retention_s=flags["retention_s"], keep_s=keep_s)
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

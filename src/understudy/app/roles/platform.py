@@ -39,6 +39,10 @@ game.close()
 """A game of one's own in a few lines; run once, it brings enough steps of people for a first bot."""
 
 
+_INGEST = {"native": "ingest_process", "spark": "spark_process"}
+"""The module of each engine."""
+
+
 @dataclass(frozen=True, slots=True)
 class DevelopmentKeys:
     """Keys that `up` makes by itself where only this machine can reach it."""
@@ -90,7 +94,8 @@ class Platform:
             "gateway": Role(name="gateway", command=self._gateway, drains_s=30.0),
             # What the gateway acknowledged last is stored, too.
             "ingest": Role(
-                name="ingest", command=self._module("ingest_process"), drains_s=120.0, stops_after=("gateway",)
+                name="ingest", command=self._module(_INGEST[self.config.ingest.engine]), drains_s=120.0,
+                stops_after=("gateway",),
             ),
             "learner": Role(
                 name="learner", command=self._module("learner_process"), drains_s=120.0, is_needed=False,

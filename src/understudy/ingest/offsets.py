@@ -1,0 +1,119 @@
+"""Offsets: how far every partition of a stream was read, as one JSON object that a checkpoint keeps.
+
+    {"stream": "which stream", "places": {"a partition": {"position": "its last record", "ended": false}}}
+
+An offset names records that were really read, since not every stream can say where it ends now. What lies between two
+offsets can be read again, the same records in the same order, as long as the stream keeps them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from understudy.core.errors import ConfigError, PositionGone
+from understudy.core.ports import Position, Read, Stream
+
+_log = structlog.get_logger("understudy.ingest")
+Offset = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A record that was read, with the position it stands behind: None for a partition's first."""
+
+    partition: str
+    after: Position | None
+    position: Position
+    time_s: float
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a partition was read, and whether nothing more will come."""
+
+    position: Position | None = None
+    ended: bool = False
+
+
+def offset_of(stream: str, places: Mapping[str, Place]) -> Offset:
+    """An offset as JSON; places in the order of their names, so that equal ones are equal texts."""
+    fields = {name: {"position": one.position, "ended": one.ended} for name, one in sorted(places.items())}
+    return {"stream": stream, "places": fields}
+
+
+def places_of(offset: Offset, stream: str) -> dict[str, Place]:
+    """The places of an offset; ConfigError when it is of another stream."""
+    if offset.get("stream") != stream:
+        raise ConfigError(
+            f"the checkpoint is of {offset.get('stream')}, not of {stream}; name another folder with --checkpoint"
+        )
+    return {name: Place(one["position"], one["ended"]) for name, one in offset["places"].items()}
+
+
+def read_on(stream: Stream, places: Mapping[str, Place], *, max_bytes: int) -> tuple[list[Passed], dict[str, Place]]:
+    """What stands behind these places now, each readable partition once, and the places behind that.
+
+    A partition is read only when its parents have ended; those the stream has forgotten are left out.
+    """
+    partitions = stream.partitions()
+    found: dict[str, Place] = {one.id: places.get(one.id, Place()) for one in partitions}
+    share = max(1, max_bytes // max(1, sum(not one.ended for one in found.values())))
+    records: list[Passed] = []
+    for partition in partitions:
+        place = found[partition.id]
+        if place.ended or not all(parent not in found or found[parent].ended for parent in partition.parents):
+            continue
+        read = _read(stream, partition.id, place.position, max_bytes=share)
+        records += _passed(partition.id, place.position, read)
+        found[partition.id] = Place(read.next, read.ended)
+    return records, found
+
+
+def read_between(
+    stream: Stream, start: Mapping[str, Place], end: Mapping[str, Place], *, max_bytes: int
+) -> Iterator[Passed]:
+    """The very records that lie between two places of each partition, parents first."""
+    # A partition that the stream has forgotten since holds nothing any more, and is told of in the log.
+    known = [one.id for one in stream.partitions()]
+    for name in [*(name for name in known if name in end), *(name for name in end if name not in known)]:
+        after, last = start.get(name, Place()).position, end[name].position
+        if after == last or last is None:
+            continue
+        if name not in known:
+            _log.error("partition_gone", partition=name, position=after, next="what it held is not read again")
+            continue
+        yield from _up_to(stream, name, after, last, max_bytes=max_bytes)
+
+
+def _up_to(
+    stream: Stream, partition: str, after: Position | None, last: Position, *, max_bytes: int
+) -> Iterator[Passed]:
+    while True:
+        read = _read(stream, partition, after, max_bytes=max_bytes)
+        for one in _passed(partition, after, read):
+            yield one
+            if one.position == last:
+                return
+        if read.ended or not read.records:
+            # Trimmed up to behind it: whatever is left was read above, and will be read again as a duplicate.
+            _log.error("replay_cut_short", partition=partition, position=last, next="the stream no longer holds it")
+            return
+        after = read.next
+
+
+def _read(stream: Stream, partition: str, after: Position | None, *, max_bytes: int) -> Read:
+    try:
+        return stream.read(partition, after, max_bytes=max_bytes, wait_s=0.0)
+    except PositionGone as error:
+        _log.error("position_gone", partition=partition, position=error.position, earliest=error.earliest)
+        earliest = None if error.earliest is None else Position(error.earliest)
+        return stream.read(partition, earliest, max_bytes=max_bytes, wait_s=0.0)
+
+
+def _passed(partition: str, after: Position | None, read: Read) -> Iterator[Passed]:
+    for record in read.records:
+        yield Passed(partition, after, record.position, record.time_s, record.raw)
+        after = record.position
