@@ -1,21 +1,24 @@
 """The Kafka stream keeps the Stream contract on a real broker, and refuses what would mix sessions up."""
 
+import contextlib
 import time
 import unittest
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 
 from tests.backends.kafka import PATIENCE_S, Topic
-from understudy.core.errors import Closed, ConfigError, PositionGone, Unreachable
+from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, Unreachable
 from understudy.core.frame import decode_frame
 from understudy.core.location import parse_location
 from understudy.core.ports import Position, Stream
 from understudy.streams.kafka import create_kafka, open_kafka
+from understudy.streams.kafka_config import kafka_config
 from understudy.testing.streams import StreamContract, read_all, sample_frames
 
 
@@ -164,7 +167,7 @@ def test_whoever_waits_at_the_start_of_an_empty_partition_jumps_once(topic: Topi
 
 
 def test_a_position_behind_the_end_is_no_silence(topic: Topic):
-    with topic.open() as stream, pytest.raises(ConfigError, match="lies behind its end"):
+    with topic.open() as stream, pytest.raises(StorageFailed, match="ends at 0, and was read up to 42"):
         stream.read(stream.partitions()[0].id, Position("41/3"), max_bytes=1, wait_s=0.0)
 
 
@@ -189,6 +192,42 @@ def test_a_closed_stream_reads_nothing_and_is_no_stranger_to_partitions(topic: T
     stream.close()
     with pytest.raises(Closed):
         stream.read(stream.partitions()[0].id, None, max_bytes=1, wait_s=0.0)
+
+
+def test_closing_ends_a_read_that_waits(topic: Topic):
+    stream = topic.open()
+    partition = stream.partitions()[0].id
+    stream.read(partition, None, max_bytes=1, wait_s=0.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stream.read, partition, None, max_bytes=1, wait_s=60.0)
+        began_s = time.monotonic()
+        stream.close()
+        with contextlib.suppress(Closed):  # when it was closed before it began
+            assert not waiting.result(PATIENCE_S).records
+    assert time.monotonic() - began_s < PATIENCE_S
+
+
+def test_a_topic_deleted_in_mid_run_is_said_so_and_nothing_is_called_durable(topic: Topic):
+    with topic.open(timeout_s=2) as stream:
+        assert stream.append(sample_frames(1))[0].durable
+        read_all(stream)
+        topic.delete()
+        gone_by_s = time.monotonic() + PATIENCE_S
+        while (outcome := stream.append(sample_frames(1))[0]).durable:
+            assert time.monotonic() < gone_by_s
+        assert outcome.retry_after_s > 0
+        assert topic.name in str(outcome.error)
+        with pytest.raises(Unreachable):
+            stream.read(stream.partitions()[0].id, None, max_bytes=1, wait_s=0.0)
+
+
+def test_records_of_others_are_records_and_say_nothing_about_partitions(topic: Topic):
+    producer = Producer(kafka_config(topic.location()).client())
+    producer.produce(topic.name, value=b"no frame", headers=[("partitions", b"many")])
+    producer.produce(topic.name, value=None, key=b"tombstone")
+    assert producer.flush(PATIENCE_S) == 0
+    with topic.open() as stream:
+        assert sorted(record.raw for records in read_all(stream).values() for record in records) == [b"", b"no frame"]
 
 
 # --- who may not come in --------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ listener.name.client.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.secu
 ssl.keystore.type=PEM
 ssl.keystore.location={folder}/broker.pem
 ssl.truststore.type=PEM
+listener.name.client.ssl.client.auth=required
 ssl.truststore.location={folder}/ca.pem
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:{user};User:ANONYMOUS
@@ -48,21 +49,22 @@ class SecureKafka(Kafka):
         settings.write_text(text + _SETTINGS.format(folder=place.folder, user=place.credentials["username"]))
 
     def ask(self, place: Place) -> None:
-        location = parse_location(f"kafka://{place.address}/{TOPIC}?tls=true&ca={place.folder}/ca.pem"
-                                  f"&credentials={place.credentials_file}")  # fmt: skip
+        tls = f"tls=true&ca={place.folder}/ca.pem&certificate={place.folder}/client.pem"
+        location = parse_location(f"kafka://{place.address}/{TOPIC}?{tls}&credentials={place.credentials_file}")
         kafka_admin.AdminClient(kafka_config(location).client()).list_topics(timeout=3.0)
 
 
 def write_certificates(folder: Path) -> None:
-    """An authority of our own, a broker's certificate by it, and another authority that signed nothing."""
+    """An authority of our own, certificates of a broker and a client, and another authority that signed nothing."""
     key, authority = _authority("understudy tests")
-    own = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    signed = _builder("broker", issuer=authority.subject).public_key(own.public_key()).add_extension(names, False)
-    private = own.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "broker.pem").write_bytes(private + _pem(signed.sign(key, hashes.SHA256())))
+    for who in ("broker", "client"):
+        own = ec.generate_private_key(ec.SECP256R1())
+        signed = _builder(who, issuer=authority.subject).public_key(own.public_key()).add_extension(names, False)
+        private = own.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        (folder / f"{who}.pem").write_bytes(private + _pem(signed.sign(key, hashes.SHA256())))
     (folder / "ca.pem").write_bytes(_pem(authority))
     (folder / "stranger.pem").write_bytes(_pem(_authority("somebody else")[1]))
 
@@ -101,10 +103,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             yield server
 
 
-def as_owner(server: Any, *, path: str = TOPIC, ca: str = "ca.pem") -> Location:
+def as_owner(server: Any, *, ca: str = "ca.pem", certificate: str = "client.pem") -> Location:
+    own = f"&certificate={server.place.folder}/{certificate}" if certificate else ""
     return parse_location(
-        f"kafka://{server.address}/{path}?tls=true&ca={server.place.folder}/{ca}&credentials={server.credentials_file}"
-        "&open_timeout_s=4"
+        f"kafka://{server.address}/{TOPIC}?tls=true&ca={server.place.folder}/{ca}{own}&open_timeout_s=4"
+        f"&credentials={server.credentials_file}"
     )
 
 
@@ -127,7 +130,7 @@ def as_user(server: Any, name: str, rights: list[tuple[str, str, str]]) -> Locat
     file.write_text(f'username = "{name}"\npassword = "their password"\n')
     return parse_location(
         f"kafka://{server.address}/{TOPIC}?tls=true&ca={server.place.folder}/ca.pem&credentials={file}"
-        "&mechanism=SCRAM-SHA-512&open_timeout_s=6"
+        f"&certificate={server.place.folder}/client.pem&mechanism=SCRAM-SHA-512&open_timeout_s=6"
     )
 
 
@@ -148,6 +151,11 @@ def test_an_authority_that_did_not_sign_is_said_so(server: Any):
         open_kafka(as_owner(server, ca="stranger.pem"))
     assert "TLS with" in str(raised.value)
     assert "ca= names the authority" in str(raised.value)
+
+
+def test_no_certificate_where_one_is_wanted_is_said_so(server: Any):
+    with pytest.raises(ConfigError, match="TLS with"):
+        open_kafka(as_owner(server, certificate=""))
 
 
 def test_no_tls_where_it_is_wanted_is_named_as_a_possibility(server: Any):

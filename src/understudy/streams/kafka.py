@@ -160,7 +160,8 @@ def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Boun
             message = consumer.poll(_SLICE_S)
             if message is not None and message.error() in (None, kafka.KafkaError._PARTITION_EOF):
                 wanted.pop(message.partition(), None)
-                spreads |= {int(value) for name, value in message.headers() or () if name == SPREAD}
+                headers = message.headers() or ()
+                spreads |= {int(value) for name, value in headers if name == SPREAD and value and value.isdigit()}
             if not wanted:
                 return spreads
         raise trouble.explained("opening a Kafka stream", at_start=True)

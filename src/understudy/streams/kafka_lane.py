@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from understudy.core.clock import Clock
-from understudy.core.errors import Closed, ConfigError, PositionGone
+from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed
 from understudy.core.ports import Position, Read, Record
 from understudy.streams.kafka_bounds import Bounds
 from understudy.streams.kafka_config import KafkaConfig
@@ -78,10 +78,7 @@ class KafkaLane:
         if start is not None and start < first:
             raise PositionGone(str(after), earliest=position_text(first - 1, self._count))
         if start is not None and start > end:
-            raise ConfigError(
-                f"position {after} of topic {self._config.topic!r}, partition {self._number}, lies behind its end "
-                f"{end}: brokers lost records that were acknowledged, or it was made anew; use a topic of another name"
-            )
+            raise self._lost(start, end)
         self._place = first if start is None else start
         self._origin = first if start is None else -1
         self._held = None
@@ -97,7 +94,7 @@ class KafkaLane:
                 # Asked anew, but not all the time; a record that comes meanwhile needs no question.
                 message = self._next(self._asked_s + _ASK_EVERY_S - self._clock.monotonic())
                 if message is None:
-                    self._ask()
+                    self._ask_again()
             if message is None and self._place < self._end:
                 return self._next_for_sure()
             left_s = deadline_s - self._clock.monotonic()
@@ -113,6 +110,7 @@ class KafkaLane:
             if (message := self._next(_SLICE_S)) is not None:
                 return message
             if self._clock.monotonic() > give_up_s:
+                self._place = -1
                 raise self._trouble.explained("reading")
         return None
 
@@ -162,6 +160,19 @@ class KafkaLane:
         self._asked_s = self._clock.monotonic()
         first, self._end = self._bounds.ask(self._number, timeout_s=self._config.timeout_s)
         return first, self._end
+
+    def _ask_again(self) -> None:
+        """Hear of a new end; StorageFailed when it lies before our place, where records would come in unseen."""
+        place, (_, end) = self._place, self._ask()
+        if end < place:
+            self._place = -1
+            raise self._lost(place, end)
+
+    def _lost(self, place: int, end: int) -> StorageFailed:
+        return StorageFailed(
+            f"partition {self._number} of topic {self._config.topic!r} ends at {end}, and was read up to {place}: "
+            "brokers lost what they had acknowledged; see their logs, then let gateways and ingest use a new topic"
+        )
 
     def close(self) -> None:
         """Let go of the consumer; a read that waits returns first."""

@@ -6,6 +6,8 @@ from typing import Any
 from understudy.core.errors import ConfigError, MissingExtra, UnderstudyError, Unreachable
 from understudy.streams.kafka_config import KafkaConfig
 
+_TLS_WORDS = ("SSL handshake", "SSL alert", "SSL routines")
+
 
 def kafka_library() -> Any:
     """The module `confluent_kafka`; MissingExtra names the command that installs it."""
@@ -71,15 +73,15 @@ class Trouble:
             return lasting(
                 f"{doing}: {config.where} refused {self._user()} ({detail}); check the credentials file and mechanism="
             )
-        if name == "_SSL" or "SSL handshake" in detail:
+        if name == "_SSL" or any(word in detail for word in _TLS_WORDS):
             return lasting(
                 f"{doing}: TLS with {config.where} failed ({detail}); check that this listener speaks TLS, that ca= "
-                "names the authority of its certificate, and that the certificate names this host"
+                "names the authority of its certificate, that this names the host, and whether it wants certificate="
             )
         what = "; ".join(text for text in (detail, "" if error is None else error.str()) if text) or "no answer in time"
         return Unreachable(
-            f"{doing}: no broker at {config.where} served us ({what}); check that it runs, that this is its port for "
-            f"clients, and whether it wants {self._wanted()}"
+            f"{doing}: no broker at {config.where} served us ({what}); check that it runs and has topic {topic!r}, "
+            f"that this is its port for clients, and whether it wants {self._wanted()}"
         )
 
     def _user(self) -> str:
