@@ -1,5 +1,6 @@
 """doctor: is this machine, and this data folder, fit for the platform?"""
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -13,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from understudy.app.backends import open_store, open_stream
+from understudy.app.config import hidden
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
+from understudy.app.specs import RegistrySpecs
 from understudy.core.errors import StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
 from understudy.stores.view import StoreView
@@ -34,14 +38,15 @@ class Check:
     next: str = ""
 
 
-def examine(data: DataFolder | None, *, models: str = "") -> Iterator[Check]:
-    """Every check in turn; `models` is a URL where they lie elsewhere."""
+def examine(data: DataFolder | None, *, models: str = "", stream: str = "", store: str = "") -> Iterator[Check]:
+    """Every check in turn; `models`, `stream` and `store` are addresses where these lie elsewhere."""
     yield Check("python", "green", platform.python_version())
     yield _system()
     yield from _packages()
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
-        yield from _folder(data)
+        yield from _stream(data, stream) if stream else ()
+        yield from _store(data, store, models) if store else _folder(data)
         yield from _models(data, models)
 
 
@@ -106,6 +111,25 @@ def _folder(data: DataFolder) -> Iterator[Check]:
         yield Check("store", "red", f"catalogue: {trouble}", "restore the folder from a backup")
     else:
         yield Check("store", "green", f"{max(arrivals, 0)} arrivals; the catalogue is sound")
+    yield from _leftovers(data)
+
+
+def _stream(data: DataFolder, url: str) -> Iterator[Check]:
+    try:
+        with contextlib.closing(open_stream(url, data)) as stream:
+            yield Check("stream", "green", f"{len(stream.partitions())} partitions at {hidden(url)}")
+    except UnderstudyError as error:
+        yield Check("stream", "red", str(error))  # which says what to do
+
+
+def _store(data: DataFolder, url: str, models: str) -> Iterator[Check]:
+    try:
+        specs = RegistrySpecs(open_deployment(data, models=models).registry)
+        with contextlib.closing(open_store(url, specs=specs)) as store:
+            store.tail(None, max_items=1, wait_s=0.0)
+            yield Check("store", "green", f"answers at {hidden(url)}")
+    except UnderstudyError as error:
+        yield Check("store", "red", str(error))
     yield from _leftovers(data)
 
 

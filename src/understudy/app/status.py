@@ -63,10 +63,13 @@ def _storage_error(role: dict[str, Any]) -> str:
 
 
 def _counts(data: DataFolder) -> dict[str, Any]:
+    """Of the store, or of the learner's copy where experience is kept elsewhere."""
     counts = no_counts()
-    if (data.store / "catalogue.sqlite").exists():
-        with StoreView(data.store) as view:
-            count_store(view, counts)
+    for one in (data, DataFolder(data.root, store_name="window")):
+        if (one.store / "catalogue.sqlite").exists():
+            with StoreView(one.store) as view:
+                count_store(view, counts)
+            break
     return counts
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.doctor import Check, examine
 from understudy.app.origins import resolve
@@ -32,10 +33,10 @@ def doctor(data_text: str | None, as_json: bool) -> int:
 
 def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[Check]:
     """Every check; a config that cannot be read is one that failed."""
-    models = ""
+    config = Config()
     if data is not None:
         try:
-            models = resolve({"data": data_text}).config.check().models.url
+            config = resolve({"data": data_text}).config.check()
         except ConfigError as error:
             yield Check("config", "red", str(error), "understudy config check shows more")
-    yield from examine(data, models=models)
+    yield from examine(data, models=config.models.url, stream=config.stream.url, store=config.store.url)
