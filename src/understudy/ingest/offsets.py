@@ -6,7 +6,7 @@ An offset names records that were really read, since not every stream can say wh
 offsets can be read again, the same records in the same order, as long as the stream keeps them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ Offset = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A record that was read, with the position it stands behind: None for a partition's first."""
+    """A record that was read, with the position it stands behind: None for the first that the stream still has."""
 
     partition: str
     after: Position | None
@@ -66,8 +66,8 @@ def read_on(stream: Stream, places: Mapping[str, Place], *, max_bytes: int) -> t
         place = found[partition.id]
         if place.ended or not all(parent not in found or found[parent].ended for parent in partition.parents):
             continue
-        read = _read(stream, partition.id, place.position, max_bytes=share)
-        records += _passed(partition.id, place.position, read)
+        passed, read = _read(stream, partition.id, place.position, max_bytes=share)
+        records += passed
         found[partition.id] = Place(read.next, read.ended)
     return records, found
 
@@ -90,30 +90,29 @@ def read_between(
 
 def _up_to(
     stream: Stream, partition: str, after: Position | None, last: Position, *, max_bytes: int
-) -> Iterator[Passed]:
+) -> Iterable[Passed]:
+    found: list[Passed] = []
     while True:
-        read = _read(stream, partition, after, max_bytes=max_bytes)
-        for one in _passed(partition, after, read):
-            yield one
+        records, read = _read(stream, partition, after, max_bytes=max_bytes)
+        for one in records:
+            found.append(one)
             if one.position == last:
-                return
+                return found
         if read.ended or not read.records:
-            # Trimmed up to behind it: whatever is left was read above, and will be read again as a duplicate.
-            _log.error("replay_cut_short", partition=partition, position=last, next="the stream no longer holds it")
-            return
+            # All of it was trimmed; what is left comes behind, and comes with the next batch.
+            _log.error("replay_gone", partition=partition, position=last, next="the stream no longer holds it")
+            return ()
         after = read.next
 
 
-def _read(stream: Stream, partition: str, after: Position | None, *, max_bytes: int) -> Read:
+def _read(stream: Stream, partition: str, after: Position | None, *, max_bytes: int) -> tuple[list[Passed], Read]:
+    """What stands behind a position, or is the first that the stream still has."""
     try:
-        return stream.read(partition, after, max_bytes=max_bytes, wait_s=0.0)
+        read = stream.read(partition, after, max_bytes=max_bytes, wait_s=0.0)
     except PositionGone as error:
         _log.error("position_gone", partition=partition, position=error.position, earliest=error.earliest)
         earliest = None if error.earliest is None else Position(error.earliest)
-        return stream.read(partition, earliest, max_bytes=max_bytes, wait_s=0.0)
-
-
-def _passed(partition: str, after: Position | None, read: Read) -> Iterator[Passed]:
-    for record in read.records:
-        yield Passed(partition, after, record.position, record.time_s, record.raw)
-        after = record.position
+        after, read = None, stream.read(partition, earliest, max_bytes=max_bytes, wait_s=0.0)
+    before = [after, *(record.position for record in read.records)]
+    pairs = zip(before, read.records, strict=False)
+    return [Passed(partition, behind, one.position, one.time_s, one.raw) for behind, one in pairs], read

@@ -177,9 +177,11 @@ class SparkIngest:
 
     def _store(self, partition: str, records: Sequence[Passed]) -> None:
         held = self._writer.claim(partition)
-        if held.position != records[0].after and held.position not in {one.position for one in records}:
+        after = records[0].after
+        # What begins at the partition's first record leaves nothing out, and so does what reaches over our position.
+        if after not in (None, held.position) and held.position not in {one.position for one in records}:
             raise ConfigError(
-                f"checkpoint {self._job.checkpoint} goes on behind {records[0].after} of partition {partition}, which "
+                f"checkpoint {self._job.checkpoint} goes on behind {after} of partition {partition}, which "
                 f"is stored up to {held.position}; remove the checkpoint: the job then begins where the store stands"
             )
         read = [Record(one.position, one.time_s, one.raw) for one in records]
