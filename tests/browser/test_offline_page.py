@@ -41,7 +41,7 @@ def test_a_reload_without_the_gateway_shows_the_page_and_a_match_with_the_last_b
         seen.page.reload()
         seen.page.wait_for_selector("body[data-phase=ready]")
         seen.page.wait_for_selector("body[data-bot='rally/1']")
-        assert seen.page.get_attribute("#state", "data-state") == "offline"
+        seen.page.wait_for_selector("#state[data-state=offline]")
         seen.page.click("#start")
         play_on(Player(seen), points_more=2)
         assert seen.text("#them") == "rally/1"
