@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,11 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from understudy.app.exchange.copied import copied
 from understudy.app.exchange.history import OnSteps, Wanted, open_history
+from understudy.app.exchange.target import must_be_free
+from understudy.app.origins import resolve
+from understudy.cli.elsewhere import store_elsewhere, store_option
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
 from understudy.core.errors import ConfigError
 from understudy.core.meta import CONSENTS
@@ -39,24 +43,31 @@ _LINE_EVERY_S = 2.0
 )  # fmt: skip
 @click.option("--since", help="Only what came at this time or later, such as 2026-11-01 or 2026-11-01T12:00 (UTC).")
 @click.option("--with-player", is_flag=True, help="Add a column with each player's pseudonym (parquet).")
+@store_option
 @data_option
 @json_option
 def export_data(
-    data_text: str | None, as_json: bool, out: Path, kind: str, consent: tuple[str, ...], since: str | None,
-    with_player: bool, **chosen: Any,
+    data_text: str | None, as_json: bool, store_url: str | None, out: Path, kind: str, consent: tuple[str, ...],
+    since: str | None, with_player: bool, **chosen: Any,
 ) -> int:  # fmt: skip
     """Write stored steps to OUT: a Parquet file with a row for each step, or a Minari dataset of whole episodes.
 
     OUT appears when it is whole, and never replaces anything.
     """
-    data = folder(data_text).must_exist()
     if kind == "minari" and with_player:
         raise ConfigError("--with-player is for parquet; a Minari dataset has no place for players")
     # A Minari dataset is made to learn from, and does not tell consent apart.
     consent = consent or (("granted",) if kind == "minari" else ())
     wanted = Wanted(consent=consent, since_s=_since(since), **chosen)
-    with StoreView(data.store) as view:
-        history = open_history(data, view, wanted)
+    must_be_free(out)
+    with ExitStack() as opened:
+        there = opened.enter_context(store_elsewhere(data_text, store_url))
+        data = there.data if there else folder(data_text).must_exist()
+        if there:
+            view = opened.enter_context(copied(there.store, there.specs, wanted, beside=out))
+        else:
+            view = opened.enter_context(StoreView(data.store))
+        history = open_history(data, view, wanted, specs=there.specs if there else None)
         with _progress(console(as_json=as_json), f"exporting {history.spec.game}") as show:
             if kind == "parquet":
                 from understudy.app.exchange.parquet_out import write_parquet
@@ -131,6 +142,8 @@ def import_data(
     from understudy.app.exchange.importing import import_files
 
     data = folder(data_text)
+    if url := resolve({"data": data_text}).config.store.url:
+        raise ConfigError(f"the config names a store elsewhere ({url}); an import goes into a data folder's own store")
     name = None if player is None else player_name(player)
     incoming = _incoming(files, kind, games=data.games, **options)
     with _progress(console(as_json=as_json), f"importing {incoming[0].spec.game}") as show:
@@ -224,7 +237,7 @@ def _progress(out: Console, title: str) -> Iterator[OnSteps]:
     if out.is_terminal:
         with Progress(console=out, transient=True) as bar:
             task = bar.add_task(title, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+            yield lambda done, total: bar.update(task, completed=done, total=total or None)
         return
     next_s = time.monotonic() + _LINE_EVERY_S
 
@@ -232,6 +245,6 @@ def _progress(out: Console, title: str) -> Iterator[OnSteps]:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + _LINE_EVERY_S
-            out.print(f"{title}: {count(done)} of {count(total)} steps")
+            out.print(f"{title}: {count(done)} of {count(total)} steps" if total else f"read {count(done)} steps")
 
     yield line

@@ -1,5 +1,6 @@
 """Importing: each step once, whatever was there before, however often it was begun."""
 
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -17,6 +18,7 @@ from understudy.app.exchange.feed import Feed
 from understudy.app.exchange.history import noise_of
 from understudy.app.exchange.incoming import session_of, survey
 from understudy.app.exchange.parquet_in import ParquetFile
+from understudy.app.roles.ingest import IngestRole
 from understudy.app.verify import verify
 from understudy.core.ages import DAY_S
 from understudy.core.door import deployment_key, pseudonym
@@ -179,6 +181,22 @@ def test_an_import_that_was_left_for_too_long_is_not_mixed_up(tmp_path: Path, mo
     with pytest.raises(ConfigError, match="another name"):
         importing._placed(plan, unfinished, b"other" + bytes(11), time.time())
     assert importing._placed(plan, unfinished, info.player, time.time()).session == info.session
+
+
+def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path: Path) -> None:
+    path, n_steps = export(tmp_path)
+    data, stop = DataFolder(tmp_path / "D"), threading.Event()
+    data.root.mkdir()
+    with IngestRole(data) as role:
+        running = threading.Thread(target=role.run, args=(stop,))
+        running.start()
+        try:
+            result = from_parquet(data, path)
+            assert (result.stored_steps, result.by_running_ingest) == (n_steps, True)
+            assert from_parquet(data, path).there_steps == n_steps
+        finally:
+            stop.set()
+            running.join()
 
 
 def test_two_imports_at_once_take_turns(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Parquet: what is exported and imported again is the same, bit for bit; what is not ours is refused."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from tests.app.exchange.exports import from_parquet, is_untouched, random_chunks
 from tests.app.recordings import GAME, person, recording
 from understudy.app.data import DataFolder
 from understudy.app.exchange import parquet_out
-from understudy.app.exchange.history import noise_of
+from understudy.app.exchange.copied import copied
+from understudy.app.exchange.history import Wanted, noise_of, open_history
 from understudy.app.exchange.importing import import_files
 from understudy.app.exchange.parquet_columns import SPEC_KEY
 from understudy.app.exchange.parquet_in import ParquetFile
+from understudy.app.exchange.parquet_out import write_parquet
 from understudy.core.chunk import RowKind
 from understudy.core.errors import ConfigError
 from understudy.core.game import spec_from_json
 from understudy.core.names import game_name
+from understudy.ingest.specs import SpecFolder
 from understudy.testing.samples import cart_spec, random_session
 
 
@@ -71,6 +75,28 @@ def test_pandas_and_others_see_plain_columns(tmp_path: Path) -> None:
     final = [chunk.columns["obs"][-1] for chunk in stored(data)]
     assert (after[ends] == np.array(final)).all()
     assert spec_from_json(table.schema.metadata[SPEC_KEY]) == GAME
+
+
+def test_a_store_elsewhere_is_exported_like_one_that_is_here(tmp_path: Path) -> None:
+    made = recording(DataFolder(tmp_path / "D"))
+    steps = made.play(person(0.2), 3)
+    made.play(person(0.2), 2, player=b"b" * 16)
+    to_parquet(made.data, tmp_path / "here.parquet")
+    out, specs = tmp_path / "there.parquet", SpecFolder(made.data.games)
+    nowhere = DataFolder(tmp_path / "nowhere")
+    with closing(made.open()) as store, copied(store, specs, Wanted(game="cart"), beside=out) as view:
+        write_parquet(open_history(nowhere, view, Wanted(game="cart"), specs=specs), out)
+    assert steps_in(out) == steps_in(tmp_path / "here.parquet")
+    with closing(made.open()) as store:
+        assert store.forget(b"b" * 16) == 2
+        with copied(store, specs, Wanted(), beside=out) as view:
+            assert open_history(nowhere, view, Wanted(), specs=specs).n_steps == steps
+        with (
+            copied(store, specs, Wanted(game="other"), beside=out) as view,
+            pytest.raises(ConfigError, match="nothing"),
+        ):
+            open_history(nowhere, view, Wanted(), specs=specs)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["D", "here.parquet", "there.parquet"]
 
 
 def test_filters_leave_out_players_consents_and_the_past(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.frame import FrameKind
 from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.names import player_name
-from understudy.core.ports import Cursor, Stored
+from understudy.core.ports import Cursor, Specs, Stored
 from understudy.ingest.specs import SpecFolder
 from understudy.stores.catalogue import STORED
 from understudy.stores.view import StoreView
@@ -80,14 +80,14 @@ class History:
                 on_steps(done, self.n_steps)
 
 
-def open_history(data: DataFolder, view: StoreView, wanted: Wanted) -> History:
+def open_history(data: DataFolder, view: StoreView, wanted: Wanted, *, specs: Specs | None = None) -> History:
     """The history of one game's schema; ConfigError when there are several and none was named, or nothing at all."""
     player = None if wanted.player is None else _pseudonym_of(data, wanted)
     rows = _rows(view, wanted, player)
     choices = sorted({(game, schema) for *_, game, schema in rows})
     if not choices:
         raise ConfigError(
-            f"the store in {data.root} holds nothing of what was asked for; see what it holds: "
+            f"the store of {data.root} holds nothing of what was asked for; see what it holds: "
             f"understudy data stats --data {data.root}"
         )
     game, schema = _chosen(choices, wanted)
@@ -96,7 +96,7 @@ def open_history(data: DataFolder, view: StoreView, wanted: Wanted) -> History:
     )
     n_steps = sum(steps for *_, steps, one, its in rows if (one, its) == (game, schema))
     numbers = np.array([no for _, _, no in mine], np.int64)
-    return History(view, _spec(data, view, game, schema), wanted, n_steps, numbers)
+    return History(view, _spec(data, view, specs, game, schema), wanted, n_steps, numbers)
 
 
 def _pseudonym_of(data: DataFolder, wanted: Wanted) -> bytes:
@@ -134,9 +134,11 @@ def _chosen(choices: list[tuple[str, str]], wanted: Wanted) -> tuple[str, str]:
     raise ConfigError(f"{games[0]} was recorded in several schemas ({schemas}); name one with --schema")
 
 
-def _spec(data: DataFolder, view: StoreView, game: str, schema: str) -> GameSpec:
+def _spec(data: DataFolder, view: StoreView, specs: Specs | None, game: str, schema: str) -> GameSpec:
     row = view.catalogue.one("SELECT spec FROM schemas WHERE schema = ?", schema)
-    found = spec_from_json(row[0]) if row is not None and row[0] else SpecFolder(data.games).spec(game, schema)
+    if row is not None and row[0]:
+        return spec_from_json(row[0])
+    found = (specs or SpecFolder(data.games)).spec(game, schema)
     if found is None:
         raise ConfigError(
             f"no spec of {game} in schema {schema[:12]} is registered in {data.root}; register the game again"

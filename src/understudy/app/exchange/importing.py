@@ -82,7 +82,7 @@ def import_files(
 ) -> Imported:  # fmt: skip
     """Store every step of the files that is not in the store yet; nothing at all when one of the files is bad."""
     clock = clock or SystemClock()
-    found = [survey(one) for one in files]
+    found = [survey(one, on_steps) for one in files]
     spec = same_spec(files)
     plans: dict[int, _Plan] = {}
     for owner, outlines in enumerate(found):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from understudy.app.exchange.history import noise_of
+from understudy.app.exchange.history import OnSteps, noise_of
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import GameSpec
@@ -80,11 +80,12 @@ class Outline:
         self.last_no, self.end_step = meta.chunk_no, meta.first_step + meta.n_steps
 
 
-def survey(incoming: Incoming) -> dict[int, Outline]:
+def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Outline]:
     """Read all of a file and judge it as ingest will; its sessions by the random part of their ids.
 
-    ConfigError names the first thing that is wrong, before anything was stored.
+    ConfigError names the first thing that is wrong, before anything was stored. `on_steps` hears of no total.
     """
+    n_steps = 0
     outlines: dict[int, Outline] = {}
     for chunk, player in incoming.chunks():
         noise = noise_of(chunk.meta.session)
@@ -95,6 +96,9 @@ def survey(incoming: Incoming) -> dict[int, Outline]:
         except Refused as refused:
             where = f"session {chunk.meta.session}, step {chunk.meta.first_step}"
             raise ConfigError(f"{incoming.name} holds steps that may not be stored: {refused} ({where})") from None
+        n_steps += chunk.meta.n_steps
+        if on_steps is not None:
+            on_steps(n_steps, 0)
     if not outlines:
         raise ConfigError(f"{incoming.name} holds no steps; give a file with some")
     return outlines

@@ -10,17 +10,20 @@ from understudy.core.errors import ConfigError
 from understudy.core.log import sync_folder
 
 
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it becomes `path` if the block ends well, and is removed otherwise.
-
-    ConfigError when something is there already: an export never replaces what somebody may have named by mistake.
-    """
+def must_be_free(path: Path) -> None:
+    """ConfigError when something is there already: an export never replaces what somebody may have named by mistake."""
     path = path.absolute()
     if path.exists() or path.is_symlink():
         raise ConfigError(f"{path} is there already; remove it, or give another name")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}; make it first")
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; it becomes `path` if the block ends well, and is removed otherwise."""
+    must_be_free(path)
+    path = path.absolute()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     _remove(temporary)
     try:
