@@ -1,0 +1,157 @@
+"""Spark jobs of the tests: between any stream and a store on a real Cassandra."""
+
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+
+from tests.backends.keyspaces import Keyspace, OneSpec
+from understudy.app.config import Config, IngestSection, StoreSection, StreamSection, write_config
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.app.digest import digests
+from understudy.app.roles.children import Child, python_module
+from understudy.app.roles.spark_stream import OPENER, name_of, text_of
+from understudy.core.clock import SystemClock
+from understudy.core.frame import Frame
+from understudy.core.location import Location
+from understudy.core.names import new_session
+from understudy.core.ports import FullStore, Stream
+from understudy.ingest.service import IngestService
+from understudy.ingest.spark import SparkIngest, SparkJob
+from understudy.ingest.spark_session import Spark
+from understudy.ingest.writer import Writer
+from understudy.stores.local import LocalStore
+from understudy.streams.file import FileStream
+from understudy.testing.desk import SPEC
+from understudy.testing.samples import random_session, stamped
+
+MARK = "UNDERSTUDY_TEST_MARK"
+
+
+def url_of(location: Location) -> str:
+    """The address that a location was read from."""
+    hosts = ",".join(host if port is None else f"{host}:{port}" for host, port in location.hosts)
+    return f"{location.scheme}://{hosts}/{location.path}?{urlencode(location.options)}"
+
+
+def some_frames(rng: np.random.Generator, *, n_sessions: int = 4, n_chunks: int = 5) -> list[Frame]:
+    """Frames of people who play now, a few at the same time."""
+    sessions = [
+        list(stamped(random_session(SPEC, rng, n_chunks=n_chunks, session=new_session(time.time())),
+                     received_s=time.time()))
+        for _ in range(n_sessions)
+    ]  # fmt: skip
+    return [frame for frames in zip(*sessions, strict=True) for frame in frames]
+
+
+def digests_of(store: FullStore) -> dict[str, str]:
+    return digests(lambda cursor: store.tail(cursor, max_items=500, wait_s=0.0))
+
+
+def native_digests(stream: Stream, folder: Path) -> dict[str, str]:
+    """What our own service makes of a stream, in a store of its own."""
+    with closing(LocalStore(folder, specs=OneSpec())) as store:
+        IngestService(stream, store, OneSpec(), owner="native").drain()
+        return digests_of(store)
+
+
+class Job:
+    """A stream, a keyspace and a checkpoint; a Spark job between them as often as wanted, in one session."""
+
+    def __init__(self, spark: Spark, keyspace: Keyspace, data: DataFolder, *, url: str = "") -> None:
+        self.spark, self.keyspace, self.data, self.url = spark, keyspace, data, url
+        self.checkpoint = data.root / "checkpoint"
+        self.store: FullStore = keyspace.open()
+
+    @contextmanager
+    def running(self, stream: Stream, *, store: Any = None, **settings: Any) -> Iterator[SparkIngest]:
+        """A job that was started and is stopped at the end."""
+        writer = Writer(store or self.store, OneSpec(), owner="spark", claim_ttl_s=30.0, clock=SystemClock())
+        job = SparkJob(
+            opener=OPENER, address=text_of(self.url, self.data), stream=name_of(self.url, self.data),
+            checkpoint=str(self.checkpoint), **settings,
+        )  # fmt: skip
+        with closing(SparkIngest(self.spark, stream, writer, job=job)) as ingest:
+            yield ingest
+
+    def drain(self, stream: Stream, **settings: Any) -> SparkIngest:
+        """Store what is in the stream, and stop; the job as it stood at the end."""
+        with self.running(stream, **settings) as ingest:
+            ingest.drain()
+        return ingest
+
+    def forget_last_commit(self) -> None:
+        """As if the job had died when its last batch was stored and not yet noted."""
+        commits = [path for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit()]
+        last = max(commits, key=lambda path: int(path.name))
+        last.unlink()
+        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+    def lose_checkpoint(self) -> None:
+        shutil.rmtree(self.checkpoint)
+
+
+class Process:
+    """Spark ingest as `up` runs it, from a file stream into a keyspace; can be killed at any moment."""
+
+    def __init__(self, keyspace: Keyspace, data: DataFolder) -> None:
+        self.data, self.mark = data, uuid.uuid4().hex
+        open_deployment(data).registry.register(SPEC)
+        self._config = data.root / "config.json"
+        config = Config(
+            data=str(data.root), stream=StreamSection(), store=StoreSection(url=keyspace.url),
+            ingest=IngestSection(engine="spark", master="local[2]"),
+        )  # fmt: skip
+        write_config(config, self._config)
+        self.stream = FileStream(data.stream)
+
+    def start(self, module: str = "understudy.app.roles.spark_process") -> Child:
+        os.environ[MARK] = self.mark
+        try:
+            return Child("ingest", python_module(module, str(self.data.root), str(self._config)))
+        finally:
+            del os.environ[MARK]
+
+    def left(self) -> list[int]:
+        """Processes of this job that live: the driver, its JVM and its workers."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if f"{MARK}={self.mark}".encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+            except OSError:
+                continue  # it ended, or is somebody else's
+        return found
+
+    def wait_until_gone(self, timeout_s: float = 30.0) -> list[int]:
+        """Processes that are still there after this long."""
+        deadline = time.monotonic() + timeout_s
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def kill_all(self) -> None:
+        for pid in self.left():
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(child: Child, stored: int, *, timeout_s: float = 180.0) -> None:
+    """Wait until a process reports at least this many steps stored."""
+    deadline = time.monotonic() + timeout_s
+    while child.latest.get("stored", -1) < stored:
+        assert child.exit_code is None, child.errors
+        assert time.monotonic() < deadline, f"nothing but {child.latest}"
+        time.sleep(0.05)
+
+
+def append(stream: Stream, frames: Sequence[Frame]) -> None:
+    assert all(one.durable for one in stream.append(frames))
