@@ -11,7 +11,7 @@ from tests.dev.small import Broken, instead_of_kafka
 from understudy.core.errors import ConfigError, ServerFailed
 from understudy.dev import credentials
 from understudy.dev.process import identify
-from understudy.dev.servers import SERVERS, attach, start, why_not
+from understudy.dev.servers import SERVERS, attach, give_up_on_versity, start, uses_moto, why_not
 
 
 @pytest.fixture
@@ -158,3 +158,12 @@ def test_both_kinds_of_credentials_are_read_back(tmp_path):
     (tmp_path / "c").write_text("password = 1")
     with pytest.raises(ConfigError, match="holds no credentials"):
         credentials.read(tmp_path / "c")
+
+
+def test_moto_serves_s3_where_versitygw_could_not_be_built(monkeypatch, tmp_path):
+    pytest.importorskip("moto", reason="pip install 'understudy[servers]'")
+    pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
+    monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path))
+    assert give_up_on_versity()
+    assert uses_moto()
+    assert why_not("s3") is None

@@ -9,12 +9,12 @@ import click
 from rich.console import Console
 
 from understudy.cli.options import Command, console, examples, finish, json_option
-from understudy.core.errors import UnderstudyError
+from understudy.core.errors import ServerFailed, UnderstudyError
 from understudy.dev import background
+from understudy.dev.cache import cached, place_of
 from understudy.dev.cache import fetch as fetch_one
-from understudy.dev.cache import place_of
 from understudy.dev.packages import PACKAGES
-from understudy.dev.servers import SERVERS, Server, is_ready, uses_moto
+from understudy.dev.servers import SERVERS, Server, give_up_on_versity, is_ready, uses_moto
 
 _FAILED = 3
 _DIED = 1
@@ -117,7 +117,7 @@ def stop(names: Sequence[str], folder: Path | None, erase: bool, as_json: bool) 
         return {"stopped": ran}
 
     fields = _each(background.known(names or SERVERS), one, out)
-    if not names and not any(one.get("stopped") for one in fields.values()):
+    if not names and not any(one.get("stopped", True) for one in fields.values()):
         out.print("  no server ran")
     return finish(fields, as_json=as_json, code=_code(fields))
 
@@ -134,17 +134,28 @@ def fetch(names: Sequence[str], as_json: bool) -> int:
 
 def _fetch(name: str, out: Console) -> Mapping[str, Any]:
     package = PACKAGES[name]
-    if name == "s3" and uses_moto():
-        out.print(f"  {name:<11}moto will serve it: there is no Go here to build versitygw with", soft_wrap=True)
-        return {"version": "moto", "fetched": False}
+    if name == "s3" and package.trouble() and uses_moto():
+        return _moto("there is no Go here to build versitygw with", out)
     began_s, what = time.monotonic(), f"{name:<11}{package.version:<8}"
-    if not out.is_terminal and not is_ready(name):
-        out.print(f"  {what}about {package.size_mib} MiB by {package.tool} ...", soft_wrap=True)
-    with out.status(f"{what}{'checking' if is_ready(name) else f'about {package.size_mib} MiB by {package.tool}'} ..."):
-        is_new = fetch_one(name)
+    is_there = cached(name) is not None
+    doing = f"{what}{'checking' if is_there else f'about {package.size_mib} MiB by {package.tool}'} ..."
+    if not out.is_terminal and not is_there:
+        out.print(f"  {doing}", soft_wrap=True)
+    try:
+        with out.status(doing):
+            is_new = fetch_one(name)
+    except ServerFailed as error:
+        if name == "s3" and give_up_on_versity():
+            return _moto(f"versitygw could not be built: {error}", out)
+        raise
     took_s = time.monotonic() - began_s
     out.print(f"  {what}{f'fetched in {took_s:.0f} s' if is_new else 'is there'}", soft_wrap=True)
     return {"version": package.version, "fetched": is_new, "folder": str(place_of(name))}
+
+
+def _moto(reason: str, out: Console) -> Mapping[str, Any]:
+    out.print(f"  {'s3':<11}moto will serve it, in memory: {reason}", soft_wrap=True, markup=False)
+    return {"version": "moto", "fetched": False}
 
 
 def _each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: Console) -> dict[str, Any]:

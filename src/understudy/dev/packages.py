@@ -75,9 +75,9 @@ PACKAGES = {
         "4.3.1", "mvn",
         ["org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"], 44,
     ),
-    "kinesis": Package("0.6.2", "npm", ["kinesis-local@0.6.2"], 20),
-    "kinesalite": Package("3.3.3", "npm", ["kinesalite@3.3.3"], 20),
-    "s3": Package("1.8.0", "go", ["github.com/versity/versitygw/cmd/versitygw@v1.8.0"], 84),
+    "kinesis": Package("0.6.2", "npm", ["kinesis-local@0.6.2"], 16),
+    "kinesalite": Package("3.3.3", "npm", ["kinesalite@3.3.3"], 15),
+    "s3": Package("1.8.0", "go", ["github.com/versity/versitygw/cmd/versitygw@v1.8.0"], 80),
 }  # fmt: skip
 
 

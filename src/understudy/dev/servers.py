@@ -14,7 +14,7 @@ from typing import Any
 from understudy.core.errors import ConfigError, ServerFailed, StorageFull
 from understudy.core.lock import FileLock
 from understudy.dev import credentials as creds
-from understudy.dev.cache import cached
+from understudy.dev.cache import cached, place_of
 from understudy.dev.cassandra import Cassandra
 from understudy.dev.kafka import Kafka
 from understudy.dev.kinesis import Kinesalite, KinesisLocal
@@ -28,7 +28,7 @@ from understudy.dev.tools import find, plain_environment
 SERVERS = ("cassandra", "kafka", "kinesis", "kinesalite", "s3")
 STATE = "server.json"
 _AWS_SHAPED = ("kinesis", "kinesalite", "s3")
-_START_S = 120.0
+_START_S = 240.0
 _STOP_S = 30.0
 _AGAIN_S = 0.1
 _LAST_LINES = 12
@@ -45,8 +45,20 @@ def recipe_of(name: str) -> Recipe:
 
 
 def uses_moto() -> bool:
-    """Whether S3 is moto on this machine."""
-    return cached("s3") is None and find("go") is None
+    """Whether S3 is moto on this machine: versitygw is not there, and cannot be built or could not be."""
+    return cached("s3") is None and (find("go") is None or _no_versity().exists())
+
+
+def give_up_on_versity() -> bool:
+    """Let moto serve S3 until versitygw is fetched after all; False where moto is not installed."""
+    if Moto().trouble():
+        return False
+    _no_versity().touch()
+    return True
+
+
+def _no_versity() -> Path:
+    return place_of("s3").with_name("s3.failed")
 
 
 def why_not(name: str) -> str | None:
@@ -126,8 +138,10 @@ class Server:
         """End it well and leave no process behind; may be called twice."""
         self._process.terminate(patience_s=_STOP_S)
         self._process = Process(Identity(0, ""))
-        if self.place.folder.exists():  # whoever made the folder may have taken it away
+        try:
             write_state(self)
+        except OSError:  # a full disk, or a folder that its owner has taken away: who ran there is forgotten then
+            (self.place.folder / STATE).unlink(missing_ok=True)
 
     def detach(self) -> None:
         """Let it run on when this process ends; `attach` finds it again."""
