@@ -1,0 +1,100 @@
+"""What is said about Spark before any of it is started."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from understudy.app.config import Config, GatewaySection, IngestSection, StoreSection
+from understudy.app.data import DataFolder
+from understudy.app.roles.platform import Platform
+from understudy.app.roles.spark_ingest import SparkIngestRole
+from understudy.app.roles.spark_stream import name_of, open_from_text, text_of
+from understudy.cli.root import run
+from understudy.core.errors import ConfigError, MissingExtra
+from understudy.ingest.spark import SparkJob
+from understudy.ingest.spark_session import last_words, require_spark
+
+STORE = "cassandra://nowhere:9042/play"
+
+
+@pytest.fixture
+def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the packages were there, whether they are or not."""
+    for name in ("pyarrow", "pyspark", "pyspark.sql"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--engine", "spark"], "the store is a local folder, which has one writer while Spark has many"),
+        (["--checkpoint", "C"], "--checkpoint is Spark's, and ingest.engine is native"),
+        (["--store", STORE, "--keep-days", "3"], "--keep-days is for a store in the data folder"),
+        (["--stream", "ftp://x"], "stream.url begins with ftp://"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(["ingest", "--data", str(tmp_path), *flags]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.strip().splitlines()) == 1
+
+
+def test_a_role_with_a_local_store_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="needs a store that many processes can reach"):
+        SparkIngestRole(DataFolder(tmp_path), Config())
+
+
+def test_a_missing_package_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"needs the package pyarrow; pip install 'understudy\[spark\]'"):
+        require_spark()
+
+
+@pytest.mark.usefixtures("with_pyspark")
+def test_missing_java_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(ConfigError, match="needs Java, and there is none; install Java 17 or newer, or set JAVA_HOME"):
+        require_spark()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    require_spark()
+
+
+@pytest.mark.parametrize(("engine", "module"), [("spark", "spark_process"), ("native", "ingest_process")])
+def test_the_platform_starts_the_engine_that_the_config_names(engine: Any, module: str, tmp_path: Path):
+    config = Config(
+        data=str(tmp_path), roles=("ingest",), gateway=GatewaySection(port=0),
+        ingest=IngestSection(engine=engine), store=StoreSection(url=STORE),
+    )  # fmt: skip
+    with Platform(config, tell=lambda *_: None) as platform:
+        command = platform.supervisor.standings["ingest"].role.command({})
+    assert f"understudy.app.roles.{module}" in command
+
+
+def test_workers_open_the_stream_that_the_driver_named(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    assert open_from_text(text_of("", data)).partitions() == []
+    assert name_of("", data) == f"file:{tmp_path}/stream"
+    with_options = "kafka://b:9092,a:9092/topic?credentials=/secret/file"
+    assert name_of(with_options, data) == name_of("kafka://a:9092,b:9092/topic", data) == "kafka://a:9092,b:9092/topic"
+
+
+def test_a_batch_of_nothing_is_no_job():
+    with pytest.raises(ConfigError, match="max_batch_bytes is 0; give a number above 0"):
+        SparkJob(opener="a:b", address="", stream="s", checkpoint="c", max_batch_bytes=0)
+
+
+def test_the_line_of_a_log_that_tells_why_is_found(tmp_path: Path):
+    log = tmp_path / "spark.log"
+    log.write_text("WARNING: x\nError: Could not parse Master URL: 'here'\nRun with --help for usage help\n")
+    assert last_words(log) == "Error: Could not parse Master URL: 'here'"
+    log.write_text("")
+    assert last_words(log) == "it said nothing"
