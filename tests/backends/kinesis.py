@@ -9,7 +9,7 @@ from typing import Any
 import boto3
 
 from understudy.core.location import Location, parse_location
-from understudy.streams.kinesis import KinesisStream, create_kinesis, open_kinesis
+from understudy.streams.kinesis import KinesisStream, open_kinesis
 
 PATIENCE_S = 20.0
 
@@ -20,12 +20,9 @@ class Desk:
     def __init__(self, server: Any, *, shards: int = 2, url: str = "") -> None:
         self.server, self.url = server, url or server.url
         self.name = f"test-{uuid.uuid4().hex[:12]}"
-        self.client = boto3.client(
-            "kinesis", region_name=server.credentials["region"], endpoint_url=server.url,
-            aws_access_key_id=server.credentials["access_key_id"],
-            aws_secret_access_key=server.credentials["secret_access_key"],
-        )  # fmt: skip
-        create_kinesis(self.location(url=server.url), shards=shards)
+        self.client = _client(server)
+        self.client.create_stream(StreamName=self.name, ShardCount=shards)
+        self._wait()
 
     def location(self, *, url: str = "", **options: float) -> Location:
         given = {"poll_s": 0.02, "append_s": PATIENCE_S, **options}
@@ -74,7 +71,22 @@ class Desk:
 
     def close(self) -> None:
         self.client.delete_stream(StreamName=self.name)
+        # Its connections only, it may be used again: a server that is to stop waits for those that are open.
         self.client.close()
+
+
+_CLIENTS: dict[str, Any] = {}
+
+
+def _client(server: Any) -> Any:
+    """One for all tests of a server: making it takes longer than most of them."""
+    if server.url not in _CLIENTS:
+        _CLIENTS[server.url] = boto3.client(
+            "kinesis", region_name=server.credentials["region"], endpoint_url=server.url,
+            aws_access_key_id=server.credentials["access_key_id"],
+            aws_secret_access_key=server.credentials["secret_access_key"],
+        )  # fmt: skip
+    return _CLIENTS[server.url]
 
 
 @contextmanager

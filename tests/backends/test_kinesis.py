@@ -12,10 +12,8 @@ from understudy.testing.streams import StreamContract, read_all
 
 
 class _OnAServer(StreamContract):
-    shards = 2
-
     def make(self) -> Stream:
-        self.desk = Desk(self.server, shards=self.shards, url=self.url)
+        self.desk = Desk(self.server, url=self.url)
         self.desks.append(self.desk)
         return self.desk.open()
 
@@ -44,10 +42,6 @@ class TestKinesisLocal(_OnAServer):
     @pytest.fixture(autouse=True)
     def on_a_server(self, kinesis_server: Any) -> Iterator[None]:
         yield from _run(self, kinesis_server)
-
-
-class TestKinesisLocalOfOneShard(TestKinesisLocal):
-    shards = 1
 
 
 class TestKinesalite(_OnAServer):

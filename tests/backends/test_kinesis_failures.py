@@ -30,10 +30,18 @@ def test_a_stream_that_does_not_exist_is_told_with_how_to_create_it(kinesalite_s
         open_kinesis(missing)
 
 
-def test_creating_a_stream_that_is_there_changes_nothing(kinesis_server):
+def test_a_stream_for_development_is_made_once_and_can_be_used_at_once(kinesis_server):
     with desk(kinesis_server, shards=1) as table:
         create_kinesis(table.location(), shards=3)
         assert len(table.open_shards()) == 1
+        table.name += "-other"
+        create_kinesis(table.location(), shards=3)
+        stream = table.open()
+        assert len(stream.partitions()) == 3
+        assert stream.append(sample_frames(1))[0].durable
+        stream.close()
+        table.client.delete_stream(StreamName=table.name)
+        table.name = table.name.removesuffix("-other")
 
 
 def test_a_server_that_is_down_at_the_start_is_told_soon(kinesalite_server, tmp_path):

@@ -28,7 +28,6 @@ _ACTIVE_S = 60.0
 _LOOK_S = 0.1
 _RETRY_AFTER_S = 1.0
 _TOO_LARGE = Outcome(durable=False, error=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
-_CLOSED = CallFailed("Closed", "the stream was closed while this was tried again", retry_helps=False)
 
 _Put = tuple[str, bytes]
 """A record that is sent: partition key and data."""
@@ -95,7 +94,7 @@ class KinesisStream:
         try:
             # Asked again here, where `close` cannot come between the answer and the call.
             if self._closed.is_set():
-                raise _CLOSED
+                raise CallFailed("Closed", "the stream was closed while this was tried again")
             answer = self._api.call("put_records", StreamName=self._config.stream, Records=records)
             failures = [self._failure(one) for one in answer["Records"]]
         except CallFailed as error:
