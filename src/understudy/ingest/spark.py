@@ -166,7 +166,8 @@ class SparkIngest:
     def _store_batch(self, frames: "DataFrame", _batch: int) -> None:
         try:
             parts = _by_partition(frames)
-            if self._drains_since_s is not None and all(one[0].time_s > self._drains_since_s for one in parts.values()):
+            times_s = [records[0].time_s for records in parts.values()]
+            if self._drains_since_s is not None and min(times_s, default=0.0) > self._drains_since_s:
                 raise _Drained  # Spark has noted this batch, and will hand it over again next time
             for partition, records in parts.items():
                 self._patiently(partial(self._store, partition, records))
