@@ -199,6 +199,16 @@ def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path:
             running.join()
 
 
+def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_export(tmp_path: Path) -> None:
+    path, n_steps = export(tmp_path, n_sessions=1, began_s=time.time() - 60)
+    source = DataFolder(tmp_path / "source")
+    (played,) = sessions(source)
+    plan = importing._Plan(0, survey(ParquetFile(path))[noise_of(played.session)], ADA)
+    assert importing._placed(plan, played, played.player, time.time()).session is None
+    assert from_parquet(source, path, player=ADA).there_steps == n_steps
+    assert not sessions(source)[0].closed
+
+
 def test_two_imports_at_once_take_turns(tmp_path: Path) -> None:
     path, _ = export(tmp_path)
     data = DataFolder(tmp_path / "D")

@@ -49,13 +49,13 @@ def _leaf(space: Space) -> spaces.Space[Any]:
 
 def _box(space: Space, low: Any, high: Any) -> spaces.Space[Any]:
     dtype = np.dtype(np.int8) if space.dtype.kind == "b" else space.dtype
-    ends = type_ends(space.dtype)
-    bounds = [
-        np.broadcast_to(np.asarray(end if bound is None else bound, dtype).reshape(-1 if np.ndim(bound) else ()), shape)
-        if not np.ndim(bound) else np.asarray(bound, dtype).reshape(shape)
-        for bound, end, shape in ((low, ends[0], space.shape), (high, ends[1], space.shape))
-    ]  # fmt: skip
-    return spaces.Box(bounds[0], bounds[1], shape=space.shape, dtype=dtype.type)
+
+    def bound(given: Any, end: float) -> Array:
+        values = np.asarray(end if given is None else given, dtype)
+        return np.broadcast_to(values.reshape(space.shape if values.ndim else ()), space.shape)
+
+    least, most = type_ends(space.dtype)
+    return spaces.Box(bound(low, least), bound(high, most), shape=space.shape, dtype=dtype.type)
 
 
 def nested(columns: Mapping[str, Array], head: str) -> Any:

@@ -128,7 +128,9 @@ def _placed(plan: _Plan, info: SessionInfo | None, player: bytes, now_s: float) 
             f"session {info.session} is here without {info.dropped_steps} steps that the file may have: it came "
             "from a narrower export; import into another folder, or forget its player first"
         )
-    if info.closed or info.high > outline.last_no + 1 or (info.n_steps >= outline.steps and info.player != player):
+    is_whole = info.n_steps >= outline.steps
+    # A session under its own id may be the very one that was exported, and still be played: nobody else may close it.
+    if info.closed or (is_whole and (info.player != player or info.session == outline.origin)):
         return plan
     if info.player != player:
         raise ConfigError(
@@ -137,7 +139,7 @@ def _placed(plan: _Plan, info: SessionInfo | None, player: bytes, now_s: float) 
         )
     # Begun by an import that was killed: the same frames again, and what is there counts once.
     if refused_session(info.session, entered_s=now_s, oldest_s=DOOR_S) is not None:
-        if info.high > outline.last_no:
+        if is_whole:
             return plan
         raise ConfigError(
             f"session {info.session} was begun by an import that was not finished, too long ago to go on; import into "
