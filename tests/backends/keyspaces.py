@@ -1,16 +1,15 @@
 """Stores on a real Cassandra for tests: one keyspace a module, emptied for every store, since making tables is slow."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from understudy.core.clock import Clock
 from understudy.core.game import GameSpec
 from understudy.core.location import Location, parse_location
 from understudy.stores.cassandra import CassandraStore, init, open_cassandra
 from understudy.stores.cassandra.options import read_options
-from understudy.stores.cassandra.tables import TABLES, use
-from understudy.stores.cassandra.wire import Wire
+from understudy.stores.cassandra.tables import TABLES, check
+from understudy.stores.cassandra.wire import Send, Wire
 from understudy.testing.desk import SPEC
 
 
@@ -38,7 +37,7 @@ class Keyspace:
         self.url = f"cassandra://{server.address}/{name}?credentials={credentials}&replication=1{options}"
         init(self.location)
         self._wire = Wire(read_options(self.location))
-        use(self._wire)
+        check(self._wire)
 
     @property
     def location(self) -> Location:
@@ -47,17 +46,26 @@ class Keyspace:
     def empty(self) -> None:
         """Take every row away, and make the store anew."""
         names = [name for name in TABLES if name != "meta"]
-        futures = [self._wire.session.execute_async(f"TRUNCATE {name}", timeout=120.0) for name in names]
+        session, qualified = self._wire.session, self._wire.qualified
+        futures = [session.execute_async(qualified(f"TRUNCATE {name}"), timeout=120.0) for name in names]
         for future in futures:
             future.result()
 
-    def open(self, clock: Clock | None = None, *, options: str = "") -> CassandraStore:
-        return open_cassandra(parse_location(self.url + options), specs=OneSpec(), clock=clock)
+    def open(
+        self, clock: Clock | None = None, *, options: str = "", between: Callable[[Send], Send] | None = None
+    ) -> CassandraStore:
+        """A store over it; `between` stands between the store and its server once it is open."""
+        if between is None:
+            return open_cassandra(parse_location(self.url + options), specs=OneSpec(), clock=clock)
+        wire = Wire(read_options(parse_location(self.url + options)))
+        check(wire)
+        store = CassandraStore(wire, specs=OneSpec(), clock=clock)
+        wire.send = between(wire.send)
+        return store
 
-    @contextmanager
-    def opened(self, clock: Clock | None = None, *, options: str = "") -> Iterator[CassandraStore]:
-        with self.open(clock, options=options) as store:
-            yield store
+    def rows(self, query: str) -> list[Any]:
+        """What the tables really hold."""
+        return list(self._wire.session.execute(self._wire.qualified(query)))
 
     def close(self) -> None:
         self._wire.close()

@@ -29,6 +29,8 @@ _QUARANTINE = (
     "events, partition, commit_no, attempt, raw) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "USING TIMESTAMP ?"
 )
+_TOGETHER = 25
+"""Rows of one partition in a request; Amazon Keyspaces takes 30."""
 _REGISTER = "INSERT INTO registry (kind, name, number) VALUES (?, ?, ?) USING TIMESTAMP ?"
 
 
@@ -37,15 +39,27 @@ class Rows:
     """The rows of an attempt in the order in which they may be written."""
 
     first: list[Statement] = field(default_factory=list)
+    sessions: dict[uuid.UUID, list[Statement]] = field(default_factory=dict)
     """What is known of sessions and numbers: an erasure goes by it, so it is there before any frame is."""
     then: list[Statement] = field(default_factory=list)
 
     def add(self, other: "Rows") -> None:
         self.first += other.first
         self.then += other.then
+        for session, statements in other.sessions.items():
+            self.sessions.setdefault(session, []).extend(statements)
+
+    def about(self, session: uuid.UUID, statement: Statement) -> None:
+        """One more row of a session's partition."""
+        self.sessions.setdefault(session, []).append(statement)
 
     def write(self, wire: Wire) -> None:
-        wire.all(self.first)
+        together = [
+            wire.together(statements[at : at + _TOGETHER])
+            for statements in self.sessions.values()
+            for at in range(0, len(statements), _TOGETHER)
+        ]
+        wire.all(self.first + together)
         wire.all(self.then)
 
 
@@ -54,7 +68,7 @@ def frame_rows(wire: Wire, tag: Tag, stored: Sequence[Arrived], raws: Sequence[b
     rows, stamp = Rows(), tag.attempt
     for one, raw in zip(stored, raws, strict=True):
         session, bucket = uuid.UUID(bytes=one.session), one.chunk_no >> CHUNK_BUCKET
-        rows.first.append(wire.bind(
+        rows.about(session, wire.bind(
             _NUMBER, session, one.chunk_no, STORED, one.crc, one.length, one.kind, one.n_steps, one.received_s, events,
             tag.partition, tag.commit_no, stamp, stamp,
         ))  # fmt: skip
@@ -71,8 +85,9 @@ def quarantine_rows(
         rows.first.append(wire.bind(_REGISTER, "quarantine", f"{bucket:020d}", bucket, stamp))
     for one, raw in zip(frames, raws, strict=True):
         if any(one.session):
-            rows.first.append(wire.bind(
-                _NUMBER, uuid.UUID(bytes=one.session), one.chunk_no, QUARANTINED, one.crc, one.length, None, None,
+            session = uuid.UUID(bytes=one.session)
+            rows.about(session, wire.bind(
+                _NUMBER, session, one.chunk_no, QUARANTINED, one.crc, one.length, None, None,
                 int(one.received_s), events, tag.partition, tag.commit_no, stamp, stamp,
             ))  # fmt: skip
         rows.then.append(wire.bind(
@@ -88,7 +103,7 @@ def state_rows(wire: Wire, tag: Tag, states: Mapping[uuid.UUID, Stated], known: 
     rows = Rows()
     for session, after in states.items():
         before = known.stated(session)
-        rows.first.append(wire.bind(
+        rows.about(session, wire.bind(
             _STATE, session, after.game, after.state.player, after.state.pack(), after.events, tag.partition,
             tag.commit_no, tag.attempt, b"" if before is None else before.state.pack(),
             "" if before is None else before.game, 0 if before is None else before.events, tag.attempt,

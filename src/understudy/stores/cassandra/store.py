@@ -29,7 +29,7 @@ from understudy.stores.cassandra.known import STATICS, stated, tag_of
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.quarantine import Quarantine
-from understudy.stores.cassandra.tables import ttl_s, use
+from understudy.stores.cassandra.tables import check, ttl_s
 from understudy.stores.cassandra.tags import Tags
 from understudy.stores.cassandra.tailing import Tailer
 from understudy.stores.cassandra.turns import Turns
@@ -44,7 +44,7 @@ def open_cassandra(location: Location, *, specs: Specs, clock: Clock | None = No
     """The store of an address; ConfigError or Unreachable in one line when there is none."""
     wire = Wire(read_options(location))
     try:
-        use(wire)
+        check(wire)
         return CassandraStore(wire, specs=specs, clock=clock)
     except BaseException:
         wire.close()
@@ -56,7 +56,8 @@ class CassandraStore:
 
     def __init__(self, wire: Wire, *, specs: Specs, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
-        self._wire = wire
+        self.wire = wire
+        """The way to the servers."""
         self._tags, self._journal, self._lanes = Tags(wire), Journal(wire), Lanes(wire, clock)
         self.turns = Turns(wire, self._lanes, self._journal, clock=clock)
         self._writer = Writer(
@@ -101,12 +102,12 @@ class CassandraStore:
         yield from self._infos(page, wanted)
 
     def _session_rows(self, wanted: SessionFilter) -> Iterator[Row]:
-        bind = self._wire.bind
+        bind = self.wire.bind
         if wanted.player is None:
-            yield from self._wire.scan(bind(f"SELECT DISTINCT {STATICS} FROM sessions"))
+            yield from self.wire.scan(bind(f"SELECT DISTINCT {STATICS} FROM sessions"))
             return
-        for one in self._wire.scan(bind("SELECT session FROM players WHERE player = ?", wanted.player)):
-            row = self._wire.one(bind(f"SELECT {STATICS} FROM sessions WHERE session = ? LIMIT 1", one.session))
+        for one in self.wire.scan(bind("SELECT session FROM players WHERE player = ?", wanted.player)):
+            row = self.wire.one(bind(f"SELECT {STATICS} FROM sessions WHERE session = ? LIMIT 1", one.session))
             if row is not None:
                 yield row
 
@@ -131,7 +132,7 @@ class CassandraStore:
     def findings(self) -> Findings:
         """Everything a full check saw."""
         self._check_open()
-        return audit(self._wire, self._journal, self._tailer, self._quarantine)
+        return audit(self.wire, self._journal, self._tailer, self._quarantine)
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
         self._check_open()
@@ -154,13 +155,13 @@ class CassandraStore:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         """The spec under which chunks of a schema were stored."""
         self._check_open()
-        row = self._wire.one(self._wire.bind("SELECT game, spec FROM specs WHERE schema_id = ?", schema))
+        row = self.wire.one(self.wire.bind("SELECT game, spec FROM specs WHERE schema_id = ?", schema))
         return None if row is None or row.game != game else spec_from_json(row.spec)
 
     def knows(self, game: str) -> bool:
         """Whether chunks of a game were ever stored here."""
         self._check_open()
-        return any(row.game == game for row in self._wire.scan(self._wire.bind("SELECT game FROM specs")))
+        return any(row.game == game for row in self.wire.scan(self.wire.bind("SELECT game FROM specs")))
 
     @property
     def is_erasing(self) -> bool:
@@ -168,11 +169,11 @@ class CassandraStore:
         return self._eraser.is_erasing
 
     def close(self) -> None:
-        if self._wire.is_closed:
+        if self.wire.is_closed:
             return
         with suppress(UnderstudyError):
             self._lanes.release()
-        self._wire.close()
+        self.wire.close()
 
     def __enter__(self) -> "CassandraStore":
         return self
@@ -181,5 +182,5 @@ class CassandraStore:
         self.close()
 
     def _check_open(self) -> None:
-        if self._wire.is_closed:
+        if self.wire.is_closed:
             raise Closed("the store was closed")

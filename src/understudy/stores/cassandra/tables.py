@@ -68,11 +68,9 @@ def init(location: Location) -> None:
             f"CREATE KEYSPACE IF NOT EXISTS {options.keyspace} WITH replication = {_replication(options)}",
             timeout=_DDL_S,
         )
-        wire.session.set_keyspace(options.keyspace)
         for name, columns in TABLES.items():
-            wire.session.execute(
-                f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {_settings(name, options.ttl_s)}", timeout=_DDL_S
-            )
+            cql = f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {_settings(name, options.ttl_s)}"
+            wire.session.execute(wire.qualified(cql), timeout=_DDL_S)
         found = _version(wire)
         if found not in (None, VERSION):
             raise _other_version(options, found)
@@ -89,11 +87,12 @@ def migrate(location: Location) -> tuple[int, int]:
     options = read_options(location)
     wire = Wire(options)
     try:
-        found = use(wire, check=False)
+        found = check(wire, any_version=True)
         if found > VERSION:
             raise _other_version(options, found)
         for name in TABLES:
-            wire.session.execute(f"ALTER TABLE {name} WITH {_settings(name, options.ttl_s)}", timeout=_DDL_S)
+            cql = f"ALTER TABLE {name} WITH {_settings(name, options.ttl_s)}"
+            wire.session.execute(wire.qualified(cql), timeout=_DDL_S)
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", options.ttl_s))
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
         return found, VERSION
@@ -104,8 +103,8 @@ def migrate(location: Location) -> tuple[int, int]:
 _DDL_S = 120.0
 
 
-def use(wire: Wire, *, check: bool = True) -> int:
-    """Work in the keyspace of the address from now on; ConfigError when it is not there, or of another version."""
+def check(wire: Wire, *, any_version: bool = False) -> int:
+    """The version of the keyspace of an address; ConfigError when it is not there, or of another one."""
     options = wire.options
     keyspaces = wire.session.execute(
         "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = %s", [options.keyspace]
@@ -115,7 +114,6 @@ def use(wire: Wire, *, check: bool = True) -> int:
             f"there is no keyspace {options.keyspace} in this Cassandra; make it with `understudy store init "
             f"cassandra://.../{options.keyspace}`"
         )
-    wire.session.set_keyspace(options.keyspace)
     tables = wire.session.execute(
         "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", [options.keyspace]
     ).all()
@@ -124,7 +122,7 @@ def use(wire: Wire, *, check: bool = True) -> int:
             f"keyspace {options.keyspace} holds no whole store; run `understudy store init cassandra://.../"
             f"{options.keyspace}`"
         )
-    if check and found != VERSION:
+    if not any_version and found != VERSION:
         raise _other_version(options, found)
     return found
 

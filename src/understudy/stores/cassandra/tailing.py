@@ -24,6 +24,7 @@ _LOOK_S = 1.0
 _SLACK_S = 3600.0
 """How much clocks may differ before a chunk that ran out looks like one that was lost."""
 _FRAMES = "SELECT chunk_no, frame FROM chunks WHERE session = ? AND bucket = ? AND chunk_no IN ?"
+_FRAME = "SELECT chunk_no, frame FROM chunks WHERE session = ? AND bucket = ? AND chunk_no = ?"
 _AT_ONCE = 16
 
 
@@ -223,6 +224,8 @@ def _groups(wanted: Iterable[Key]) -> Iterable[tuple[bytes, list[int]]]:
 
 
 def _select(wire: Wire, session: bytes, numbers: list[int]) -> Statement:
+    if len(numbers) == 1:
+        return wire.bind(_FRAME, uuid.UUID(bytes=session), numbers[0] >> CHUNK_BUCKET, numbers[0])
     return wire.bind(_FRAMES, uuid.UUID(bytes=session), numbers[0] >> CHUNK_BUCKET, numbers)
 
 

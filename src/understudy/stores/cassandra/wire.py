@@ -1,5 +1,6 @@
 """The way to the servers: prepared statements, many requests on their way at once, tried again while that may help."""
 
+import re
 import ssl
 import threading
 import time
@@ -33,6 +34,7 @@ try:
         TokenAwarePolicy,
     )
     from cassandra.protocol import ErrorMessage, IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
+    from cassandra.query import BatchStatement, BatchType
 except ImportError as error:
     raise MissingExtra(f"cassandra:// needs the package {error.name}; pip install 'understudy[cassandra]'") from error
 
@@ -47,6 +49,7 @@ _LATER = (
     NoHostAvailable, OperationTimedOut, WriteTimeout, ReadTimeout, Unavailable, ConnectionException,
     OverloadedErrorMessage, IsBootstrappingErrorMessage, ServerError,
 )  # fmt: skip
+_TABLE = re.compile(r"\b(FROM|INTO|UPDATE|TABLE|TABLE IF NOT EXISTS|TRUNCATE) ([a-z]+)\b")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 SETTLE_S = 2.0
 """How long a refused login is tried again: a new server opens its port before it knows its first user."""
@@ -75,15 +78,28 @@ class Wire:
         prepared = self._prepared.get(cql)
         if prepared is None:
             with self._lock:
-                prepared = self._prepared.get(cql) or self._patient(lambda: self.session.prepare(cql))
+                prepared = self._prepared.get(cql) or self._patient(lambda: self.session.prepare(self.qualified(cql)))
                 self._prepared[cql] = prepared
         return prepared.bind(values)
+
+    def qualified(self, cql: str) -> str:
+        """A statement with the keyspace before its table, so that it means the same on every connection."""
+        return _TABLE.sub(rf"\1 {self.options.keyspace}.\2", cql, count=1)
 
     def serial(self, cql: str, *values: object) -> Statement:
         """A read that sees every compare-and-set that has ended, and ends one that was left half way."""
         bound = self.bind(cql, *values)
         bound.consistency_level = ConsistencyLevel.LOCAL_SERIAL
         return bound
+
+    def together(self, statements: Sequence[Statement]) -> Statement:
+        """Statements of one Cassandra partition as one write, all or none."""
+        if len(statements) == 1:
+            return statements[0]
+        batch = BatchStatement(batch_type=BatchType.UNLOGGED)
+        for statement in statements:
+            batch.add(statement)
+        return batch
 
     # --- running them ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,429 @@
+"""The store on Cassandra under faults: nothing that was acknowledged is lost, nothing is there twice.
+
+Each has a control that goes red: the same faults with one rule of the store taken out.
+"""
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.backends.between import Crash, Cut, Delay, Hold, is_commit
+from tests.backends.keyspaces import Keyspace
+from understudy.core.chunk import Chunk
+from understudy.core.errors import ClaimLost, Unreachable
+from understudy.core.names import new_session
+from understudy.core.ports import (
+    Candidate,
+    Cursor,
+    Forgotten,
+    Position,
+    RefusedFrame,
+    SessionFilter,
+    Stored,
+    WriteBatch,
+)
+from understudy.stores.cassandra import CassandraStore, known, lanes
+from understudy.stores.cassandra.rows import Rows
+from understudy.stores.cassandra.stamps import Stamps
+from understudy.stores.cassandra.tailing import Tailer
+from understudy.testing.clock import START_S, ManualClock
+from understudy.testing.desk import SPEC
+from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
+
+Key = tuple[uuid.UUID, int]
+
+
+@pytest.fixture(scope="module")
+def made(cassandra_server: Any) -> Iterator[Keyspace]:
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "faults")
+    yield keyspace
+    keyspace.close()
+
+
+@pytest.fixture
+def keyspace(made: Keyspace) -> Keyspace:
+    made.empty()
+    return made
+
+
+class Source:
+    """A partition of a stream: chunks of a few sessions in some order, read again from any position."""
+
+    def __init__(self, seed: int, *, n_sessions: int = 3, n_chunks: int = 4) -> None:
+        rng = np.random.default_rng(seed)
+        self.name = f"source-{seed}"
+        sessions = [
+            random_session(SPEC, rng, session=new_session(START_S - 60.0, rng.bytes(10)), n_chunks=n_chunks)
+            for _ in range(n_sessions)
+        ]
+        self.chunks = [chunk for turn in zip(*sessions, strict=True) for chunk in turn]
+        self.keys = [chunk.meta.id for chunk in self.chunks]
+
+    def batch(self, epoch: int, position: Position | None, count: int) -> WriteBatch:
+        """What a reader gets behind a position."""
+        start = int(position or 0)
+        chunks = self.chunks[start : start + count]
+        refused = [RefusedFrame(b"garbage %d" % start, "truncated", "", START_S)] if chunks else []
+        end = Position(str(start + len(chunks)))
+        return WriteBatch(self.name, epoch, end, [candidate(chunk) for chunk in chunks], refused)
+
+    def drain(self, store: CassandraStore, count: int) -> None:
+        """Store all that is left, from the position of the store."""
+        claim = store.claim(self.name, owner="test", ttl_s=60.0)
+        position = claim.position
+        while int(position or 0) < len(self.chunks):
+            batch = self.batch(claim.epoch, position, count)
+            store.write(batch)
+            position = batch.position
+
+
+def candidate(chunk: Chunk, player: bytes = PLAYER) -> Candidate:
+    return Candidate(chunk.frame().stamped(player, int(START_S)), chunk)
+
+
+def tailed(store: CassandraStore) -> list[Stored | Forgotten]:
+    found: list[Stored | Forgotten] = []
+    cursor: Cursor | None = None
+    while items := (page := store.tail(cursor, max_items=7, wait_s=0.0)).items:
+        found += items
+        cursor = page.cursor
+    return found
+
+
+def faults_in(store: CassandraStore, *sources: Source) -> list[str]:
+    """What is wrong with a store into which all of these sources were drained: nothing, if all is well."""
+    wrong: list[str] = []
+    items, audit = tailed(store), store.audit()
+    shown = Counter(item.chunk.meta.id for item in items if isinstance(item, Stored) and item.chunk is not None)
+    wanted = [key for source in sources for key in source.keys]
+    wrong += [f"{key} is not shown" for key in wanted if not shown[key]]
+    wrong += [f"{key} is shown {count} times" for key, count in shown.items() if count > 1]
+    wrong += [f"{item} is shown as gone" for item in items if isinstance(item, Forgotten)]
+    if [item.arrival_no for item in items] != list(range(1, len(items) + 1)):
+        wrong.append("numbers are not dense")
+    if (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) != (len(wanted), 0, 0, []):
+        wrong.append(f"audit: {audit}")
+    per_session = Counter(session for session, _ in wanted)
+    infos = {one.session: one for one in store.sessions(SessionFilter())}
+    wrong += [
+        f"session {session} counts {infos[session].n_chunks if session in infos else 0} of {count}"
+        for session, count in per_session.items()
+        if session not in infos or infos[session].n_chunks != count
+    ]
+    return wrong
+
+
+# --- a crash between each pair of write steps -----------------------------------------------------------------------
+
+
+def crash_after(keyspace: Keyspace, counts: Iterable[int]) -> tuple[list[str], int]:
+    """Writers that die after so many writes, each followed by one that goes on: faults, and how many died."""
+    clock = ManualClock()
+    sources: list[Source] = []
+    wrong: list[str] = []
+    n_died = stored = 0
+    for writes in counts:
+        source = Source(writes + 1, n_sessions=2, n_chunks=3)
+        store = keyspace.open(clock)
+        claim = store.claim(source.name, owner="test", ttl_s=60.0)
+        store.wire.send = Cut(store.wire.send, writes)
+        try:
+            store.write(source.batch(claim.epoch, None, 4))
+            has_died = False
+        except Crash:
+            has_died = True
+        store.wire.close()
+        n_died += has_died
+        sources.append(source)
+        with keyspace.open(clock) as following:
+            shown = len(tailed(following))
+            if shown not in (stored, stored + 4):
+                wrong.append(f"after {writes} writes, {shown - stored} items of a batch of 4 are shown")
+            # Whoever comes next reads the stream in other portions.
+            source.drain(following, 3)
+        stored += len(source.chunks)
+        if not has_died:
+            break
+    with keyspace.open(clock) as last:
+        return wrong + faults_in(last, *sources), n_died
+
+
+def test_a_crash_between_any_two_writes_loses_and_doubles_nothing(keyspace: Keyspace) -> None:
+    wrong, n_died = crash_after(keyspace, range(100))
+    assert 10 <= n_died < 100, "once for every write of a batch"
+    assert wrong == []
+
+
+def test_control_states_that_count_uncommitted_frames_lose_them(
+    keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "stated", lambda row, _: _real_stated(row, True))
+    wrong, _ = crash_after(keyspace, [9])
+    assert any("is not shown" in one for one in wrong)
+
+
+_real_stated = known.stated
+
+
+def test_control_a_position_before_the_data_loses_it(keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[Rows] = []
+    monkeypatch.setattr(Rows, "write", lambda rows, _: late.append(rows))
+    commit = lanes.Lanes.commit
+
+    def commit_first(self: lanes.Lanes, *args: Any, **kwargs: Any) -> None:
+        commit(self, *args, **kwargs)
+        rows, wire = late.pop(), self._wire
+        wire.all(rows.first + [one for session in rows.sessions.values() for one in session])
+        wire.all(rows.then)
+
+    monkeypatch.setattr(lanes.Lanes, "commit", commit_first)
+    wrong, _ = crash_after(keyspace, [4])
+    assert any("is not shown" in one for one in wrong)
+
+
+# --- writes that arrive late ------------------------------------------------------------------------------------------
+
+
+def tail_under_delays(keyspace: Keyspace, clock: ManualClock) -> tuple[list[str], int]:
+    """Two writers whose writes take up to half a second, and a reader beside them: faults, and how many were late."""
+    sources = [Source(one, n_sessions=4, n_chunks=3) for one in (1, 2)]
+    writers = [keyspace.open(clock, between=lambda send: Delay(send, most_s=0.5, seed=5)) for _ in sources]
+    threads = [
+        threading.Thread(target=source.drain, args=(store, 3)) for source, store in zip(sources, writers, strict=True)
+    ]
+    with keyspace.open(clock) as reader:
+        for thread in threads:
+            thread.start()
+        items: list[Stored | Forgotten] = []
+        cursor: Cursor | None = None
+        while any(thread.is_alive() for thread in threads):
+            page = reader.tail(cursor, max_items=2, wait_s=0.2)
+            items += page.items
+            cursor = page.cursor
+        while page := reader.tail(cursor, max_items=50, wait_s=1.5):
+            items += page.items
+            cursor = page.cursor
+            if not page.items:
+                break
+        wrong = faults_in(reader, *sources)
+    shown = Counter(item.chunk.meta.id for item in items if isinstance(item, Stored) and item.chunk is not None)
+    wrong += [f"{key} was shown {shown[key]} times" for one in sources for key in one.keys if shown[key] != 1]
+    wrong += [f"{item} was shown as gone" for item in items if isinstance(item, Forgotten)]
+    delayed = sum(store.wire.send.delayed for store in writers)  # type: ignore[attr-defined]
+    for store in writers:
+        store.close()
+    return wrong, delayed
+
+
+def test_a_tail_beside_late_writes_shows_everything_once(keyspace: Keyspace) -> None:
+    wrong, delayed = tail_under_delays(keyspace, ManualClock())
+    assert delayed > 50
+    assert wrong == []
+
+
+def test_control_a_tail_that_passes_the_committed_position_goes_wrong(
+    keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = Tailer.heads
+
+    def too_far(self: Tailer, *, look: bool = False) -> dict[str, int]:
+        found = heads(self, look=look)
+        rows = keyspace.rows("SELECT partition, commit_no FROM commits")
+        return found | {row.partition: max(found.get(row.partition, 0), row.commit_no) for row in rows}
+
+    monkeypatch.setattr(Tailer, "heads", too_far)
+    wrong, _ = tail_under_delays(keyspace, ManualClock())
+    assert wrong != []
+
+
+# --- an owner that comes back from the dead ---------------------------------------------------------------------------
+
+
+def zombie(keyspace: Keyspace, clock: ManualClock) -> list[str]:
+    """A writer is held in the middle of a batch; another takes over and goes on; then the first one's writes land."""
+    source = Source(1, n_sessions=2, n_chunks=6)
+    first = keyspace.open(clock)
+    claim = first.claim(source.name, owner="test", ttl_s=60.0)
+    batch = source.batch(claim.epoch, None, 3)
+    first.write(batch)
+    hold = Hold(first.wire.send)
+    first.wire.send = hold
+    lost: list[bool] = []
+
+    def late() -> None:
+        try:
+            first.write(source.batch(claim.epoch, batch.position, 4))
+        except ClaimLost:
+            lost.append(True)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    assert hold.seen.wait(20.0)
+    with keyspace.open(clock) as second:
+        source.drain(second, 5)
+        hold.let_go()
+        thread.join(60.0)
+        first.close()
+        wrong = [] if lost else ["the zombie was not told"]
+        return wrong + faults_in(second, source)
+
+
+def test_late_writes_of_a_stale_owner_change_nothing(keyspace: Keyspace) -> None:
+    assert zombie(keyspace, ManualClock()) == []
+
+
+def test_control_without_stamps_that_follow_claims_a_zombie_does_harm(
+    keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stamps by a clock that runs backwards: whoever claimed first wins."""
+
+    class Backwards(Stamps):
+        def __init__(self, first: int) -> None:
+            super().__init__((1 << 60) - 64 * first)
+
+        def is_spent(self, *_: object, **__: object) -> bool:
+            return False
+
+    monkeypatch.setattr(lanes, "Stamps", Backwards)
+    assert zombie(keyspace, ManualClock()) != []
+
+
+# --- erasures beside writers ------------------------------------------------------------------------------------------
+
+
+def test_a_write_under_way_does_not_bring_back_a_forgotten_player(keyspace: Keyspace) -> None:
+    clock, source = ManualClock(), Source(1)
+    writer = keyspace.open(clock)
+    claim = writer.claim(source.name, owner="test", ttl_s=60.0)
+    hold = Hold(writer.wire.send, only=is_commit)
+    writer.wire.send = hold
+    receipts: list[Any] = []
+    thread = threading.Thread(target=lambda: receipts.append(writer.write(source.batch(claim.epoch, None, 12))))
+    thread.start()
+    assert hold.seen.wait(20.0)
+    with keyspace.open(clock) as other:
+        other.forget(PLAYER)
+        hold.let_go()
+        thread.join(60.0)
+        assert set(receipts[0].reasons) == {"forgotten"}
+        assert [item for item in tailed(other) if isinstance(item, Stored)] == []
+        assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
+    writer.close()
+
+
+def test_writers_go_on_when_whoever_decides_died(keyspace: Keyspace) -> None:
+    clock, source = ManualClock(), Source(1)
+    with keyspace.open(clock) as writer:
+        writer.turns.grace_s = 0.3
+        claim = writer.claim(source.name, owner="test", ttl_s=60.0)
+        dying = keyspace.open(clock)
+        dying.wire.send = Cut(dying.wire.send, 4)
+        with pytest.raises(Crash):
+            dying.forget(OTHER_PLAYER)
+        dying.wire.close()
+        assert keyspace.rows("SELECT events FROM lanes WHERE partition = '~admin'")[0].events == 1, "it had begun"
+        writer.write(source.batch(claim.epoch, None, 12))
+        assert faults_in(writer, source) == []
+
+
+def test_an_erasure_that_was_cut_off_is_ended_by_the_next_claim(keyspace: Keyspace) -> None:
+    clock, source, other = ManualClock(), Source(1), Source(2)
+    with keyspace.open(clock) as writer:
+        source.drain(writer, 12)
+    for writes in (4, 6, 7, 9, 14, 60):
+        dying = keyspace.open(clock)
+        dying.turns.grace_s = 0.1
+        dying.wire.send = Cut(dying.wire.send, writes)
+        try:
+            dying.forget(PLAYER)
+        except Crash:
+            dying.wire.close()
+            continue
+        dying.close()
+        break
+    with keyspace.open(clock) as writer:
+        writer.turns.grace_s = 0.1
+        writer.claim(other.name, owner="test", ttl_s=60.0)
+        assert not writer.is_erasing
+        assert keyspace.rows("SELECT session FROM chunks") == []
+        assert [item for item in tailed(writer) if isinstance(item, Stored)] == []
+
+
+# --- the server dies --------------------------------------------------------------------------------------------------
+
+
+def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(
+    keyspace: Keyspace, cassandra_server: Any
+) -> None:
+    sources = [Source(one, n_sessions=6, n_chunks=8) for one in (1, 2, 3)]
+    acked: list[Key] = []
+    begun = threading.Event()
+
+    def write(source: Source) -> None:
+        store = keyspace.open(options="&patience_s=5&timeout_s=3")
+        position: Position | None = None
+        epoch: int | None = None
+        while int(position or 0) < len(source.chunks):
+            try:
+                if epoch is None:
+                    claim = store.claim(source.name, owner=source.name, ttl_s=60.0)
+                    epoch, position = claim.epoch, claim.position
+                    continue
+                batch = source.batch(epoch, position, 2)
+                store.write(batch)
+            except ClaimLost:
+                epoch = None
+                continue
+            except Unreachable:
+                continue
+            acked.extend(one.chunk.meta.id for one in batch.candidates if one.chunk is not None)
+            position = batch.position
+            if int(position or 0) >= 8:
+                begun.set()
+        store.close()
+
+    threads = [threading.Thread(target=write, args=(source,)) for source in sources]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(60.0)
+    cassandra_server.kill()
+    assert any(thread.is_alive() for thread in threads), "it died in mid-write"
+    cassandra_server.restart()
+    for thread in threads:
+        thread.join(180.0)
+        assert not thread.is_alive()
+    with keyspace.open() as reader:
+        assert faults_in(reader, *sources) == []
+        assert set(acked) == {key for source in sources for key in source.keys}
+
+
+def test_control_a_write_that_is_acknowledged_without_an_answer_is_lost(keyspace: Keyspace) -> None:
+    source = Source(1)
+    store = keyspace.open(options="&patience_s=0.1", between=lambda send: _Deaf(send))
+    claim = store.claim(source.name, owner="test", ttl_s=60.0)
+    store.wire.send.is_deaf = True  # type: ignore[attr-defined]
+    with pytest.raises(Unreachable):
+        store.write(source.batch(claim.epoch, None, 12))
+    store.wire.close()
+    with keyspace.open() as reader:
+        assert faults_in(reader, source) != [], "had it been acknowledged, it would be lost"
+
+
+class _Deaf:
+    """A server that has stopped to answer."""
+
+    def __init__(self, send: Any) -> None:
+        self._send, self.is_deaf = send, False
+
+    def __call__(self, statement: Any, done: Any) -> None:
+        if self.is_deaf:
+            from cassandra import OperationTimedOut
+
+            done(None, OperationTimedOut())
+        else:
+            self._send(statement, done)
