@@ -17,18 +17,31 @@ from hypothesis import strategies as st
 from minari.data_collector.episode_buffer import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 
-from tests.app.exchange.exports import is_untouched, random_chunks, recorded, stored, to_minari
+from tests.app.exchange.exports import (
+    from_parquet,
+    is_untouched,
+    random_chunks,
+    recorded,
+    stored,
+    to_minari,
+    to_parquet,
+)
 from tests.app.recordings import GAME, chunks_of, episodes, person, recording
 from understudy.app.data import DataFolder
+from understudy.app.exchange.episode import Episode
+from understudy.app.exchange.episode import chunks_of as episode_chunks
 from understudy.app.exchange.gym_spaces import flattened
 from understudy.app.exchange.importing import Imported, import_files
+from understudy.app.exchange.incoming import session_of
 from understudy.app.exchange.minari_in import MinariDataset
 from understudy.app.exchange.minari_out import dataset_name
 from understudy.core.chunk import Chunk, RowKind
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, SpecError
+from understudy.core.game import game_spec
 from understudy.core.meta import EpisodeNote
 from understudy.core.names import game_name, new_session
+from understudy.core.spaces import Box
 from understudy.testing.clock import START_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore::UserWarning:minari")
@@ -211,6 +224,28 @@ def test_equal_episodes_are_as_many_as_there_are(tmp_path: Path) -> None:
     data = DataFolder(tmp_path / "D")
     assert from_minari(data, path, game="walk").stored_steps == 6
     assert from_minari(data, path, game="walk").stored_steps == 0
+
+
+def test_images_are_kept_pixel_for_pixel(tmp_path: Path) -> None:
+    spec = game_spec("screen", obs=Box((84, 84, 3), np.dtype(np.uint8)), actions=3)
+    rng = np.random.default_rng(0)
+    obs, n = rng.integers(0, 256, (41, 84, 84, 3), np.uint8), 40
+    episode = Episode(
+        session=session_of("screen"), obs={"obs": obs}, action={"action": rng.integers(0, 3, n).astype(np.int32)},
+        reward=np.ones(n, np.float32), terminated=True, truncated=False,
+    )  # fmt: skip
+    chunks = list(episode_chunks(episode, spec, consent="granted", client="test"))
+    assert len(chunks) > 1  # noise does not shrink, so that it takes several frames
+    assert [one.meta.chunk_no for one in chunks] == list(range(len(chunks)))
+    data = recorded(tmp_path / "D", spec, chunks)
+    to_minari(data, tmp_path / "a-v0")
+    (one,) = minari.MinariDataset(tmp_path / "a-v0" / "data")
+    assert (one.observations == obs).all()
+    from_minari(DataFolder(tmp_path / "E"), tmp_path / "a-v0")
+    to_parquet(DataFolder(tmp_path / "E"), tmp_path / "a.parquet")
+    from_parquet(DataFolder(tmp_path / "F"), tmp_path / "a.parquet")
+    rows = [one.columns["obs"][:-1] for one in stored(DataFolder(tmp_path / "F"))]
+    assert (np.concatenate(rows) == obs[:-1]).all()
 
 
 def test_an_episode_without_an_end_is_cut(tmp_path: Path) -> None:
