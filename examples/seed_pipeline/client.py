@@ -35,7 +35,7 @@ def main() -> None:
     returns: dict[str, list[float]] = {"person": [], "bot": []}
     began_s = time.monotonic()
     for number in range(asked.episodes):
-        who = "bot" if number % 2 and game.stats().bot else "person"
+        who = "bot" if number % 2 else "person"
         returns[who].append(play(env, game, who, rng))
         mean = float(np.mean(returns["bot"][-asked.window :] or [0.0]))
         if number % 20 == 19:
@@ -50,14 +50,14 @@ def main() -> None:
 
 
 def play(env: gymnasium.Env, game: Game, who: str, rng: np.random.Generator) -> float:
-    """One episode by a person or by the newest bot; its return."""
+    """One episode by a person or by the newest bot, which decides at random until there is one; its return."""
     episode, total = game.episode(player=f"somebody-{int(rng.integers(8))}"), 0.0
     obs, _ = env.reset(seed=int(rng.integers(2**31)))
     while True:
         if who == "bot":
             action = episode.act(obs)
         else:
-            action = int(rng.integers(2)) if rng.random() < 0.3 else int(obs @ SLOPE > 0)
+            action = int(rng.integers(2)) if rng.random() < 0.5 else int(obs @ SLOPE > 0)
             episode.acted(obs, action)
         obs, reward, terminated, truncated, _ = env.step(action)
         episode.reward(float(reward))
