@@ -34,7 +34,8 @@ class Keyspace:
     """A keyspace of a server, with tables that can be emptied."""
 
     def __init__(self, server: AnyServer, credentials: object, name: str, *, options: str = "") -> None:
-        self.url = f"cassandra://{server.address}/{name}?credentials={credentials}&replication=1{options}"
+        self.place = f"cassandra://{server.address}/{name}"
+        self.url = f"{self.place}?credentials={credentials}&replication=1{options}"
         init(self.location)
         self._wire = Wire(read_options(self.location))
         check(self._wire)
@@ -62,6 +63,10 @@ class Keyspace:
         store = CassandraStore(wire, specs=OneSpec(), clock=clock)
         wire.send = between(wire.send)
         return store
+
+    @staticmethod
+    def open_at(url: str) -> CassandraStore:
+        return open_cassandra(parse_location(url), specs=OneSpec())
 
     def rows(self, query: str) -> list[Any]:
         """What the tables really hold."""

@@ -47,11 +47,12 @@ class Journal:
         with self._lock:
             if number > self.head:
                 for commit in commits_between(self._wire, ADMIN, self.head, number):
-                    self._apply(commit)
+                    self.apply(commit)
                 self.head = number
             return self.head
 
-    def _apply(self, commit: Commit) -> None:
+    def apply(self, commit: Commit) -> None:
+        """Take in one admin commit."""
         number, event = commit.tag.commit_no, commit.facts.event
         for one in commit.facts.stored:
             self.replayed.add(one.replays)

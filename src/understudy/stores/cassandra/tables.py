@@ -69,7 +69,7 @@ def init(location: Location) -> None:
             timeout=_DDL_S,
         )
         for name, columns in TABLES.items():
-            cql = f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {_settings(name, options.ttl_s)}"
+            cql = f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {settings(name, options.ttl_s)}"
             wire.session.execute(wire.qualified(cql), timeout=_DDL_S)
         found = _version(wire)
         if found not in (None, VERSION):
@@ -91,7 +91,7 @@ def migrate(location: Location) -> tuple[int, int]:
         if found > VERSION:
             raise _other_version(options, found)
         for name in TABLES:
-            cql = f"ALTER TABLE {name} WITH {_settings(name, options.ttl_s)}"
+            cql = f"ALTER TABLE {name} WITH {settings(name, options.ttl_s)}"
             wire.session.execute(wire.qualified(cql), timeout=_DDL_S)
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", options.ttl_s))
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
@@ -161,8 +161,9 @@ def _replication(options: Options) -> str:
     return f"{{'class': 'NetworkTopologyStrategy', {copies}}}"
 
 
-def _settings(name: str, keep_s: int) -> str:
-    settings = []
+def settings(name: str, keep_s: int) -> str:
+    """How a table is kept, in a store that keeps chunks for this long (0: for ever)."""
+    parts = []
     lasting = keep_s + int(REMEMBER_S) if name in _KEPT_LONGER else keep_s
     if keep_s and name in (*_KEPT_LONGER, "chunks", "quarantine"):
         window_s = max(60, lasting // 30)
@@ -170,13 +171,13 @@ def _settings(name: str, keep_s: int) -> str:
             "class": "TimeWindowCompactionStrategy", "compaction_window_unit": "MINUTES",
             "compaction_window_size": str(max(1, window_s // 60)),
         }  # fmt: skip
-        settings += [f"default_time_to_live = {lasting}", f"compaction = {_map(compaction)}"]
+        parts += [f"default_time_to_live = {lasting}", f"compaction = {_map(compaction)}"]
     else:
-        settings += ["default_time_to_live = 0", f"compaction = {_map({'class': 'UnifiedCompactionStrategy'})}"]
+        parts += ["default_time_to_live = 0", f"compaction = {_map({'class': 'UnifiedCompactionStrategy'})}"]
     if name in ("chunks", "quarantine"):
         # Bodies are compressed by whoever made them, where that helps.
-        settings.append(f"compression = {_map({'enabled': 'false'})}")
-    return " AND ".join(settings)
+        parts.append(f"compression = {_map({'enabled': 'false'})}")
+    return " AND ".join(parts)
 
 
 def _map(fields: dict[str, str]) -> str:

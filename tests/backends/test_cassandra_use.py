@@ -1,0 +1,181 @@
+"""The Cassandra store as an operator meets it: what is refused and how, time to live, specs, threads, a window."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.backends.keyspaces import Keyspace, OneSpec
+from understudy.core.chunk import Chunk
+from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
+from understudy.core.ports import Cursor, ExperienceStore, Forgotten, SessionFilter, Stored
+from understudy.stores.cassandra import init, migrate
+from understudy.stores.cassandra.tables import VERSION
+from understudy.stores.window import Window
+from understudy.testing.clock import ManualClock
+from understudy.testing.desk import SPEC, Desk
+from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
+
+
+@pytest.fixture(scope="module")
+def made(cassandra_server: Any) -> Iterator[Keyspace]:
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "used")
+    yield keyspace
+    keyspace.close()
+
+
+@pytest.fixture
+def keyspace(made: Keyspace) -> Keyspace:
+    made.empty()
+    return made
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def refusal(url: str, kind: type[UnderstudyError] = ConfigError) -> str:
+    with pytest.raises(kind) as caught:
+        Keyspace.open_at(url)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def chunks_in(store: ExperienceStore) -> list[Chunk]:
+    found: list[Chunk] = []
+    cursor: Cursor | None = None
+    while items := (page := store.tail(cursor, max_items=100, wait_s=0.0)).items:
+        found += [item.chunk for item in items if isinstance(item, Stored) and item.chunk is not None]
+        cursor = page.cursor
+    return found
+
+
+def test_a_wrong_password_is_told_and_not_shown(keyspace: Keyspace, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text('username = "cassandra"\npassword = "open-sesame"\n')
+    told = refusal(f"{keyspace.place}?credentials={file}")
+    assert "refused the login; check the credentials file" in told
+    assert "open-sesame" not in told
+    assert "name a file: ?credentials=FILE" in refusal(keyspace.place)
+
+
+def test_a_keyspace_that_is_not_there_is_told_with_the_next_step(keyspace: Keyspace) -> None:
+    told = refusal(keyspace.url.replace("/used?", "/nowhere?"))
+    assert "there is no keyspace nowhere" in told
+    assert "understudy store init" in told
+
+
+def test_tables_of_another_version_are_told_with_the_next_step(keyspace: Keyspace) -> None:
+    try:
+        keyspace.rows(f"UPDATE meta SET number = {VERSION + 1} WHERE name = 'schema_version'")
+        assert "newer than this release's" in refusal(keyspace.url, StorageFailed)
+        with pytest.raises(StorageFailed, match="newer than this release's"):
+            init(keyspace.location)
+        keyspace.rows(f"UPDATE meta SET number = {VERSION - 1} WHERE name = 'schema_version'")
+        assert "run `understudy store migrate`" in refusal(keyspace.url)
+        assert migrate(keyspace.location) == (VERSION - 1, VERSION)
+        keyspace.open().close()
+    finally:
+        keyspace.rows(f"UPDATE meta SET number = {VERSION} WHERE name = 'schema_version'")
+
+
+def test_init_twice_keeps_what_is_there(keyspace: Keyspace, rng: np.random.Generator) -> None:
+    clock = ManualClock()
+    desk = Desk(keyspace.open(clock), clock, lambda _: keyspace.open(clock))
+    desk.put(*random_session(SPEC, rng))
+    init(keyspace.location)
+    assert len(desk.chunks()) == 4
+    desk.store.close()
+
+
+def test_specs_are_kept_beside_what_was_stored(keyspace: Keyspace, rng: np.random.Generator) -> None:
+    clock = ManualClock()
+    with keyspace.open(clock) as store:
+        assert (store.spec(SPEC.game, SPEC.schema), store.knows(SPEC.game)) == (None, False)
+        Desk(store, clock, lambda one: one).put(*random_session(SPEC, rng))
+        assert (store.spec(SPEC.game, SPEC.schema), store.knows(SPEC.game)) == (SPEC, True)
+        assert store.spec("other", SPEC.schema) is None
+
+
+def test_no_thread_is_left_when_a_store_is_closed(keyspace: Keyspace, rng: np.random.Generator) -> None:
+    before = set(threading.enumerate())
+    clock = ManualClock()
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk.put(*random_session(SPEC, rng))
+    desk.store.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_waiting_tail_is_woken_by_what_comes(keyspace: Keyspace, rng: np.random.Generator) -> None:
+    clock = ManualClock()
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    with keyspace.open(clock) as reader:
+        started = time.monotonic()
+        assert reader.tail(None, max_items=9, wait_s=0.2).items == []
+        assert time.monotonic() - started < 10.0
+        timer = threading.Timer(0.3, desk.put, random_session(SPEC, rng))
+        timer.start()
+        assert len(reader.tail(None, max_items=9, wait_s=30.0).items) == 4
+        timer.join()
+    desk.store.close()
+
+
+def test_chunks_that_ran_out_are_shown_as_expired(cassandra_server: Any, rng: np.random.Generator) -> None:
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "brief", options="&ttl_s=4")
+    keyspace.empty()
+    clock = ManualClock()
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk.put(*random_session(SPEC, rng))
+    deadline = time.monotonic() + 60.0
+    while desk.chunks() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert [item.reason for item in desk.everything() if isinstance(item, Forgotten)] == ["expired"] * 4
+    audit = desk.store.audit()
+    assert (audit.chunks, audit.expired_chunks, audit.gap_chunks, list(audit.corrupt)) == (0, 4, 0, [])
+    desk.store.close()
+    keyspace.close()
+
+
+def test_a_damaged_or_lost_frame_is_shown_and_found(keyspace: Keyspace, rng: np.random.Generator) -> None:
+    clock = ManualClock()
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    chunks = random_session(SPEC, rng)
+    desk.put(*chunks)
+    session = chunks[0].meta.session
+    late = 1 << 62
+    there = f"session = {session} AND bucket = 0 AND chunk_no ="
+    keyspace.rows(f"DELETE FROM chunks USING TIMESTAMP {late} WHERE {there} 1")
+    keyspace.rows(f"UPDATE chunks USING TIMESTAMP {late} SET frame = 0x00ff WHERE {there} 2")
+    gone = [item for item in desk.everything() if isinstance(item, Forgotten)]
+    assert [(item.reason, item.chunks) for item in gone] == [("damaged", ((session, 1),)), ("damaged", ((session, 2),))]
+    audit = desk.store.audit()
+    assert (audit.chunks, len(audit.corrupt), audit.gap_chunks) == (2, 2, 2)
+    desk.store.close()
+
+
+def test_a_window_follows_a_cassandra_store(keyspace: Keyspace, rng: np.random.Generator, tmp_path: Path) -> None:
+    clock = ManualClock()
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    mine, theirs = random_session(SPEC, rng, n_chunks=3), random_session(SPEC, rng, n_chunks=3)
+    desk.put(*mine)
+    desk.put(*theirs, player=OTHER_PLAYER)
+    for turn in range(2):
+        with Window(desk.store, tmp_path / "window", specs=OneSpec(), clock=clock) as window:
+            while window.step():
+                pass
+            if turn == 0:
+                assert chunks_in(window.local) == [*mine, *theirs]
+                desk.store.forget(PLAYER)
+                desk.store.quarantine([(theirs[0].meta.session, 1)], reason="guard")
+            else:
+                assert chunks_in(window.local) == [theirs[0], theirs[2]]
+                assert {one.player for one in window.local.sessions(SessionFilter())} == {OTHER_PLAYER}
+                assert window.items == 2, "two decisions, and nothing a second time"
+    desk.store.close()

@@ -1,0 +1,216 @@
+"""What the Cassandra store decides without a server: its address, its cursor, its facts, what is gone."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.core.errors import ConfigError, Unreachable
+from understudy.core.frame import FrameKind
+from understudy.core.location import parse_location
+from understudy.core.ports import Cursor
+from understudy.core.session import Arrival, SessionState, admit
+from understudy.stores.cassandra import open_cassandra
+from understudy.stores.cassandra.cursor import Place, Places, read_cursor
+from understudy.stores.cassandra.facts import ADMIN, Arrived, Commit, CommitFacts, Event, Tag, read_facts
+from understudy.stores.cassandra.journal import Journal
+from understudy.stores.cassandra.known import Stated
+from understudy.stores.cassandra.options import Options, read_options
+from understudy.stores.cassandra.stamps import RANGE, Stamps
+from understudy.stores.cassandra.tables import TABLES, settings
+from understudy.stores.cassandra.wire import Wire
+from understudy.testing.clock import START_S
+from understudy.testing.samples import OTHER_PLAYER, PLAYER
+
+SESSION = uuid.UUID(int=7)
+
+
+def options_of(text: str) -> Options:
+    return read_options(parse_location(text))
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def test_an_address_gives_hosts_keyspace_and_safe_defaults() -> None:
+    options = options_of("cassandra://one:9043,two/Games")
+    assert options.hosts == (("one", 9043), ("two", 9042))
+    assert (options.keyspace, options.consistency, options.replication) == ("games", "LOCAL_QUORUM", 3)
+    assert not options.tls
+
+
+def test_options_of_an_address_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "credentials.toml"
+    file.write_text('username = "ada"\npassword = "secret"\n')
+    options = options_of(
+        f"cassandra://h/k?credentials={file}&datacenter=dc1&consistency=quorum&ttl_s=86400&replication=dc1:3,dc2:2"
+        "&in_flight=8&tls=true"
+    )
+    assert options.credentials is not None
+    assert (options.credentials.username, options.datacenter, options.consistency) == ("ada", "dc1", "QUORUM")
+    assert (options.ttl_s, options.replication, options.in_flight) == (86400, {"dc1": 3, "dc2": 2}, 8)
+    assert options.tls
+    assert "secret" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("cassandra:///k", "names no host"),
+        ("cassandra://h/", "keyspace '' is not allowed"),
+        ("cassandra://h/a-b", "keyspace 'a-b' is not allowed"),
+        ("cassandra://h/k?consistency=most", "consistency 'MOST' is unknown"),
+        ("cassandra://h/k?replication=0", "replication '0' cannot be read"),
+        ("cassandra://h/k?replication=dc1", "replication 'dc1' cannot be read"),
+        ("cassandra://h/k?ttl=5", "did you mean ttl_s"),
+        ("cassandra://h/k?in_flight=0", "in_flight of cassandra:// is '0'"),
+        ("cassandra://h/k?protocol=3", "protocol of cassandra:// is '3'"),
+    ],
+)
+def test_an_address_that_cannot_be_meant_is_refused_in_one_line(address: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=r".") as caught:
+        options_of(address)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class _NoSpecs:
+    def spec(self, game: str, schema: str) -> None:
+        return None
+
+    def knows(self, game: str) -> bool:
+        return False
+
+
+def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
+    with pytest.raises(Unreachable, match="cannot be reached") as caught:
+        open_cassandra(parse_location("cassandra://127.0.0.1:1/k?patience_s=0"), specs=_NoSpecs())
+    assert "\n" not in str(caught.value)
+    assert caught.value.retry_helps
+
+
+def test_a_ca_that_cannot_be_read_is_told() -> None:
+    with pytest.raises(ConfigError, match="a TLS file of cassandra:// cannot be read"):
+        open_cassandra(parse_location("cassandra://127.0.0.1:1/k?ca=/nowhere.pem&patience_s=0"), specs=_NoSpecs())
+
+
+def test_tables_with_a_time_to_live_have_windows_of_a_thirtieth() -> None:
+    assert "'compaction_window_size': '48'" in settings("chunks", 86_400)
+    assert "default_time_to_live = 86400" in settings("chunks", 86_400)
+    remembered = next(part for part in settings("sessions", 86_400).split(" AND ") if "time_to_live" in part)
+    assert int(remembered.split(" = ")[1]) > 86_400, "that a chunk was there is known for longer than its bytes"
+    for name in TABLES:
+        assert "UnifiedCompactionStrategy" in settings(name, 0)
+    for name in ("lanes", "meta", "registry"):
+        assert "default_time_to_live = 0" in settings(name, 86_400), "what the store goes by never runs out"
+
+
+# --- cursors, facts, stamps -------------------------------------------------------------------------------------------
+
+
+def test_a_cursor_is_read_back() -> None:
+    places = Places(12, {"p": Place(3, 1, 9), ADMIN: Place(1, 0, 1)})
+    assert read_cursor(places.text()) == places
+    assert read_cursor(None) == Places()
+
+
+@pytest.mark.parametrize("text", ["17", "", "[1]", '{"a": 1}', '[1,{"p":[1]},2]', '[1,{"p":"x"}]'])
+def test_a_cursor_of_another_store_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no cursor of a Cassandra store"):
+        read_cursor(Cursor(text))
+
+
+def arrived(number: int = 0, **more: Any) -> Arrived:
+    fields: dict[str, Any] = {
+        "session": SESSION.bytes, "chunk_no": number, "kind": int(FrameKind.DATA), "crc": 5, "length": 9,
+        "player": PLAYER, "received_s": int(START_S), "first_step": 6 * number, "n_steps": 6, "game": "cart",
+        "schema": "s",
+    }  # fmt: skip
+    return Arrived(**(fields | more))
+
+
+def test_facts_are_read_back() -> None:
+    facts = CommitFacts([arrived(dropped=[(1, 2)])], [], [(b"s", b"p")], Event("quarantine", 1.5, b"", [(b"s", 1, 6)]))
+    assert read_facts(facts.pack()) == facts
+    assert facts.n_arrivals == 2
+
+
+def test_stamps_end_before_the_next_range_and_before_they_are_old() -> None:
+    stamps, now_us = Stamps(1000), 1000
+    assert [stamps.take(2), stamps.take(1)] == [1001, 1003]
+    assert not stamps.is_spent(10, now_us)
+    assert stamps.is_spent(RANGE, now_us), "as many as a range holds do not fit"
+    assert stamps.is_spent(1, now_us + 2 * 3_600_000_000), "stamps stay near the time"
+    assert stamps.is_spent(1, now_us, above=1004), "what is overwritten must not win"
+
+
+# --- the journal ------------------------------------------------------------------------------------------------------
+
+
+class _NoWire:
+    """Nothing is read."""
+
+
+def journal(*commits: CommitFacts) -> Journal:
+    made = Journal(_NoWire())  # type: ignore[arg-type]
+    for number, facts in enumerate(commits, 1):
+        made.apply(Commit(Tag(ADMIN, number, number), number, START_S, 0, facts))
+        made.head = number
+    return made
+
+
+def test_what_came_before_an_erasure_is_gone_and_what_came_behind_is_not() -> None:
+    forget = CommitFacts(event=Event("forget", START_S, PLAYER))
+    withdraw = CommitFacts(event=Event("quarantine", START_S, b"", [(SESSION.bytes, 1, 6)]))
+    known = journal(forget, withdraw)
+    other = arrived(1, player=OTHER_PLAYER)
+    assert known.gone(arrived(), 0) == "forgotten"
+    assert known.gone(arrived(), 1) is None
+    assert (known.gone(other, 1), known.gone(other, 2)) == ("quarantined", None)
+    known.expired_before_s = int(START_S) + 1
+    assert known.gone(other, 2) == "expired"
+    assert known.gone(arrived(kind=int(FrameKind.CLOSE)), 1) is None, "only data ages"
+
+
+def test_a_session_takes_in_what_was_decided_since_it_was_written() -> None:
+    state, _ = admit(None, arrived(0).arrival())
+    state, _ = admit(state, arrived(1).arrival())
+    state, _ = admit(state, Arrival(number=2, player=PLAYER, received_s=int(START_S), kind="refused"))
+    withdraw = CommitFacts(event=Event("quarantine", START_S, b"", [(SESSION.bytes, 1, 6)]))
+    replay = CommitFacts([arrived(2, replays=77)])
+    known = journal(withdraw, replay)
+    assert known.replayed == {77}
+    fresh = known.up_to_date(SESSION, Stated("cart", state, 0))
+    assert fresh is not None
+    assert (fresh.state.n_chunks, fresh.state.n_steps, fresh.state.high, fresh.events) == (2, 12, 3, 2)
+    again = known.up_to_date(SESSION, fresh)
+    assert again == fresh, "each decision is taken in once"
+    assert known.up_to_date(SESSION, None) is None
+
+
+def test_a_forgotten_players_sessions_are_forgotten_and_new_ones_are_not() -> None:
+    known = journal(CommitFacts(event=Event("forget", START_S, PLAYER)))
+    old, new = (known.up_to_date(SESSION, Stated("", SessionState(player=PLAYER), events)) for events in (0, 1))
+    assert old is not None
+    assert new is not None
+    assert (old.state.forgotten, new.state.forgotten) == (True, False)
+    assert known.is_forgotten(PLAYER, SESSION, START_S)
+    assert not known.is_forgotten(OTHER_PLAYER, SESSION, START_S)
+
+
+def test_the_keyspace_stands_before_every_table() -> None:
+    class Somewhere:
+        options = options_of("cassandra://h/games")
+
+    def qualified(cql: str) -> str:
+        return Wire.qualified(Somewhere(), cql)  # type: ignore[arg-type]
+
+    assert qualified("SELECT a FROM lanes WHERE b = ?") == "SELECT a FROM games.lanes WHERE b = ?"
+    assert qualified("INSERT INTO chunks (a) VALUES (?)") == "INSERT INTO games.chunks (a) VALUES (?)"
+    assert qualified("UPDATE lanes SET a = ?") == "UPDATE games.lanes SET a = ?"
+    assert (
+        qualified("DELETE raw FROM quarantine USING TIMESTAMP ?")
+        == "DELETE raw FROM games.quarantine USING TIMESTAMP ?"
+    )
+    assert qualified("CREATE TABLE IF NOT EXISTS meta (a text)") == "CREATE TABLE IF NOT EXISTS games.meta (a text)"
