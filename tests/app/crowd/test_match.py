@@ -32,6 +32,8 @@ def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: P
             steps[by] += int(is_step.sum())
             (match,) = {note.match for note in chunk.meta.episodes}
             (seat,) = {note.seat for note in chunk.meta.episodes}
+            other = "bot" if by == By.PERSON else "person"
+            assert {note.opponents for note in chunk.meta.episodes} == {(other,)}, "never a player's name"
             won[match or "", seat] += int(chunk.columns["reward"][is_step].sum())
             results.update(str(note.result) for note in chunk.meta.episodes if note.result)
     assert steps[By.PERSON] == steps[By.SCRIPT] > 1_500

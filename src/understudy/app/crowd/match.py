@@ -35,7 +35,7 @@ class Match:
         self._seed, self._decisions = int(self._rng.integers(1 << 31)), 0
         self.court = rally.serve(self._seed)
         self._person = self._episode(self._seat, "bot")
-        self._bot = self._episode(1 - self._seat, self._name)
+        self._bot = self._episode(1 - self._seat, "person")
 
     def _episode(self, seat: int, opponent: str) -> Episode:
         return self._game.episode(
