@@ -138,6 +138,12 @@ def test_consent_that_another_tab_switches_off_is_obeyed_at_once(browser: Any, r
         other.uncheck("#consent")
         wait_for(lambda: seen.fact("recording") == "false")
         assert not seen.page.is_checked("#consent")
+        # Where the answer itself is gone, going on is no new one: only the button that asks gives it.
+        seen.page.keyboard.press("Escape")
+        other.evaluate("localStorage.clear()")
+        seen.page.click("#start")
+        wait_for(lambda: seen.fact("phase") == "playing")
+        assert not seen.page.is_checked("#consent")
         assert is_sound(seen, rally)
 
 

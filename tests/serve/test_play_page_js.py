@@ -315,8 +315,8 @@ def test_connected_means_that_somebody_answers_the_follower_too(modules: Path):
         const well = { recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "",
                        stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0 };
         const away = "unreachable: nobody answers";
-        const told = [{}, { lastFollowError: away }, { lastError: away },
-                      { stopped: "revoked_key: it was" }, { badInputs: 2 },
+        const told = [{}, { lastFollowError: away }, { lastError: away, waiting: 3 },
+                      { lastError: away }, { stopped: "revoked_key: it was" }, { badInputs: 2 },
                       { lastFollowError: "revoked_key: it was revoked" }].map((more) => {
           platform.game = { stats: () => ({ ...well, ...more }) };
           const { state } = platform;
@@ -324,7 +324,38 @@ def test_connected_means_that_somebody_answers_the_follower_too(modules: Path):
         });
         console.log(JSON.stringify(told));
     """)  # fmt: skip
-    assert [state for state, _ in got] == ["connected", "offline", "offline", "refused", "connected", "refused"]
+    assert [state for state, _ in got] == [
+        "connected", "offline", "offline", "connected", "refused", "connected", "refused",
+    ]  # fmt: skip
     assert got[0][1] == ""
-    assert got[4][1].startswith("2 times what was played did not fit")
-    assert "it was revoked" in got[5][1]
+    assert got[3][1] == "", "a connection that failed before anything was played is news of the past"
+    assert got[5][1].startswith("2 times what was played did not fit")
+    assert "it was revoked" in got[6][1]
+
+
+KEEPER = """
+const [heard, signals] = [{}, []];
+globalThis.self = { addEventListener: (kind, hear) => (heard[kind] = hear) };
+globalThis.location = { origin: "http://127.0.0.1:1" };
+globalThis.caches = { open: async () => ({ match: async (pathname) => `kept ${pathname}` }) };
+const wait = globalThis.setTimeout;
+globalThis.setTimeout = (work, ms) => wait(work, ms / 100);
+const timeout = AbortSignal.timeout;
+AbortSignal.timeout = (ms) => timeout.call(AbortSignal, ms / 100);
+await import("./offline.js");
+const ask = (pathname, answer) => new Promise((resolve) => {
+  globalThis.fetch = (request, { signal }) => (signals.push(signal), answer(signal));
+  heard.fetch({ request: { method: "GET", url: location.origin + pathname }, respondWith: resolve });
+});
+"""
+
+
+def test_a_gateway_that_does_not_begin_to_answer_is_given_up_and_a_slow_answer_is_not(modules: Path):
+    got = run(modules, KEEPER + """
+        const silence = (signal) => new Promise((_, reject) => signal.addEventListener("abort", () => reject("away")));
+        const told = [await ask("/play", async () => ({ status: 200 }))];
+        await new Promise((done) => wait(done, 200));  // its body may take as long as it likes
+        told.push(signals[0].aborted, await ask("/play", async () => ({ status: 502 })), await ask("/play", silence));
+        console.log(JSON.stringify(told));
+    """)  # fmt: skip
+    assert got == [{"status": 200}, False, "kept /play", "kept /play"]

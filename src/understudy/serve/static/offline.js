@@ -44,12 +44,17 @@ async function forget() {
  */
 async function answered(request, pathname) {
   const found = () => caches.open(STORE).then((store) => store.match(pathname, { ignoreVary: true }));
+  // Until it begins to answer, and no longer: a file that takes long over a slow way is not broken off.
+  const stop = new AbortController();
+  const timer = setTimeout(() => stop.abort(), PATIENCE_MS);
   try {
-    const answer = await fetch(request, { signal: AbortSignal.timeout(PATIENCE_MS) });
+    const answer = await fetch(request, { signal: stop.signal });
     return answer.status < 500 ? answer : ((await found()) ?? answer);
   } catch (error) {
     const kept = await found();
     if (kept) return kept;
     throw error;
+  } finally {
+    clearTimeout(timer);
   }
 }

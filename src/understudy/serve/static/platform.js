@@ -97,10 +97,11 @@ export class Platform {
     if (!this.invited.key) return "alone";
     if (this.failure && isFinal(this.failure.code)) return "refused";
     if (!this.game) return this.failure ? "offline" : "connecting";
-    const { lastError, lastBotError, lastFollowError, stopped } = this.stats();
-    // Whoever sends nothing learns from the follower alone that nobody answers, or that the key is no good.
+    const { waiting, lastError, lastBotError, lastFollowError, stopped } = this.stats();
+    // Whoever sends nothing learns from the follower alone that nobody answers, or that the key is no good: the sender's
+    // error stays as it was until it tries again, which it does while something waits.
     if (stopped || isNoKey(lastFollowError)) return "refused";
-    return [lastError, lastBotError, lastFollowError].some(isAway) ? "offline" : "connected";
+    return [waiting ? lastError : "", lastBotError, lastFollowError].some(isAway) ? "offline" : "connected";
   }
 
   /** Connect, however long it takes; only a key that is no good, or a game nobody knows, ends the trying. */

@@ -267,7 +267,8 @@ const inputs = new Inputs({
 }); // prettier-ignore
 
 element("start").addEventListener("click", () => {
-  if (isAsked()) consent.say(true);
+  // Later the button says something else, even where the answer was taken out of the storage meanwhile.
+  if (phase === "ready" && isAsked()) consent.say(true);
   if (phase === "paused") pause();
   else begin();
 });
