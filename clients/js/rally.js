@@ -2,9 +2,8 @@
  * Rally: two paddles and a ball on integers, the same match in every language, bit for bit.
  *
  * This is the game of `understudy.games.rally`, for pages and Node: the same names in camelCase, held to the same
- * vectors
- * by `tests/clients/test_rally_js.py`. A serve is an episode; it ends when the ball leaves on one side, a point for the
- * other. All numbers fit into 32 bits and are changed by +, -, * and shifts alone.
+ * vectors by `tests/clients/test_rally_js.py`. A serve is an episode; it ends when the ball leaves on one side, a point
+ * for the other. All numbers fit into 32 bits and are changed by +, -, * and shifts alone.
  */
 
 /**
@@ -13,7 +12,7 @@
  */
 /**
  * How well a scripted opponent plays: in how many of 256 decisions it does anything at all, how far off it may aim, how
- * far away a ball must be before it minds it, and how far off its paddle may stand before it moves.
+ * near a ball must be before it minds it, and how far off its paddle may stand before it moves.
  * @typedef {{lapse: number, aim: number, reach: number, slack: number}} Skill
  */
 /** @typedef {[number, number, number, number, number, number]} View what a seat sees, as whole numbers */

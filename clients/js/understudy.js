@@ -2767,6 +2767,7 @@ class Bots {
         });
       }
     }
+    this._watch.end(); // another page may wait in its place
   }
 
   /** Ask again at once: there is a new key, or the network is back. */
