@@ -28,7 +28,7 @@ SPEC = cart_spec()
 PLAYERS = 2
 POLL_S = 0.1
 WRITES = Rates(partial=0.05, cut=0.02)
-EVERYTHING = Rates(partial=0.05, cut=0.02, twice=0.02, throttle=0.02, expired=0.02, repeat=0.05, empty=0.05, delay=0.02)
+EVERYTHING = Rates(partial=0.05, cut=0.02, twice=0.02, throttle=0.05, expired=0.1, repeat=0.2, empty=0.2, delay=0.05)
 
 
 @dataclass(frozen=True)
