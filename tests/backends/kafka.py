@@ -18,16 +18,16 @@ PATIENCE_S = 20.0
 class Topic:
     """A topic of its own for one test."""
 
-    def __init__(self, server: Any, *, partitions: int = 3, options: str = "") -> None:
-        self.server, self.options = server, options
+    def __init__(self, server: Any, *, partitions: int = 3, replication: int = 1) -> None:
+        self.server = server
         self.name = f"test-{uuid.uuid4().hex[:12]}"
         self.admin = AdminClient(kafka_config(self.location()).client())
-        create_kafka(self.location(), partitions=partitions)
+        create_kafka(self.location(), partitions=partitions, replication=replication)
 
     def location(self, **more: object) -> Location:
         options = "".join(f"&{name}={value}" for name, value in more.items())
         return parse_location(
-            f"kafka://{self.server.address}/{self.name}?credentials={self.server.credentials_file}{self.options}{options}"
+            f"kafka://{self.server.address}/{self.name}?credentials={self.server.credentials_file}{options}"
         )
 
     def open(self, **options: object) -> KafkaStream:

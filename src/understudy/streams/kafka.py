@@ -5,6 +5,7 @@ must not change: a topic that was given more partitions is refused until the add
 """
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
@@ -29,21 +30,37 @@ def open_kafka(location: Location, *, clock: Clock | None = None) -> "KafkaStrea
 
 
 def create_kafka(location: Location, *, partitions: int, replication: int = 1) -> None:
-    """Make the topic of an address, for development; one that is there with as many partitions is fine."""
+    """Make the topic of an address, for development; one that is there with as many partitions is fine.
+
+    A frame is durable when all brokers that hold it but one have it.
+    """
     config = kafka_config(location)
     kafka, trouble = kafka_library(), Trouble(config)
     admin = _admin(kafka, config, trouble)
-    topic = kafka.admin.NewTopic(config.topic, partitions, replication)
+    in_sync = {"min.insync.replicas": str(max(1, replication - 1))}
+    topic = kafka.admin.NewTopic(config.topic, partitions, replication, config=in_sync)
     try:
         future = admin.create_topics([topic], request_timeout=config.open_timeout_s)[config.topic]
         _answer(admin, future, trouble, doing="making a Kafka topic", timeout_s=config.open_timeout_s)
     except kafka.KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
             raise trouble.explained("making a Kafka topic", error.args[0], at_start=True) from None
-        if (there := _describe(kafka, config, Trouble(config))[1]) != partitions:
-            raise ConfigError(
-                f"topic {config.topic!r} is there, with {there} partitions instead of {partitions}; take another name"
-            ) from None
+    if (there := _count_when_known(kafka, config)) != partitions:
+        raise ConfigError(
+            f"topic {config.topic!r} is there, with {there} partitions instead of {partitions}; take another name"
+        )
+
+
+def _count_when_known(kafka: Any, config: KafkaConfig) -> int:
+    """How many partitions a new topic has: it is made before every broker has heard of it."""
+    give_up_s = time.monotonic() + config.open_timeout_s
+    while True:
+        try:
+            return _describe(kafka, config, Trouble(config))[1]
+        except ConfigError:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(_SLICE_S)
 
 
 class KafkaStream:

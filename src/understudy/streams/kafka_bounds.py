@@ -1,5 +1,6 @@
 """Where the partitions of a topic begin and end now."""
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -8,6 +9,11 @@ from understudy.streams.kafka_config import KafkaConfig
 from understudy.streams.kafka_trouble import Trouble, kafka_library
 
 _AGAIN_S = 0.05
+_SLICE_S = 1.0
+
+
+def _slice_s(left_s: float) -> float:
+    return min(_SLICE_S, max(_AGAIN_S, left_s))
 
 
 class Bounds:
@@ -27,7 +33,7 @@ class Bounds:
         while True:
             left_s = give_up_s - time.monotonic()
             try:
-                first, end = consumer.get_watermark_offsets(partition, timeout=max(_AGAIN_S, left_s))
+                first, end = consumer.get_watermark_offsets(partition, timeout=_slice_s(left_s))
                 self._trouble.clear()
                 return int(first), int(end)
             except self._kafka.KafkaException as error:
@@ -35,7 +41,13 @@ class Bounds:
                 # A leader that moves, or a topic that not every broker has heard of yet, comes right by itself.
                 if left_s < 2 * _AGAIN_S or error.args[0].name().endswith("_AUTHORIZATION_FAILED"):
                     raise self._trouble.explained("reading", error.args[0], at_start=at_start) from None
+                self._find_leaders(consumer, _slice_s(left_s))
                 time.sleep(_AGAIN_S)
+
+    def _find_leaders(self, consumer: Any, timeout_s: float) -> None:
+        """Ask anybody who leads now: by itself the library goes on asking who did."""
+        with contextlib.suppress(self._kafka.KafkaException):
+            consumer.list_topics(self._config.topic, timeout=timeout_s)
 
     def _client(self) -> Any:
         with self._lock:

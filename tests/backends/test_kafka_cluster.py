@@ -1,0 +1,94 @@
+"""Three brokers, of which one dies: leaders move, and what two of them have is never lost."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from tests.backends.kafka import PATIENCE_S, Topic
+from tests.backends.kafka_table import Table, run
+from understudy.dev import credentials, servers
+from understudy.dev.kafka import Kafka
+from understudy.dev.ports import HOST, free_ports
+from understudy.dev.recipe import Place
+
+NODES = ("1", "2", "3")
+_VOTERS = "controller.quorum.voters"
+
+
+class Node(Kafka):
+    """One of three; its number is the name of its folder."""
+
+    voters: ClassVar[str] = ""
+
+    def prepare(self, place: Place) -> None:
+        super().prepare(place)
+        settings, own = place.folder / "server.properties", place.folder.name
+        text = settings.read_text().replace("node.id=1", f"node.id={own}")
+        text = text.replace(
+            f"controller.quorum.voters=1@{HOST}:{place.ports['controller']}", f"{_VOTERS}={self.voters}"
+        )
+        settings.write_text(text)
+        meta = place.folder / "data" / "meta.properties"
+        meta.write_text(meta.read_text().replace("node.id=1\n", f"node.id={own}\n"))
+
+
+class Cluster:
+    """What a topic of the tests needs to know of a server, for three of them."""
+
+    is_alive, pid = True, 0
+
+    def __init__(self, nodes: list[servers.Server]) -> None:
+        self.nodes = nodes
+        self.address = ",".join(node.address for node in nodes)
+        self.credentials_file = nodes[0].credentials_file
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    if reason := servers.why_not("kafka"):
+        pytest.skip(reason)
+    folder, ports = tmp_path_factory.mktemp("cluster"), free_ports([*(f"a{one}" for one in NODES), *NODES])
+    monkeypatch.setitem(servers._RECIPES, "kafka", Node)
+    monkeypatch.setattr(Node, "voters", ",".join(f"{one}@{HOST}:{ports[one]}" for one in NODES))
+    secret = credentials.make(is_aws=False)
+
+    def start(one: str) -> servers.Server:
+        (folder / one).mkdir()
+        credentials.write(folder / one / "credentials", secret)
+        return servers.start("kafka", folder / one, ports={"client": ports[f"a{one}"], "controller": ports[one]})
+
+    nodes: list[servers.Server] = []
+    try:
+        with ThreadPoolExecutor(3) as pool:  # none answers before a second one is there
+            nodes += pool.map(start, NODES)
+        yield Cluster(nodes)
+    finally:
+        for node in nodes:
+            node.kill()  # the last one of them would wait for the others
+            node.stop()
+
+
+def test_a_leader_dies_and_nothing_acknowledged_is_lost(cluster: Cluster, tmp_path: Path):
+    topic = Topic(cluster, partitions=4, replication=3)
+    before = leaders(topic)
+    after: list[int] = []
+
+    def trouble(table: Table) -> None:
+        table.wait_for(100)
+        cluster.nodes[before[0] - 1].kill()
+        table.wait_for(300)  # by the other two
+        after.extend(leaders(topic))
+
+    found = run(topic, tmp_path, trouble)
+    assert before[0] not in after, "no leader moved: nobody of importance died"
+    assert (found.lost, max(found.stored.values())) == (0, 1)
+    assert (found.audit.duplicate_chunks, found.audit.gap_chunks, found.audit.quarantined) == (0, 0, 0)
+    print(f"acked {len(found.acked)}, lost 0, doubled in the stream {found.doubled_in_stream}, stored twice 0")
+
+
+def leaders(topic: Topic) -> list[int]:
+    found = topic.admin.list_topics(topic.name, timeout=PATIENCE_S).topics[topic.name].partitions
+    return [one.leader for _, one in sorted(found.items())]
