@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -250,7 +251,7 @@ def test_one_restarted_by_a_thread_stays_and_stop_leaves_no_process_and_no_port(
         server.kill()
         thread = threading.Thread(target=server.restart)
         thread.start()
-        thread.join(60.0)
+        thread.join(240.0)
         assert server.is_alive
         pid, ports = server.pid, server.place.ports
     assert identify(pid) is None
@@ -307,3 +308,13 @@ def test_the_command_starts_the_usual_four_and_stops_them(tmp_path):
         stopped = say("stop")
     assert [name for name, one in stopped.items() if one["stopped"]] == list(started)
     assert all(identify(one["pid"]) is None for one in started.values())
+
+
+def test_the_example_of_the_page_runs_as_it_stands(tmp_path):
+    if reason := why_not("s3"):
+        pytest.skip(reason)
+    text = (ROOT / "docs" / "servers.md").read_text()
+    (example,) = re.findall(r"^```python\n(from.*?)^```", text, re.MULTILINE | re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(rf"http://{HOST}:\d+ \S+/s3-data/credentials\n", done.stdout)
