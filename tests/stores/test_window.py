@@ -225,3 +225,18 @@ def test_a_window_waits_for_a_remote_store_that_is_away(desk: Desk, tmp_path: Pa
 def test_a_bound_of_nothing_is_refused(desk: Desk, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_steps of a window is 0"):
         opened(desk, tmp_path, max_steps=0)
+
+
+def test_a_window_of_another_store_is_refused(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    class Other:
+        identity = "other"
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(desk.store, name)
+
+    desk.put(*session(rng, 2))
+    with opened(desk, tmp_path) as window:
+        follow(window)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="follows another store"):
+            Window(Other(), tmp_path / "window", clock=desk.clock)  # type: ignore[arg-type]

@@ -63,12 +63,27 @@ class Window:
         self._remote, self._clock = remote, clock or SystemClock()
         self._keep_s, self._max_steps, self._max_bytes = keep_s, max_steps, max_bytes
         self.local = LocalStore(folder, specs=specs, clock=clock)
-        claim = self.local.claim(_PARTITION, owner="window", ttl_s=60.0)
+        try:
+            self._partition = self._source()
+        except BaseException:
+            self.local.close()
+            raise
+        claim = self.local.claim(self._partition, owner="window", ttl_s=60.0)
         self._epoch = claim.epoch
         self._cursor = None if claim.position is None else Cursor(claim.position)
         self._next_bound_s = 0.0
         self.items = 0
         """Items of the tail that were taken since this was opened."""
+
+    def _source(self) -> str:
+        """The name under which the cursor is kept; ConfigError when this folder follows another store."""
+        name = f"{_PARTITION}:{getattr(self._remote, 'identity', '')}"
+        if others := [one for one in self.local.positions() if one != name]:
+            raise ConfigError(
+                f"the window in {self.local.folder} follows another store ({others[0]}, not {name}); remove it, "
+                "which is only a copy, or give another one"
+            )
+        return name
 
     def step(self, *, wait_s: float = 0.0) -> int:
         """Take one page of the remote tail; how many items it had."""
@@ -111,7 +126,7 @@ class Window:
     def _write(self, candidates: list[Candidate], lost: list[RefusedFrame], position: Position | None) -> None:
         if not (candidates or lost or position):
             return
-        receipt = self.local.write(WriteBatch(_PARTITION, self._epoch, position, candidates, lost))
+        receipt = self.local.write(WriteBatch(self._partition, self._epoch, position, candidates, lost))
         back = [
             candidate
             for candidate, fate in zip(candidates, receipt.fates, strict=True)

@@ -24,6 +24,8 @@ from understudy.stores.draft import Draft
 
 _NUMBERS = "SELECT * FROM sessions WHERE session = ?"
 _DELETE = "DELETE FROM chunks USING TIMESTAMP ? WHERE session = ? AND bucket = ? AND chunk_no = ?"
+_A_TURN = 64
+"""Chunks that are taken out at once: writers wait meanwhile."""
 _WINDOW = 17
 """Buckets ahead of the last number that a late write may reach: as far as a session may run ahead, and one."""
 
@@ -42,18 +44,21 @@ class Eraser:
 
     def forget(self, player: bytes) -> int:
         """Refuse and hide a player from now on, then delete what is there; how many chunks went."""
-        counted: list[int] = []
+        self._journal.refresh()
+        counted = sum(self._count(session) for session in self._sessions(player))
 
         def decide(turn: Turn) -> Decided:
-            known = self._writer.known()
-            rows = [row for session in self._sessions(player) for row in self._numbers(session)]
-            known.look_up([], [(row.session, row.chunk_no) for row in rows])
-            counted[:] = [sum(len(known.data_rows(*key)) for key in {(row.session, row.chunk_no) for row in rows})]
             return Decided(CommitFacts(event=Event("forget", self._clock.now(), player)), Rows())
 
         self._turns.take(decide)
         self.finish()
-        return counted[0]
+        return counted
+
+    def _count(self, session: uuid.UUID) -> int:
+        """How many chunks of a session can be read."""
+        known, numbers = self._writer.known(), {row.chunk_no for row in self._numbers(session)}
+        known.look_up([], [(session, number) for number in numbers])
+        return sum(len(known.data_rows(session, number)) for number in numbers)
 
     def _sessions(self, player: bytes) -> list[uuid.UUID]:
         rows = self._wire.scan(self._wire.bind("SELECT session FROM players WHERE player = ?", player))
@@ -81,6 +86,10 @@ class Eraser:
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
         """Take stored chunks out of readers' sight and keep their bytes; how many were there."""
         wanted = sorted(set(chunks))
+        return sum(self._take_out(wanted[at : at + _A_TURN], reason) for at in range(0, len(wanted), _A_TURN))
+
+    def _take_out(self, wanted: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
+        self._journal.refresh()
         if not self._there(self._writer.known(), wanted):
             return 0
         taken: list[int] = []

@@ -20,7 +20,7 @@ _TRIES = 100
 _MOST_STATES = 4096
 
 
-class Fenced(Exception):
+class Outdated(Exception):
     """An admin commit takes place: what was decided without it does not count."""
 
     def __init__(self, events: int) -> None:
@@ -124,14 +124,14 @@ class Lanes:
                 del self._held[lane.partition]
 
     def release(self) -> None:
-        """Let others claim at once what this instance holds; what does not answer runs out by itself."""
-        for lane in list(self._held.values()):
-            with suppress(UnderstudyError, Unsure):
+        """Let others claim at once what this instance holds; when Cassandra does not answer, claims run out."""
+        with suppress(UnderstudyError, Unsure):
+            for lane in list(self._held.values()):
+                self.drop(lane)
                 self._wire.change(self._wire.bind(
                     "UPDATE lanes SET owner = '', expires_s = 0 WHERE partition = ? IF epoch = ?", lane.partition,
                     lane.epoch,
                 ))  # fmt: skip
-            self.drop(lane)
 
     def reserve(self, lane: Lane, count: int, *, above: int = 0) -> int:
         """This many stamps in a row for one attempt, above everything the attempt overwrites."""
@@ -148,7 +148,7 @@ class Lanes:
     # --- committing -----------------------------------------------------------------------------------------------
 
     def commit(self, lane: Lane, tag: Tag, *, n_arrivals: int, position: str | None) -> None:
-        """Make one attempt count; ClaimLost, Fenced or Unreachable when it does not."""
+        """Make one attempt count; ClaimLost, Outdated or Unreachable when it does not."""
         wire, expires_s = self._wire, self._clock.now() + lane.ttl_s
         arrivals = lane.arrivals + n_arrivals
         sets = "commit_no = ?, attempt = ?, arrivals = ?, expires_s = ?"
@@ -166,9 +166,10 @@ class Lanes:
             if answer.epoch != lane.epoch:
                 self.drop(lane)
                 raise ClaimLost(f"epoch {lane.epoch} of partition {lane.partition} is stale")
-            if (answer.commit_no, answer.attempt) != (tag.commit_no, tag.attempt):
+            is_ours = tag.attempt != lane.attempt and (answer.commit_no, answer.attempt) == (tag.commit_no, tag.attempt)
+            if not is_ours:
                 if answer.events != lane.events:
-                    raise Fenced(answer.events)
+                    raise Outdated(answer.events)
                 self.drop(lane)
                 raise ClaimLost(f"partition {lane.partition} was written by somebody else under epoch {lane.epoch}")
         lane.commit_no, lane.attempt, lane.arrivals = tag.commit_no, tag.attempt, arrivals

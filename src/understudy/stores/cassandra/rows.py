@@ -87,7 +87,7 @@ def quarantine_rows(
         if any(one.session):
             session = uuid.UUID(bytes=one.session)
             rows.about(session, wire.bind(
-                _NUMBER, session, one.chunk_no, QUARANTINED, one.crc, one.length, None, None,
+                _NUMBER, session, one.chunk_no, QUARANTINED, one.crc, one.length, 0, 0,
                 int(one.received_s), events, tag.partition, tag.commit_no, stamp, stamp,
             ))  # fmt: skip
         rows.then.append(wire.bind(

@@ -29,7 +29,7 @@ from understudy.stores.cassandra.known import STATICS, stated, tag_of
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.quarantine import Quarantine
-from understudy.stores.cassandra.tables import check, ttl_s
+from understudy.stores.cassandra.tables import check, identity, ttl_s
 from understudy.stores.cassandra.tags import Tags
 from understudy.stores.cassandra.tailing import Tailer
 from understudy.stores.cassandra.turns import Turns
@@ -162,6 +162,12 @@ class CassandraStore:
         """Whether chunks of a game were ever stored here."""
         self._check_open()
         return any(row.game == game for row in self.wire.scan(self.wire.bind("SELECT game FROM specs")))
+
+    @property
+    def identity(self) -> str:
+        """What tells this store from every other one."""
+        self._check_open()
+        return identity(self.wire)
 
     @property
     def is_erasing(self) -> bool:

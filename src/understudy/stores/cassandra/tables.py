@@ -12,6 +12,7 @@ specs      a copy of every schema that was stored
 """
 
 import json
+import uuid
 
 from understudy.core.ages import REMEMBER_S
 from understudy.core.errors import ConfigError, StorageFailed
@@ -76,6 +77,7 @@ def init(location: Location) -> None:
             raise _other_version(options, found)
         if found is None:
             wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('stamp', 0) IF NOT EXISTS"))
+            wire.one(wire.bind("INSERT INTO meta (name, value) VALUES ('id', ?) IF NOT EXISTS", uuid.uuid4().hex))
             wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", options.ttl_s))
             wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
     finally:
@@ -131,6 +133,12 @@ def ttl_s(wire: Wire) -> int:
     """How long this store keeps chunks; 0: for ever."""
     row = wire.one(wire.bind("SELECT number FROM meta WHERE name = 'ttl_s'"))
     return 0 if row is None else int(row.number)
+
+
+def identity(wire: Wire) -> str:
+    """What tells this store from every other one, wherever its servers are."""
+    row = wire.one(wire.bind("SELECT value FROM meta WHERE name = 'id'"))
+    return "" if row is None else str(row.value)
 
 
 def _version(wire: Wire) -> int | None:

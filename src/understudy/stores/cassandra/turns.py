@@ -52,7 +52,7 @@ class Decided:
 class Turns:
     """Takes turns with every other process at this store."""
 
-    def __init__(self, wire: Wire, lanes: Lanes, journal: Journal, *, clock: Clock, grace_s: float = 10.0) -> None:
+    def __init__(self, wire: Wire, lanes: Lanes, journal: Journal, *, clock: Clock, grace_s: float = 15.0) -> None:
         self._wire, self._lanes, self._journal, self._clock = wire, lanes, journal, clock
         self.grace_s = grace_s
         """How long a turn may take before others believe that its process died."""

@@ -12,6 +12,10 @@ from understudy.core.errors import Closed, ConfigError, MissingExtra, StorageFai
 from understudy.stores.cassandra.options import Options
 
 try:
+    from cassandra import DependencyException
+except ImportError as error:
+    raise MissingExtra(f"cassandra:// needs the package {error.name}; pip install 'understudy[cassandra]'") from error
+try:
     from cassandra import (
         AuthenticationFailed,
         ConsistencyLevel,
@@ -35,8 +39,12 @@ try:
     )
     from cassandra.protocol import ErrorMessage, IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
     from cassandra.query import BatchStatement, BatchType
-except ImportError as error:
-    raise MissingExtra(f"cassandra:// needs the package {error.name}; pip install 'understudy[cassandra]'") from error
+except DependencyException as error:
+    raise MissingExtra(
+        "cassandra-driver finds no event loop in this Python; pip install --force-reinstall cassandra-driver from a "
+        "wheel, which brings libev"
+    ) from error
+
 
 Row = Any
 """A named tuple."""
@@ -115,6 +123,8 @@ class Wire:
         while left:
             failed = self._round(statements, left, answers)
             left = list(failed)
+            for error in failed.values():
+                _raise_for(error)
             if left:
                 self._pause(next(iter(failed.values())), deadline, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -131,12 +141,13 @@ class Wire:
                 return
 
     def change(self, statement: Statement) -> Row:
-        """The answer to a compare-and-set, asked once; Unsure when no answer came."""
+        """The answer to a compare-and-set, asked once; Unsure when none came that says yes or no."""
         answers: list[list[Row]] = [[]]
         failed = self._round([statement], [0], answers)
         if failed:
-            _raise_for(failed[0])
-            raise Unsure(str(failed[0]))
+            if isinstance(failed[0], (InvalidRequest, Unauthorized)):
+                _raise_for(failed[0])
+            raise Unsure(_short(failed[0]))
         return answers[0][0]
 
     def post(self, statement: Statement) -> None:
@@ -175,8 +186,6 @@ class Wire:
                 self._slots.release()
                 raise
         latch.wait()
-        for trouble in failed.values():
-            _raise_for(trouble)
         return failed
 
     def _send(self, statement: Statement, done: Done) -> None:

@@ -18,7 +18,7 @@ from understudy.core.session import Arrival, SessionState
 from understudy.stores.cassandra.facts import Arrived, CommitFacts, Tag, facts_of
 from understudy.stores.cassandra.journal import Journal
 from understudy.stores.cassandra.known import Known, Stated
-from understudy.stores.cassandra.lanes import Fenced, Lane, Lanes
+from understudy.stores.cassandra.lanes import Lane, Lanes, Outdated
 from understudy.stores.cassandra.rows import Rows, commit_row, frame_rows, head_row, quarantine_rows, state_rows
 from understudy.stores.cassandra.tags import Tags
 from understudy.stores.cassandra.turns import Turns
@@ -47,8 +47,8 @@ class Writer:
                 self._turns.await_number(lane.events)
                 try:
                     return self._attempt(lane, batch)
-                except Fenced as fenced:
-                    lane.events = fenced.events
+                except Outdated as outdated:
+                    lane.events = outdated.events
 
     def _attempt(self, lane: Lane, batch: WriteBatch) -> Receipt:
         n_stamps = 1 + len(batch.candidates) + len(batch.refused) + len(batch.parked)
