@@ -1771,7 +1771,7 @@ class Backoff {
  *   string) => void, length?: number, key?: (at: number) => string | null}} TextStorage such as localStorage
  */
 
-/** What is kept for the next start, under one deployment and game; a storage that fails loses only that. */
+/** What is kept for the next start, under one place; a storage that fails loses only that. */
 class Shelf {
   /** @param {TextStorage} storage @param {string} prefix */
   constructor(storage, prefix) {
@@ -3626,10 +3626,13 @@ export async function connect(name, how) {
   const kept = storage ?? memoryStorage();
   const player = how.player ?? ownPlayer(new Shelf(kept, "understudy/"));
   checkPlayer(player);
+  /** @param {string[]} facts */
+  const placeOf = (...facts) => `understudy/${sha256(bytesOf(facts.join("\0"))).slice(0, 16)}/`;
   // Not of the key: what waits belongs to the game's sessions, and another key may send it.
-  const place = `understudy/${sha256(bytesOf([link.address, spec.game].join("\0"))).slice(0, 16)}/`;
-  const shelf = new Shelf(kept, place);
-  shelf.write("used", clock.now());
+  const place = placeOf(link.address, spec.game);
+  // Of the key: a deployment that was set up anew at this address has new ones, and is met anew.
+  const [shelf, botShelf] = [new Shelf(kept, place), new Shelf(kept, placeOf(link.address, spec.game, key))];
+  for (const one of [shelf, botShelf]) one.write("used", clock.now());
   sweep(kept, clock.now());
   // Pages that share the browser's storage share its locks; who shares another one is not known.
   const pageLocks = globalThis.navigator?.locks ?? null;
@@ -3647,7 +3650,7 @@ export async function connect(name, how) {
     shelf: storage && shelf,
     holds: storage && new Holds({ shelf, clock, locks, place }),
   });
-  const bots = new Bots({ link, spec, clock, random, shelf, trust, watch });
+  const bots = new Bots({ link, spec, clock, random, shelf: botShelf, trust, watch });
   try {
     await sender.register();
   } catch (error) {

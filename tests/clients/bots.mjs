@@ -42,7 +42,7 @@ async function scenario({ steps, spec }) {
       told.isDown = step.start.isOffline ?? false;
       const how = {
         url: "http://127.0.0.1:1",
-        key: "uk_x",
+        key: step.start.key ?? "uk_x",
         spec,
         fetch: told.fetch,
         storage: kept,

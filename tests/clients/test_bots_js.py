@@ -189,6 +189,15 @@ def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
     assert found[2]["error"].startswith("unknown_key")
 
 
+def test_a_deployment_that_was_set_up_anew_at_the_same_address_is_met_anew_with_its_key(tmp_path):
+    old, new = Told(tmp_path), Told(tmp_path / "new", signer=OTHER)
+    first, second = old.release(1), new.release(1)
+    found = played(first, {"start": {"key": "uk_new"}} | second, {"start": {"isOffline": True}})["seen"]
+    assert [(one["bot"], one["error"].partition(":")[0]) for one in found[:2]] == [("my-game/1", "")] * 2
+    assert found[1]["models"][0][0] == "my-game/1"
+    assert found[2]["bot"] == "my-game/1", "the old key still knows its own"
+
+
 def test_trust_goes_before_what_the_platform_says(tmp_path):
     told = Told(tmp_path)
     release = told.release(1)
