@@ -5,6 +5,9 @@ PROFILE ?= ci
 # Without PYTHON=..., a finished .venv of any supported Python is kept.
 SETUP := $(PYTHON) scripts/setup.py $(if $(filter file,$(origin PYTHON)),--any-python)
 
+# What tests need besides servers: every connector but Spark, which weighs half a gigabyte.
+TESTED := platform dev aws cassandra export kafka
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-backends check bench card constraints clean
@@ -19,16 +22,16 @@ demo: setup  ## the closed loop: people play, a learner learns, its bots play; m
 	@$(BIN)/understudy demo --check
 
 test:  ## every test that needs no outside server
-	@$(SETUP) platform dev
+	@$(SETUP) $(TESTED)
 	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-backends:  ## every test that needs real servers: Cassandra, Kafka, Kinesis, S3, Spark
-	@$(SETUP) platform dev aws cassandra export kafka servers spark
+	@$(SETUP) $(TESTED) servers spark
 	@$(BIN)/understudy dev servers fetch || echo "  tests of what is missing are skipped"
 	$(BIN)/pytest -m backends tests/backends
 
 check:  ## format, lint, types, imports
-	@$(SETUP) platform dev
+	@$(SETUP) $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -201,7 +201,8 @@ def driver_error() -> type[Exception]:
     """What the browser's driver raises, for an answer that broke off."""
     from playwright.sync_api import Error
 
-    return Error
+    kind: type[Exception] = Error
+    return kind
 
 
 class Player:

@@ -28,7 +28,7 @@ from understudy.core.ports import ExperienceStore, Link, Receipt, Stored, WriteB
 from understudy.core.session import Arrival, SessionState
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
-from understudy.stores import draft, generation, segments
+from understudy.stores import counting, draft, segments
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
@@ -76,7 +76,7 @@ def test_without_dedup_verify_sees_duplicates(
         return after, "" if verdict == "seen" else verdict
 
     monkeypatch.setattr(draft, "admit", admit_again)
-    monkeypatch.setattr(generation, "admit", admit_again)
+    monkeypatch.setattr(counting, "admit", admit_again)
     record_everything_twice(data, rng)
     found = verify(data)
     went_red = found.exit_code == 1 and found.duplicate_steps > 0

@@ -120,7 +120,7 @@ class PositionsLost(LocalStore):
 
 
 class ForgetsNobody(LocalStore):
-    def forget(self, player: bytes) -> int:
+    def forget(self, player: bytes, *, at_s: float | None = None) -> int:
         return 0
 
 

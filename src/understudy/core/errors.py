@@ -133,7 +133,7 @@ class LinkFailed(UnderstudyError):
 
 
 class ServerFailed(UnderstudyError):
-    """A server for tests and development could not be fetched or started, or died; the text ends with its last words."""
+    """A server for tests and development could not be fetched or started, or died; the text says its last words."""
 
     blame: Blame = "operator"
 
