@@ -81,3 +81,28 @@ def test_what_it_cannot_play_is_said():
         make_envs("rally", 1, env_kwargs={"wind": 3})
     with pytest.raises(ConfigError, match="did you mean rally"):
         make_env("raly")
+
+
+@pytest.mark.parametrize("action", [-1, 3, 7])
+def test_an_action_that_there_is_not_moves_no_paddle(action: int):
+    env, both = RallyEnv(), RallyParallel()
+    env.reset(seed=1)
+    both.reset(seed=1)
+    with pytest.raises(ConfigError, match=r"2 \(down\)"):
+        env.step(action)
+    with pytest.raises(ConfigError, match=r"2 \(down\)"):
+        both.step({"left": 1, "right": action})
+    assert env.court == both.court == rally.serve(1)
+
+
+def test_two_players_go_on_after_a_reset_and_not_before():
+    env = RallyParallel()
+    with pytest.raises(ConfigError, match="after a reset"):
+        env.step({"left": 1, "right": 1})
+    env.reset(seed=1)
+    with pytest.raises(ConfigError, match="one for right"):
+        env.step({"left": 1})
+    while env.agents:
+        env.step({"left": 1, "right": 1})
+    with pytest.raises(ConfigError, match="nobody"):
+        env.step({})

@@ -48,7 +48,8 @@ class RallyEnv(gymnasium.Env[Obs, np.int64]):
     def step(self, action: int | np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         drawn = rally.drawn_at(self._seed, self._decisions)
         theirs = rally.scripted(Ints, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
-        both = (int(action), theirs) if self._seat == 0 else (theirs, int(action))
+        ours = _action(action)
+        both = (ours, theirs) if self._seat == 0 else (theirs, ours)
         self.court, got = rally.step(Ints, self.court, *both)
         self._decisions += 1
         reward = float(got if self._seat == 0 else -got)
@@ -141,7 +142,12 @@ class RallyParallel:
     ]:  # fmt: skip
         """One decision of both; after the last one nobody is left in `agents`."""
         players = self.agents
-        self.court, got = rally.step(Ints, self.court, int(actions["left"]), int(actions["right"]))
+        if not players or not set(players) <= actions.keys():
+            raise ConfigError(
+                f"actions were given for {', '.join(actions) or 'nobody'}; give one for left and one for right, after "
+                "a reset where the serve is over"
+            )
+        self.court, got = rally.step(Ints, self.court, _action(actions["left"]), _action(actions["right"]))
         self._decisions += 1
         is_late = self._decisions >= rally.MAX_DECISIONS and got == 0
         if got != 0 or is_late:
@@ -159,6 +165,13 @@ class RallyParallel:
 
     def _obs(self) -> dict[str, Obs]:
         return {player: rally.observed(self.court, seat) for seat, player in enumerate(self.possible_agents)}
+
+
+def _action(action: int | np.int64) -> int:
+    """The action, or ConfigError: in the court's arithmetic a larger one would be a faster paddle."""
+    if action not in range(len(rally.ACTION_NAMES)):
+        raise ConfigError(f"action is {action}; give 0 (up), 1 (stay) or 2 (down)")
+    return int(action)
 
 
 def _seat(seat: int) -> int:
