@@ -2,8 +2,8 @@
 
     s3://BUCKET/PATH?region=eu-west-1&profile=games&endpoint=http://127.0.0.1:9000
 
-Keys come from the file that `credentials` names, or from where the vendor's tools look: the environment, then the shared
-credentials file, then the machine's own role. They are never part of the address.
+Keys come from the file that `credentials` names, or from where the vendor's tools look: the environment, then the
+shared credentials file, then the machine's own role. They are never part of the address.
 """
 
 import configparser

@@ -1,0 +1,46 @@
+"""The seed's pipeline as an example, and the bench of backends: both run as they stand."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from understudy.dev.servers import why_not
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def must_have(*servers: str) -> None:
+    if reasons := [reason for name in servers if (reason := why_not(name))]:
+        pytest.skip("; ".join(reasons))
+
+
+@pytest.mark.timeout(600)
+def test_the_seeds_client_learns_on_the_whole_stack_and_draws_its_returns(tmp_path: Path):
+    must_have("kinesalite", "cassandra", "s3")
+    command = [sys.executable, ROOT / "examples" / "seed_pipeline" / "stack.py", "--seconds", "300", "--until", "100"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
+    bot = re.search(r"bot (\d+); drawn in", done.stdout)
+    stored = re.search(r"(\d+) steps are in Cassandra", done.stdout)
+    assert bot is not None
+    assert int(bot[1]) >= 100, done.stdout[-1000:]
+    assert stored is not None
+    assert int(stored[1]) > 1_000
+
+
+@pytest.mark.timeout(600)
+def test_the_bench_of_backends_passes_its_gates(tmp_path: Path):
+    must_have("kinesalite", "cassandra", "kafka")
+    out = tmp_path / "backends.json"
+    command = [sys.executable, ROOT / "bench" / "backends.py", "--tiny", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads(out.read_text())["passes"]["native"]["measurements"]["backends"]
+    assert {figure["gate"]["passed"] for figure in found["figures"]} == {True}
+    assert found["skipped"] == []
+    assert min(ratio["median"] for ratio in found["ratios"]) > 1
