@@ -12,7 +12,7 @@ _CLOSE_S = 40.0
 
 
 class Groups:
-    """Two processes, so that one can be lost and the other plays on."""
+    """Two processes, each with a client and a ledger of its own."""
 
     def __init__(self, settings: PeopleSettings, n_people: int) -> None:
         """`settings` are those of everybody; names, numbers and seeds are given out here."""

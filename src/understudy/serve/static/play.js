@@ -115,7 +115,8 @@ function showScore() {
 
 function next() {
   if (!consent.isGiven || !platform.game) return "";
-  return isRally ? "Every serve of this match is on its way to the learner." : "This attempt is on its way to the learner.";
+  // Not all of it, where consent came late or the platform asks for a share.
+  return `What was recorded of this ${isRally ? "match" : "attempt"} is on its way to the learner.`;
 }
 
 /** @param {Phase} to */
