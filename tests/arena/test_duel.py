@@ -68,6 +68,14 @@ def test_models_aliases_files_and_skills_can_sit_there(tmp_path: Path, capsys: p
         side_of(str(tmp_path / "cart"), nobody)
 
 
+@pytest.mark.parametrize("shape", [{"obs": 6, "actions": 5}, {"obs": 5, "actions": 3}])
+def test_a_policy_of_another_rally_is_refused(shape: dict[str, int], tmp_path: Path):
+    other = game_spec("rally", obs=shape["obs"], actions=shape["actions"])
+    (tmp_path / "other").write_bytes(random_policy(other, "argmax", seed=1).encode())
+    with pytest.raises(ConfigError, match=r"another rally.*6 observed numbers and 3 actions"):
+        side_of(str(tmp_path / "other"), nobody)
+
+
 @pytest.mark.parametrize("serves", [-1, 0, 1, 3, 10**9])
 def test_numbers_of_serves_that_make_no_duel_are_refused(serves: int):
     good = side_of("good", nobody)

@@ -12,6 +12,7 @@ from understudy.app.deployment import Deployment
 from understudy.app.runs.folder import RunFolder
 from understudy.arena.duel import Decide, Side
 from understudy.core.errors import ConfigError, Refused
+from understudy.core.game import GameSpec
 from understudy.core.manifest import MAX_POLICY_BYTES, open_policy
 from understudy.core.policy import Policy, decode_policy
 from understudy.games import rally
@@ -26,9 +27,21 @@ def side_of(text: str, deployment: Callable[[], Deployment]) -> Side:
     policy = _policy(text, deployment)
     if policy.game.game != rally.GAME_ID:
         raise ConfigError(f"{text} plays {policy.game.game}; a duel is played in rally, which has two seats")
-    if policy.stack > 1 or policy.game.discrete is None or policy.game.obs_columns["obs"].shape != rally.SCALES.shape:
-        raise ConfigError(f"{text} plays another rally than ours, or looks at several observations at once")
+    if policy.stack > 1 or not _is_ours(policy.game):
+        raise ConfigError(
+            f"{text} plays another rally than ours, or looks at several observations at once; give a model of "
+            f"{len(rally.OBS_NAMES)} observed numbers and {len(rally.ACTION_NAMES)} actions"
+        )
     return Side(text, _by_policy(policy))
+
+
+def _is_ours(game: GameSpec) -> bool:
+    """Whether it sees and does what is seen and done at our court; another action would be a faster paddle."""
+    seen, done = game.obs_columns.get("obs"), game.discrete
+    return (
+        seen is not None and seen.shape == rally.SCALES.shape
+        and done is not None and (done.n, done.start) == (len(rally.ACTION_NAMES), 0)
+    )  # fmt: skip
 
 
 def _policy(text: str, deployment: Callable[[], Deployment]) -> Policy:
@@ -39,7 +52,9 @@ def _policy(text: str, deployment: Callable[[], Deployment]) -> Policy:
         try:
             return decode_policy(_read(path))
         except Refused as error:
-            raise ConfigError(f"{text} is no policy: {error}; give one that a run or 'models export' wrote") from None
+            raise ConfigError(
+                f"{text} is no policy: {error}; give one that a run or 'models export --safetensors' wrote"
+            ) from None
     if "/" not in text and text not in ALIASES and not text.isdigit():
         raise ConfigError(
             f"{text[:60]!r} is nobody who plays rally; give a model (rally/3, champion), a run's folder, a policy's "

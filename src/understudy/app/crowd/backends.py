@@ -1,4 +1,4 @@
-"""Backends for a demonstration: real servers on this machine, each with a place of its own that goes with it."""
+"""Backends for a demonstration: real servers on this machine, and a place of its own on each."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class Backends:
 def standing(backends: Backends, data: Path, scratch: Path, tell: Callable[[str], None]) -> Iterator[Config]:
     """The config of a platform on these backends; servers that were started for it end with it.
 
-    On servers that ran already a stream, a keyspace and a folder stay, each named demo and a number.
+    On servers that ran already a stream, a keyspace and a folder stay, each named demo and a random mark.
     """
     with ExitStack() as opened:
         servers = {name: _server(name, scratch, opened, tell) for name in backends.servers}
