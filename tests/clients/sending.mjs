@@ -479,6 +479,37 @@ const scenarios = {
     delete globalThis.window;
     return done(game, log, { lastFollowError, lastError, before, after });
   },
+  /** A page that waits for news, loses its key, gets another one, and is closed. */
+  async watched() {
+    const [log, held] = [door(), new Set()];
+    const request = async (name, _, work) => {
+      if (held.has(name)) return work(null);
+      held.add(name);
+      return Promise.resolve(work({})).finally(() => held.delete(name));
+    };
+    const page = { visibilityState: "visible", addEventListener: () => {}, removeEventListener: () => {} };
+    globalThis.document = page;
+    Object.defineProperty(globalThis, "navigator", { value: { locks: { request } }, configurable: true });
+    let asked = 0;
+    const fetch = (url, how) => {
+      asked += url.includes("/bot") ? 1 : 0;
+      return asked === 1 && url.includes("/bot") ? failure(401, "revoked_key") : log.fetch(url, how);
+    };
+    const seen = [];
+    const game = await opened({ fetch }, { storage: null });
+    while (!game.stats().lastFollowError) await sleep(1);
+    await sleep(5);
+    seen.push(held.size);
+    game.useKey("uk_y");
+    while (asked < 2) await sleep(1);
+    seen.push(held.size);
+    await game.close();
+    await sleep(5);
+    seen.push(held.size);
+    delete globalThis.document;
+    delete globalThis.navigator;
+    return done(game, log, { seen });
+  },
   async forgotten() {
     setFlagsFromString("--expose-gc");
     const gc = runInNewContext("gc");

@@ -111,6 +111,10 @@ def test_a_network_that_is_back_wakes_whoever_follows_the_bots(found):
     assert one["after"][1] == ""
 
 
+def test_whoever_does_not_follow_the_bots_waits_in_nobodys_place(found):
+    assert found["watched"]["seen"] == [0, 1, 0], "after its key ended, with a new one, and closed"
+
+
 def test_one_frame_that_spoils_its_parcel_is_found_and_refused_alone(found):
     one = found["poison"]
     assert (one["stats"]["acked"], one["stats"]["refused"], one["isAll"]) == (30, 5, True)
