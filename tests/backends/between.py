@@ -91,4 +91,4 @@ class Hold:
 def is_commit(statement: Any) -> bool:
     """Whether a request is the compare-and-set that makes a commit count."""
     prepared = getattr(statement, "prepared_statement", None)
-    return prepared is not None and prepared.query_string.startswith("UPDATE lanes SET commit_no")
+    return prepared is not None and "lanes SET commit_no" in prepared.query_string

@@ -163,7 +163,8 @@ class Lanes:
         )  # fmt: skip
         answer = self._answer(lane, statement)
         if not answer.applied:
-            if answer.epoch != lane.epoch:
+            # Without a row there is no epoch, either: somebody emptied the table.
+            if getattr(answer, "epoch", None) != lane.epoch:
                 self.drop(lane)
                 raise ClaimLost(f"epoch {lane.epoch} of partition {lane.partition} is stale")
             is_ours = tag.attempt != lane.attempt and (answer.commit_no, answer.attempt) == (tag.commit_no, tag.attempt)

@@ -30,9 +30,9 @@ def draw(wire: Wire, clock: Clock) -> int:
             continue
         if answer.applied:
             return first
-        if answer.number is None:
+        last = getattr(answer, "number", None)
+        if last is None:
             break
-        last = answer.number
     raise StorageFailed("no stamp could be drawn; run `understudy store init` on this keyspace")
 
 

@@ -1,5 +1,6 @@
 """The tail: commits of all partitions merged, each arrival once. It never passes what is committed."""
 
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,6 +54,9 @@ class Tailer:
         self._ttl_s = ttl_s
         self._heads: dict[str, int] = {}
         self._looked_s = float("-inf")
+        self._ahead: dict[str, list[Commit]] = {}
+        """Commits that were read and did not fit the last page; they never change."""
+        self._lock = threading.Lock()
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         """The next items behind a cursor; empty when nothing came within `wait_s`."""
@@ -73,7 +77,7 @@ class Tailer:
 
     def heads(self, *, look: bool = False) -> dict[str, int]:
         """How far every partition may be read; with `look`, exactly as far as it is committed now."""
-        rows = self._wire.all([self._wire.bind("SELECT name, number FROM registry WHERE kind = 'head'")])[0]
+        rows = self._wire.scan(self._wire.bind("SELECT name, number FROM registry WHERE kind = 'head'"))
         told = {row.name: row.number or 0 for row in rows}
         self._journal.expired_before_s = max(self._journal.expired_before_s, told.pop("~expired", 0))
         told.pop("~erased", None)
@@ -92,7 +96,7 @@ class Tailer:
     def _next(self, places: Places, max_items: int) -> tuple[list[Shown], Places]:
         """What comes behind these places, in the order of arrival as far as that is known."""
         heads, places = self.heads(), places.copy()
-        lanes = {name: _Lane(head) for name, head in heads.items() if head > places.at.get(name, Place()).commit_no}
+        lanes = self._begun(heads, places)
         shown: list[Shown] = []
         while len(shown) < max_items:
             self._fill(lanes, places)
@@ -110,9 +114,22 @@ class Tailer:
                 if not lanes[ADMIN].commits:
                     break
             places.at[name] = self._show(lanes[name], places.at.get(name, Place()), shown, max_items)
-        self._journal.read_to(heads.get(ADMIN, 0))
+        with self._lock:
+            self._ahead.update({name: lane.commits for name, lane in lanes.items() if lane.commits})
+        self._journal.read_to(self._heads.get(ADMIN, 0))
         places.shown += sum(one.n_lost or 1 for one in shown)
         return shown, places
+
+    def _begun(self, heads: Mapping[str, int], places: Places) -> dict[str, _Lane]:
+        """Partitions with something behind these places, and what is at hand of it."""
+        lanes: dict[str, _Lane] = {}
+        for name, head in heads.items():
+            at = places.at.get(name, Place()).commit_no
+            if head > at:
+                with self._lock:
+                    ahead = self._ahead.pop(name, [])
+                lanes[name] = _Lane(head, ahead if ahead and ahead[0].tag.commit_no == at + 1 else [])
+        return lanes
 
     def _fill(self, lanes: Mapping[str, _Lane], places: Places) -> None:
         """Read ahead in every partition of which nothing is at hand."""

@@ -123,7 +123,8 @@ class Turns:
                         f"Cassandra did not say whether an erasure counts ({error}); try again"
                     ) from error
                 wire.wait(_POLL_S)
-        if not answer.applied and (answer.commit_no, answer.attempt) != (tag.commit_no, tag.attempt):
+        found = (getattr(answer, "commit_no", None), getattr(answer, "attempt", None))
+        if not answer.applied and found != (tag.commit_no, tag.attempt):
             raise TurnLost
         wire.one(head_row(wire, ADMIN, tag.commit_no, tag.attempt))
         self._journal.read_to(tag.commit_no)

@@ -58,6 +58,7 @@ _LATER = (
     OverloadedErrorMessage, IsBootstrappingErrorMessage, ServerError,
 )  # fmt: skip
 _TABLE = re.compile(r"\b(FROM|INTO|UPDATE|TABLE|TABLE IF NOT EXISTS|TRUNCATE) ([a-z]+)\b")
+_ROWS_A_PAGE = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 SETTLE_S = 2.0
 """How long a refused login is tried again: a new server opens its port before it knows its first user."""
@@ -116,7 +117,10 @@ class Wire:
         return rows[0] if rows else None
 
     def all(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """The rows of each; all of them may be repeated without harm. Unreachable when that did not help in time."""
+        """The rows of each, a few thousand at most; `scan` is for more.
+
+        All of them may be repeated without harm. Unreachable when that did not help in time.
+        """
         answers: list[list[Row]] = [[] for _ in statements]
         left = list(range(len(statements)))
         deadline, pause_s = time.monotonic() + self.options.patience_s, _FIRST_PAUSE_S
@@ -133,6 +137,7 @@ class Wire:
     def scan(self, statement: Statement) -> Iterator[Row]:
         """Every row, page by page."""
         state: bytes | None = None
+        statement.fetch_size = _ROWS_A_PAGE
         while True:
             page = self._patient(partial(self.session.execute, statement, paging_state=state))
             yield from page.current_rows
