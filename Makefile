@@ -28,7 +28,7 @@ test:  ## every test that needs no outside server
 test-backends:  ## every test that needs real servers: Cassandra, Kafka, Kinesis, S3, Spark
 	@$(SETUP) $(TESTED) servers spark
 	@$(BIN)/understudy dev servers fetch || echo "  tests of what is missing are skipped"
-	$(BIN)/pytest -m backends tests/backends
+	$(BIN)/pytest -m "backends and not slow" tests/backends
 
 check:  ## format, lint, types, imports
 	@$(SETUP) $(TESTED)

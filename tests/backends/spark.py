@@ -1,12 +1,12 @@
 """Spark jobs of the tests: between any stream and a store on a real Cassandra."""
 
+import contextlib
 import os
 import shutil
 import signal
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -59,7 +59,7 @@ def digests_of(store: FullStore) -> dict[str, str]:
 
 def native_digests(stream: Stream, folder: Path) -> dict[str, str]:
     """What our own service makes of a stream, in a store of its own."""
-    with closing(LocalStore(folder, specs=OneSpec())) as store:
+    with contextlib.closing(LocalStore(folder, specs=OneSpec())) as store:
         IngestService(stream, store, OneSpec(), owner="native").drain()
         return digests_of(store)
 
@@ -72,7 +72,7 @@ class Job:
         self.checkpoint = data.root / "checkpoint"
         self.store: FullStore = keyspace.open()
 
-    @contextmanager
+    @contextlib.contextmanager
     def running(self, stream: Stream, *, store: Any = None, **settings: Any) -> Iterator[SparkIngest]:
         """A job that was started and is stopped at the end."""
         writer = Writer(store or self.store, OneSpec(), owner="spark", claim_ttl_s=30.0, clock=SystemClock())
@@ -80,7 +80,7 @@ class Job:
             opener=OPENER, address=text_of(self.url, self.data), stream=name_of(self.url, self.data),
             checkpoint=str(self.checkpoint), **settings,
         )  # fmt: skip
-        with closing(SparkIngest(self.spark, stream, writer, job=job)) as ingest:
+        with contextlib.closing(SparkIngest(self.spark, stream, writer, job=job)) as ingest:
             yield ingest
 
     def drain(self, stream: Stream, **settings: Any) -> SparkIngest:
@@ -131,6 +131,14 @@ class Process:
             except OSError:
                 continue  # it ended, or is somebody else's
         return found
+
+    def jvm(self) -> int | None:
+        """The process in which Spark itself runs."""
+        for pid in self.left():
+            with contextlib.suppress(OSError):
+                if b"SparkSubmit" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return None
 
     def wait_until_gone(self, timeout_s: float = 30.0) -> list[int]:
         """Processes that are still there after this long."""

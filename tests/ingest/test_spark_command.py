@@ -94,7 +94,10 @@ def test_a_batch_of_nothing_is_no_job():
 
 def test_the_line_of_a_log_that_tells_why_is_found(tmp_path: Path):
     log = tmp_path / "spark.log"
-    log.write_text("WARNING: x\nError: Could not parse Master URL: 'here'\nRun with --help for usage help\n")
-    assert last_words(log) == "Error: Could not parse Master URL: 'here'"
+    said = (
+        "WARNING: x\nSparkException: no master 'here'\n\tat org.apache.Submit.error(Submit.scala:1)\nRun with --help\n"
+    )
+    log.write_text(said)
+    assert last_words(log) == "SparkException: no master 'here'"
     log.write_text("")
     assert last_words(log) == "it said nothing"

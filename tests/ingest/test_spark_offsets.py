@@ -128,7 +128,7 @@ def test_a_replay_of_what_was_trimmed_says_so_and_gives_what_is_left_of_it():
     lane.stream.trim("p0", keep_last=2)
     with capture_logs() as logs:
         assert list(read_between(lane.stream, batches[2][0], batches[2][2], max_bytes=1)) == []
-    assert [one["event"] for one in logs] == ["position_gone", "replay_gone"]
+    assert [one["event"] for one in logs] == ["position_gone", "batch_gone"]
     with capture_logs() as logs:
         left = list(read_between(lane.stream, batches[2][0], batches[6][2], max_bytes=1))
     assert [one["event"] for one in logs] == ["position_gone"]

@@ -100,7 +100,7 @@ def _up_to(
                 return found
         if read.ended or not read.records:
             # All of it was trimmed; what is left comes behind, and comes with the next batch.
-            _log.error("replay_gone", partition=partition, position=last, next="the stream no longer holds it")
+            _log.error("batch_gone", partition=partition, position=last, next="the stream no longer holds it")
             return ()
         after = read.next
 

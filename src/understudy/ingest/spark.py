@@ -6,9 +6,10 @@ that the first time was enough, gives duplicates, which the store tells apart by
 Spark's batch number.
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -88,10 +89,11 @@ class SparkIngest:
     def run(self, stop: Event, each: Callable[[], None] = lambda: None) -> None:
         """Let Spark read until told to stop, starting the job again where a retry helps."""
         self._stop = stop
-        while not stop.wait(_LOOK_S):
-            each()
-            if not self._query.isActive:
-                self._restart(stop)
+        with self._watching():
+            while not stop.wait(_LOOK_S):
+                each()
+                if not self._query.isActive:
+                    self._restart(stop)
 
     def drain(self) -> None:
         """Store everything that was in the stream when this was called; it ends however fast more comes."""
@@ -99,16 +101,26 @@ class SparkIngest:
 
         self._stop.set()
         self._drains_since_s = self._clock.now()
-        try:
-            if not self._query.isActive:
-                self._query = self._start()
-            self._query.processAllAvailable()
-        except StreamingQueryException as error:
-            if not isinstance(self._failure, _Drained):
-                raise self._trouble(error) from None
+        with self._watching():
+            try:
+                if not self._query.isActive:
+                    self._query = self._start()
+                self._query.processAllAvailable()
+            except StreamingQueryException as error:
+                if not isinstance(self._failure, _Drained):
+                    raise self._trouble(error) from None
 
     def close(self) -> None:
-        self._query.stop()
+        with contextlib.suppress(*_spark_gone()):
+            self._query.stop()
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """StorageFailed when Spark itself dies; whoever starts the job again goes on where the store stands."""
+        try:
+            yield
+        except _spark_gone() as error:
+            raise StorageFailed(f"Spark has ended ({type(error).__name__}){self._where()}; start it again") from None
 
     @property
     def stats(self) -> IngestStats:
@@ -116,7 +128,9 @@ class SparkIngest:
 
     def figures(self) -> BatchFigures | None:
         """The last batch with rows in it that was seen, as Spark tells of it."""
-        last = self._query.lastProgress
+        last = None
+        with contextlib.suppress(*_spark_gone()):
+            last = self._query.lastProgress
         if last is not None and last["numInputRows"]:
             took_s = last["durationMs"]["triggerExecution"] / 1000
             self._figures = BatchFigures(last["batchId"], last["numInputRows"], took_s)
@@ -158,8 +172,10 @@ class SparkIngest:
             if kind in (ConfigError, errors.MissingExtra, StorageFailed, StorageFull, Unreachable):
                 return kind(said)  # type: ignore[no-any-return]
         said = [f"{name}: {rest}" for name, rest in _PYTHON.findall(text)] or [text.strip().splitlines()[0]]
-        where = f"; all it said is in {self._spark.log}" if self._spark.log else ""
-        return StorageFailed(f"the Spark job failed: {said[-1][:300]}{where}")
+        return StorageFailed(f"the Spark job failed: {said[-1][:300]}{self._where()}")
+
+    def _where(self) -> str:
+        return f"; all it said is in {self._spark.log}" if self._spark.log else ""
 
     # --- one batch --------------------------------------------------------------------------------------------------
 
@@ -198,6 +214,13 @@ class SparkIngest:
                     raise
                 _log.warning("store_waits", error=str(error), next="it is tried again; nothing acknowledged is lost")
                 self._stop.wait(_TROUBLE_S)
+
+
+def _spark_gone() -> tuple[type[Exception], ...]:
+    """What a call into a JVM that died raises."""
+    from py4j.protocol import Py4JError
+
+    return (Py4JError, ConnectionError)
 
 
 def _by_partition(frames: "DataFrame") -> dict[str, list[Passed]]:

@@ -94,13 +94,16 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
     try:
         yield gateway, conf
     finally:
-        if SparkContext._active_spark_context is not None:
-            SparkContext._active_spark_context.stop()
-        gateway.shutdown()
-        gateway.proc.stdin.close()
+        # A JVM that died already can be asked nothing.
         with contextlib.suppress(Exception):
+            if SparkContext._active_spark_context is not None:
+                SparkContext._active_spark_context.stop()
+            gateway.shutdown()
+        with contextlib.suppress(Exception):
+            gateway.proc.stdin.close()
             gateway.proc.wait(_STOP_S)
         gateway.proc.kill()
+        gateway.proc.wait()
         # Another session in this process starts a JVM of its own.
         SparkContext._gateway = SparkContext._jvm = None
 
@@ -150,6 +153,7 @@ def _settings(folder: Path, *, is_local: bool) -> dict[str, str]:
 
 def last_words(log: Path) -> str:
     """The line of a log that says most about why it ended."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("at ")]
     errors = [line for line in lines if "rror" in line or "xception" in line]
-    return (errors or lines or ["it said nothing"])[-1].strip()[:300]
+    return (errors or lines or ["it said nothing"])[-1][:300]
