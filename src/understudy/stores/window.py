@@ -5,6 +5,7 @@ exactly where it was. What the remote store takes away is taken away here too.
 """
 
 import uuid
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +21,7 @@ from understudy.core.ports import (
     Cursor,
     ExperienceStore,
     Forgotten,
+    Gone,
     Position,
     RefusedFrame,
     Specs,
@@ -32,6 +34,8 @@ from understudy.stores.local import LocalStore
 _log = structlog.get_logger("understudy.window")
 _PARTITION = "remote"
 _PAGE = 512
+_MOST_GONE = 65_536
+"""Sessions whose gone numbers are remembered; they matter only where more than 1,024 are missing in a row."""
 _TROUBLE_S = 1.0
 _BOUND_EVERY_S = 10.0
 _NO_BODY = 0
@@ -72,6 +76,7 @@ class Window:
         self._epoch = claim.epoch
         self._cursor = None if claim.position is None else Cursor(claim.position)
         self._next_bound_s = 0.0
+        self._gone: OrderedDict[uuid.UUID, list[tuple[int, Gone]]] = OrderedDict()
         self.items = 0
         """Items of the tail that were taken since this was opened."""
 
@@ -111,22 +116,39 @@ class Window:
     def _take(self, items: Sequence[Stored | Forgotten], cursor: Cursor) -> None:
         """Write a page in the order it came. Only its last commit carries the cursor; all of it may be repeated."""
         candidates: list[Candidate] = []
-        lost: list[RefusedFrame] = []
         for item in items:
             if isinstance(item, Stored):
+                if traces := self._traces(item.frame):
+                    self.local.write(WriteBatch(self._partition, self._epoch, None, refused=traces))
                 candidates.append(Candidate(item.frame, item.chunk))
             elif _is_event(item):
-                self._write(candidates, lost, None)
-                candidates, lost = [], []
+                self._write(candidates, None)
+                candidates = []
                 self._follow(item)
             else:
-                lost += _traces(item, self._clock.now())
-        self._write(candidates, lost, Position(cursor))
+                self._note(item)
+        self._write(candidates, Position(cursor))
 
-    def _write(self, candidates: list[Candidate], lost: list[RefusedFrame], position: Position | None) -> None:
-        if not (candidates or lost or position):
+    def _note(self, item: Forgotten) -> None:
+        """Remember numbers that hold no bytes any more, in case their session goes on."""
+        for session, number in item.chunks:
+            self._gone.setdefault(session, []).append((number, item.reason))
+            self._gone.move_to_end(session)
+        while len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)
+
+    def _traces(self, following: Frame) -> list[RefusedFrame]:
+        """What is gone of a frame's session, as frames without a body: it counts as seen, so that the frame fits."""
+        now_s = self._clock.now()
+        return [
+            RefusedFrame(_trace(following, number).encode(), reason, "gone elsewhere", now_s)
+            for number, reason in self._gone.pop(following.session, ())
+        ]
+
+    def _write(self, candidates: list[Candidate], position: Position | None) -> None:
+        if not (candidates or position):
             return
-        receipt = self.local.write(WriteBatch(self._partition, self._epoch, position, candidates, lost))
+        receipt = self.local.write(WriteBatch(self._partition, self._epoch, position, candidates))
         back = [
             candidate
             for candidate, fate in zip(candidates, receipt.fates, strict=True)
@@ -192,18 +214,8 @@ def _is_event(item: Forgotten) -> bool:
     return item.player is None if item.chunks else item.player is not None
 
 
-def _traces(item: Forgotten, now_s: float) -> list[RefusedFrame]:
-    """Numbers that hold no bytes any more, as frames without a body: they count as seen, so that what follows fits."""
-    if item.player is None:
-        return []
-    return [
-        RefusedFrame(_trace(session, number, item.player, int(now_s)).encode(), item.reason, "gone elsewhere", now_s)
-        for session, number in item.chunks
-    ]
-
-
-def _trace(session: uuid.UUID, number: int, player: bytes, received_s: int) -> Frame:
+def _trace(following: Frame, number: int) -> Frame:
     return Frame(
-        kind=FrameKind.DATA, session=session, chunk_no=number, body=b"", body_crc=_NO_BODY, player=player,
-        received_s=received_s,
+        kind=FrameKind.DATA, session=following.session, chunk_no=number, body=b"", body_crc=_NO_BODY,
+        player=following.player, received_s=following.received_s,
     )  # fmt: skip
