@@ -21,7 +21,14 @@ def must_have(*servers: str) -> None:
 @pytest.mark.timeout(600)
 def test_the_seeds_client_learns_on_the_whole_stack_and_draws_its_returns(tmp_path: Path):
     must_have("kinesalite", "cassandra", "s3")
-    command = [sys.executable, ROOT / "examples" / "seed_pipeline" / "stack.py", "--seconds", "300", "--until", "100"]
+    command: list[str | Path] = [
+        sys.executable,
+        ROOT / "examples" / "seed_pipeline" / "stack.py",
+        "--seconds",
+        "300",
+        "--until",
+        "100",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
@@ -37,7 +44,7 @@ def test_the_seeds_client_learns_on_the_whole_stack_and_draws_its_returns(tmp_pa
 def test_the_bench_of_backends_passes_its_gates(tmp_path: Path):
     must_have("kinesalite", "cassandra", "kafka")
     out = tmp_path / "backends.json"
-    command = [sys.executable, ROOT / "bench" / "backends.py", "--tiny", "--out", out]
+    command: list[str | Path] = [sys.executable, ROOT / "bench" / "backends.py", "--tiny", "--out", out]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads(out.read_text())["passes"]["native"]["measurements"]["backends"]

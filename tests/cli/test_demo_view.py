@@ -45,7 +45,7 @@ def test_what_is_not_stored_after_some_seconds_is_said():
     late = shown(EARLIER, replace(LOOK, stored_steps=1400))
     assert "100 steps acknowledged and not yet stored" in late
     assert "0 twice so far" not in late
-    assert "100 twice so far, by counts" in shown(EARLIER, replace(LOOK, stored_steps=2200))
+    assert "100 steps of others are stored as well" in shown(EARLIER, replace(LOOK, stored_steps=2200))
 
 
 def test_a_low_terminal_goes_without_the_court():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from understudy.app.origins import resolve
+
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/game-developer.md", "docs/rl-engineer.md", "docs/operator.md"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -30,6 +32,11 @@ def test_examples_run_as_they_stand(page: str, tmp_path: Path) -> None:
     for language, text in found:
         if language == "sh" and page == "README.md":
             continue  # it needs a gateway: tests/docs/test_protocol.py runs it
+        if language == "toml":
+            (tmp_path / "understudy.toml").write_text(text)
+            resolve({"data": str(tmp_path)}, environ={}).config.check()
+            (tmp_path / "understudy.toml").unlink()
+            continue
         assert language in ("python", "console"), f"{page} has a block of {language}, which nobody runs"
         runs = [[sys.executable, "-c", text]] if language == "python" else [line.split() for line in commands(text)]
         for run in runs:

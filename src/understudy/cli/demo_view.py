@@ -72,10 +72,13 @@ def _points(look: Look) -> str:
 
 def _kept(look: Look, before: Look) -> Text:
     """Whether all that was acknowledged some seconds ago is stored once; the loop's end proves it by the bytes."""
-    late, twice = max(0, before.acked_steps - look.stored_steps), max(0, look.stored_steps - look.recorded_steps)
+    late, more = max(0, before.acked_steps - look.stored_steps), max(0, look.stored_steps - look.recorded_steps)
     if late:
         return Text(f"{count(late)} steps acknowledged and not yet stored", style="yellow")
-    return Text(f"0 lost, {count(twice)} twice so far, by counts", style="green" if not twice else "red")
+    if more:
+        # Whoever plays along in a browser is not among those who are counted.
+        return Text(f"0 lost so far, by counts; {count(more)} steps of others are stored as well", style="green")
+    return Text("0 lost, 0 twice so far, by counts", style="green")
 
 
 def _picture(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -> RenderableType:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from understudy.app.crowd.people import PeopleSettings, command
-from understudy.app.roles.children import Child
+from understudy.app.crowd.people import PeopleSettings, start
 from understudy.core.errors import UnderstudyError
 
 _CLOSE_S = 40.0
@@ -18,12 +17,12 @@ class Groups:
         """`settings` are those of everybody; names, numbers and seeds are given out here."""
         middle = (n_people + 1) // 2
         self._children = [
-            Child(
+            start(
                 f"people {at}",
-                command(replace(
+                replace(
                     settings, names=[f"person-{number}" for number in numbers], first_number=numbers.start,
                     seed=settings.seed + at,
-                )),
+                ),
             )
             for at, numbers in enumerate((range(middle), range(middle, n_people)))
             if numbers

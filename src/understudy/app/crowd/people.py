@@ -1,7 +1,8 @@
 """A process of simulated people: they play through the real client over HTTP, with the bot or against it.
 
-Run as `python -m understudy.app.crowd.people`, with settings as JSON in the first argument. It reports a line of JSON a
-few times a second and stops when its standard input closes, so that it never outlives whoever started it.
+Run as `python -m understudy.app.crowd.people`, with settings as JSON in the first line of its standard input. It
+reports a line of JSON a few times a second and stops when its standard input closes, so that it never outlives whoever
+started it.
 """
 
 import json
@@ -18,7 +19,7 @@ from understudy.app.crowd.match import Match
 from understudy.app.crowd.pace import rounds
 from understudy.app.crowd.solo import Solo
 from understudy.app.data import DataFolder
-from understudy.app.roles.children import python_module, report, stop_with_parent
+from understudy.app.roles.children import Child, python_module, report, stop_with_parent
 from understudy.client.connect import connect
 from understudy.client.http import HttpLink
 from understudy.client.place import Address
@@ -86,10 +87,10 @@ def main(settings: PeopleSettings) -> None:
     tell(played)
 
 
-def command(settings: PeopleSettings) -> list[str]:
-    """The command line that runs these people in a process of their own."""
-    return python_module("understudy.app.crowd.people", json.dumps(asdict(settings)))
+def start(name: str, settings: PeopleSettings) -> Child:
+    """These people in a process of their own."""
+    return Child(name, python_module("understudy.app.crowd.people"), told=json.dumps(asdict(settings)))
 
 
 if __name__ == "__main__":
-    main(PeopleSettings(**json.loads(sys.argv[1])))
+    main(PeopleSettings(**json.loads(sys.stdin.readline())))

@@ -23,8 +23,13 @@ _living: set["Child"] = set()
 class Child:
     """A running process; `latest` is the newest line it reported."""
 
-    def __init__(self, name: str, command: Sequence[str], *, on_log: Callable[[str], None] | None = None) -> None:
-        """`on_log` hears every line it writes to standard error, from a thread."""
+    def __init__(
+        self, name: str, command: Sequence[str], *, on_log: Callable[[str], None] | None = None, told: str = ""
+    ) -> None:
+        """`on_log` hears every line it writes to standard error, from a thread; `told` is what it reads first.
+
+        Secrets belong into `told`: a command line can be read by everybody on the machine.
+        """
         self.name, self._on_log = name, on_log
         self.latest: Mapping[str, Any] = {}
         self._errors: list[str] = []
@@ -36,6 +41,10 @@ class Child:
             )
             # Whoever is interrupted before this child is in their hands still finds it here.
             _living.add(self)
+        if told and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(f"{told}\n")
+                self._process.stdin.flush()
         self._readers += [
             threading.Thread(target=self._follow, daemon=True),
             threading.Thread(target=self._collect_errors, daemon=True),
