@@ -12,8 +12,19 @@ import pytest
 from tests.backends.keyspaces import Keyspace, OneSpec
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
-from understudy.core.ports import Cursor, ExperienceStore, Forgotten, SessionFilter, Stored
+from understudy.core.names import new_session
+from understudy.core.ports import (
+    Candidate,
+    Cursor,
+    ExperienceStore,
+    Forgotten,
+    Position,
+    SessionFilter,
+    Stored,
+    WriteBatch,
+)
 from understudy.stores.cassandra import init, migrate
+from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.tables import VERSION
 from understudy.stores.window import Window
 from understudy.testing.clock import ManualClock
@@ -179,3 +190,66 @@ def test_a_window_follows_a_cassandra_store(keyspace: Keyspace, rng: np.random.G
                 assert {one.player for one in window.local.sessions(SessionFilter())} == {OTHER_PLAYER}
                 assert window.items == 2, "two decisions, and nothing a second time"
     desk.store.close()
+
+
+def across_partitions(keyspace: Keyspace, rng: np.random.Generator) -> tuple[list[str], int]:
+    """A session that moves to a partition whose claim is older: fates when all comes again, and what it counts."""
+    clock, chunks = ManualClock(), random_session(SPEC, rng, n_chunks=4)
+    with keyspace.open(clock) as store:
+        child = store.claim("child", owner="a", ttl_s=60.0).epoch
+        parent = store.claim("parent", owner="a", ttl_s=60.0).epoch
+        stamped = [Candidate(chunk.frame().stamped(PLAYER, int(clock.now())), chunk) for chunk in chunks]
+        store.write(WriteBatch("parent", parent, Position("1"), stamped[:2]))
+        store.write(WriteBatch("child", child, Position("1"), stamped[2:]))
+    with keyspace.open(clock) as store:
+        child = store.claim("child", owner="a", ttl_s=60.0).epoch
+        fates = list(store.write(WriteBatch("child", child, Position("2"), stamped)).fates)
+        (info,) = store.sessions(SessionFilter())
+        return [str(fate) for fate in fates], info.n_chunks
+
+
+def test_a_session_may_go_on_in_another_partition(keyspace: Keyspace, rng: np.random.Generator) -> None:
+    assert across_partitions(keyspace, rng) == (["duplicate"] * 4, 4)
+
+
+def test_control_stamps_below_what_they_overwrite_lose_a_session(
+    keyspace: Keyspace, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = Lanes.reserve
+    monkeypatch.setattr(Lanes, "reserve", lambda self, lane, count, above=0: reserve(self, lane, count))
+    fates, _ = across_partitions(keyspace, rng)
+    assert fates != ["duplicate"] * 4
+
+
+def test_a_tail_of_many_partitions_shows_each_item_once_and_decisions_in_time(
+    keyspace: Keyspace, rng: np.random.Generator
+) -> None:
+    clock = ManualClock()
+    with keyspace.open(clock) as store:
+        epochs = {name: store.claim(name, owner="a", ttl_s=60.0).epoch for name in ("one", "two", "three")}
+        sent: list[Chunk] = []
+        for turn in range(6):
+            if turn == 3:
+                store.forget(PLAYER)
+                clock.advance(10.0)
+            for name in ("two", "three", "one"):
+                began_s = clock.now() if turn >= 3 else clock.now() - 5.0
+                chunks = random_session(SPEC, rng, session=new_session(began_s, rng.bytes(10)), n_chunks=2)
+                frames = [chunk.frame().stamped(PLAYER, int(clock.now())) for chunk in chunks]
+                candidates = [Candidate(frame, chunk) for frame, chunk in zip(frames, chunks, strict=True)]
+                store.write(WriteBatch(name, epochs[name], Position(str(turn)), candidates))
+                sent += chunks
+            clock.advance(1.0)
+        for page in (1, 5, 100):
+            cursor: Cursor | None = None
+            items: list[Stored | Forgotten] = []
+            while found := (tail := store.tail(cursor, max_items=page, wait_s=0.0)).items:
+                items += found
+                cursor = tail.cursor
+            assert [item.arrival_no for item in items] == list(range(1, 38))
+            shown = [item.chunk for item in items if isinstance(item, Stored)]
+            assert {chunk.meta.id for chunk in shown if chunk} == {chunk.meta.id for chunk in sent[18:]}
+            (told,) = [item for item in items if isinstance(item, Forgotten) and not item.chunks]
+            after = [item.arrival_no for item in items if isinstance(item, Stored)]
+            assert told.arrival_no < min(after), "what was played since then comes behind"
+            assert told.at_s > 0
