@@ -137,22 +137,27 @@ class SparkIngest:
         return self._figures
 
     def _start(self) -> "StreamingQuery":
+        from pyspark.errors import PySparkException
+
         from understudy.ingest.spark_source import NAME, FrameSource
 
         self._failure = None
         session, job = self._spark.session, self._job
         session.dataSource.register(FrameSource)
-        options = {"opener": job.opener, "address": job.address, "stream": job.stream,
-                   "start": json.dumps(self._positions()), "max_bytes": str(job.max_batch_bytes)}  # fmt: skip
+        options = {
+            "opener": job.opener, "address": job.address, "stream": job.stream,
+            "start": json.dumps(self._patiently(self._positions)), "max_bytes": str(job.max_batch_bytes),
+        }  # fmt: skip
         frames = session.readStream.format(NAME).options(**options).load()
         query = frames.writeStream.queryName("ingest").option("checkpointLocation", job.checkpoint)
-        return query.foreachBatch(self._store_batch).start()
+        try:
+            return query.foreachBatch(self._store_batch).start()
+        except PySparkException as error:
+            raise self._trouble(error) from None
 
     def _positions(self) -> Mapping[str, Position | None]:
         """How far each partition is stored: where a job without a checkpoint begins."""
-        return {
-            one.id: self._patiently(partial(self._writer.claim, one.id)).position for one in self._stream.partitions()
-        }
+        return {one.id: self._writer.claim(one.id).position for one in self._stream.partitions()}
 
     def _restart(self, stop: Event) -> None:
         trouble = self._trouble(self._query.exception())

@@ -90,7 +90,10 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
         with _taking_signals():
             gateway = launch_gateway(conf, {"stdout": log, "stderr": log, "start_new_session": True})
     except PySparkException:
-        raise ConfigError(f"Spark did not start: {last_words(Path(log.name))}; all it said is in {log.name}") from None
+        said = last_words(Path(log.name))
+        raise ConfigError(
+            f"Spark did not start under master {master!r}: {said}; all it said is in {log.name}"
+        ) from None
     try:
         yield gateway, conf
     finally:
