@@ -22,6 +22,7 @@ from understudy.app.roles.children import end_children, kill_children
 from understudy.cli.demo_view import watching
 from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import count, examples, finish, folder, json_option
+from understudy.cli.picture import check_picture, write_picture
 from understudy.core.errors import ConfigError
 
 
@@ -56,8 +57,8 @@ def demo(
     Simulated people of different skill play through the real client over real HTTP; gateway, ingest and learner are
     the processes that `understudy up` runs. It ends by itself with the first and the last bot on equal seeds.
     """
-    if svg is not None and not svg.absolute().parent.is_dir():
-        raise ConfigError(f"--svg {svg}: there is no folder {svg.absolute().parent}; make it first")
+    if svg is not None:
+        check_picture(svg)
     config = LoopConfig(
         env_id=game, people=players, max_seconds=seconds, kill=kill, seed=seed,  # type: ignore[arg-type]
         backends=Backends(stream=stream, store=store, models=models, ingest=ingest),
@@ -77,7 +78,7 @@ def demo(
             result = Loop(data, config, see, scratch=scratch / "servers").run()
     _print(out, result, keep)
     if svg is not None:
-        out.save_svg(str(svg), title="understudy demo")
+        write_picture(svg, out, title="understudy demo")
     return finish(result.to_json(), as_json=as_json, code=0 if result.is_sound or not check else 1)
 
 
