@@ -51,7 +51,12 @@ def block() -> str:
     """Goals, peers and faults, from the newest result files."""
     (bench,), learner, learning = (_results(name) for name in ("experience.json", "learner-*.json", "learning.json"))
     parts = [_about(bench), _goals(bench), _peers(bench)]
-    parts += [_gateway(found) for found in _results("gateway.json")]
+    shared = "gateway, ingest, learner and the players share two cores"
+    parts += [_measured_with(found, "gateway", f"The gateway (`bench/gateway.py`, {{about}}; {shared}):")
+              for found in _results("gateway.json")]  # fmt: skip
+    shared = "one local server each, on the same two cores"
+    parts += [_measured_with(found, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")
+              for found in _results("backends.json")]  # fmt: skip
     parts += [_learning(learning[0]) if learning else NOT_LEARNED]
     parts += [_learner(learner)] if learner else []
     newest = [_results(f"card-*-{profile}.json")[-1:] for profile in ("ci", "full")]
@@ -110,17 +115,14 @@ def _peers(bench: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def _gateway(bench: dict[str, Any]) -> str:
-    found = bench["passes"]["native"]["measurements"]["gateway"]
+def _measured_with(bench: dict[str, Any], name: str, title: str) -> str:
+    """Figures and ratios of one measurement, with its notes."""
+    found = bench["passes"]["native"]["measurements"][name]
     about = f"{bench['date'][:10]}, commit {bench['commit'][:7]}, load {bench['load_average_before'][0]:.1f}"
-    rows = [
-        f"The gateway (`bench/gateway.py`, {about}; gateway, ingest, learner and the players share two cores):",
-        "",
-        "| figure | goal | measured |",
-        "| --- | --- | --- |",
-    ]
+    rows = [title.format(about=about), "", "| figure | goal | measured |", "| --- | --- | --- |"]
     for figure in found["figures"]:
-        goal = "" if figure["goal"] is None else f"≤ {_short(figure['goal'])} {figure['unit']}"
+        sign = "≥" if figure["more_is_better"] else "≤"
+        goal = "" if figure["goal"] is None else f"{sign} {_short(figure['goal'])} {figure['unit']}"
         unit = "" if goal else f" {figure['unit']}"
         rows.append(f"| {figure['name']} | {goal} | {_measured(figure)}{unit} |")
     rows += ["", "| beside a peer, in the same run | peer | ratio (above 1: ours is better) |", "| --- | --- | --- |"]
