@@ -82,7 +82,8 @@ class SparkIngest:
         self._drains_since_s: float | None = None
         self._failure: Exception | None = None
         self._figures: BatchFigures | None = None
-        self._query = self._start()
+        with self._watching():
+            self._query = self._start()
 
     # --- running ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """A Spark session of our own: quiet, on loopback while its master is this machine, and gone when we are."""
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -91,9 +92,9 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
             gateway = launch_gateway(conf, {"stdout": log, "stderr": log, "start_new_session": True})
     except PySparkException:
         said = last_words(Path(log.name))
-        raise ConfigError(
-            f"Spark did not start under master {master!r}: {said}; all it said is in {log.name}"
-        ) from None
+        # What it complains of is a setting; a JVM that was killed says nothing, and may do better next time.
+        kind = ConfigError if "rror" in said or "xception" in said else StorageFailed
+        raise kind(f"Spark did not start under master {master!r}: {said}; all it said is in {log.name}") from None
     try:
         yield gateway, conf
     finally:
@@ -134,6 +135,8 @@ def _session(gateway: Any, conf: Any, log: Path) -> "SparkSession":
 
 
 def _set_environment(*, is_local: bool) -> None:
+    # It logs the trace of whatever a batch raises, which is told by us, and of a JVM that died, which is as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     # Workers that run in another Python cannot connect back.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
