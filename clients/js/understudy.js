@@ -2082,6 +2082,8 @@ class Sender {
     this.stopped = "";
     this.linkError = this.refusal = "";
     this.isClosed = false;
+    /** Is called when the platform answered what was sent. */
+    this.onAnswer = () => {};
   }
 
   /** Steps that wait for their ack. */
@@ -2506,6 +2508,7 @@ class Sender {
       this._tellAtMs = this._clock.monotonic() + TELL_MS;
       this.keepShare = answer.keep_share;
       this._settle(batch, answer.acks);
+      this.onAnswer();
     } catch (error) {
       this._failed(sent, error instanceof LinkFailed ? error : new LinkFailed("failed", String(error)));
     }
@@ -2660,6 +2663,8 @@ function warn(topic, text) {
 // --- Bots ------------------------------------------------------------------------------------------------------------
 
 const [POLL_S, MAX_CANARY, MAX_SHELVED_POLICY] = [25, 0.5, 1024 * 1024];
+/** How often an answer to the sender ends what the follower waits out. */
+const NUDGE_MS = 5000;
 /** How often a page asks while another one of the same browser waits for news. */
 const GLANCE_MS = 10_000;
 const [AGAIN_FIRST_MS, AGAIN_CAP_MS] = [15_000, 600_000];
@@ -2699,6 +2704,8 @@ class Bots {
     this._againAtMs = Infinity;
     this._againMs = AGAIN_FIRST_MS;
     this._isFollowing = false;
+    /** Before then an answer that somebody else got is no reason to ask. */
+    this._nudgeAtMs = 0;
     /** Ends the pause between two questions. */
     this._wake = () => {};
     this.isClosed = false;
@@ -2776,6 +2783,14 @@ class Bots {
     this._wake();
   }
 
+  /** Somebody got an answer from the platform: a failure need not be waited out. */
+  nudge() {
+    const nowMs = this._clock.monotonic();
+    if (!this.linkError || nowMs < this._nudgeAtMs) return;
+    this._nudgeAtMs = nowMs + NUDGE_MS; // the platform may have an answer for steps and none for this
+    this.retry();
+  }
+
   /** Ask again, unless a failure is waited out: somebody looks at the page. */
   look() {
     if (this._backoff.leftMs <= 0) this._wake();
@@ -2792,7 +2807,8 @@ class Bots {
   async step() {
     const mayWait = await this._watch.take();
     const nowMs = this._clock.monotonic();
-    let waitS = mayWait ? POLL_S : 0;
+    // After a failure one question that is answered at once: that the platform is back is news enough.
+    let waitS = mayWait && !this.linkError ? POLL_S : 0;
     if (nowMs >= this._againAtMs) [this._after, this._againAtMs] = [this._goodNumber, Infinity];
     else waitS = Math.min(waitS, Math.ceil((this._againAtMs - nowMs) / 1000));
     try {
@@ -2812,6 +2828,7 @@ class Bots {
         return 0;
       }
       this._backoff.failed(failed.retryAfterS);
+      this._nudgeAtMs = Math.max(this._nudgeAtMs, this._clock.monotonic() + 1000 * Math.min(failed.retryAfterS, 30));
       return Math.max(0, this._backoff.leftMs);
     }
   }
@@ -3651,6 +3668,7 @@ export async function connect(name, how) {
     holds: storage && new Holds({ shelf, clock, locks, place }),
   });
   const bots = new Bots({ link, spec, clock, random, shelf: botShelf, trust, watch });
+  sender.onAnswer = () => bots.nudge();
   try {
     await sender.register();
   } catch (error) {

@@ -38,7 +38,8 @@ def test_two_browsers_play_on_while_the_gateway_is_killed_and_nothing_acked_is_l
                 seen.page.keyboard.press("Escape")
         for seen in tabs:
             seen.page.wait_for_function(ALL_ACKED)
-            seen.page.wait_for_selector("#state[data-state=connected]")
+            # Whoever gets acknowledgements is not offline, however long its question for bots would wait.
+            seen.page.wait_for_selector("#state[data-state=connected]", timeout=10_000)
         acked = [seen.count("acked") for seen in tabs]
         chunks = rally.chunks(steps=sum(acked))
         episodes = episodes_of(chunks)

@@ -479,6 +479,23 @@ const scenarios = {
     delete globalThis.window;
     return done(game, log, { lastFollowError, lastError, before, after });
   },
+  /** The follower's question fails and would be asked again in half a minute; then steps are acknowledged. */
+  async answered() {
+    const [log, asked] = [door(), []];
+    const fetch = async (url, how) => {
+      if (!url.includes("/bot")) return log.fetch(url, how);
+      asked.push(url.split("&").at(-1));
+      if (asked.length === 1) throw new TypeError("down");
+      return url.endsWith("wait_s=0") ? answer(204) : log.fetch(url, how);
+    };
+    const game = await opened({ fetch }, { storage: null, random: () => 60 });
+    while (!game.stats().lastFollowError) await sleep(1);
+    await sleep(100);
+    const before = asked.length;
+    played(game);
+    for (let at = 0; at < 600 && game.stats().lastFollowError; at++) await sleep(5);
+    return done(game, log, { before, asked, lastFollowError: game.stats().lastFollowError });
+  },
   /** A page that waits for news, loses its key, gets another one, and is closed. */
   async watched() {
     const [log, held] = [door(), new Set()];

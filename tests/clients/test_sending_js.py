@@ -111,6 +111,12 @@ def test_a_network_that_is_back_wakes_whoever_follows_the_bots(found):
     assert one["after"][1] == ""
 
 
+def test_steps_that_are_acknowledged_end_what_the_follower_waits_out(found):
+    one = found["answered"]
+    assert (one["before"], one["lastFollowError"]) == (1, ""), "a page shows this as offline"
+    assert one["asked"][:2] == ["wait_s=25", "wait_s=0"], "it is known at once whether there is an answer"
+
+
 def test_whoever_does_not_follow_the_bots_waits_in_nobodys_place(found):
     assert found["watched"]["seen"] == [0, 1, 0], "after its key ended, with a new one, and closed"
 
