@@ -96,13 +96,63 @@ def test_an_action_that_there_is_not_moves_no_paddle(action: int):
 
 
 def test_two_players_go_on_after_a_reset_and_not_before():
-    env = RallyParallel()
-    with pytest.raises(ConfigError, match="after a reset"):
-        env.step({"left": 1, "right": 1})
+    env, both = RallyParallel(), {"left": 1, "right": 1}
+    with pytest.raises(ConfigError, match="call reset first"):
+        env.step(both)
     env.reset(seed=1)
-    with pytest.raises(ConfigError, match="one for right"):
-        env.step({"left": 1})
+    for actions, who in (({"left": 1}, "left"), ({}, "nobody"), (both | {"umpire": 1}, "umpire")):
+        with pytest.raises(ConfigError, match=f"{who}; give one for left and one for right"):
+            env.step(actions)
     while env.agents:
-        env.step({"left": 1, "right": 1})
-    with pytest.raises(ConfigError, match="nobody"):
-        env.step({})
+        env.step(both)
+    with pytest.raises(ConfigError, match="after the serve was over"):
+        env.step(both)
+
+
+def test_two_players_have_what_users_of_pettingzoo_look_for():
+    env = RallyParallel(render_mode="rgb_array")
+    assert (env.possible_agents, env.num_agents, env.max_num_agents) == (["left", "right"], 0, 2)
+    obs, _ = env.reset(seed=np.int64(3))  # type: ignore[arg-type]
+    assert env.num_agents == 2
+    for name in env.agents:
+        assert env.observation_spaces[name] is env.observation_space(name)
+        assert env.action_spaces[name] is env.action_space(name)
+        assert env.observation_space(name).contains(obs[name])
+    assert env.render().ndim == 3
+    assert isinstance(RallyParallel().render(), str)
+    assert RallyParallel().render_mode is None
+
+
+@pytest.mark.parametrize("kind", [RallyEnv, RallyParallel])
+def test_a_render_mode_that_there_is_not_is_refused(kind: Any):
+    with pytest.raises(ConfigError, match="'human'; give ansi, rgb_array or None"):
+        kind(render_mode="human")
+
+
+@pytest.mark.parametrize("game", ["rally", "CartPole-v1"])
+def test_many_side_by_side_take_only_actions_that_there_are(game: str):
+    envs: Any = make_envs(game, 3)
+    last = 2 if game == "rally" else 1
+    before, _ = envs.reset(seed=[1, 2, 3])
+    for wrong, said in (
+        ([0, 9, 0], "env 1 is 9; .* 0 to"), ([0, 1, -1], "env 2 is -1"), ([0, 1.7, 0], r"float64\[3\]"),
+        ([0, 1], r"int64\[2\].* 3 envs"), ([last + 1, 0, 0], f"0 to {last}"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            envs.step(np.array(wrong))
+    nothing = {"reset_mask": np.zeros(3, bool)}
+    assert envs.reset(options=nothing)[0].tobytes() == before.tobytes(), "nothing has moved"
+    for kind in (np.uint8, np.int32, np.int64):
+        envs.step(np.array([0, 1, last], kind))
+
+
+@pytest.mark.parametrize("game", ["rally", "CartPole-v1"])
+def test_what_cannot_be_reset_is_said(game: str):
+    envs: Any = make_envs(game, 3)
+    assert envs.reset(seed=np.int64(5))[0].tobytes() == envs.reset(seed=5)[0].tobytes()
+    with pytest.raises(ConfigError, match=r"reset_mask has shape \[2\]; give 3"):
+        envs.reset(options={"reset_mask": np.array([True, False])})
+    with pytest.raises(ConfigError, match=r"seed is 1\.5"):
+        envs.reset(seed=1.5)
+    with pytest.raises(ConfigError, match="num_envs is -1"):
+        type(envs)(-1)

@@ -9,7 +9,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from understudy.act.reset_seeds import one_for_each
+from understudy.act.reset_seeds import one_for_each, reset_mask
+from understudy.act.vector_actions import checked_actions, checked_num_envs
 from understudy.games import cartpole
 
 GAME_ID = "CartPole-v1"
@@ -19,7 +20,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
     """A vector env whose caller resets what has ended: `reset(seed=[...], options={"reset_mask": mask})`."""
 
     def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
+        self.num_envs = checked_num_envs(num_envs)
         self.spec = gymnasium.spec(GAME_ID)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
         self.render_mode = None
@@ -41,9 +42,8 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """All observations, after a reset of those that the mask names, or of all."""
-        mask = (options or {}).get("reset_mask")
-        seeds = one_for_each(seed, self.num_envs)
-        envs = np.arange(self.num_envs) if mask is None else np.asarray(mask).nonzero()[0]
+        mask, seeds = reset_mask(options, self.num_envs), one_for_each(seed, self.num_envs)
+        envs = np.arange(self.num_envs) if mask is None else mask.nonzero()[0]
         self._carts.state[:, envs] = self._first_states([seeds[env] for env in envs.tolist()])
         self._elapsed[envs] = 0
         return self._obs(), {}
@@ -54,7 +54,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
     ]:  # fmt: skip
         """One step of every env; an env that has ended goes on falling until it is reset."""
-        terminated = self._carts.step(actions)
+        terminated = self._carts.step(checked_actions(actions, self.num_envs, num_actions=2))
         self._elapsed += 1
         return self._obs(), self._rewards.copy(), terminated, self._elapsed >= cartpole.MAX_EPISODE_STEPS, {}
 

@@ -11,7 +11,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from understudy.act.reset_seeds import one_for_each
+from understudy.act.reset_seeds import one_for_each, reset_mask
+from understudy.act.vector_actions import checked_actions, checked_num_envs
 from understudy.core.errors import ConfigError
 from understudy.games import rally
 from understudy.games.rally import GAME_ID, OPPONENT, Court, Ints
@@ -34,12 +35,14 @@ class RallyEnv(gymnasium.Env[Obs, np.int64]):
     obs_names, action_names = rally.OBS_NAMES, rally.ACTION_NAMES
 
     def __init__(self, opponent: str = OPPONENT, seat: int = 0, render_mode: str | None = None) -> None:
-        self._skill, self._seat, self.render_mode = rally.skill_of(opponent), _seat(seat), render_mode
+        self._skill, self._seat = rally.skill_of(opponent), _seat(seat)
+        self.render_mode = _render_mode(render_mode)
         self.spec = SPEC
         self.court = rally.serve(0)
         self._seed = self._decisions = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        seed = None if seed is None else int(seed)
         super().reset(seed=seed)
         self._seed = seed if seed is not None else int(self.np_random.integers(1 << 31))
         self.court, self._decisions = rally.serve(self._seed), 0
@@ -66,7 +69,7 @@ class RallyVector(VectorEnv[Any, Any, Any]):
     obs_names, action_names = rally.OBS_NAMES, rally.ACTION_NAMES
 
     def __init__(self, num_envs: int, *, opponent: str = OPPONENT, seat: int = 0) -> None:
-        self.num_envs, self.spec, self.render_mode = num_envs, SPEC, None
+        self.num_envs, self.spec, self.render_mode = checked_num_envs(num_envs), SPEC, None
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
         self.single_observation_space, self.single_action_space = OBS_SPACE, ACTION_SPACE
         self.observation_space = batch_space(OBS_SPACE, num_envs)
@@ -80,11 +83,11 @@ class RallyVector(VectorEnv[Any, Any, Any]):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """All observations, after a reset of those that the mask names, or of all."""
-        mask = (options or {}).get("reset_mask")
-        is_new = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool)
-        if isinstance(seed, int):
+        mask, seeds = reset_mask(options, self.num_envs), one_for_each(seed, self.num_envs)
+        is_new = np.ones(self.num_envs, bool) if mask is None else mask
+        if isinstance(seed, int | np.integer):
             self._rng = np.random.default_rng(seed)
-        for at, one in enumerate(one_for_each(seed, self.num_envs)):
+        for at, one in enumerate(seeds):
             if is_new[at]:
                 self._seeds[at] = int(self._rng.integers(1 << 31)) if one is None else one
         self.court = Court(*(
@@ -97,7 +100,8 @@ class RallyVector(VectorEnv[Any, Any, Any]):
         self, actions: NDArray[np.integer[Any]]
     ) -> tuple[Obs, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """One decision of every env."""
-        ours, drawn = np.asarray(actions, np.int64), rally.drawn_at(self._seeds, self._decisions)
+        ours = checked_actions(actions, self.num_envs, num_actions=len(rally.ACTION_NAMES))
+        drawn = rally.drawn_at(self._seeds, self._decisions)
         theirs = rally.scripted(np, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
         self.court, got = rally.step(np, self.court, *((ours, theirs) if self._seat == 0 else (theirs, ours)))
         self._decisions += 1
@@ -110,20 +114,34 @@ class RallyVector(VectorEnv[Any, Any, Any]):
 class RallyParallel:
     """Both seats as players `left` and `right`, with the calls of a PettingZoo parallel env; needs no PettingZoo."""
 
-    metadata: Mapping[str, Any] = {"name": GAME_ID, "render_modes": ["ansi"], "is_parallelizable": True}
-    possible_agents = ("left", "right")
+    metadata: Mapping[str, Any] = {
+        "name": GAME_ID, "render_modes": RallyEnv.metadata["render_modes"], "is_parallelizable": True
+    }  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = _render_mode(render_mode)
+        self.possible_agents = ["left", "right"]
         self.agents: list[str] = []
+        self.observation_spaces = dict.fromkeys(self.possible_agents, OBS_SPACE)
+        self.action_spaces = dict.fromkeys(self.possible_agents, ACTION_SPACE)
         self.court = rally.serve(0)
         self._decisions = 0
         self._rng = np.random.default_rng()
 
+    @property
+    def num_agents(self) -> int:
+        """How many play now: none before a reset and after the end."""
+        return len(self.agents)
+
+    @property
+    def max_num_agents(self) -> int:
+        return len(self.possible_agents)
+
     def observation_space(self, agent: str) -> spaces.Box:
-        return OBS_SPACE
+        return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Discrete:
-        return ACTION_SPACE
+        return self.action_spaces[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -131,7 +149,7 @@ class RallyParallel:
         """Serve; without a seed any of them."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        drawn = int(self._rng.integers(1 << 31)) if seed is None else seed
+        drawn = int(self._rng.integers(1 << 31)) if seed is None else int(seed)
         self.agents, self.court, self._decisions = list(self.possible_agents), rally.serve(drawn), 0
         return self._obs(), {agent: {} for agent in self.agents}
 
@@ -142,11 +160,11 @@ class RallyParallel:
     ]:  # fmt: skip
         """One decision of both; after the last one nobody is left in `agents`."""
         players = self.agents
-        if not players or not set(players) <= actions.keys():
-            raise ConfigError(
-                f"actions were given for {', '.join(actions) or 'nobody'}; give one for left and one for right, after "
-                "a reset where the serve is over"
-            )
+        if not players:
+            raise ConfigError("step was called before a reset, or after the serve was over; call reset first")
+        if set(actions) != set(players):
+            given = ", ".join(map(str, actions)) or "nobody"
+            raise ConfigError(f"actions were given for {given}; give one for left and one for right")
         self.court, got = rally.step(Ints, self.court, _action(actions["left"]), _action(actions["right"]))
         self._decisions += 1
         is_late = self._decisions >= rally.MAX_DECISIONS and got == 0
@@ -158,8 +176,8 @@ class RallyParallel:
             {player: {} for player in players},
         )  # fmt: skip
 
-    def render(self) -> str:
-        return rally.as_text(self.court)
+    def render(self) -> Any:
+        return rally.pictured(self.court) if self.render_mode == "rgb_array" else rally.as_text(self.court)
 
     def close(self) -> None: ...
 
@@ -178,3 +196,10 @@ def _seat(seat: int) -> int:
     if seat not in (0, 1):
         raise ConfigError(f"seat is {seat}; give 0 (left) or 1 (right)")
     return seat
+
+
+def _render_mode(mode: str | None) -> str | None:
+    modes = RallyEnv.metadata["render_modes"]
+    if mode is not None and mode not in modes:
+        raise ConfigError(f"render_mode is {mode!r}; give {', '.join(modes)} or None")
+    return mode
