@@ -10,13 +10,15 @@ from its description: one JSON record a step and call into Kinesis, one row a st
 import argparse
 import contextlib
 import datetime
+import importlib.util
 import json
 import secrets
+import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,13 @@ from bench.crowd import frames_of  # noqa: E402
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn  # noqa: E402
 from bench.games import CART, PLAYER, OneGame  # noqa: E402
 from understudy.app.backends import create_stream, init_store, open_store, open_stream  # noqa: E402
+from understudy.app.config import Config, IngestSection, StoreSection, write_config  # noqa: E402
 from understudy.app.data import DataFolder  # noqa: E402
+from understudy.app.deployment import open_deployment  # noqa: E402
+from understudy.app.roles.children import Child, python_module  # noqa: E402
 from understudy.core.chunk import chunk_of  # noqa: E402
 from understudy.core.frame import Frame  # noqa: E402
+from understudy.core.log import make_folder  # noqa: E402
 from understudy.core.ports import Candidate, Cursor, FullStore, Position, Stored, Stream, WriteBatch  # noqa: E402
 from understudy.dev import aws  # noqa: E402
 from understudy.dev.servers import Server, start, why_not  # noqa: E402
@@ -88,6 +94,8 @@ def main() -> int:
                 continue
             with start(name, Path(folder) / name) as server:
                 what(server, size, found)
+                if name == "cassandra":
+                    ingest(server, Path(folder), size, found)
             print(f"{name:<10} measured after {time.monotonic() - began_s:5.1f} s", flush=True)
     result: dict[str, Any] = {
         "format": 1, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -158,8 +166,8 @@ def kafka(server: Server, size: Size, found: Findings) -> None:
     )
 
 
-def _stream(url: str) -> Stream:
-    return open_stream(url, DataFolder(ROOT))
+def _stream(url: str, data: DataFolder | None = None) -> Stream:
+    return open_stream(url, data or DataFolder(ROOT))
 
 
 def _append(stream: Stream, frames: Sequence[Frame]) -> None:
@@ -215,7 +223,8 @@ def cassandra(server: Server, size: Size, found: Findings) -> None:
                 "theirs": lambda: _timed(lambda: peer.write(size.steps)),
             },
         )
-        lags = _lags(writer, reader, size.arrivals)
+        wanted = _candidates(size.arrivals, 999)
+        lags = _lags(wanted, lambda one: writer.write([one]), reader)
         audit = store.audit()
     written = size.frames * size.rounds + size.arrivals
     gate = all_of(
@@ -263,16 +272,16 @@ def _candidates(count: int, seed: int) -> list[Candidate]:
     return [Candidate(frame, chunk_of(frame)) for frame in frames]
 
 
-def _lags(writer: _Writer, reader: FullStore, count: int) -> list[float]:
-    """Seconds from before a chunk is written until a reader elsewhere has it."""
-    wanted, begun_s, seen_s = _candidates(count, 999), dict[int, float](), dict[int, float]()
-    session = wanted[0].frame.session
+def _lags(wanted: Sequence[Candidate], hand_over: Callable[[Candidate], None], reader: FullStore) -> list[float]:
+    """Seconds from before a chunk is handed over until a reader elsewhere has it."""
+    begun_s, seen_s = dict[int, float](), dict[int, float]()
+    session, count = wanted[0].frame.session, len(wanted)
     cursor: Cursor | None = None
     while (page := reader.tail(cursor, max_items=1_024, wait_s=0.0)).items:
         cursor = page.cursor
 
     def follow() -> None:
-        at, give_up_s = cursor, time.monotonic() + 120
+        at, give_up_s = cursor, time.monotonic() + 180
         while len(seen_s) < count and time.monotonic() < give_up_s:
             found = reader.tail(at, max_items=64, wait_s=1.0)
             at = found.cursor
@@ -284,11 +293,86 @@ def _lags(writer: _Writer, reader: FullStore, count: int) -> list[float]:
     follower.start()
     for candidate in wanted:
         begun_s[candidate.frame.chunk_no] = time.monotonic()
-        writer.write([candidate])
+        hand_over(candidate)
         time.sleep(0.02)
     follower.join()
     assert seen_s.keys() == begun_s.keys(), f"{len(begun_s) - len(seen_s)} chunks never came into the tail"
     return [seen_s[number] - begun_s[number] for number in begun_s]
+
+
+# --- Ingest -----------------------------------------------------------------------------------------------------------
+
+
+def ingest(server: Server, folder: Path, size: Size, found: Findings) -> None:
+    """From an append to a tail, by our own service and by a Spark job, from a file stream into the same Cassandra."""
+    if reason := _no_spark():
+        found.skipped.append(reason)
+        return
+    lags, batch_s = {"native": list[float](), "spark": list[float]()}, list[float]()
+    for engine in lags:
+        keyspace = f"bench_{secrets.token_hex(4)}"
+        url = f"cassandra://{server.address}/{keyspace}?replication=1&credentials={server.credentials_file}"
+        init_store(url)
+        data = DataFolder(folder / engine)
+        with _running(data, url, engine) as child, contextlib.closing(_stream("", data)) as stream:
+            with contextlib.closing(open_store(url, specs=OneGame(CART))) as reader:
+                _lags(_candidates(4, 0), _into(stream), reader)  # until it runs
+                lags[engine] = _lags(_candidates(size.arrivals, 1), _into(stream), reader)
+                gate = _once(reader, size.arrivals + 4)
+            if engine == "spark":
+                batch_s.append(float(child.latest["batch_s"]))
+    for engine, name in (("native", "our own service"), ("spark", "a Spark job on two threads")):
+        for part in (50, 99):
+            found.figures.append(
+                Figure(name=f"from an append to a tail of Cassandra, by {name}: p{part}", unit="ms", gate=gate,
+                       values=[float(np.percentile(lags[engine], part)) * 1e3], more_is_better=False,
+                       goal={("native", 99): 1_000.0, ("spark", 99): 3_000.0}.get((engine, part)))
+            )  # fmt: skip
+    found.figures.append(
+        Figure(name="a batch of the Spark job, its last one", unit="s", values=batch_s, gate=gate, more_is_better=False)
+    )
+
+
+def _no_spark() -> str:
+    if importlib.util.find_spec("pyspark") is None:
+        return "Spark: pyspark is not installed; pip install 'understudy[spark]'"
+    return "" if shutil.which("java") else "Spark: there is no Java; install 17 or newer"
+
+
+@contextlib.contextmanager
+def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
+    """An ingest process of one kind between a folder's stream and a store."""
+    make_folder(data.root)
+    open_deployment(data).registry.register(CART)
+    config = Config(
+        data=str(data.root), store=StoreSection(url=store),
+        ingest=IngestSection(engine="spark" if engine == "spark" else "native"),
+    )  # fmt: skip
+    path = data.root / "config.json"
+    write_config(config, path)
+    module = "spark_process" if engine == "spark" else "ingest_process"
+    child = Child(engine, python_module(f"understudy.app.roles.{module}", str(data.root), str(path)))
+    try:
+        yield child
+    finally:
+        child.stop()
+        if child.wait(120.0) is None:
+            child.kill()
+
+
+def _into(stream: Stream) -> Callable[[Candidate], None]:
+    def append(candidate: Candidate) -> None:
+        assert all(outcome.durable for outcome in stream.append([candidate.frame]))
+
+    return append
+
+
+def _once(store: FullStore, chunks: int) -> Gate:
+    audit = store.audit()
+    return all_of(
+        (f"{chunks} chunks stored", audit.chunks == chunks),
+        ("0 stored twice, nothing damaged", not (audit.duplicate_chunks or audit.corrupt)),
+    )
 
 
 class _ByStep:
