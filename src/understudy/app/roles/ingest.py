@@ -48,6 +48,14 @@ def repeat(step: Callable[[], int], stop: Event) -> None:
             stop.wait(_IDLE_S)
 
 
+def drain(service: IngestService) -> None:
+    """Store what is still in the stream; what cannot be read or stored now is left to the next start."""
+    try:
+        service.drain()
+    except Unreachable as error:
+        _log.warning("not_drained", error=str(error), next="it is in the stream, and stored at the next start")
+
+
 class IngestRole:
     """Everything between a data folder's stream and its store; a context manager."""
 
@@ -92,7 +100,7 @@ class IngestRole:
     def run(self, stop: Event) -> None:
         """Repeat `step` until told to stop, then store what is still in the stream."""
         repeat(self.step, stop)
-        self.service.drain()
+        drain(self.service)
 
     def trim(self, retention_s: float) -> int:
         """Delete stored parts of the stream that are older than this; a stream elsewhere has a rule of its own."""

@@ -5,7 +5,7 @@ import time
 from threading import Event
 
 from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import RETENTION_S, TRIM_EVERY_S, repeat
+from understudy.app.roles.ingest import RETENTION_S, TRIM_EVERY_S, drain, repeat
 from understudy.core.lock import FileLock
 from understudy.core.log import make_folder
 from understudy.core.ports import FullStore, Specs, Stream
@@ -35,7 +35,7 @@ class RemoteIngestRole:
     def run(self, stop: Event) -> None:
         """Repeat `step` until told to stop, then store what is still in the stream."""
         repeat(self.step, stop)
-        self.service.drain()
+        drain(self.service)
 
     def close(self) -> None:
         self._stream.close()
