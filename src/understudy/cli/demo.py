@@ -68,14 +68,17 @@ def demo(
         data = folder(keep) if keep else DataFolder(scratch / "data")
         if signing_key(data).exists():
             raise ConfigError(f"--keep {keep}: there is a platform in it already; give a folder that is not there yet")
-        out.print(f"[bold]{players} people play {game}[/]: client → gateway → stream → ingest → store → learner → bot")
         with watching(out, config) as show:
 
             def see(look: Look) -> None:
                 interrupts.check()
                 show(look)
 
-            result = Loop(data, config, see, scratch=scratch / "servers").run()
+            def begin() -> None:
+                way = "client → gateway → stream → ingest → store → learner → bot"
+                out.print(f"[bold]{players} people play {escape(game)}[/]: {way}", soft_wrap=True)
+
+            result = Loop(data, config, see, scratch=scratch / "servers", on_begin=begin).run()
     _print(out, result, keep)
     if svg is not None:
         write_picture(svg, out, title="understudy demo")

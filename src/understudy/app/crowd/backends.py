@@ -6,9 +6,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.app.backends import create_stream, init_store
+from understudy.app.backends import create_stream, init_store, open_store, open_stream
 from understudy.app.config import Config, GatewaySection, IngestSection, ModelsSection, StoreSection, StreamSection
+from understudy.app.data import DataFolder
 from understudy.core.errors import ConfigError
+from understudy.core.game import GameSpec
 from understudy.dev.background import default_folder, look
 from understudy.dev.servers import Server, start
 
@@ -48,13 +50,18 @@ class Backends:
 def standing(backends: Backends, data: Path, scratch: Path, tell: Callable[[str], None]) -> Iterator[Config]:
     """The config of a platform on these backends; servers that were started for it end with it.
 
-    On servers that ran already a stream, a keyspace and a folder stay, each named demo and a random mark.
+    On servers that ran already a stream, a keyspace and a folder stay, each named demo and a random mark. What cannot
+    be opened is refused before anything is in the data folder.
     """
+    if backends.ingest == "spark":
+        from understudy.ingest.spark_session import require_spark  # late: seldom asked for
+
+        require_spark()
     with ExitStack() as opened:
         servers = {name: _server(name, scratch, opened, tell) for name in backends.servers}
         mark = secrets.token_hex(4)
         stream, store = _stream(backends.stream, servers, mark), _store(backends.store, servers, mark)
-        yield Config(
+        config = Config(
             data=str(data),
             gateway=GatewaySection(port=0, canary_share=0.5),
             stream=StreamSection(url=stream),
@@ -62,6 +69,26 @@ def standing(backends: Backends, data: Path, scratch: Path, tell: Callable[[str]
             models=ModelsSection(url=_models(backends.models, servers, mark)),
             ingest=IngestSection(engine="spark" if backends.ingest == "spark" else "native"),
         )
+        _try(config)
+        yield config
+
+
+def _try(config: Config) -> None:
+    """Open and close what lies elsewhere."""
+    if config.stream.url:
+        open_stream(config.stream.url, DataFolder(Path(config.data))).close()
+    if config.store.url:
+        open_store(config.store.url, specs=_NoSpecs()).close()
+
+
+class _NoSpecs:
+    """For a store to which nothing is written."""
+
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        return None
+
+    def knows(self, game: str) -> bool:
+        return False
 
 
 def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], None]) -> Server:

@@ -92,9 +92,12 @@ Show = Callable[[Look], None]
 class Loop:
     """One closed loop on a data folder; `run` goes from the first step to the measured result."""
 
-    def __init__(self, data: DataFolder, config: LoopConfig, show: Show, *, scratch: Path | None = None) -> None:
-        """`scratch`: where servers that are started for it have their files."""
-        self._data, self._config, self._show = data, config, show
+    def __init__(
+        self, data: DataFolder, config: LoopConfig, show: Show, *, scratch: Path | None = None,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`scratch`: where servers that are started for it have their files; `on_begin`: called once all is checked."""
+        self._data, self._config, self._show, self._on_begin = data, config, show, on_begin
         self._scratch = scratch or data.root / "servers"
         self._game = str(game_name_of_env(config.env_id))
         self._said: list[str] = []
@@ -104,10 +107,10 @@ class Loop:
 
     def run(self) -> LoopResult:
         """Play until a bot is clearly better than the first, or time is up; then prove what was promised."""
-        backends = self._config.backends
+        backends, judge = self._config.backends, BotJudge(self._config.env_id, self._config.seed)
         with standing(backends, self._data.root, self._scratch, self._say) as settings:
             self._began_s = time.monotonic()
-            return self._play(settings)
+            return self._play(settings, judge)
 
     def _say(self, said: str) -> None:
         """Something that happens before anything runs."""
@@ -116,10 +119,10 @@ class Loop:
         )  # fmt: skip
         self._show(replace(nothing, said=said))
 
-    def _play(self, settings: Config) -> LoopResult:
-        judge = BotJudge(self._config.env_id, self._config.seed)
+    def _play(self, settings: Config, judge: BotJudge) -> LoopResult:
         opened = open_deployment(self._data, models=settings.models.url)
         registry = opened.registry
+        self._on_begin()
         with Platform(settings, tell=self._tell) as platform:
             self._wait_until_ready(platform)
             if self._config.env_id in PAGES:
