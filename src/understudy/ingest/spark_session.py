@@ -128,7 +128,10 @@ def _session(gateway: Any, conf: Any, log: Path) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     try:
-        return SparkSession(SparkContext(conf=conf, gateway=gateway))
+        context = SparkContext(conf=conf, gateway=gateway)
+        # It prints a trace when the JVM is gone, which is told by us.
+        context._accumulatorServer.handle_error = lambda *_: None
+        return SparkSession(context)
     except (Py4JError, OSError) as error:
         said = str(getattr(error, "java_exception", "") or error).splitlines()[0]
         raise StorageFailed(f"Spark did not start: {said}; all it said is in {log}") from None
@@ -137,11 +140,17 @@ def _session(gateway: Any, conf: Any, log: Path) -> "SparkSession":
 def _set_environment(*, is_local: bool) -> None:
     # It logs the trace of whatever a batch raises, which is told by us, and of a JVM that died, which is as well.
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(_is_not_of_py4j)
     # Workers that run in another Python cannot connect back.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Some of it goes by the root logger."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 def _settings(folder: Path, *, is_local: bool) -> dict[str, str]:
