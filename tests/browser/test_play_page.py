@@ -77,6 +77,27 @@ def test_a_new_champion_appears_without_a_reload_and_plays_the_next_serve(browse
         assert is_sound(seen, rally)
 
 
+def test_a_canary_that_plays_a_serve_says_that_it_is_on_trial(browser: Any, tmp_path: Path):
+    small = {"viewport": {"width": 320, "height": 568}}
+    with stage(tmp_path) as found, tab(browser, f"{found.url}/play", **small) as seen:
+        registry, (spec,) = found.deployment.registry, found.specs()
+        found.release(seed=1)
+        registry.point(spec.game, "champion", 1, why="test")
+        registry.point(spec.game, "canary", 2, why="test")
+        seen.page.add_init_script("Math.random = () => 0.1")  # every serve is among those that the canary gets
+        seen.page.goto("about:blank")
+        seen.page.goto(found.address)
+        seen.page.wait_for_selector("body[data-bot='rally/1']")
+        seen.page.wait_for_function("document.getElementById('state').dataset.state === 'connected'")
+        height = seen.page.locator(".score").bounding_box()["height"]
+        seen.page.click("#quietly")
+        wait_for(lambda: seen.text("#them") == "rally/2 (on trial)")
+        seen.shoot("rally-canary-320")
+        assert seen.page.locator("#opponent option:checked").text_content() == "champion rally/1"
+        assert seen.page.locator(".score").bounding_box()["height"] == height, "the court does not jump"
+        assert seen.page.evaluate("(one => one.scrollHeight <= one.clientHeight + 1)(document.getElementById('them'))")
+
+
 def test_an_older_model_and_a_script_can_be_chosen(browser: Any, rally: Stage):
     rally.release(seed=4)
     with tab(browser, rally.address) as seen:

@@ -194,7 +194,7 @@ def test_a_serve_is_played_by_whoever_was_cast_when_it_began(modules: Path):
         let number = 0;
         const acted = [], notes = [];
         const bot = (name) => ({ name, policy: { stack: 1, act: () => (acted.push(name), 1), rank: () => [] } });
-        const platform = { cast: () => bot(`rally/${++number}`) };
+        const platform = { cast: () => bot(`rally/${++number}`), get bot() { return `rally/${number}`; } };
         const match = new Match({ opponent: () => champion(platform), record: () => null,
           hear: (event) => event.kind === "cast" && notes.push(event.name), random: () => 0.5 });
         for (let at = 0; at < 100000 && !match.isOver; at++) match.frame({ take: () => 0 });
@@ -203,6 +203,15 @@ def test_a_serve_is_played_by_whoever_was_cast_when_it_began(modules: Path):
     """)  # fmt: skip
     assert len(got["changes"]) >= 7
     assert got["changes"] == got["notes"] == list(dict.fromkeys(got["notes"]))
+
+
+def test_a_canary_in_the_champions_place_says_that_it_is_on_trial(modules: Path):
+    got = run(modules, """
+        import { champion } from "./opponents.js";
+        const cast = (name) => champion({ bot: "rally/1", cast: () => (name ? { name, policy: {} } : null) });
+        console.log(JSON.stringify(["rally/1", "rally/2", ""].map(cast).map(({ name, label }) => [name, label])));
+    """)  # fmt: skip
+    assert got == [["rally/1", "rally/1"], ["rally/2", "rally/2 (on trial)"], ["script", "casual script"]]
 
 
 def test_a_bot_that_throws_is_followed_by_a_script_and_the_match_goes_on(modules: Path):

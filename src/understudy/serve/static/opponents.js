@@ -42,21 +42,24 @@ export function script(skill) {
 }
 
 /**
- * Whoever plays for the platform now: its champion, at times a canary, a script while there is none.
+ * Whoever plays for the platform now: its champion, at times a canary, which says that it is on trial, a script while
+ * there is none.
  * @param {import("./platform.js").Platform} platform
  * @returns {Opponent}
  */
 export function champion(platform) {
   const bot = platform.cast();
-  return bot ? model(bot) : script(UNTIL_THERE_IS_A_BOT);
+  if (!bot) return script(UNTIL_THERE_IS_A_BOT);
+  return model(bot, { label: bot.name === platform.bot ? bot.name : `${bot.name} (on trial)` });
 }
 
 /**
  * A model for one serve: it draws its actions and remembers what it saw in the same way, recorded or not.
  * @param {Bot} bot
+ * @param {{label?: string}} [how] what people read
  * @returns {Opponent}
  */
-export function model(bot) {
+export function model(bot, { label = bot.name } = {}) {
   const { name, policy } = bot;
   /** @type {Float32Array[]} */
   let seen = [];
@@ -64,7 +67,7 @@ export function model(bot) {
   const view = () => (policy.stack > 1 ? [...Array(policy.stack - seen.length).fill(seen[0]), ...seen] : seen[0]);
   return {
     name,
-    label: name,
+    label,
     by: "bot",
     bot,
     decide({ episode, obs }) {
