@@ -13,7 +13,6 @@ from understudy.cli.root import run as run_command
     [
         (["--stream", "kinesis://x"], 2, "no AWS region"),
         (["--stream", "nosuch://x"], 2, "is no stream"),
-        (["--store", "cassandra://127.0.0.1:1/x"], 3, "cannot be reached"),
         (["--models", "nosuch://x"], 2, "is no place for models"),
         (["--game", "nosuch"], 2, "no game 'nosuch' is known"),
         (["--players", "0"], 2, "--players is 0"),

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from understudy.app.crowd.backends import Backends
 from understudy.app.crowd.loop import KILLABLE, Look, Loop, LoopConfig
-from understudy.app.crowd.loop_result import LoopResult
+from understudy.app.crowd.loop_result import LoopResult, NoBot
 from understudy.app.data import DataFolder
 from understudy.app.deployment import signing_key
 from understudy.app.roles.children import end_children, kill_children
@@ -23,7 +23,7 @@ from understudy.cli.demo_view import watching
 from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import count, examples, finish, folder, json_option
 from understudy.cli.picture import check_picture, write_picture
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, UnderstudyError
 
 
 @click.command(
@@ -76,10 +76,15 @@ def demo(
 
             def begin() -> None:
                 way = "client → gateway → stream → ingest → store → learner → bot"
-                out.print(f"[bold]{players} people play {escape(game)}[/]: {way}", soft_wrap=True)
+                who = f"{players} people play" if players > 1 else "one person plays"
+                out.print(f"[bold]{who} {escape(game)}[/]: {way}", soft_wrap=True)
 
             result = Loop(data, config, see, scratch=scratch / "servers", on_begin=begin).run()
-    _print(out, result, keep)
+    if isinstance(result, NoBot):
+        error = result.why(shlex.quote(keep) if keep else None)
+        finish({**result.to_json(), "error": error}, as_json=as_json)
+        raise UnderstudyError(error)
+    _print(out, result, config.kill, keep=keep)
     if svg is not None:
         write_picture(svg, out, title="understudy demo")
     return finish(result.to_json(), as_json=as_json, code=0 if result.is_sound or not check else 1)
@@ -104,7 +109,7 @@ def _scratch() -> Iterator[Path]:
             clean()  # the one interrupt that is raised may have come in the middle of the first
 
 
-def _print(out: Console, result: LoopResult, keep: str | None) -> None:
+def _print(out: Console, result: LoopResult, kill: str | None, *, keep: str | None) -> None:
     out.print()
     out.print(_bots(result))
     colour, word = ("green", "better") if result.improved else ("yellow", "not proven to be better")
@@ -119,13 +124,17 @@ def _print(out: Console, result: LoopResult, keep: str | None) -> None:
         f"[{'green' if is_lossless else 'red'} bold]lost {count(verdict.lost_steps)}, stored twice "
         f"{count(verdict.duplicate_steps)}[/]{killed}"
     )
+    if kill and not result.killed:
+        out.print(f"[yellow]the {kill} was never killed[/]: it did not run when the first bot came; try again")
     out.print("\nnext")
-    told = (
+    told = [
         ("understudy play rally --web", "play it yourself, in a browser"),
         (f"understudy up --data {shlex.quote(keep) if keep else 'D'}", "the same roles, for a game of yours"),
         ("understudy demo --kill learner", "the same, with kill -9 in the middle"),
         ("understudy train rally", "a bot from an env alone"),
-    )
+    ]
+    if result.killed:
+        del told[2]
     width = max(len(command) for command, _ in told) + 2
     for command, what in told:
         out.print(f"  {escape(command):<{width}}[dim]# {what}[/dim]", soft_wrap=True)

@@ -88,7 +88,7 @@ def _picture(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -
         return f"{count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s" if took_s > 0.5 else ""
 
     table = Table(
-        title=f"{config.env_id}   {look.elapsed_s:.0f} of at most {config.max_seconds:g} s", min_width=_COLUMNS,
+        title=f"{config.env_id}   {look.play_s:.0f} of at most {config.max_seconds:g} s of play", min_width=_COLUMNS,
         title_justify="left",
     )  # fmt: skip
     for name in ("", "steps", "rate", "lag"):

@@ -19,7 +19,7 @@ from understudy.app.config import Config
 from understudy.app.crowd.backends import Backends, standing
 from understudy.app.crowd.bot_judge import BotJudge
 from understudy.app.crowd.groups import Groups
-from understudy.app.crowd.loop_result import LoopResult
+from understudy.app.crowd.loop_result import LoopResult, NoBot
 from understudy.app.crowd.people import PeopleSettings
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
@@ -82,6 +82,8 @@ class Look:
     """Points that each bot won, and played, by its name; only in a match."""
     view: Mapping[str, Any] = field(default_factory=dict)
     """What one of the players sees, for drawing."""
+    play_s: float = 0.0
+    """How long everything has run, which is what is limited."""
     said: str = ""
     """Something that just happened, in words; empty most of the time."""
 
@@ -102,10 +104,11 @@ class Loop:
         self._game = str(game_name_of_env(config.env_id))
         self._said: list[str] = []
         self._began_s = time.monotonic()
+        self._all_run_s: float | None = None
         self._killed = False
         self._stored = _Running()
 
-    def run(self) -> LoopResult:
+    def run(self) -> LoopResult | NoBot:
         """Play until a bot is clearly better than the first, or time is up; then prove what was promised."""
         backends, judge = self._config.backends, BotJudge(self._config.env_id, self._config.seed)
         with standing(backends, self._data.root, self._scratch, self._say) as settings:
@@ -119,7 +122,7 @@ class Loop:
         )  # fmt: skip
         self._show(replace(nothing, said=said))
 
-    def _play(self, settings: Config, judge: BotJudge) -> LoopResult:
+    def _play(self, settings: Config, judge: BotJudge) -> LoopResult | NoBot:
         opened = open_deployment(self._data, models=settings.models.url)
         registry = opened.registry
         self._on_begin()
@@ -166,11 +169,13 @@ class Loop:
             time.sleep(_TICK_S / 2)
 
     def _watch(self, platform: Platform, people: Groups, registry: Registry, judge: BotJudge) -> None:
-        began_s: float | None = None
-        while began_s is None or time.monotonic() - began_s < self._config.max_seconds:
+        while self._play_s < self._config.max_seconds:
             platform.supervisor.step()
-            if began_s is None and (platform.supervisor.standings["learner"].report or self._elapsed_s > _STARTED_S):
-                began_s = time.monotonic()  # on a slow machine starting up takes long, and says nothing about the bots
+            has_learner = bool(platform.supervisor.standings["learner"].report)
+            if self._all_run_s is None and (has_learner or self._elapsed_s > _STARTED_S):
+                self._all_run_s = (
+                    time.monotonic()
+                )  # on a slow machine starting up takes long, and says nothing about the bots
             people.check()
             champion = registry.catalogue(self._game).points_to("champion")
             if champion and champion not in judge.models:
@@ -179,13 +184,18 @@ class Loop:
                 self._kill_if_due(platform)
             self._look(platform, people, registry)
             has_shown = judge.has_improved and (self._config.kill is None or self._killed)
-            if has_shown and began_s is not None and time.monotonic() - began_s >= _MIN_S:
+            if has_shown and self._play_s >= _MIN_S:
                 return
             time.sleep(_TICK_S)
 
     @property
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
+
+    @property
+    def _play_s(self) -> float:
+        """How long everything has run."""
+        return 0.0 if self._all_run_s is None else time.monotonic() - self._all_run_s
 
     def _kill_if_due(self, platform: Platform) -> None:
         child = platform.supervisor.standings[self._config.kill].child if self._config.kill else None
@@ -203,22 +213,23 @@ class Loop:
             stored_steps=self._stored.total(ingest.get("stored", 0)), updates=int(learner.get("updates", 0)),
             phase=f"{game['phase']}: {game['why']}" if game else "the learner is starting",
             champion=now.points_to("champion"), canary=now.points_to("canary"), lag_s=ingest.get("lag_s"),
-            points=people.points(), view=people.view(),
+            points=people.points(), view=people.view(), play_s=self._play_s,
         )  # fmt: skip
         for said in [*self._said, ""]:
             self._show(replace(look, said=said))
         self._said.clear()
 
-    def _result(self, judge: BotJudge, verdict: Verdict, restarts: int) -> LoopResult:
+    def _result(self, judge: BotJudge, verdict: Verdict, restarts: int) -> LoopResult | NoBot:
+        seconds = round(self._elapsed_s, 1)
         if not judge.models:
-            raise UnderstudyError(
-                f"no bot came within {self._config.max_seconds:.0f} s; give more --seconds, or keep the folder with "
-                "--keep and look at it with `understudy status`"
-            )
+            return NoBot(
+                max_seconds=self._config.max_seconds, seconds=seconds, kill=self._config.kill, verdict=verdict,
+                restarts=restarts,
+            )  # fmt: skip
         return LoopResult(
             first=judge.first, last=judge.last, is_match=judge.is_match, judged_on=judge.told,
             improved=judge.has_improved, verdict=verdict, model_versions=judge.models,
-            killed=self._config.kill if self._killed else None, restarts=restarts, seconds=round(self._elapsed_s, 1),
+            killed=self._config.kill if self._killed else None, restarts=restarts, seconds=seconds,
         )  # fmt: skip
 
 
