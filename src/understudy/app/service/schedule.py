@@ -95,7 +95,8 @@ def _next_candidate(now: Standing, schedule: LearningSchedule) -> Next:
     is_due = now.updates >= due_updates and now.steps >= due_steps
     if is_due and not now.has_canary:
         return Next("release", "the candidate is trained")
-    says = f"{now.updates} of {due_updates} updates, {now.steps} of {due_steps} steps, then a candidate is released"
+    done, seen = min(now.updates, due_updates), min(now.steps, due_steps)  # one may be there long before the other
+    says = f"{done} of {due_updates} updates, {seen} of {due_steps} steps, then a candidate is released"
     if is_due:
         says = f"{now.updates} updates on {now.steps} steps; the canary is judged before the next candidate"
     if now.usable_steps and now.updates < schedule.updates_per_step * now.steps:
