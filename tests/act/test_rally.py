@@ -81,6 +81,12 @@ def test_what_it_cannot_play_is_said():
         make_envs("rally", 1, env_kwargs={"wind": 3})
     with pytest.raises(ConfigError, match="did you mean rally"):
         make_env("raly")
+    for unlike in ("nosuch", "nosuch-v0"):
+        with pytest.raises(ConfigError, match=r"known; give rally, .*CartPole-v1 or any other id of Gymnasium"):
+            make_env(unlike)
+    for near in ("cartpole", "CartPole-v7", "cart-pole-v1"):
+        with pytest.raises(ConfigError, match="did you mean CartPole-v1"):
+            make_env(near)
 
 
 @pytest.mark.parametrize("action", [-1, 3, 7])

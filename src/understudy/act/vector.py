@@ -132,10 +132,17 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
 
 
 def _nearest(game_id: str) -> str:
-    by_lower = {known.lower(): known for known in (*BOXED, *gymnasium.registry)}
-    close = difflib.get_close_matches(game_id.lower(), by_lower, n=3, cutoff=0.4)
-    known = [by_lower[one] for one in close] or ["CartPole-v1"]
-    return f"did you mean {' or '.join(known)}? An id of a package of your own is written 'module:Name-v0'"
+    """Games with nearly this name, whatever their version; the games that there are, where none has."""
+    own = "an id of a package of your own is written 'module:Name-v0'"
+    by_stem = {_stem(known): known for known in (*BOXED, *gymnasium.registry)}  # of several versions the last
+    near = [by_stem[one] for one in difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)]
+    if near:
+        return f"did you mean {' or '.join(near)}? {own[0].upper()}{own[1:]}"
+    return f"give {', '.join(BOXED)}, CartPole-v1 or any other id of Gymnasium; {own}"
+
+
+def _stem(game_id: str) -> str:
+    return game_id.lower().rpartition("-v")[0] or game_id.lower()
 
 
 def columns_of(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, Any]]]:
