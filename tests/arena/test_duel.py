@@ -1,5 +1,6 @@
 """Duels: the same serves from both sides, and who may sit there."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from tests.act.policies import random_policy
 from understudy.act.vector import game_of, make_envs
 from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment, open_deployment
+from understudy.app.export import export
 from understudy.app.sides import side_of
 from understudy.arena.duel import Side, duel
 from understudy.cli.root import run as run_command
@@ -59,6 +61,18 @@ def test_models_aliases_files_and_skills_can_sit_there(tmp_path: Path, capsys: p
     assert run_command(["arena", "duel", "rally/1", "strong", "--data", str(tmp_path / "D"), "--serves", "40"]) == 0
     said = capsys.readouterr().out
     assert "better: strong" in said
+    line = ["arena", "duel", "champion", "strong", "--data", str(tmp_path / "D"), "--serves", "4", "--json"]
+    assert run_command(line) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["a"], told["a_model"], told["a_policy_sha256"]) == ("champion", "rally/1", manifest.policy_sha256)
+    assert (told["b"], told["b_model"], told["b_policy_sha256"]) == ("strong", None, None)
+    assert run_command(line[:-1]) == 0
+    assert "champion (rally/1) wins" in capsys.readouterr().out
+    export(registry, manifest, kind="json", out=tmp_path / "p.json")
+    export(registry, manifest, kind="safetensors", out=tmp_path / "p.safetensors")
+    with pytest.raises(ConfigError, match="it is JSON; give a file that a run or 'models export --safetensors' wrote"):
+        side_of(str(tmp_path / "p.json"), nobody)
+    assert side_of(str(tmp_path / "p.safetensors"), nobody).policy_sha256 == manifest.policy_sha256
     (tmp_path / "bad").write_bytes(b"no policy")
     for name, why in (("nobody", "is nobody"), ("rally/9", "does not exist"), (str(tmp_path / "bad"), "is no policy")):
         with pytest.raises(ConfigError, match=why):

@@ -1,6 +1,7 @@
 """Sides of a duel: whoever a word on the command line names."""
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def side_of(text: str, deployment: Callable[[], Deployment]) -> Side:
     """Whoever a word names: a scripted skill, a model, an alias, a run's folder or a policy's file."""
     if text in rally.SKILLS:
         return Side(text, _scripted(rally.skill_of(text)))
-    policy = _policy(text, deployment)
+    policy, model = _policy(text, deployment)
     if policy.game.game != rally.GAME_ID:
         raise ConfigError(f"{text} plays {policy.game.game}; a duel is played in rally, which has two seats")
     if policy.stack > 1 or not _is_ours(policy.game):
@@ -32,7 +33,7 @@ def side_of(text: str, deployment: Callable[[], Deployment]) -> Side:
             f"{text} plays another rally than ours, or looks at several observations at once; give a model of "
             f"{len(rally.OBS_NAMES)} observed numbers and {len(rally.ACTION_NAMES)} actions"
         )
-    return Side(text, _by_policy(policy))
+    return Side(text, _by_policy(policy), model, hashlib.sha256(policy.encode()).hexdigest())
 
 
 def _is_ours(game: GameSpec) -> bool:
@@ -44,17 +45,13 @@ def _is_ours(game: GameSpec) -> bool:
     )  # fmt: skip
 
 
-def _policy(text: str, deployment: Callable[[], Deployment]) -> Policy:
+def _policy(text: str, deployment: Callable[[], Deployment]) -> tuple[Policy, str | None]:
+    """A policy, and its name where it is a registered model."""
     path = Path(text)
     if text and _is(path.is_dir):
-        return RunFolder(path).policy()
+        return RunFolder(path).policy(), None
     if _is(path.is_file):
-        try:
-            return decode_policy(_read(path))
-        except Refused as error:
-            raise ConfigError(
-                f"{text} is no policy: {error}; give one that a run or 'models export --safetensors' wrote"
-            ) from None
+        return _from_file(path), None
     if "/" not in text and text not in ALIASES and not text.isdigit():
         raise ConfigError(
             f"{text[:60]!r} is nobody who plays rally; give a model (rally/3, champion), a run's folder, a policy's "
@@ -62,7 +59,18 @@ def _policy(text: str, deployment: Callable[[], Deployment]) -> Policy:
         )
     registry = deployment().registry
     manifest = registry.find(text, game=None if "/" in text else rally.GAME_ID)
-    return open_policy(manifest, registry.policy_bytes(manifest))
+    return open_policy(manifest, registry.policy_bytes(manifest)), manifest.name
+
+
+def _from_file(path: Path) -> Policy:
+    raw = b""
+    try:
+        return decode_policy(raw := _read(path))
+    except Refused as error:
+        why = "it is JSON" if raw.lstrip()[:1] == b"{" else error
+        raise ConfigError(
+            f"{path} is no policy: {why}; give a file that a run or 'models export --safetensors' wrote"
+        ) from None
 
 
 def _is(asked: Callable[[], bool]) -> bool:

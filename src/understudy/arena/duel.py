@@ -22,6 +22,10 @@ class Side:
 
     name: str
     decide: Decide
+    model: str | None = None
+    """The registered model that an alias stood for then, such as rally/3."""
+    policy_sha256: str | None = None
+    """Of the policy's bytes, wherever they lay; a script has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from understudy.cli.options import console, data_option, examples, finish, json_
 from understudy.cli.train import import_from_here
 
 if TYPE_CHECKING:
-    from understudy.arena.duel import Duel
+    from understudy.arena.duel import Duel, Side
 
 
 @click.group(epilog=examples("understudy arena duel rally/1 rally/3 --data D", "understudy arena duel champion strong"))
@@ -48,16 +48,28 @@ def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves
     began_s, opened = time.perf_counter(), partial(deployment, data_text, must_exist=True)
     out = console(as_json=as_json)
     with out.status("playing ..."):
-        found = play(side_of(a, opened), side_of(b, opened), serves=serves, seed=seed)
+        sides = side_of(a, opened), side_of(b, opened)
+        found = play(*sides, serves=serves, seed=seed)
     if not as_json:
         ends = "too few for an interval" if found.low is None else f"95 % interval {found.low:.1%} to {found.high:.1%}"
         out.print(
-            f"{escape(a)} wins [bold]{found.share:.1%}[/] of {serves} serves against {escape(b)} ({ends})",
+            f"{_named(a, sides[0])} wins [bold]{found.share:.1%}[/] of {serves} serves against "
+            f"{_named(b, sides[1])} ({ends})",
             soft_wrap=True,
         )
         out.print(_better(found), soft_wrap=True)
-    fields = asdict(found) | {"game": game, "seed": seed, "seconds": round(time.perf_counter() - began_s, 3)}
-    return finish(fields, as_json=as_json)
+    who = {
+        f"{letter}_{name}": getattr(side, name)
+        for letter, side in zip("ab", sides, strict=True)
+        for name in ("model", "policy_sha256")
+    }
+    took = {"game": game, "seed": seed, "seconds": round(time.perf_counter() - began_s, 3)}
+    return finish(asdict(found) | who | took, as_json=as_json)
+
+
+def _named(text: str, side: "Side") -> str:
+    """What was typed, and the model that it stood for."""
+    return escape(text if side.model in (None, text) else f"{text} ({side.model})")
 
 
 def _better(found: "Duel") -> str:
