@@ -198,6 +198,9 @@ def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, 
     assert told["game"] == json.loads(policy.game.to_json())
     for name, weights in policy.weights.items():
         assert np.asarray(told["weights"][name], np.float32).tobytes() == weights.tobytes()
+    both = f"models export pong/1 --json --safetensors --out {tmp_path / 'q'}"
+    assert "export once with each" in ask(both, code=2)[1]
+    assert not (tmp_path / "q").exists()
     assert "has no canary" in ask("models export pong/canary", code=2)[1]
     assert "is a folder" in ask(f"models export pong/1 --out {tmp_path}", code=2)[1]
 

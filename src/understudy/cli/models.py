@@ -140,22 +140,26 @@ def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
     ),
 )
 @click.argument("model")
-@click.option("--safetensors", "kind", flag_value="safetensors", default=True, help="The very bytes that were signed.")
-@click.option("--json", "kind", flag_value="json", help="Everything as JSON; also prints facts as a line of JSON.")
+@click.option(
+    "--safetensors", "as_tensors", is_flag=True, help="The very bytes that were signed (this is the default)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON; also prints facts as a line of JSON.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to (default: GAME-NUMBER.KIND).")
 @data_option
-def export_model(data_text: str | None, model: str, kind: Any, out: Path | None) -> int:
+def export_model(data_text: str | None, as_json: bool, as_tensors: bool, model: str, out: Path | None) -> int:
     """Write a model's policy into a file, with its SHA-256 beside it.
 
     MODEL is GAME/NUMBER, GAME/champion or GAME/canary.
     """
+    if as_json and as_tensors:
+        raise ConfigError("--json and --safetensors were given together; export once with each")
     registry = deployment(data_text, must_exist=True).registry
-    done = export(registry, registry.find(model), kind=kind, out=out)
-    console(as_json=kind == "json").print(
+    done = export(registry, registry.find(model), kind="json" if as_json else "safetensors", out=out)
+    console(as_json=as_json).print(
         f"{done.manifest.name} is in {done.path} ({size(done.size_bytes)}), SHA-256 {done.sha256}", soft_wrap=True
     )
     fields = {"model": done.manifest.name, "path": str(done.path), "bytes": done.size_bytes, "sha256": done.sha256}
-    return finish(fields | {"policy_sha256": done.manifest.policy_sha256}, as_json=kind == "json")
+    return finish(fields | {"policy_sha256": done.manifest.policy_sha256}, as_json=as_json)
 
 
 @models.command(
