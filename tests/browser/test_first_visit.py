@@ -1,4 +1,4 @@
-"""The first visit on a phone: all of what asks for consent is seen, and every button of it can be touched."""
+"""The first visit: the welcome fits a phone, and an address that asks for what there is not is answered in words."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.browser.browsers import Stage, stage, tab
+from tests.cli.platforms import wait_for
 
 PHONES = [(390, 844), (320, 568), (568, 320)]
 CUT = """() => {
@@ -15,6 +16,13 @@ CUT = """() => {
   return ["message", "detail", "start", "quietly"].filter((id) => !inside(box(id), box("stage")));
 }"""
 """Which parts of the welcome reach over the edge of the court."""
+ROOM = """() => {
+  const list = document.getElementById("opponent");
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = getComputedStyle(list).font;
+  return list.clientWidth - pen.measureText(list.selectedOptions[0].text).width;
+}"""
+"""What a select has beyond its text, for its paddings and the arrow."""
 
 
 @pytest.fixture(scope="module", params=["rally", "CartPole-v1"])
@@ -51,3 +59,30 @@ def test_a_key_that_is_no_good_scrolls_nothing_sideways(browser: Any, game: Stag
         seen.page.wait_for_selector("#state[data-state=refused]")
         seen.shoot(f"{game.game}-refused-320")
         assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_key_that_is_no_good_is_said_and_nobody_is_asked_for_consent(browser: Any, game: Stage):
+    with tab(browser, game.address[:-4] + "AAAA", viewport={"width": 1000, "height": 700}) as seen:
+        seen.page.wait_for_selector("#state[data-state=refused]")
+        assert seen.text("#sending") == (
+            f"Nothing is recorded: this is no key of this deployment. Next: understudy play {game.game} --web --data D"
+        )
+        assert (seen.text("#start"), seen.page.is_hidden("#quietly"), seen.text("#detail")) == ("Play", True, "")
+        assert seen.page.evaluate(ROOM) >= 40, "the choice is read to its end"
+        seen.page.click("#start")
+        seen.page.wait_for_selector("body[data-phase=playing]")
+        assert (seen.page.is_checked("#consent"), seen.page.is_disabled("#consent")) == (False, True)
+
+
+@pytest.mark.parametrize("asked", ["abc", "99"])
+def test_a_bot_that_there_is_not_is_said_and_stands(browser: Any, game: Stage, asked: str):
+    said = {
+        "abc": "The address asks for bot abc, which is no model's number: choose one here.",
+        "99": f"{game.game}/99 cannot play: {game.game} has no model 99.",
+    }[asked]
+    with tab(browser, f"{game.address}&bot={asked}") as seen:
+        wait_for(lambda: seen.text("#opponent-note") == said)
+        assert seen.page.locator("#opponent").input_value() == ("champion" if game.game == "rally" else "you")
+        seen.page.click("#quietly")
+        seen.page.wait_for_selector("#court[data-place]")
+        assert seen.text("#opponent-note") == said

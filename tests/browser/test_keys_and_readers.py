@@ -110,6 +110,7 @@ def test_what_happens_is_said_once_and_counts_are_not(browser: Any, cartpole: St
         wait_for(lambda: seen.fact("phase") == "over")
         over = heard(seen, "said")[-1]
         assert "kept the pole" in over.lower()
+        assert ".." not in over
         assert len(heard(seen, "said")) == 3
         wait_for(lambda: seen.count("acked") > 0)
         assert heard(seen, "score") == [], "hundreds of steps are not counted aloud"
@@ -134,6 +135,23 @@ def test_a_new_champion_a_model_that_comes_and_a_lost_platform_are_said(browser:
         seen.page.context.set_offline(False)
         wait_for(lambda: heard(seen, "stand")[-1] == "connected")
         assert heard(seen, "stand") == ["offline", "connected"]
+
+
+def test_why_no_bot_can_play_is_said_once_and_stands(browser: Any, rally: Stage):
+    with tab(browser, f"{rally.url}/play") as seen:
+        seen.page.add_init_script("Object.defineProperty(crypto, 'subtle', { value: undefined })")
+        seen.page.goto("about:blank")
+        seen.page.goto(rally.address)
+        wait_for(lambda: seen.text("#opponent-note").startswith("No bot can play here: no_crypto"))
+        seen.page.evaluate(LISTEN)
+        seen.page.click("#quietly")
+        wait_for(lambda: bool(seen.page.get_attribute("#court", "data-place")))
+        seen.page.wait_for_timeout(600)  # the page looks four times a second
+        assert seen.text("#opponent-note").startswith("No bot can play here: no_crypto")
+        assert heard(seen, "opponent-note") == []
+        seen.page.select_option("#opponent", "script strong")
+        seen.page.wait_for_timeout(600)
+        assert heard(seen, "opponent-note") == ["From the next serve on."]
 
 
 def test_a_region_that_is_read_out_is_there_before_it_says_anything(browser: Any, rally: Stage):

@@ -88,7 +88,7 @@ def test_a_canary_that_plays_a_serve_says_that_it_is_on_trial(browser: Any, tmp_
         seen.page.goto("about:blank")
         seen.page.goto(found.address)
         seen.page.wait_for_selector("body[data-bot='rally/1']")
-        seen.page.wait_for_function("document.getElementById('state').dataset.state === 'connected'")
+        seen.page.wait_for_selector("#state[data-state=connected]")
         height = seen.page.locator(".score").bounding_box()["height"]
         seen.page.click("#quietly")
         wait_for(lambda: seen.text("#them") == "rally/2 (on trial)")

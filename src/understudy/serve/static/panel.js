@@ -17,8 +17,18 @@ export function write(id, text) {
   if (found.textContent !== text) found.textContent = text;
 }
 
+/**
+ * What an error says, without its code, who answered, and what somebody at a command line could do about it.
+ * @param {any} error an error, or its message
+ */
+export function plain(error) {
+  const text = String(error?.message ?? error).replace(/^[a-z_]+: /, "");
+  return text.replace(/ \(\S+ answered \d+\)$/, "").replace(/(; .*|\.)$/s, "");
+}
+
 export class Panel {
   constructor() {
+    this.noBot = "";
     this.noticeEnds = 0;
     this.thoughtAt = 0;
   }
@@ -49,7 +59,7 @@ export class Panel {
     element("overlay").hidden = !message;
     write("message", message);
     write("detail", detail);
-    if (isNew) write("said", [message, detail].filter(Boolean).join(". "));
+    if (isNew) write("said", [message, detail].filter(Boolean).join(/[.!?]$/.test(message) ? " " : ". "));
     for (const [id, text] of [["start", start], ["quietly", quietly]]) {
       write(id, text);
       element(id).hidden = !text;
@@ -67,10 +77,26 @@ export class Panel {
     for (const [id, count] of [["recorded", recorded], ["acked", acked], ["waiting", waiting]]) {
       write(String(id), count.toLocaleString("en"));
     }
-    // Such as a page over plain http, where a browser cannot check who signed a bot.
-    const { refusedBots, lastBotError } = platform.stats();
-    if (!platform.bot && refusedBots) write("opponent-note", `No bot can play here: ${lastBotError}`);
+    this.#botless(platform);
     write("sending", sending(platform, { state, isRecording, lost: refused + dropped, keepShare }));
+  }
+
+  /**
+   * Why there is no bot, such as a page over plain http, where a browser cannot check who signed one. Once, and left
+   * standing until something else is chosen: a reader would say it again.
+   * @param {import("./platform.js").Platform} platform
+   */
+  #botless(platform) {
+    const { refusedBots, lastBotError } = platform.stats();
+    const text = !platform.bot && refusedBots ? `No bot can play here: ${lastBotError}` : "";
+    if (text === this.noBot) return;
+    const note = element("opponent-note");
+    if (text || note.textContent === this.noBot) {
+      write("opponent-note", text);
+      if (text) note.dataset.busy = "yes";
+      else delete note.dataset.busy;
+    }
+    this.noBot = text;
   }
 
   /**
@@ -124,7 +150,10 @@ export function sending(platform, { state, isRecording, lost, keepShare }) {
   if (platform.failure?.code === "wrong_shape") {
     return `Nothing is recorded: ${platform.failure.detail} Next: another data folder, or another name for that game.`;
   }
-  if (state === "refused") return `Nothing more is sent: ${(platform.failure?.detail ?? stopped) || lastFollowError} ${next}`;
+  if (state === "refused") {
+    const why = plain((platform.failure?.detail ?? stopped) || lastFollowError);
+    return `${platform.isShut ? "Nothing is recorded" : "Nothing more is sent"}: ${why}. ${next}`;
+  }
   if (!isRecording) return "Nothing is recorded.";
   if (!platform.game) return "The platform does not answer yet: what is played until then is not recorded.";
   if (state === "offline") return "The platform does not answer: play on, what waits is sent when it is back.";

@@ -88,6 +88,11 @@ export class Platform {
     return this.game?.cast() ?? null;
   }
 
+  /** Whether nothing of this visit can be recorded: there is no key, or the platform will not have it. */
+  get isShut() {
+    return !this.invited.key || (!this.game && this.failure !== null && isFinal(this.failure.code));
+  }
+
   stats() {
     return this.game?.stats() ?? NOTHING_YET;
   }

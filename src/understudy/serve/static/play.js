@@ -10,7 +10,7 @@ import { Consent } from "./consent.js";
 import { Inputs } from "./inputs.js";
 import { Match, POINTS_TO_WIN } from "./match.js";
 import { Choice, champion, model, script, skills } from "./opponents.js";
-import { Panel, element, write } from "./panel.js";
+import { Panel, element, plain, write } from "./panel.js";
 import { Platform, invitation, kept } from "./platform.js";
 
 const MAX_FRAMES_BEHIND = 8;
@@ -195,7 +195,7 @@ function listOpponents() {
   const numbers = Array.from({ length: Math.min(Math.max(0, number - 1), NEWEST_MODELS) }, (_, at) => number - 1 - at);
   const asked = Number(before.replace("model ", ""));
   if (before.startsWith("model ") && asked > 0 && !numbers.includes(asked)) numbers.push(asked);
-  const none = isRally ? "champion (none yet: a casual script)" : "champion (none yet)";
+  const none = isRally ? "no champion yet: casual script" : "no champion yet";
   list.replaceChildren(
     ...(isRally ? [] : [option("you", "you")]),
     option("champion", bot ? `champion ${bot}` : none, !isRally && !bot),
@@ -225,9 +225,15 @@ async function choose() {
     if (isMeant && note.dataset.busy) write("opponent-note", `${name} is here; it plays from the next ${turn} on.`);
     if (isMeant) delete note.dataset.busy;
   } catch (error) {
-    // Left standing until something else is chosen: whoever chose it wants to know.
-    write("opponent-note", `${name} cannot play: ${error instanceof Error ? error.message : error}. The champion does.`);
+    element("opponent").value = isRally ? "champion" : "you";
+    stay(`${name} cannot play: ${plain(error)}.`);
   }
+}
+
+/** A note that stands until something else is chosen: whoever chose it wants to know. @param {string} text */
+function stay(text) {
+  element("opponent-note").dataset.busy = "yes";
+  write("opponent-note", text);
 }
 
 // --- Consent ----------------------------------------------------------------------------------------------------------
@@ -235,14 +241,29 @@ async function choose() {
 /** What this tab, or another one, just said about recording. @param {boolean} isGiven */
 function obey(isGiven) {
   if (!isGiven) play?.forget();
-  element("consent").checked = isGiven;
+  showConsent();
   document.body.dataset.recording = String(Boolean(play?.isRecorded));
   panel.stand(platform, isGiven);
   if (phase === "ready" && hasPage) welcome();
 }
 
-/** Whether the welcome has to ask. */
-const isAsked = () => consent.isOpen && invited.key !== "";
+/** Whether the welcome has to ask; not where nothing can be recorded, whatever is said. */
+const isAsked = () => consent.isOpen && !platform.isShut;
+
+function showConsent() {
+  element("consent").checked = consent.isGiven && !platform.isShut;
+  element("consent").disabled = platform.isShut;
+}
+
+let wasShut = platform.isShut;
+
+function stand() {
+  panel.stand(platform, consent.isGiven);
+  if (platform.isShut === wasShut) return;
+  wasShut = platform.isShut;
+  showConsent();
+  if (phase === "ready") welcome();
+}
 
 function welcome() {
   panel.overlay({
@@ -309,9 +330,11 @@ element("plus").setAttribute("aria-label", Play.buttons[1]);
 if (!isRally) [element("minus").textContent, element("plus").textContent] = ["◀", "▶"];
 element("player").textContent = platform.player;
 element("forget").textContent = `understudy data forget ${platform.player}`;
-element("consent").checked = consent.isGiven;
-element("consent").disabled = !invited.key;
+showConsent();
 listOpponents();
+if (invited.bot && invited.bot !== "champion" && !/^[1-9]\d*$/.test(invited.bot)) {
+  stay(`The address asks for bot ${invited.bot.slice(0, 20)}, which is no model's number: choose one here.`);
+}
 // Something to see behind the welcome; nobody plays it.
 play = new Play({ opponent, record: () => null, hear: () => {} });
 showScore();
@@ -319,8 +342,8 @@ change("ready");
 new ResizeObserver(fit).observe(canvas);
 if (hasPage) {
   welcome();
-  setInterval(() => panel.stand(platform, consent.isGiven), STAND_EVERY_MS);
-  panel.stand(platform, consent.isGiven);
+  setInterval(stand, STAND_EVERY_MS);
+  stand();
   requestAnimationFrame((nowMs) => {
     lastMs = nowMs;
     tick(nowMs);
