@@ -46,7 +46,9 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     assert found["steps_from_players"] == found["stored_steps"]
     assert found["killed"] == (kill or None)
     assert found["restarts"] >= bool(kill)
-    assert "<svg" in picture.read_text()
+    drawn = picture.read_text(encoding="utf-8")
+    assert "<svg" in drawn
+    assert "uk_" not in drawn, "a key that plays"
     card.line("closed loops that ended with a better bot", tried=1, held=1)
     card.line(
         "steps acknowledged over HTTP", tried=found["acked_steps"], held=found["acked_steps"] - found["lost_steps"]
