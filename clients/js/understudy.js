@@ -2086,6 +2086,11 @@ class Sender {
     this.onAnswer = () => {};
   }
 
+  /** Whether what waits outlives this program, as far as there is room for it. */
+  get isStored() {
+    return this._shelf !== null;
+  }
+
   /** Steps that wait for their ack. */
   get waitingSteps() {
     const open = [...this.sessions].reduce((sum, one) => sum + (one.isKept ? stepsOf(one) : 0), 0);
@@ -3491,15 +3496,17 @@ export class Game {
   /**
    * Wait until everything recorded so far is acknowledged (or refused or dropped); false when time ran out.
    * @param {number} [timeoutS]
+   * @returns {Promise<boolean>}
    */
   flush(timeoutS = 10) {
     return this._closing ?? this._sender.flush(timeoutS);
   }
 
   /**
-   * Cut open episodes, send what can be sent in time and let go; true when all was acknowledged. What was not is sent
-   * by the next start as far as the storage kept it, and reported as dropped beyond that.
+   * Cut open episodes, send what can be sent in time and let go; true when all was acknowledged. What was not is warned
+   * of; it is sent by the next start as far as the storage kept it, and reported as dropped beyond that.
    * @param {number} [timeoutS]
+   * @returns {Promise<boolean>}
    */
   close(timeoutS = 5) {
     this._closing ??= (async () => {
@@ -3508,6 +3515,12 @@ export class Game {
       globalThis.window?.removeEventListener?.("online", this._onOnline);
       globalThis.window?.removeEventListener?.("pagehide", this._onGone);
       const isAll = await this._sender.finish(timeoutS);
+      const { waitingSteps, isStored, linkError } = this._sender;
+      if (!isAll && waitingSteps) {
+        const fate = isStored ? "the next start sends what the storage kept" : "there is no storage that keeps them";
+        const why = linkError || `no answer within ${timeoutS} s`;
+        warn("closed", `${waitingSteps} steps were not acknowledged before close() gave up (${why}); ${fate}`);
+      }
       this._link.close();
       return isAll;
     })();

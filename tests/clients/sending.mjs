@@ -82,6 +82,20 @@ async function done(game, log, more = {}) {
 }
 
 const scenarios = {
+  /** Programs that end while nobody answers: what they are told, without a storage and with one. First: it is said once. */
+  async unsent() {
+    const [said, tell, isAll] = [[], console.warn, []];
+    console.warn = (text) => said.push(text);
+    for (const kept of [null, storage()]) {
+      const log = door();
+      const game = await opened(log, { storage: kept });
+      log.isDown = true;
+      played(game);
+      isAll.push([await game.flush(0.05), await game.close(0.05)]);
+    }
+    console.warn = tell;
+    return { said, isAll };
+  },
   async later() {
     const log = door((_, n) => (n === 1 ? failure(503, "busy", 0.3) : null));
     const game = await opened(log);

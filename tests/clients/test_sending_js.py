@@ -111,6 +111,13 @@ def test_a_network_that_is_back_wakes_whoever_follows_the_bots(found):
     assert one["after"][1] == ""
 
 
+def test_a_program_that_ends_with_steps_unsent_is_told_so_once(found):
+    assert found["unsent"]["isAll"] == [[False, False], [False, False]]
+    (said,) = found["unsent"]["said"]
+    assert said.startswith("understudy: 5 steps were not acknowledged before close() gave up (unreachable: ")
+    assert said.endswith("; there is no storage that keeps them")
+
+
 def test_steps_that_are_acknowledged_end_what_the_follower_waits_out(found):
     one = found["answered"]
     assert (one["before"], one["lastFollowError"]) == (1, ""), "a page shows this as offline"
