@@ -1,3 +1,4 @@
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -5,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.card import Card
+
+# A machine without keys would be asked for its own role, at an address that is none of a test's business.
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

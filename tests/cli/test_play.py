@@ -70,6 +70,7 @@ def test_without_a_terminal_each_episode_is_a_line(data: str, capsys: pytest.Cap
 
 def test_in_a_terminal_frames_are_drawn(data: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(play_module, "_FPS", 10_000)
+    monkeypatch.setenv("TERM", "xterm-256color")
     screen = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80, height=40)
     monkeypatch.setattr(play_module, "console", lambda *, as_json: screen)
     assert run_command(["play", GAME, "--data", data]) == 0

@@ -74,17 +74,17 @@ def main(settings: PeopleSettings) -> None:
         for person in people:
             person.step()
 
-    def tell(played: int) -> None:
+    def tell(played: int, **more: Any) -> None:
         stats = game.stats()
         report({
             "recorded": played * rows, "acked": link.acked_steps, "dropped": stats.dropped_steps, "bot": stats.bot,
             "last_error": stats.last_error, "last_bot_error": stats.last_bot_error, "refused_bots": stats.refused_bots,
-            "points": [person.points for person in people], "view": people[0].view(),
+            "points": [person.points for person in people], "view": people[0].view(), **more,
         })  # fmt: skip
 
     played = rounds(play, tell, stop=stop, rate=settings.rate)
-    game.close(timeout_s=20.0)
-    tell(played)
+    flushed = game.close(timeout_s=20.0)
+    tell(played, flushed=flushed)
 
 
 def start(name: str, settings: PeopleSettings) -> Child:
