@@ -38,9 +38,10 @@ check:  ## format, lint, types, imports
 	$(BIN)/lint-imports --no-logo
 
 bench:  ## measure every figure of the README beside its peers
-	@$(SETUP) platform dev bench
+	@$(SETUP) $(TESTED) bench servers spark
 	$(BIN)/python bench/experience.py
 	$(BIN)/python bench/gateway.py
+	$(BIN)/python bench/backends.py
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/run.py all
 
