@@ -1,5 +1,6 @@
 """Stores on a real Cassandra for tests: one keyspace a module, emptied for every store, since making tables is slow."""
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,6 +12,9 @@ from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.tables import TABLES, check
 from understudy.stores.cassandra.wire import Send, Wire
 from understudy.testing.desk import SPEC
+
+_BACK_S = 60.0
+"""How long a server that was killed may take to be found again."""
 
 
 class AnyServer(Protocol):
@@ -46,10 +50,22 @@ class Keyspace:
 
     def empty(self) -> None:
         """Take every row away, and make the store anew."""
-        names = [name for name in TABLES if name != "meta"]
+        from cassandra.cluster import NoHostAvailable
+
+        give_up_s = time.monotonic() + _BACK_S
+        while True:
+            try:
+                return self._truncate()
+            except NoHostAvailable:
+                # The test before may have killed the server: this connection finds out later than it is back.
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(0.5)
+
+    def _truncate(self) -> None:
         session, qualified = self._wire.session, self._wire.qualified
-        futures = [session.execute_async(qualified(f"TRUNCATE {name}"), timeout=120.0) for name in names]
-        for future in futures:
+        names = [name for name in TABLES if name != "meta"]
+        for future in [session.execute_async(qualified(f"TRUNCATE {name}"), timeout=120.0) for name in names]:
             future.result()
 
     def open(
