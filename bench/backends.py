@@ -7,21 +7,13 @@ The servers are those of `understudy dev servers`, started here and stopped agai
 from its description: one JSON record a step and call into Kinesis, one row a step into Cassandra.
 """
 
-import argparse
 import contextlib
-import datetime
-import importlib.util
-import json
 import secrets
-import shutil
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
@@ -30,32 +22,22 @@ if __name__ == "__main__":
 
 import numpy as np  # noqa: E402
 
-from bench import machine, report  # noqa: E402
+from bench.against import a_step_each  # noqa: E402
+from bench.append_to_tail import STEPS, append_to_tail, candidates, lags_of  # noqa: E402
 from bench.crowd import frames_of  # noqa: E402
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn  # noqa: E402
 from bench.games import CART, PLAYER, OneGame  # noqa: E402
+from bench.one_pass import run_once  # noqa: E402
 from understudy.app.backends import create_stream, init_store, open_store, open_stream  # noqa: E402
-from understudy.app.config import Config, IngestSection, StoreSection, write_config  # noqa: E402
 from understudy.app.data import DataFolder  # noqa: E402
-from understudy.app.deployment import open_deployment  # noqa: E402
-from understudy.app.roles.children import Child, python_module  # noqa: E402
-from understudy.core.chunk import chunk_of  # noqa: E402
 from understudy.core.frame import Frame  # noqa: E402
-from understudy.core.log import make_folder  # noqa: E402
-from understudy.core.ports import Candidate, Cursor, FullStore, Position, Stored, Stream, WriteBatch  # noqa: E402
+from understudy.core.ports import Candidate, FullStore, Position, Stream, WriteBatch  # noqa: E402
 from understudy.dev import aws  # noqa: E402
 from understudy.dev.servers import Server, start, why_not  # noqa: E402
 
-RESULT = ROOT / "bench" / "results" / "backends.json"
 SHARD_BYTES_S = 1_000_000
 """What AWS lets into one shard a second; a local server has no such limit."""
-STEPS = 512
 COMMIT = 16
-BY_STEP = (
-    "CREATE TABLE IF NOT EXISTS by_step (pk uuid, episode int, step int, state list<float>, action int, reward float, "
-    "next_state list<float>, done boolean, game_id text, PRIMARY KEY ((game_id), episode, step, pk)) "
-    "WITH CLUSTERING ORDER BY (episode DESC, step DESC, pk DESC)"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,44 +66,28 @@ SIZES = {
 
 def main() -> int:
     """Run what can run here; 0 when every gate passed."""
-    options = _options()
-    size, began_s, before = SIZES[options.size], time.monotonic(), machine.load_average()
-    found = Findings()
-    with tempfile.TemporaryDirectory(prefix="understudy-bench-") as folder:
-        for name, what in (("kinesalite", kinesis), ("kafka", kafka), ("cassandra", cassandra)):
-            if reason := why_not(name):
-                found.skipped.append(f"{name}: {reason}")
-                continue
-            with start(name, Path(folder) / name) as server:
-                what(server, size, found)
-                if name == "cassandra":
-                    ingest(server, Path(folder), size, found)
-            print(f"{name:<10} measured after {time.monotonic() - began_s:5.1f} s", flush=True)
-    result: dict[str, Any] = {
-        "format": 1, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(), "scale": size.name, "machine": machine.machine(), "load_average_before": before,
-        "load_average_after": machine.load_average(), "seconds": round(time.monotonic() - began_s, 1),
-        "passes": {"native": {"delayed": "", "syncs_ms": {}, "measurements": {"backends": found.to_json()}}},
-    }  # fmt: skip
-    out = options.out or (RESULT if size.name == "full" else None)
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    report.show(result)
-    return 0 if report.is_sound(result) else 1
+    parts = {"kinesalite": on_server(kinesis), "kafka": on_server(kafka), "cassandra": on_server(cassandra, ingest)}
+    return run_once("backends", about=__doc__, sizes=SIZES, parts=parts)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", dest="size", action="store_const", const="quick", default="full")
-    parser.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="for the smoke test")
-    parser.add_argument("--out", type=Path, help="file for the result")
-    return parser.parse_args()
+def on_server(*measures: Callable[[Server, Path, Size, Findings], None]) -> Callable[[Path, Size, Findings], None]:
+    """The measures on one running server, whose name is its folder's; without the server, the reason."""
+
+    def measure(folder: Path, size: Size, found: Findings) -> None:
+        if reason := why_not(folder.name):
+            found.skipped.append(f"{folder.name}: {reason}")
+            return
+        with start(folder.name, folder) as server:
+            for one in measures:
+                one(server, folder.parent, size, found)
+
+    return measure
 
 
 # --- Streams ----------------------------------------------------------------------------------------------------------
 
 
-def kinesis(server: Server, size: Size, found: Findings) -> None:
+def kinesis(server: Server, _: Path, size: Size, found: Findings) -> None:
     """Frames into one shard, beside one JSON record a step and call, into a shard of the same server."""
     name, region = f"bench-{secrets.token_hex(4)}", server.credentials["region"]
     place = f"?endpoint={server.url}&region={region}&credentials={server.credentials_file}"
@@ -133,7 +99,7 @@ def kinesis(server: Server, size: Size, found: Findings) -> None:
             size.rounds,
             {
                 "ours": lambda: _timed(lambda: _append(stream_, frames)),
-                "theirs": lambda: _timed(lambda: _put_steps(client, f"{name}-seed", size.steps)),
+                "theirs": lambda: _timed(lambda: a_step_each.put_steps(client, f"{name}-seed", size.steps)),
             },
         )
         gate = _all_read(stream_, frames, size.rounds)
@@ -152,39 +118,42 @@ def kinesis(server: Server, size: Size, found: Findings) -> None:
     ))  # fmt: skip
 
 
-def kafka(server: Server, size: Size, found: Findings) -> None:
-    """Frames into one partition of a topic, each acknowledged by the broker."""
-    url = f"kafka://{server.address}/bench-{secrets.token_hex(4)}?credentials={server.credentials_file}"
-    create_stream(url, partitions=1)
-    frames = _frames(size)
+def kafka(server: Server, _: Path, size: Size, found: Findings) -> None:
+    """Frames into one partition, beside one JSON record a step into a partition of the same broker."""
+    topic, place = f"bench-{secrets.token_hex(4)}", f"?credentials={server.credentials_file}"
+    url, frames = f"kafka://{server.address}/{topic}{place}", _frames(size)
+    for one in (url, f"kafka://{server.address}/{topic}-seed{place}"):
+        create_stream(one, partitions=1)
+    producer = a_step_each.producer(server)
+    a_step_each.produce_steps(producer, f"{topic}-seed", 1)  # until the broker knows the producer
     with contextlib.closing(_stream(url)) as stream:
-        took = [_timed(lambda: _append(stream, frames)) for _ in range(size.rounds)]
+        took = in_turn(
+            size.rounds,
+            {
+                "ours": lambda: _timed(lambda: _append(stream, frames)),
+                "theirs": lambda: _timed(lambda: a_step_each.produce_steps(producer, f"{topic}-seed", size.steps)),
+            },
+        )
         gate = _all_read(stream, frames, size.rounds)
-    ours = [len(frames) * STEPS / took_s for took_s in took]
+    ours = [len(frames) * STEPS / took_s for took_s in took["ours"]]
+    theirs = [size.steps / took_s for took_s in took["theirs"]]
     found.figures.append(
         Figure(name="steps into one Kafka partition", unit="steps/s", values=ours, gate=gate, goal=20_000.0)
     )
+    found.ratios.append(Ratio(
+        name="steps into one Kafka partition", peer="one JSON record a step, packed by the producer", unit="steps/s",
+        ours=ours, theirs=theirs, gate=gate,
+    ))  # fmt: skip
 
 
-def _stream(url: str, data: DataFolder | None = None) -> Stream:
-    return open_stream(url, data or DataFolder(ROOT))
+def _stream(url: str) -> Stream:
+    return open_stream(url, DataFolder(ROOT))
 
 
 def _append(stream: Stream, frames: Sequence[Frame]) -> None:
     for at in range(0, len(frames), 64):
         outcomes = stream.append(frames[at : at + 64])
         assert all(outcome.durable for outcome in outcomes), [one.error for one in outcomes if not one.durable][:1]
-
-
-def _put_steps(client: Any, stream: str, steps: int) -> None:
-    """One call for each step, its record an array of one object under a constant key, as the seed's client did it."""
-    row = {
-        "episode": 1, "step": 0, "state": [0.0123456789] * 4, "action": 1, "reward": 1.0,
-        "next_state": [0.0123456789] * 4, "done": False, "game_id": "CartPole-v0",
-    }  # fmt: skip
-    for step in range(steps):
-        raw = json.dumps([row | {"step": step}]).encode()
-        client.put_records(StreamName=stream, Records=[{"Data": raw, "PartitionKey": "game_records"}])
 
 
 def _all_read(stream: Stream, frames: Sequence[Frame], rounds: int) -> Gate:
@@ -205,7 +174,7 @@ def _all_read(stream: Stream, frames: Sequence[Frame], rounds: int) -> Gate:
 # --- Stores -----------------------------------------------------------------------------------------------------------
 
 
-def cassandra(server: Server, size: Size, found: Findings) -> None:
+def cassandra(server: Server, _: Path, size: Size, found: Findings) -> None:
     """Chunks by one writer, beside one row a step; and how long a chunk takes into a tail elsewhere."""
     keyspace = f"bench_{secrets.token_hex(4)}"
     url = f"cassandra://{server.address}/{keyspace}?replication=1&credentials={server.credentials_file}"
@@ -213,18 +182,18 @@ def cassandra(server: Server, size: Size, found: Findings) -> None:
     with (
         contextlib.closing(open_store(url, specs=OneGame(CART))) as store,
         contextlib.closing(open_store(url, specs=OneGame(CART))) as reader,
-        contextlib.closing(_by_step(server, keyspace)) as peer,
+        contextlib.closing(a_step_each.Rows(server, keyspace)) as peer,
     ):
         writer, turn = _Writer(store), iter(range(1_000))
         took = in_turn(
             size.rounds,
             {
-                "ours": lambda: _timed_with(writer.write, _candidates(size.frames, next(turn))),
+                "ours": lambda: _timed_with(writer.write, candidates(size.frames, next(turn))),
                 "theirs": lambda: _timed(lambda: peer.write(size.steps)),
             },
         )
-        wanted = _candidates(size.arrivals, 999)
-        lags = _lags(wanted, lambda one: writer.write([one]), reader)
+        wanted = candidates(size.arrivals, 999)
+        lags = lags_of(wanted, lambda one: writer.write([one]), reader)
         audit = store.audit()
     written = size.frames * size.rounds + size.arrivals
     gate = all_of(
@@ -267,147 +236,9 @@ class _Writer:
             assert set(receipt.fates) == {"new"}, receipt
 
 
-def _candidates(count: int, seed: int) -> list[Candidate]:
-    frames = [frame.stamped(PLAYER, int(time.time())) for frame in frames_of(CART, count, steps=STEPS, seed=seed)]
-    return [Candidate(frame, chunk_of(frame)) for frame in frames]
-
-
-def _lags(wanted: Sequence[Candidate], hand_over: Callable[[Candidate], None], reader: FullStore) -> list[float]:
-    """Seconds from before a chunk is handed over until a reader elsewhere has it."""
-    begun_s, seen_s = dict[int, float](), dict[int, float]()
-    session, count = wanted[0].frame.session, len(wanted)
-    cursor: Cursor | None = None
-    while (page := reader.tail(cursor, max_items=1_024, wait_s=0.0)).items:
-        cursor = page.cursor
-
-    def follow() -> None:
-        at, give_up_s = cursor, time.monotonic() + 180
-        while len(seen_s) < count and time.monotonic() < give_up_s:
-            found = reader.tail(at, max_items=64, wait_s=1.0)
-            at = found.cursor
-            for item in found.items:
-                if isinstance(item, Stored) and item.frame.session == session:
-                    seen_s[item.frame.chunk_no] = time.monotonic()
-
-    follower = threading.Thread(target=follow)
-    follower.start()
-    for candidate in wanted:
-        begun_s[candidate.frame.chunk_no] = time.monotonic()
-        hand_over(candidate)
-        time.sleep(0.02)
-    follower.join()
-    assert seen_s.keys() == begun_s.keys(), f"{len(begun_s) - len(seen_s)} chunks never came into the tail"
-    return [seen_s[number] - begun_s[number] for number in begun_s]
-
-
-# --- Ingest -----------------------------------------------------------------------------------------------------------
-
-
 def ingest(server: Server, folder: Path, size: Size, found: Findings) -> None:
-    """From an append to a tail, by our own service and by a Spark job, from a file stream into the same Cassandra."""
-    if reason := _no_spark():
-        found.skipped.append(reason)
-        return
-    lags, batch_s = {"native": list[float](), "spark": list[float]()}, list[float]()
-    for engine in lags:
-        keyspace = f"bench_{secrets.token_hex(4)}"
-        url = f"cassandra://{server.address}/{keyspace}?replication=1&credentials={server.credentials_file}"
-        init_store(url)
-        data = DataFolder(folder / engine)
-        with _running(data, url, engine) as child, contextlib.closing(_stream("", data)) as stream:
-            with contextlib.closing(open_store(url, specs=OneGame(CART))) as reader:
-                _lags(_candidates(4, 0), _into(stream), reader)  # until it runs
-                lags[engine] = _lags(_candidates(size.arrivals, 1), _into(stream), reader)
-                gate = _once(reader, size.arrivals + 4)
-            if engine == "spark":
-                batch_s.append(float(child.latest["batch_s"]))
-    for engine, name in (("native", "our own service"), ("spark", "a Spark job on two threads")):
-        for part in (50, 99):
-            found.figures.append(
-                Figure(name=f"from an append to a tail of Cassandra, by {name}: p{part}", unit="ms", gate=gate,
-                       values=[float(np.percentile(lags[engine], part)) * 1e3], more_is_better=False,
-                       goal={("native", 99): 1_000.0, ("spark", 99): 3_000.0}.get((engine, part)))
-            )  # fmt: skip
-    found.figures.append(
-        Figure(name="a batch of the Spark job, its last one", unit="s", values=batch_s, gate=gate, more_is_better=False)
-    )
-
-
-def _no_spark() -> str:
-    if importlib.util.find_spec("pyspark") is None:
-        return "Spark: pyspark is not installed; pip install 'understudy[spark]'"
-    return "" if shutil.which("java") else "Spark: there is no Java; install 17 or newer"
-
-
-@contextlib.contextmanager
-def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
-    """An ingest process of one kind between a folder's stream and a store."""
-    make_folder(data.root)
-    open_deployment(data).registry.register(CART)
-    config = Config(
-        data=str(data.root), store=StoreSection(url=store),
-        ingest=IngestSection(engine="spark" if engine == "spark" else "native"),
-    )  # fmt: skip
-    path = data.root / "config.json"
-    write_config(config, path)
-    module = "spark_process" if engine == "spark" else "ingest_process"
-    child = Child(engine, python_module(f"understudy.app.roles.{module}", str(data.root), str(path)))
-    try:
-        yield child
-    finally:
-        child.stop()
-        if child.wait(120.0) is None:
-            child.kill()
-
-
-def _into(stream: Stream) -> Callable[[Candidate], None]:
-    def append(candidate: Candidate) -> None:
-        assert all(outcome.durable for outcome in stream.append([candidate.frame]))
-
-    return append
-
-
-def _once(store: FullStore, chunks: int) -> Gate:
-    audit = store.audit()
-    return all_of(
-        (f"{chunks} chunks stored", audit.chunks == chunks),
-        ("0 stored twice, nothing damaged", not (audit.duplicate_chunks or audit.corrupt)),
-    )
-
-
-class _ByStep:
-    """The seed's table, written as fast as its rows allow."""
-
-    def __init__(self, cluster: Any, session: Any) -> None:
-        self._cluster, self._session = cluster, session
-        session.execute(BY_STEP)
-        self._insert = session.prepare(
-            "INSERT INTO by_step (pk, episode, step, state, action, reward, next_state, done, game_id) "
-            "VALUES (uuid(), ?, ?, ?, ?, ?, ?, ?, ?)"
-        )
-        self._episode = 0
-
-    def write(self, steps: int) -> None:
-        from cassandra.concurrent import execute_concurrent_with_args
-
-        self._episode += 1
-        rows = [
-            (self._episode, step, [0.1] * 4, 1, 1.0, [0.1] * 4, False, "CartPole-v0") for step in range(steps)
-        ]  # fmt: skip
-        execute_concurrent_with_args(self._session, self._insert, rows, concurrency=64)
-
-    def close(self) -> None:
-        self._cluster.shutdown()
-
-
-def _by_step(server: Server, keyspace: str) -> _ByStep:
-    from cassandra.auth import PlainTextAuthProvider
-    from cassandra.cluster import Cluster
-
-    host, _, port = server.address.partition(":")
-    login = PlainTextAuthProvider(server.credentials["username"], server.credentials["password"])
-    cluster = Cluster([host], port=int(port), auth_provider=login, protocol_version=5)
-    return _ByStep(cluster, cluster.connect(keyspace))
+    """From a file stream into the same Cassandra."""
+    append_to_tail(server, folder, found, rounds=size.rounds, arrivals=size.arrivals)
 
 
 def _frames(size: Size) -> list[Frame]:

@@ -7,15 +7,11 @@ Everything is the real platform in processes of its own, on two cores. Beside it
 protocol of the seed, rebuilt from its description in a program of its own (`bench/against/seed_tcp.py`).
 """
 
-import argparse
 import asyncio
-import datetime
-import json
 import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,10 +25,10 @@ if __name__ == "__main__":
 
 import numpy as np  # noqa: E402
 
-from bench import machine, report  # noqa: E402
 from bench.crowd import Door, Granted, Heard, Player, frames_of, in_parcels, lines, play  # noqa: E402
 from bench.figures import Figure, Findings, Gate, Ratio, Took, all_of, rate_ratios  # noqa: E402
 from bench.games import CART  # noqa: E402
+from bench.one_pass import run_once  # noqa: E402
 from bench.served import ask_peer, memory_mib, processor_s, seed_server, served, stop_peer  # noqa: E402
 from understudy.app.crowd.ledger import LedgerLink  # noqa: E402
 from understudy.app.deployment import Deployment  # noqa: E402
@@ -44,7 +40,6 @@ from understudy.core.manifest import Lineage  # noqa: E402
 from understudy.core.network import Input, NetworkSpec  # noqa: E402
 from understudy.core.policy import Policy  # noqa: E402
 
-RESULT = ROOT / "bench" / "results" / "gateway.json"
 PEER_NAME = "the seed's pickle over TCP"
 STEPS_S = 20
 CORES = 2
@@ -76,34 +71,10 @@ SIZES = {
 
 def main() -> int:
     """Run all three; 0 when every gate passed."""
-    options = _options()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    size, began_s, before = SIZES[options.size], time.monotonic(), machine.load_average()
-    found = Findings()
-    with tempfile.TemporaryDirectory(prefix="understudy-bench-") as folder:
-        for what in (crowd, cost, news):
-            what(Path(folder) / what.__name__, size, found)
-            print(f"{what.__name__:<6} measured after {time.monotonic() - began_s:5.1f} s", flush=True)
-    result: dict[str, Any] = {
-        "format": 1, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(), "scale": size.name, "machine": machine.machine(), "load_average_before": before,
-        "load_average_after": machine.load_average(), "seconds": round(time.monotonic() - began_s, 1),
-        "passes": {"native": {"delayed": "", "syncs_ms": {}, "measurements": {"gateway": found.to_json()}}},
-    }  # fmt: skip
-    out = options.out or (RESULT if size.name == "full" else None)
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    report.show(result)
-    return 0 if report.is_sound(result) else 1
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", dest="size", action="store_const", const="quick", default="full")
-    parser.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="for the smoke test")
-    parser.add_argument("--out", type=Path, help="file for the result")
-    return parser.parse_args()
+    parts = {"crowd": crowd, "cost": cost, "news": news}
+    return run_once("gateway", about=__doc__, sizes=SIZES, parts=parts)
 
 
 # --- A thousand players while the learner trains ----------------------------------------------------------------------

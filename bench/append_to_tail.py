@@ -1,0 +1,170 @@
+"""How long a chunk takes from an append to a tail of a store elsewhere, by our own service and by a Spark job."""
+
+import contextlib
+import importlib.util
+import itertools
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.crowd import frames_of
+from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn
+from bench.games import CART, PLAYER, OneGame
+from understudy.app.backends import init_store, open_store, open_stream
+from understudy.app.config import Config, IngestSection, StoreSection, write_config
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.app.roles.children import Child, python_module
+from understudy.core.chunk import chunk_of
+from understudy.core.log import make_folder
+from understudy.core.ports import Candidate, Cursor, FullStore, Stored, Stream
+from understudy.dev.servers import Server
+
+STEPS = 512
+
+
+def candidates(count: int, seed: int) -> list[Candidate]:
+    """Chunks of one session, ready to be written; the same seed gives the same ones."""
+    frames = [frame.stamped(PLAYER, int(time.time())) for frame in frames_of(CART, count, steps=STEPS, seed=seed)]
+    return [Candidate(frame, chunk_of(frame)) for frame in frames]
+
+
+def lags_of(wanted: Sequence[Candidate], hand_over: Callable[[Candidate], None], reader: FullStore) -> list[float]:
+    """Seconds from before a chunk is handed over until a reader elsewhere has it."""
+    begun_s, seen_s = dict[int, float](), dict[int, float]()
+    session, count = wanted[0].frame.session, len(wanted)
+    cursor: Cursor | None = None
+    while (page := reader.tail(cursor, max_items=1_024, wait_s=0.0)).items:
+        cursor = page.cursor
+
+    def follow() -> None:
+        at, give_up_s = cursor, time.monotonic() + 180
+        while len(seen_s) < count and time.monotonic() < give_up_s:
+            found = reader.tail(at, max_items=64, wait_s=1.0)
+            at = found.cursor
+            for item in found.items:
+                if isinstance(item, Stored) and item.frame.session == session:
+                    seen_s[item.frame.chunk_no] = time.monotonic()
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    for candidate in wanted:
+        begun_s[candidate.frame.chunk_no] = time.monotonic()
+        hand_over(candidate)
+        time.sleep(0.02)
+    follower.join()
+    assert seen_s.keys() == begun_s.keys(), f"{len(begun_s) - len(seen_s)} chunks never came into the tail"
+    return [seen_s[number] - begun_s[number] for number in begun_s]
+
+
+def append_to_tail(server: Server, folder: Path, found: Findings, *, rounds: int, arrivals: int) -> None:
+    """From an append to a tail, by our own service and by a Spark job, from a file stream into the same Cassandra."""
+    if reason := _no_spark():
+        found.skipped.append(reason)
+        return
+    with contextlib.ExitStack() as open_:
+        ways = {engine: open_.enter_context(_way(server, folder, engine)) for engine in ("native", "spark")}
+        for way in ways.values():
+            way.lags(4)  # until it runs
+        batch_s = list[float]()
+
+        def by_spark() -> list[float]:
+            lags = ways["spark"].lags(arrivals)
+            batch_s.append(float(ways["spark"].child.latest["batch_s"]))
+            return lags
+
+        lags = in_turn(rounds, {"native": lambda: ways["native"].lags(arrivals), "spark": by_spark})
+        gates = {engine: _once(way.reader, rounds * arrivals + 4) for engine, way in ways.items()}
+    name = "from an append to a tail of Cassandra"
+    by = {"native": "our own service", "spark": "a Spark job on two threads"}
+    goals = {("native", 99): 1_000.0, ("spark", 99): 3_000.0}
+    for part in (50, 99):
+        took = {engine: [float(np.percentile(round_, part)) * 1e3 for round_ in lags[engine]] for engine in ways}
+        found.figures += [
+            Figure(name=f"{name}, by {by[engine]}: p{part}", unit="ms", gate=gates[engine], values=took[engine],
+                   more_is_better=False, goal=goals.get((engine, part)))
+            for engine in ways
+        ]  # fmt: skip
+        found.ratios.append(Ratio(
+            name=f"{name}, our own service: p{part}", peer="our Spark job", unit="ms", ours=took["native"],
+            theirs=took["spark"], gate=gates["native"], more_is_better=False,
+        ))  # fmt: skip
+    found.figures.append(
+        Figure(name="a batch of the Spark job", unit="s", values=batch_s, gate=gates["spark"], more_is_better=False)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A stream, an ingest process and a store that somebody else tails."""
+
+    stream: Stream
+    child: Child
+    reader: FullStore
+    seeds: Iterator[int]
+
+    def lags(self, count: int) -> list[float]:
+        """Seconds that each of so many chunks takes."""
+        return lags_of(candidates(count, next(self.seeds)), _into(self.stream), self.reader)
+
+
+@contextlib.contextmanager
+def _way(server: Server, folder: Path, engine: str) -> Iterator[_Way]:
+    keyspace = f"bench_{secrets.token_hex(4)}"
+    url = f"cassandra://{server.address}/{keyspace}?replication=1&credentials={server.credentials_file}"
+    init_store(url)
+    data = DataFolder(folder / engine)
+    with (
+        _running(data, url, engine) as child,
+        contextlib.closing(open_stream("", data)) as stream,
+        contextlib.closing(open_store(url, specs=OneGame(CART))) as reader,
+    ):
+        yield _Way(stream, child, reader, itertools.count())
+
+
+def _no_spark() -> str:
+    if importlib.util.find_spec("pyspark") is None:
+        return "Spark: pyspark is not installed; pip install 'understudy[spark]'"
+    return "" if shutil.which("java") else "Spark: there is no Java; install 17 or newer"
+
+
+@contextlib.contextmanager
+def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
+    """An ingest process of one kind between a folder's stream and a store."""
+    make_folder(data.root)
+    open_deployment(data).registry.register(CART)
+    config = Config(
+        data=str(data.root), store=StoreSection(url=store),
+        ingest=IngestSection(engine="spark" if engine == "spark" else "native"),
+    )  # fmt: skip
+    path = data.root / "config.json"
+    write_config(config, path)
+    module = "spark_process" if engine == "spark" else "ingest_process"
+    child = Child(engine, python_module(f"understudy.app.roles.{module}", str(data.root), str(path)))
+    try:
+        yield child
+    finally:
+        child.stop()
+        if child.wait(120.0) is None:
+            child.kill()
+
+
+def _into(stream: Stream) -> Callable[[Candidate], None]:
+    def append(candidate: Candidate) -> None:
+        assert all(outcome.durable for outcome in stream.append([candidate.frame]))
+
+    return append
+
+
+def _once(store: FullStore, chunks: int) -> Gate:
+    audit = store.audit()
+    return all_of(
+        (f"{chunks} chunks stored", audit.chunks == chunks),
+        ("0 stored twice, nothing damaged", not (audit.duplicate_chunks or audit.corrupt)),
+    )

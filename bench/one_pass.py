@@ -1,0 +1,55 @@
+"""A bench with one pass: its options, its result file and its table."""
+
+import argparse
+import datetime
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench import machine, report
+from bench.figures import Findings
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+Size = TypeVar("Size")
+
+
+def run_once(
+    name: str,
+    *,
+    about: str | None,
+    sizes: Mapping[str, Size],
+    parts: Mapping[str, Callable[[Path, Size, Findings], None]],
+) -> int:
+    """Measure each part in a folder of its own and show what was found; 0 when every gate passed.
+
+    A full run writes bench/results/NAME.json.
+    """
+    options = _options(about)
+    began_s, before, found = time.monotonic(), machine.load_average(), Findings()
+    with tempfile.TemporaryDirectory(prefix="understudy-bench-") as folder:
+        for part, measure in parts.items():
+            measure(Path(folder) / part, sizes[options.size], found)
+            print(f"{part:<10} measured after {time.monotonic() - began_s:5.1f} s", flush=True)
+    result: dict[str, Any] = {
+        "format": 1, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(), "scale": options.size, "machine": machine.machine(), "load_average_before": before,
+        "load_average_after": machine.load_average(), "seconds": round(time.monotonic() - began_s, 1),
+        "passes": {"native": {"delayed": "", "syncs_ms": {}, "measurements": {name: found.to_json()}}},
+    }  # fmt: skip
+    out = options.out or (RESULTS / f"{name}.json" if options.size == "full" else None)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    report.show(result)
+    return 0 if report.is_sound(result) else 1
+
+
+def _options(about: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", dest="size", action="store_const", const="quick", default="full")
+    parser.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="for the smoke test")
+    parser.add_argument("--out", type=Path, help="file for the result")
+    return parser.parse_args()
