@@ -43,6 +43,15 @@ def test_a_signed_address_gives_one_object_to_whoever_has_it(bucket: str):
     assert urllib3.request("GET", url.replace("7.safetensors", "8.safetensors")).status in (401, 403)
 
 
+def test_the_keys_of_a_named_file_work_whatever_the_environment_holds(bucket: str, s3_server, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "others")
+    monkeypatch.setenv("AWS_PROFILE", "others")
+    objects = CloudObjects(f"{bucket}&credentials={s3_server.credentials_file}")
+    assert objects.create("a", b"b")
+    assert objects.get("a") == b"b"
+
+
 def test_wrong_keys_a_missing_bucket_and_a_server_that_is_away_are_told(bucket: str, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(StorageFailed, match="check access"):
         CloudObjects(bucket.replace("models-", "nowhere-")).create("a", b"b")

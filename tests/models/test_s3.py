@@ -23,16 +23,61 @@ def test_an_address_that_cannot_work_is_refused(url: str, said: str):
     assert "secret" not in str(caught.value)
 
 
-def test_keys_come_from_the_shared_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A shared credentials file, and an environment full of somebody else's keys."""
     path = tmp_path / "credentials"
+    path.write_text("[default]\naws_access_key_id = d\naws_secret_access_key = e\n"
+                    "[games]\naws_access_key_id = a\naws_secret_access_key = b\n")  # fmt: skip
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
-    path.write_text("[games]\naws_access_key_id = a\naws_secret_access_key = b\n")
-    signed = CloudObjects("s3://bucket/path?profile=games&endpoint=http://127.0.0.1:9").signed_url("x/1", for_s=60)
-    assert signed.startswith("http://127.0.0.1:9/bucket/path/x/1?")
-    assert "X-Amz-Credential=a%2F" in signed
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "other")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "others-token")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    return path
+
+
+def signed(options: str) -> str:
+    url = f"s3://bucket/path?endpoint=http://127.0.0.1:9{options}"
+    return CloudObjects(url).signed_url("x/1", for_s=60)
+
+
+def test_named_keys_are_taken_whole_whatever_the_environment_holds(keys: Path, monkeypatch: pytest.MonkeyPatch):
+    for options, key in ((f"&credentials={keys}", "d"), ("&profile=games", "a")):
+        found = signed(options)
+        assert found.startswith("http://127.0.0.1:9/bucket/path/x/1?")
+        assert f"X-Amz-Credential={key}%2F" in found
+        assert "others-token" not in found
+    monkeypatch.setenv("AWS_PROFILE", "games")
+    assert "X-Amz-Credential=d%2F" in signed(f"&credentials={keys}")
+
+
+@pytest.mark.usefixtures("keys")
+def test_without_a_name_the_environments_keys_and_their_token_are_taken(monkeypatch: pytest.MonkeyPatch):
+    found = signed("")
+    assert "X-Amz-Credential=other%2F" in found
+    assert "X-Amz-Security-Token=others-token" in found
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    found = signed("")
+    assert "X-Amz-Credential=d%2F" in found
+    assert "others-token" not in found
+
+
+def test_a_file_or_a_profile_that_is_not_there_is_told(keys: Path):
     with pytest.raises(ConfigError, match=r"no profile \[other\]"):
-        CloudObjects("s3://bucket/path?profile=other")
-    path.write_text("no file of this kind")
-    with pytest.raises(ConfigError, match="no credentials file"):
-        CloudObjects("s3://bucket/path?profile=games")
+        signed("&profile=other")
+    with pytest.raises(ConfigError, match=r"credentials file \S+nowhere is not there"):
+        signed(f"&credentials={keys.with_name('nowhere')}")
+
+
+def test_a_profile_that_asks_a_program_gets_its_keys(keys: Path, tmp_path: Path):
+    pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
+    said = tmp_path / "said.json"
+    said.write_text('{"Version": 1, "AccessKeyId": "asked", "SecretAccessKey": "s", "SessionToken": "its-own"}')
+    (tmp_path / "config").write_text(f"[profile asks]\ncredential_process = cat {said}\nregion = eu-north-1\n")
+    found = signed("&profile=asks")
+    assert "X-Amz-Credential=asked%2F" in found
+    assert "%2Feu-north-1%2F" in found
+    assert "X-Amz-Security-Token=its-own" in found

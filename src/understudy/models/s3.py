@@ -2,24 +2,31 @@
 
     s3://BUCKET/PATH?region=eu-west-1&profile=games&endpoint=http://127.0.0.1:9000
 
-Keys come from the file that `credentials` names, or from where the vendor's tools look: the environment, then the
-shared credentials file, then the machine's own role. They are never part of the address.
+Keys come from the file that `credentials` names, else from the profile that `profile` names, else from where the
+vendor's tools look; see `core/aws_keys.py`. They are never part of the address.
 """
 
-import configparser
+import importlib.util
 import ipaddress
 import os
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from obstore.store import S3Store
 
-from understudy.core.errors import ConfigError
+from understudy.core.aws_keys import AwsKeys, Profile, find_keys
+from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.location import Location
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
 
 _PATIENCE_S = 15.0
 """How long a call that fails is tried again; whoever called decides what then."""
+_ASKED_FOR = timedelta(minutes=5)
+"""How long keys are kept that a profile gets from elsewhere, before they are asked for again."""
 _OPTIONS = ("credentials", "endpoint", "insecure", "profile", "region")
 
 
@@ -29,15 +36,14 @@ def open_s3(location: Location) -> S3Store:
     if len(location.hosts) != 1:
         raise ConfigError("s3:// names no bucket; write s3://BUCKET/PATH")
     endpoint = location.text("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    keys = find_keys(credentials=location.text("credentials"), profile=location.text("profile"))
     region = location.text("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    profile, file = location.text("profile"), location.text("credentials")
-    # A file that was named goes before the environment, a file that is merely there does not.
-    keys = {} if os.environ.get("AWS_ACCESS_KEY_ID") and not file else _shared_keys(profile, file)
     return S3Store(
         location.hosts[0][0],
         prefix=location.path or None,
-        region=region or "us-east-1",
-        **keys,  # type: ignore[arg-type]
+        region=region or (keys.region if keys else "") or "us-east-1",
+        # Keys that are handed over by themselves are mixed with nothing in the environment.
+        **({"credential_provider": _provider(keys)} if keys else {}),  # type: ignore[arg-type]
         **({"endpoint": endpoint, "virtual_hosted_style_request": False} if endpoint else {}),  # type: ignore[arg-type]
         client_options={
             "allow_http": _may_be_plain(endpoint, insecure=location.flag("insecure")),
@@ -61,21 +67,27 @@ def _may_be_plain(endpoint: str | None, *, insecure: bool) -> bool:
     return True
 
 
-def _shared_keys(profile: str, file: str) -> dict[str, str]:
-    """Keys of a profile in the shared credentials file; empty where there is none, for the machine's own role."""
-    name = profile or os.environ.get("AWS_PROFILE") or "default"
-    path = Path(file or os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
-    found = configparser.ConfigParser(interpolation=None)
+def _provider(keys: AwsKeys | Profile) -> "Callable[[], S3Credential]":
+    if isinstance(keys, AwsKeys):
+        given: S3Credential = {
+            "access_key_id": keys.key_id, "secret_access_key": keys.secret, "token": keys.token, "expires_at": None
+        }  # fmt: skip
+        return lambda: given
+    if importlib.util.find_spec("boto3") is None:
+        raise MissingExtra(
+            f"profile [{keys.name}] gets its keys from elsewhere, which needs the package boto3; "
+            "pip install 'understudy[aws]'"
+        )
+    return _asked(keys.name)
+
+
+def _asked(profile: str) -> "Callable[[], S3Credential]":
+    """Keys of a role, a single sign-on or a program, asked for again before they are over."""
+    import botocore.session
+    from botocore.exceptions import BotoCoreError, ClientError
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
     try:
-        found.read(path)
-    except (configparser.Error, UnicodeDecodeError):
-        raise ConfigError(f"{path} is no credentials file; it has a [{name}] with aws_access_key_id = ...") from None
-    if not found.has_section(name):
-        if profile or file:
-            raise ConfigError(f"{path} has no profile [{name}]; add it, or name another one")
-        return {}
-    names = {
-        "aws_access_key_id": "access_key_id", "aws_secret_access_key": "secret_access_key",
-        "aws_session_token": "session_token",
-    }  # fmt: skip
-    return {ours: found.get(name, theirs) for theirs, ours in names.items() if found.has_option(name, theirs)}
+        return Boto3CredentialProvider(botocore.session.Session(profile=profile), ttl=_ASKED_FOR)
+    except (BotoCoreError, ClientError, ValueError) as error:
+        raise ConfigError(f"profile [{profile}] gives no keys: {error}; log in, or correct it") from None
