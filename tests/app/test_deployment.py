@@ -1,5 +1,6 @@
 """A data folder's signing key, and releasing a run by hand."""
 
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +14,7 @@ from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.runs.folder import RunFolder
 from understudy.app.service.release import release_run
+from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import game_spec
 
@@ -54,6 +56,21 @@ def test_models_may_lie_under_a_url(tmp_path: Path):
     opened.registry.register(GAME)
     assert open_deployment(DataFolder(tmp_path / "D"), models=url).registry.games() == ["pong"]
     assert open_deployment(DataFolder(tmp_path / "D")).registry.games() == []
+
+
+def test_machines_that_share_models_give_a_player_one_pseudonym_or_do_not_start(tmp_path: Path):
+    url, first, second = f"file://{tmp_path / 'elsewhere'}", DataFolder(tmp_path / "D"), DataFolder(tmp_path / "E")
+    open_deployment(first, models=url)
+    second.root.mkdir()
+    shutil.copy(signing_key(first), signing_key(second))
+    with pytest.raises(ConfigError, match="copy it from one of them"):
+        open_deployment(second, models=url)
+    assert not (second.root / "key").exists()
+    deployment_key(second.root)
+    with pytest.raises(ConfigError, match="copy theirs here"):
+        open_deployment(second, models=url)
+    shutil.copy(first.root / "key", second.root / "key")
+    open_deployment(second, models=url)
 
 
 def test_the_first_run_that_is_added_becomes_champion_and_the_next_waits(tmp_path: Path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from understudy.app.data import DataFolder
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import create_once
+from understudy.core.door import create_once, deployment_key, key_mark
 from understudy.core.errors import ConfigError
 from understudy.core.log import make_folder
 from understudy.core.ports import Objects
@@ -16,6 +16,7 @@ from understudy.models.registry import Registry
 from understudy.serve.keys import Keys
 
 _FIRST_ENTRY = "keys/0000000001.json"
+_KEY_MARK = "pseudonyms/key-mark.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ def open_deployment(data: DataFolder, *, models: str = "", clock: Clock | None =
     clock = clock or SystemClock()
     objects = open_objects(models or models_folder(data))
     signer = _signer(data.root, objects)
+    if models:
+        _agree_on_pseudonyms(data.root, objects)
     trusted = {signer.key_id: signer.public}
     return Deployment(
         data, objects, signer, trusted, Registry(objects, trusted=trusted, signer=signer, clock=clock),
@@ -69,3 +72,21 @@ def _signer(root: Path, objects: Objects) -> Signer:
     if len(raw) != KEY_BYTES:
         raise ConfigError(f"{path} has {len(raw)} bytes instead of {KEY_BYTES}; restore it from a backup")
     return Signer(raw)
+
+
+def _agree_on_pseudonyms(root: Path, objects: Objects) -> None:
+    """ConfigError where machines that share models would give one player two pseudonyms."""
+    path, kept = root / "key", objects.get(_KEY_MARK)
+    if kept is not None and not path.exists():
+        raise ConfigError(
+            f"{path} is missing, and other machines of this deployment have it: under a new key a player would have "
+            "two pseudonyms, and could not be forgotten; copy it from one of them"
+        )
+    mark = key_mark(deployment_key(root))
+    if kept is None and not objects.create(_KEY_MARK, mark):
+        kept = objects.get(_KEY_MARK)
+    if kept not in (None, mark):
+        raise ConfigError(
+            f"{path} is another key than that of the other machines of this deployment: a player would have two "
+            "pseudonyms, and could not be forgotten; copy theirs here"
+        )

@@ -46,6 +46,11 @@ def deployment_key(data_folder: Path) -> bytes:
     return key
 
 
+def key_mark(key: bytes) -> bytes:
+    """What tells a deployment's key from others and does not lead to it."""
+    return hashlib.sha256(b"understudy pseudonyms\0" + key).hexdigest()[:32].encode()
+
+
 def create_once(path: Path, raw: bytes) -> None:
     """Make a small secret file (0600) durably, whole or not at all; one that another process made first stays."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")

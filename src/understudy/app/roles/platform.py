@@ -65,8 +65,8 @@ class Platform:
         self.config, self.data = config.check(), config.folder
         folder = roles_folder(self.data)
         make_folder(folder)
-        deployment_key(self.data.root)
         opened = open_deployment(self.data, models=config.models.url)
+        deployment_key(self.data.root)
         self._config_file = folder / f"config-{'-'.join(config.roles)}.json"
         # First the locks: where these roles run already, nothing of theirs is touched.
         self.supervisor = Supervisor(self._roles(), folder, clock=clock or SystemClock(), tell=tell, log=log)
