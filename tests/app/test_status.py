@@ -77,6 +77,17 @@ def test_a_role_that_waits_fell_silent_or_ended_is_not_well(tmp_path: Path, held
     assert (silent["state"], silent["alive"], silent["rates"]) == ("silent", False, {})
 
 
+def test_a_learner_whose_store_is_away_is_not_well(tmp_path: Path, held: ExitStack):
+    leave(tmp_path, "learner", held, report={"window": {"items": 7, "error": "db:9042 does not answer; is it up?"}})
+    found = look(tmp_path)
+    assert not found["ok"]
+    assert (
+        found["next"][0] == "learner gets no new steps and learns from those it has: db:9042 does not answer; is it up?"
+    )
+    leave(tmp_path / "two", "learner", held, report={"window": {"items": 7, "error": ""}})
+    assert look(tmp_path / "two")["ok"]
+
+
 def test_a_gateway_that_cannot_store_is_not_well(tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str]):
     leave(tmp_path, "gateway", held, report={"storage_error": ""}, at_s=4e9)
     assert look(tmp_path)["ok"]

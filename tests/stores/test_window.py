@@ -142,6 +142,43 @@ def test_what_is_taken_away_there_is_taken_away_here(desk: Desk, tmp_path: Path,
         assert chunks_in(window.local) == [theirs[0], theirs[1], theirs[3], theirs[2]], "what comes back there, too"
 
 
+def test_what_comes_back_there_comes_back_here_although_the_window_dies_over_it(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = session(rng, 3)
+    desk.put(*chunks)
+    with opened(desk, tmp_path) as window:
+        follow(window)
+        desk.store.quarantine([(chunks[0].meta.session, 1)], reason="guard")
+        follow(window)
+    (waiting,) = desk.store.quarantined()
+    desk.store.replay([waiting.id], [desk.candidate(chunks[1])])
+
+    def dies(*_: object) -> None:
+        raise _Dies
+
+    with opened(desk, tmp_path) as window, monkeypatch.context() as patched:
+        patched.setattr(window.local, "replay", dies)
+        with pytest.raises(_Dies):
+            follow(window)
+    with opened(desk, tmp_path) as window:
+        follow(window)
+        assert chunks_in(window.local) == [chunks[0], chunks[2], chunks[1]]
+
+
+def test_a_window_may_hold_only_what_is_wanted(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    mine, theirs = session(rng, 3), session(rng, 3)
+    desk.put(*mine, *theirs)
+    desk.write([desk.close(mine[0].meta.session, 3)])
+    wanted = mine[0].meta.session
+    with Window(
+        desk.store, tmp_path / "window", clock=desk.clock, wanted=lambda meta: meta.session == wanted
+    ) as window:
+        follow(window)
+        assert chunks_in(window.local) == mine
+        assert window.items == 7
+
+
 def test_a_player_who_comes_back_is_not_forgotten_again(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
     desk.put(*session(rng, 2))
     desk.store.forget(PLAYER)
@@ -208,18 +245,21 @@ class _Away:
 
 
 def test_a_window_waits_for_a_remote_store_that_is_away(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    chunks = session(rng, 9)
+    chunks, troubles = session(rng, 9), set[str]()
     desk.put(*chunks)
 
     class Until:
         """Is set once everything is here."""
 
         def is_set(self) -> bool:
+            troubles.add(window.trouble)
             return window.items == 9
 
     with Window(_Away(desk.store), tmp_path / "window", clock=desk.clock) as window:  # type: ignore[arg-type]
         window.run(Until())  # type: ignore[arg-type]
         assert chunks_in(window.local) == chunks
+        assert troubles == {"", "nobody answers"}, "it says so meanwhile"
+        assert not window.trouble
 
 
 def test_a_bound_of_nothing_is_refused(desk: Desk, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def status(data: DataFolder, *, models: str = "", clock: Clock | None = None) ->
     games = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
     has_damage = any(game.get("damage", {}).keys() & {"champion", "journal"} for game in games)
-    is_stuck = any(_storage_error(role) for role in roles)
+    is_stuck = any(_storage_error(role) or _window_error(role) for role in roles)
     return {
         "ok": bool(roles) and all(role["alive"] for role in roles) and not has_damage and not is_stuck,
         "url": gateway["report"].get("url") if gateway else None,
@@ -60,6 +60,11 @@ def _role(path: Path, now_s: float) -> dict[str, Any]:
 def _storage_error(role: dict[str, Any]) -> str:
     """Why a role that runs cannot write just now; empty where it can."""
     return str(role["report"].get("storage_error", "")) if role["alive"] else ""
+
+
+def _window_error(role: dict[str, Any]) -> str:
+    """Why a learner gets nothing new from a store elsewhere just now; empty where it does."""
+    return str(role["report"].get("window", {}).get("error", "")) if role["alive"] else ""
 
 
 def _counts(data: DataFolder) -> dict[str, Any]:
@@ -107,6 +112,10 @@ def _next(
     said += [
         f"{role['role']} stores nothing, clients keep their steps: {error}" for role in roles
         if (error := _storage_error(role))
+    ]  # fmt: skip
+    said += [
+        f"{role['role']} gets no new steps and learns from those it has: {error}" for role in roles
+        if (error := _window_error(role))
     ]  # fmt: skip
     if not any(role["alive"] for role in roles):
         said.append(f"nothing runs here; next: understudy up --data {data.root}")

@@ -6,7 +6,7 @@ exactly where it was. What the remote store takes away is taken away here too.
 
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from threading import Event
@@ -16,6 +16,7 @@ import structlog
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.frame import Frame, FrameKind
+from understudy.core.meta import ChunkMeta
 from understudy.core.ports import (
     Candidate,
     Cursor,
@@ -58,14 +59,18 @@ class Window:
         keep_s: float | None = None,
         max_steps: int | None = None,
         max_bytes: int | None = None,
+        wanted: Callable[[ChunkMeta], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`keep_s`, `max_steps`, `max_bytes`: how much is kept here, oldest out first; None: all the remote keeps."""
+        """`keep_s`, `max_steps`, `max_bytes`: how much is kept here, oldest out first; None: all the remote keeps.
+
+        `wanted`: which chunks to copy at all; always the same for one folder.
+        """
         for name, value in (("keep_s", keep_s), ("max_steps", max_steps), ("max_bytes", max_bytes)):
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} of a window is {value}; give a number above 0, or none")
         self._remote, self._clock = remote, clock or SystemClock()
-        self._keep_s, self._max_steps, self._max_bytes = keep_s, max_steps, max_bytes
+        self._keep_s, self._max_steps, self._max_bytes, self._wanted = keep_s, max_steps, max_bytes, wanted
         self.local = LocalStore(folder, specs=specs, clock=clock)
         try:
             self._partition = self._source()
@@ -79,6 +84,8 @@ class Window:
         self._gone: OrderedDict[uuid.UUID, list[tuple[int, Gone]]] = OrderedDict()
         self.items = 0
         """Items of the tail that were taken since this was opened."""
+        self.trouble = ""
+        """Why it does not get on just now, for people; empty while it does."""
 
     def _source(self) -> str:
         """The name under which the cursor is kept; ConfigError when this folder follows another store."""
@@ -107,7 +114,9 @@ class Window:
         while not stop.is_set():
             try:
                 self.step(wait_s=0.25)
+                self.trouble = ""
             except (Unreachable, StorageFull) as error:
+                self.trouble = str(error)
                 _log.warning("window_waits", error=str(error), retry_in_s=_TROUBLE_S)
                 self._clock.wait(stop, _TROUBLE_S)
 
@@ -118,6 +127,8 @@ class Window:
         candidates: list[Candidate] = []
         for item in items:
             if isinstance(item, Stored):
+                if self._wanted is not None and item.chunk is not None and not self._wanted(item.chunk.meta):
+                    continue
                 if traces := self._traces(item.frame):
                     self.local.write(WriteBatch(self._partition, self._epoch, None, refused=traces))
                 candidates.append(Candidate(item.frame, item.chunk))
@@ -146,22 +157,16 @@ class Window:
         ]
 
     def _write(self, candidates: list[Candidate], position: Position | None) -> None:
-        if not (candidates or position):
-            return
-        receipt = self.local.write(WriteBatch(self._partition, self._epoch, position, candidates))
-        back = [
-            candidate
-            for candidate, fate in zip(candidates, receipt.fates, strict=True)
-            if fate == "duplicate" and not self.local.is_stored(candidate.frame.session, candidate.frame.chunk_no)
-        ]
-        if back:
-            self._bring_back(back)
+        # Before the commit that carries the cursor: whoever dies between the two takes the page again.
+        self._bring_back(candidates)
+        if candidates or position:
+            self.local.write(WriteBatch(self._partition, self._epoch, position, candidates))
 
     def _bring_back(self, candidates: Sequence[Candidate]) -> None:
         """Store what lies in quarantine here and was replayed there; what left by age stays away."""
-        wanted = {(one.frame.session, one.frame.chunk_no): one for one in candidates}
+        wanted = {(one.frame.session, one.frame.chunk_no): one for one in candidates if self._is_set_aside(one.frame)}
         after = 0
-        while page := self.local.quarantined(after_id=after):
+        while wanted and (page := self.local.quarantined(after_id=after)):
             after = page[-1].id
             found = [
                 (one.id, wanted[one.session, one.chunk_no])
@@ -169,6 +174,11 @@ class Window:
                 if one.session is not None and one.chunk_no is not None and (one.session, one.chunk_no) in wanted
             ]
             self.local.replay([number for number, _ in found], [candidate for _, candidate in found])
+
+    def _is_set_aside(self, frame: Frame) -> bool:
+        """Whether these very bytes lie in quarantine here."""
+        crcs = self.local.quarantined_crcs(frame.session.bytes, frame.chunk_no)
+        return frame.body_crc in crcs and not self.local.is_stored(frame.session, frame.chunk_no)
 
     def _follow(self, item: Forgotten) -> None:
         if item.chunks:

@@ -25,8 +25,7 @@ from tests.app.recordings import (
     returns_of,
 )  # fmt: skip
 from understudy.app.data import DataFolder
-from understudy.app.roles.children import Child
-from understudy.app.roles.learner_process import FENCED
+from understudy.app.roles.children import FENCED, Child
 from understudy.app.roles.learner_role import LearnerRole
 from understudy.app.service import course
 from understudy.app.service.game_learner import LearnerServiceConfig

@@ -145,14 +145,13 @@ def stop_with_parent() -> threading.Event:
     return stop
 
 
-def run_role(work: Callable[[], None]) -> int:
+def run_role(work: Callable[[], int | None]) -> int:
     """In a child: carry out the role; its exit code. What went wrong on purpose is told in one line."""
     try:
-        work()
+        return work() or 0
     except UnderstudyError as error:
         sys.stderr.write(f"{error}\n")
         return WRONG_USE if isinstance(error, ConfigError) else NOT_CARRIED_OUT
-    return 0
 
 
 def python_module(name: str, *arguments: str) -> list[str]:

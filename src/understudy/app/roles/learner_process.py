@@ -7,25 +7,29 @@ with 4 when another learner has taken over: starting it again would only take tu
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from understudy.app.backends import open_store
 from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.roles.children import WRONG_USE, report, stop_with_parent
+from understudy.app.roles.children import FENCED, report, run_role, stop_with_parent
+from understudy.app.roles.follower import Follower
 from understudy.app.roles.learner_role import LearnerRole
 from understudy.app.roles.logs import log_to_stderr
 from understudy.app.service.game_learner import LearnerServiceConfig
 from understudy.app.specs import RegistrySpecs
-from understudy.core.errors import ConfigError, Fenced
+from understudy.core.errors import Fenced
 from understudy.core.names import game_name_of_env
 from understudy.learn.compile_cache import use_compile_cache
 from understudy.models.registry import Registry
 from understudy.stores.window import Window
 
-FENCED = 4
+Standing = Callable[[], dict[str, Any]]
+"""What else a report says."""
+
 _REPORT_EVERY_S = 0.25
 
 
@@ -42,15 +46,22 @@ def main(data: DataFolder, config: Config) -> int:
     """Learn until told to stop, as a config says; the process's exit code."""
     stop = stop_with_parent()
     registry = open_deployment(data, models=config.models.url).registry
-    with _copied(data, config, registry, stop) as folder:
-        return learn(folder, registry, service_config(config), stop)
+    with _copied(data, config, registry, stop) as (folder, standing):
+        return learn(folder, registry, service_config(config), stop, standing=standing)
 
 
-def learn(data: DataFolder, registry: Registry, config: LearnerServiceConfig, stop: threading.Event) -> int:
+def learn(
+    data: DataFolder, registry: Registry, config: LearnerServiceConfig, stop: threading.Event, *,
+    standing: Standing = dict,
+) -> int:  # fmt: skip
     """Learn from the store of a data folder until told to stop; the process's exit code."""
     use_compile_cache()
     with LearnerRole(data, registry, config=config) as role:
-        reporter = threading.Thread(target=_report_often, args=(role, stop), daemon=True)
+
+        def tell(**more: str) -> None:
+            report(role.status() | {"is_ready": True} | standing() | more)
+
+        reporter = threading.Thread(target=_repeat, args=(tell, stop), daemon=True)
         reporter.start()
         fenced = ""
         try:
@@ -59,17 +70,19 @@ def learn(data: DataFolder, registry: Registry, config: LearnerServiceConfig, st
             fenced = str(error)
             stop.set()
         reporter.join()
-        report(role.status() | {"is_ready": True, "fenced": fenced})
+        tell(fenced=fenced)
     if fenced:
         sys.stderr.write(f"{fenced}\n")
     return FENCED if fenced else 0
 
 
 @contextlib.contextmanager
-def _copied(data: DataFolder, config: Config, registry: Registry, stop: threading.Event) -> Iterator[DataFolder]:
+def _copied(
+    data: DataFolder, config: Config, registry: Registry, stop: threading.Event
+) -> Iterator[tuple[DataFolder, Standing]]:
     """The folder to learn from; where experience is kept elsewhere, with a copy of it that grows while this lasts."""
     if not config.store.url:
-        yield data
+        yield data, dict
         return
     folder = DataFolder(data.root, store_name="window")
     specs = RegistrySpecs(registry)
@@ -77,27 +90,21 @@ def _copied(data: DataFolder, config: Config, registry: Registry, stop: threadin
     with (
         contextlib.closing(open_store(config.store.url, specs=specs)) as remote,
         Window(remote, folder.store, specs=specs, keep_s=keep_s) as window,
+        Follower(window, stop) as follower,
     ):
-        follower = threading.Thread(target=window.run, args=(stop,))
-        follower.start()
-        try:
-            yield folder
-        finally:
-            stop.set()
-            follower.join()
+        yield folder, follower.standing
 
 
-def _report_often(role: LearnerRole, stop: threading.Event) -> None:
+def _repeat(tell: Callable[[], None], stop: threading.Event) -> None:
     while not stop.is_set():
-        report(role.status() | {"is_ready": True})
+        tell()
         stop.wait(_REPORT_EVERY_S)
+
+
+def _carry_out(folder: str, config: str = "") -> int:
+    return main(DataFolder(Path(folder)), read_config(Path(config)) if config else Config())
 
 
 if __name__ == "__main__":
     log_to_stderr()
-    try:
-        given = read_config(Path(sys.argv[2])) if len(sys.argv) > 2 else Config()
-        raise SystemExit(main(DataFolder(Path(sys.argv[1])), given))
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        raise SystemExit(WRONG_USE) from None
+    raise SystemExit(run_role(lambda: _carry_out(*sys.argv[1:])))
