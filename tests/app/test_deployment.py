@@ -14,7 +14,6 @@ from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.runs.folder import RunFolder
 from understudy.app.service.release import release_run
-from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import game_spec
 
@@ -58,18 +57,22 @@ def test_models_may_lie_under_a_url(tmp_path: Path):
     assert open_deployment(DataFolder(tmp_path / "D")).registry.games() == []
 
 
-def test_machines_that_share_models_give_a_player_one_pseudonym_or_do_not_start(tmp_path: Path):
+@pytest.mark.parametrize("name", ["key", "signing.key"])
+def test_a_machine_with_other_keys_than_those_it_shares_models_with_does_not_start(tmp_path: Path, name: str):
     url, first, second = f"file://{tmp_path / 'elsewhere'}", DataFolder(tmp_path / "D"), DataFolder(tmp_path / "E")
     open_deployment(first, models=url)
     second.root.mkdir()
-    shutil.copy(signing_key(first), signing_key(second))
-    with pytest.raises(ConfigError, match="copy it from one of them"):
+    for one in ("key", "signing.key"):
+        shutil.copy(first.root / one, second.root / one)
+    open_deployment(second, models=url)
+    (second.root / name).unlink()
+    with pytest.raises(ConfigError, match=f"{name} missing.*copy it from one of them"):
         open_deployment(second, models=url)
-    assert not (second.root / "key").exists()
-    deployment_key(second.root)
-    with pytest.raises(ConfigError, match="copy theirs here"):
+    assert not (second.root / name).exists()
+    (second.root / name).write_bytes(b"another key of thirty-two bytes.")
+    with pytest.raises(ConfigError, match=f"{name} is another key .* copy theirs here"):
         open_deployment(second, models=url)
-    shutil.copy(first.root / "key", second.root / "key")
+    shutil.copy(first.root / name, second.root / name)
     open_deployment(second, models=url)
 
 

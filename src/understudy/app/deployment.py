@@ -1,5 +1,6 @@
 """A deployment: what every role and command of one data folder shares: its signing key, its models, its keys."""
 
+import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from understudy.models.registry import Registry
 from understudy.serve.keys import Keys
 
 _FIRST_ENTRY = "keys/0000000001.json"
-_KEY_MARK = "pseudonyms/key-mark.txt"
+_MARKS = "deployment.json"
+"""What tells the keys of the machines that share these objects from others, and does not lead to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,7 @@ def open_deployment(data: DataFolder, *, models: str = "", clock: Clock | None =
     """The deployment of a data folder; `models` is a URL where models, specs and keys lie elsewhere."""
     clock = clock or SystemClock()
     objects = open_objects(models or models_folder(data))
-    signer = _signer(data.root, objects)
-    if models:
-        _agree_on_pseudonyms(data.root, objects)
+    signer = _share(data.root, objects) if models else _signer(data.root, objects)
     trusted = {signer.key_id: signer.public}
     return Deployment(
         data, objects, signer, trusted, Registry(objects, trusted=trusted, signer=signer, clock=clock),
@@ -74,19 +74,27 @@ def _signer(root: Path, objects: Objects) -> Signer:
     return Signer(raw)
 
 
-def _agree_on_pseudonyms(root: Path, objects: Objects) -> None:
-    """ConfigError where machines that share models would give one player two pseudonyms."""
-    path, kept = root / "key", objects.get(_KEY_MARK)
-    if kept is not None and not path.exists():
+def _share(root: Path, objects: Objects) -> Signer:
+    """The signer, where machines share models; ConfigError when this one has other keys than the rest.
+
+    With two keys a player would have two pseudonyms and could not be forgotten, and nobody believed the other's models.
+    """
+    files = {"pseudonyms": root / "key", "signatures": signing_key(DataFolder(root))}
+    kept = objects.get(_MARKS)
+    if kept is not None and (missing := [str(path) for path in files.values() if not path.exists()]):
         raise ConfigError(
-            f"{path} is missing, and other machines of this deployment have it: under a new key a player would have "
-            "two pseudonyms, and could not be forgotten; copy it from one of them"
+            f"{' and '.join(missing)} missing, and other machines of this deployment have it; copy it from one of them"
         )
-    mark = key_mark(deployment_key(root))
-    if kept is None and not objects.create(_KEY_MARK, mark):
-        kept = objects.get(_KEY_MARK)
-    if kept not in (None, mark):
-        raise ConfigError(
-            f"{path} is another key than that of the other machines of this deployment: a player would have two "
-            "pseudonyms, and could not be forgotten; copy theirs here"
-        )
+    signer = _signer(root, objects)
+    marks = {"pseudonyms": key_mark(deployment_key(root)), "signatures": signer.key_id}
+    if kept is None:
+        objects.create(_MARKS, json.dumps(marks).encode())
+        kept = objects.get(_MARKS) or b"{}"
+    others = json.loads(kept)
+    for what, path in files.items():
+        if others.get(what) != marks[what]:
+            raise ConfigError(
+                f"{path} is another key than the other machines of this deployment have; copy theirs here, or give "
+                "models.url a place of its own"
+            )
+    return signer

@@ -46,9 +46,9 @@ def deployment_key(data_folder: Path) -> bytes:
     return key
 
 
-def key_mark(key: bytes) -> bytes:
+def key_mark(key: bytes) -> str:
     """What tells a deployment's key from others and does not lead to it."""
-    return hashlib.sha256(b"understudy pseudonyms\0" + key).hexdigest()[:32].encode()
+    return hashlib.sha256(b"understudy pseudonyms\0" + key).hexdigest()[:32]
 
 
 def create_once(path: Path, raw: bytes) -> None:
