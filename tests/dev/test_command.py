@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 
 from tests.dev.small import Broken, instead_of_kafka
 from understudy.cli.root import run
+from understudy.core.lock import FileLock
+from understudy.dev.background import stop
 from understudy.dev.process import identify
-from understudy.dev.servers import attach
+from understudy.dev.servers import attach, start
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -33,6 +36,16 @@ class Slow(Small):
 
 instead_of_kafka(pytest.MonkeyPatch(), Path(sys.argv[1]), Slow)
 sys.exit(run(["dev", "servers", "start", "kafka"]))
+"""
+TOGETHER = """
+import sys
+from pathlib import Path
+import pytest
+from tests.dev.small import instead_of_kafka
+from understudy.cli.root import run
+
+instead_of_kafka(pytest.MonkeyPatch(), Path(sys.argv[1]))
+sys.exit(run(sys.argv[2:]))
 """
 
 
@@ -79,7 +92,7 @@ def test_people_read_a_table_with_whole_paths(capsys):
 def test_one_that_died_is_shown_with_its_last_lines(capsys):
     pid = said(capsys, "start", "kafka")[1]["kafka"]["pid"]
     os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)  # it is a child of this very process
+    gone(pid)
     code, status = said(capsys, "status")
     assert code == 1
     assert (status["kafka"]["state"], status["kafka"]["words"]) == ("died", "serving")
@@ -102,6 +115,88 @@ def test_data_stay_until_they_are_erased(capsys, tmp_path):
     assert (tmp_path / "here" / "kafka" / "guests").exists()
     said(capsys, "stop", "kafka", "--erase", "--folder", str(tmp_path / "here"))
     assert not (tmp_path / "here" / "kafka").exists()
+
+
+def test_a_folder_that_no_server_made_is_neither_erased_nor_used(capsys, tmp_path):
+    mine = tmp_path / "here" / "kafka"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("years of work")
+    (tmp_path / "here" / "s3").mkdir()
+    for words in (["stop", "kafka", "--erase"], ["stop", "--erase"], ["start", "kafka"]):
+        mode = mine.stat().st_mode
+        code, fields = said(capsys, *words, "--folder", str(tmp_path / "here"))
+        assert code == 3
+        assert "holds 'thesis.txt' and no server.json of ours, so kafka leaves it as it is" in fields["kafka"]["error"]
+        assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
+        assert mine.stat().st_mode == mode
+    assert (tmp_path / "here" / "s3").exists()
+    (mine / "server.json").write_text('{"listen": 8080}')
+    assert said(capsys, "stop", "kafka", "--erase", "--folder", str(tmp_path / "here"))[0] == 3
+    assert (mine / "thesis.txt").exists()
+
+
+def test_what_a_start_that_failed_has_left_can_be_erased(capsys, monkeypatch, tmp_path):
+    instead_of_kafka(monkeypatch, tmp_path / "second", Broken)
+    place = ["--folder", str(tmp_path / "here")]
+    assert said(capsys, "start", "kafka", *place)[0] == 3
+    assert (tmp_path / "here" / "kafka" / "log").exists()
+    assert said(capsys, "stop", "kafka", "--erase", *place) == (0, {"kafka": {"stopped": False}})
+    assert not (tmp_path / "here" / "kafka").exists()
+
+
+def test_stop_makes_no_folder(capsys, tmp_path):
+    assert said(capsys, "stop", "--erase", "--folder", str(tmp_path / "nowhere"))[0] == 0
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_stop_waits_for_a_start_and_ends_what_it_started(tmp_path):
+    place = tmp_path / "here"
+    with FileLock(place / ".kafka.lock", what="a start"):
+        stopping = threading.Thread(target=stop, args=("kafka", place))
+        stopping.start()
+        server = start("kafka", place / "kafka")
+        server.detach()
+        stopping.join(0.3)
+        assert stopping.is_alive()
+        assert server.is_alive
+    stopping.join(PATIENCE_S)
+    assert not server.is_alive
+
+
+def test_two_starts_at_once_start_one(tmp_path):
+    words, place = ["dev", "servers", "start", "kafka", "--json"], ["--folder", str(tmp_path / "here")]
+    starters = [
+        subprocess.Popen(
+            [sys.executable, "-c", TOGETHER, str(tmp_path / str(number)), *words, *place], cwd=ROOT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    answers = [json.loads(one.communicate(timeout=PATIENCE_S)[0].splitlines()[-1]) for one in starters]
+    assert [one.returncode for one in starters] == [0, 0, 0]
+    assert answers[0] == answers[1] == answers[2]
+    assert len(running(str(tmp_path / "here" / "kafka" / "program.py"))) == 1
+    run(["dev", "servers", "stop", *place])
+    assert running(str(tmp_path / "here" / "kafka" / "program.py")) == []
+
+
+def test_a_server_whose_credentials_were_taken_away_is_still_found_and_stopped(capsys, tmp_path):
+    place = ["--folder", str(tmp_path)]
+    pid = said(capsys, "start", "kafka", *place)[1]["kafka"]["pid"]
+    (tmp_path / "kafka" / "credentials").write_text("=")
+    assert said(capsys, "status", "kafka", *place)[1]["kafka"]["state"] == "running"
+    (tmp_path / "kafka" / "credentials").unlink()
+    code, status = said(capsys, "status", *place)
+    assert (code, status["kafka"]["state"], status["kafka"]["pid"]) == (0, "running", pid)
+    assert said(capsys, "stop", "kafka", *place) == (0, {"kafka": {"stopped": True}})
+    gone(pid)
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_the_next_step(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    code, fields = said(capsys, "start", "kafka", "--folder", str(tmp_path / "file" / "here"))
+    assert code == 3
+    assert "check that the path is right and may be read and written" in fields["kafka"]["error"]
 
 
 def test_fetch_says_what_is_there_and_what_cannot_be_had(capsys, monkeypatch):
@@ -130,6 +225,13 @@ def test_an_interrupted_start_leaves_nothing_behind(tmp_path, how):
     while running(program) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert running(program) == []
+
+
+def gone(pid: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while identify(pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert identify(pid) is None
 
 
 def running(program: str) -> list[str]:

@@ -80,6 +80,19 @@ def test_a_released_server_outlives_its_starter_and_has_no_watcher(tmp_path):
     assert gone(pid)
 
 
+def test_python_has_nothing_to_say_about_a_released_server(tmp_path):
+    words = [sys.executable, "-X", "dev", "-c", STARTER.replace("time.sleep(300)", ""), str(tmp_path), "releases"]
+    for ends_first in (False, True):
+        ending = "process.kill()" if ends_first else ""
+        words[4] = f"{words[4]}\n{ending}"
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+        found = identify(int(done.stdout))
+        if found is not None:
+            Process(found).kill()
+        assert (found is None) == ends_first
+        assert done.stderr == ""
+
+
 def test_kill_leaves_nothing_of_the_group(tmp_path):
     process = begin(["sh", "-c", "sleep 300 & wait"], tmp_path)
     pid = process.pid

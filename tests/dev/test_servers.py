@@ -9,7 +9,7 @@ import pytest
 
 from tests.dev.small import Broken, instead_of_kafka
 from understudy.core.errors import ConfigError, ServerFailed
-from understudy.dev import credentials
+from understudy.dev import credentials, process, servers
 from understudy.dev.process import identify
 from understudy.dev.servers import SERVERS, attach, give_up_on_versity, start, uses_moto, why_not
 
@@ -64,6 +64,23 @@ def test_secrets_stand_in_one_private_file_and_on_no_command_line(tmp_path):
 def test_a_second_start_in_one_folder_is_refused(tmp_path):
     with start("kafka", tmp_path / "k"), pytest.raises(ServerFailed, match=r"runs in .* already"):
         start("kafka", tmp_path / "k")
+
+
+@pytest.mark.usefixtures("small")
+def test_one_that_does_not_end_is_told_and_not_forgotten(monkeypatch, tmp_path):
+    server = start("kafka", tmp_path / "k")
+    with monkeypatch.context() as deaf:
+        deaf.setattr(process, "_GONE_S", 0.1)
+        deaf.setattr(servers, "_STOP_S", 0.1)
+        for name in ("kill", "killpg"):
+            deaf.setattr(process.os, name, lambda pid, number: None)
+        server.detach()
+        with pytest.raises(ServerFailed, match=f"kafka .pid {server.pid}. does not end; look at it with ps"):
+            server.stop()
+    found = attach(tmp_path / "k")
+    assert found is not None
+    assert (found.pid, found.is_alive) == (server.pid, True)
+    found.stop()
 
 
 @pytest.mark.usefixtures("small")

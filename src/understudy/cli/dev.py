@@ -14,7 +14,7 @@ from understudy.dev import background
 from understudy.dev.cache import cached, place_of
 from understudy.dev.cache import fetch as fetch_one
 from understudy.dev.packages import PACKAGES
-from understudy.dev.servers import SERVERS, Server, give_up_on_versity, is_ready, uses_moto
+from understudy.dev.servers import AWS_SHAPED, SERVERS, Server, give_up_on_versity, is_ready, uses_moto
 
 _FAILED = 3
 _DIED = 1
@@ -165,8 +165,9 @@ def _each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: C
         try:
             fields[name] = work(name)
         except (UnderstudyError, OSError) as error:
-            out.print(f"  {name:<11}{error}", soft_wrap=True, markup=False)
-            fields[name] = {"error": str(error)}
+            advice = "; check that the path is right and may be read and written" if isinstance(error, OSError) else ""
+            out.print(f"  {name:<11}{error}{advice}", soft_wrap=True, markup=False)
+            fields[name] = {"error": f"{error}{advice}"}
     return fields
 
 
@@ -176,7 +177,7 @@ def _place(folder: Path | None) -> Path:
 
 def _fields(server: Server) -> dict[str, Any]:
     fields = {"address": server.address, "credentials_file": str(server.credentials_file), "pid": server.pid}
-    return fields if "username" in server.credentials else {**fields, "url": server.url}
+    return {**fields, "url": server.url} if server.name in AWS_SHAPED else fields
 
 
 def _code(fields: Mapping[str, Any]) -> int:

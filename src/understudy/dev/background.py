@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from understudy.core.errors import ServerFailed
 from understudy.core.lock import FileLock
 from understudy.dev.packages import cache_root
-from understudy.dev.servers import SERVERS, Server, attach, last_lines, start, why_not
+from understudy.dev.servers import SERVERS, Server, attach, is_ours, last_lines, start, why_not
 
 USUAL = ("cassandra", "kafka", "kinesis", "s3")
 """Those that are started when none is named."""
 
-_OTHER_START_S = 180.0
+_OTHER_START_S = 600.0
+"""Longer than any start."""
 
 State = Literal["running", "died", "stopped", "unavailable"]
 
@@ -49,7 +49,7 @@ def look(name: str, folder: Path) -> Found:
 
 def ensure(name: str, folder: Path) -> tuple[Server, bool]:
     """The running server of this folder, and whether it was started now; then it ends with us unless detached."""
-    with FileLock(folder / f".{name}.lock", what=f"the start of {name}", patience_s=_OTHER_START_S):
+    with _alone(name, folder):
         found = look(name, folder)
         if found.state == "running" and found.server is not None:
             return found.server, False
@@ -57,16 +57,33 @@ def ensure(name: str, folder: Path) -> tuple[Server, bool]:
 
 
 def stop(name: str, folder: Path, *, erases: bool = False) -> bool:
-    """Stop the server of this folder, and remove its data if asked; says whether one ran."""
-    server = attach(folder / name)
-    ran = server is not None and server.is_alive
-    if server is not None:
-        server.stop()
-        if server.is_alive:
-            raise ServerFailed(f"{name} (pid {server.pid}) does not end; look at it with ps")
-    if erases:
-        shutil.rmtree(folder / name, ignore_errors=True)
-    return ran
+    """Stop the server of this folder, and remove its data if asked; says whether one ran.
+
+    One that is being started is waited for. What no server of ours has made is never removed.
+    """
+    place = folder / name
+    if not (place.exists() or _lock_file(name, folder).exists()):
+        return False
+    with _alone(name, folder):
+        goes = erases and place.exists() and is_ours(name, place)
+        server = attach(place)
+        ran = server is not None and server.is_alive
+        if server is not None:
+            server.stop()
+        if goes:
+            shutil.rmtree(place)
+        return ran
+
+
+def _alone(name: str, folder: Path) -> FileLock:
+    """Held while a server of this folder is started or stopped."""
+    return FileLock(
+        _lock_file(name, folder), what=f"the start or stop of {name}", patience_s=_OTHER_START_S
+    )  # fmt: skip
+
+
+def _lock_file(name: str, folder: Path) -> Path:
+    return folder / f".{name}.lock"
 
 
 def known(names: Sequence[str]) -> Sequence[str]:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,6 @@ from pathlib import Path
 _LAUNCH = 'exec 3<&0 </dev/null; ((read -r _ <&3 || kill -9 "$$") &); exec 3<&-; exec "$@"'
 _POLL_S = 0.02
 _GONE_S = 30.0
-_RELEASED: list[subprocess.Popen[bytes]] = []
-"""Python complains about a child that it forgets while it runs; these run on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,9 @@ class Process:
             os.close(self._gate)
             self._gate = -1
         if self._child is not None:
-            _RELEASED.append(self._child)
+            # It is still our child, which nobody else can bury should it end before us.
+            threading.Thread(target=self._child.wait, name=f"waits for {self.pid}", daemon=True).start()
+            self._child = None
 
     def terminate(self, *, patience_s: float) -> None:
         """Ask it to end, wait, and kill what is left."""

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from understudy.core.errors import ConfigError, ServerFailed, StorageFull
 from understudy.core.lock import FileLock
+from understudy.core.log import write_file
 from understudy.dev import credentials as creds
 from understudy.dev.cache import cached, place_of
 from understudy.dev.cassandra import Cassandra
@@ -27,7 +27,7 @@ from understudy.dev.tools import find, plain_environment
 
 SERVERS = ("cassandra", "kafka", "kinesis", "kinesalite", "s3")
 STATE = "server.json"
-_AWS_SHAPED = ("kinesis", "kinesalite", "s3")
+AWS_SHAPED = ("kinesis", "kinesalite", "s3")
 _START_S = 240.0
 _STOP_S = 30.0
 _AGAIN_S = 0.1
@@ -132,16 +132,21 @@ class Server:
         """Start it again on the same ports and data, after it was killed or stopped; stops it first if it runs."""
         self._process.terminate(patience_s=_STOP_S)
         self._process = _run(self.name, self._recipe, self.place)
-        write_state(self)
+        self.write_state()
 
     def stop(self) -> None:
-        """End it well and leave no process behind; may be called twice."""
+        """End it well and leave no process behind, or ServerFailed; may be called twice."""
         self._process.terminate(patience_s=_STOP_S)
+        if self.is_alive:
+            raise ServerFailed(f"{self.name} (pid {self.pid}) does not end; look at it with ps")
         self._process = Process(Identity(0, ""))
-        try:
-            write_state(self)
-        except OSError:  # a full disk, or a folder that its owner has taken away: who ran there is forgotten then
-            (self.place.folder / STATE).unlink(missing_ok=True)
+        # On a full disk, or in a folder that its owner has taken away, it stands there as one that died.
+        with contextlib.suppress(OSError):
+            self.write_state()
+
+    def write_state(self) -> None:
+        """Keep in its folder who runs there."""
+        write_state(self.place.folder, self.name, self.place.ports, self.identity)
 
     def detach(self) -> None:
         """Let it run on when this process ends; `attach` finds it again."""
@@ -168,6 +173,7 @@ def start(name: str, folder: Path, *, ports: Mapping[str, int] | None = None) ->
     folder = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        is_ours(name, folder)
         folder.chmod(0o700)  # settings and log may tell more than strangers should know
         with FileLock(folder / ".lock", what=f"the folder {folder}"):
             if (other := attach(folder)) is not None and other.is_alive:
@@ -175,7 +181,7 @@ def start(name: str, folder: Path, *, ports: Mapping[str, int] | None = None) ->
             place = _place(name, recipe, folder, ports or {})
             recipe.prepare(place)
             server = Server(name, place, process=_run(name, recipe, place))
-            write_state(server)
+            server.write_state()
             return server
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -188,13 +194,15 @@ def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) ->
         raise ConfigError(f"{name} has no port {sorted(unknown)[0]!r}; give {', '.join(recipe.ports)}")
     before = (read_state(folder) or {}).get("ports", {})
     again = {port: number for port, number in before.items() if port in recipe.ports and is_free(number)}
+    ports = {**free_ports(recipe.ports), **again, **ports}
+    # The mark that this folder is ours stands there before anything else does.
+    write_state(folder, name, ports, Identity(0, ""))
     file = folder / "credentials"
     if not file.exists():
-        creds.write(file, creds.make(is_aws=name in _AWS_SHAPED))
+        creds.write(file, creds.make(is_aws=name in AWS_SHAPED))
     return Place(
-        folder=folder, package=cached(name) or folder, ports={**free_ports(recipe.ports), **again, **ports},
-        credentials=creds.read(file), credentials_file=file,
-    )  # fmt: skip
+        folder=folder, package=cached(name) or folder, ports=ports, credentials=creds.read(file), credentials_file=file
+    )
 
 
 def _run(name: str, recipe: Recipe, place: Place) -> Process:
@@ -248,13 +256,10 @@ def last_lines(folder: Path, *, lines: int = _LAST_LINES) -> str:
         return "(there is no log)"
 
 
-def write_state(server: Server) -> None:
-    """Keep in its folder who runs there, so that another process finds it."""
-    who = server.identity
-    state = {"name": server.name, "pid": who.pid, "started": who.started, "ports": dict(server.place.ports)}
-    draft = server.place.folder / f"{STATE}.draft"
-    draft.write_text(json.dumps(state))
-    os.replace(draft, server.place.folder / STATE)
+def write_state(folder: Path, name: str, ports: Mapping[str, int], who: Identity) -> None:
+    """Keep in its folder who runs there, so that another process finds it, and that the folder is ours."""
+    state = {"name": name, "pid": who.pid, "started": who.started, "ports": dict(ports)}
+    write_file(folder / STATE, json.dumps(state).encode(), mode=0o600)
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
@@ -268,13 +273,32 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return None
 
 
+def is_ours(name: str, folder: Path) -> bool:
+    """Whether a server of this name has made this folder; False for an empty one.
+
+    ConfigError where others' files are in it.
+    """
+    state = read_state(folder)
+    if state is not None and state["name"] == name:
+        return True
+    ours = (".lock", f".{STATE}.")  # what a start leaves that was killed before it could write its mark
+    if strange := sorted(path.name for path in folder.iterdir() if not path.name.startswith(ours)):
+        what = f"is the folder of {state['name']}" if state else f"holds {strange[0]!r} and no {STATE} of ours"
+        raise ConfigError(f"{folder} {what}, so {name} leaves it as it is; give another folder")
+    return False
+
+
 def attach(folder: Path) -> Server | None:
     """The server that a process started in this folder, running or dead; None when none was, or it was stopped."""
     state, file = read_state(folder), folder / "credentials"
-    if state is None or state["name"] not in SERVERS or state["pid"] <= 0 or not file.exists():
+    if state is None or state["name"] not in SERVERS or state["pid"] <= 0:
         return None
+    # A server is found, and can be stopped, also where somebody has taken its credentials away.
+    known: Mapping[str, str] = {}
+    with contextlib.suppress(OSError, ConfigError):
+        known = creds.read(file)
     place = Place(
-        folder=folder, package=cached(state["name"]) or folder, ports=state["ports"], credentials=creds.read(file),
+        folder=folder, package=cached(state["name"]) or folder, ports=state["ports"], credentials=known,
         credentials_file=file,
     )  # fmt: skip
     return Server(state["name"], place, process=Process(Identity(state["pid"], state["started"])))
