@@ -16,6 +16,18 @@ def test_an_address_is_taken_apart():
     assert parse_location("kinesis://steps") == Location("kinesis", (("steps", None),))
 
 
+@pytest.mark.parametrize("odd", ["plain", "a b", "a&b=c", "a#b?c", "100%41", "a+b", "Zürich/ö", "a;b'\"c", "[x]:@"])
+def test_an_address_that_was_written_is_read_back_whatever_is_in_it(odd: str):
+    one = Location(
+        "cassandra", (("a", 9042), ("b", None), ("::1", 7)), f"x/{odd}", {"credentials": f"/{odd}/c", odd: "1"}
+    )
+    assert parse_location(one.url) == one
+    assert " " not in one.url
+    assert Location("kinesis", (("steps", None),)).url == "kinesis://steps"
+    url = "s3://bots/games?endpoint=http://127.0.0.1:9000&credentials=/home/me/c"
+    assert parse_location(url).url == url
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

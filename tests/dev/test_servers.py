@@ -73,7 +73,7 @@ def test_one_that_does_not_end_is_told_and_not_forgotten(monkeypatch, tmp_path):
         deaf.setattr(process, "_GONE_S", 0.1)
         deaf.setattr(servers, "_STOP_S", 0.1)
         for name in ("kill", "killpg"):
-            deaf.setattr(process.os, name, lambda pid, number: None)
+            deaf.setattr(f"understudy.dev.process.os.{name}", lambda pid, number: None)
         server.detach()
         with pytest.raises(ServerFailed, match=f"kafka .pid {server.pid}. does not end; look at it with ps"):
             server.stop()

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from understudy.core.errors import ConfigError
 
@@ -21,6 +21,14 @@ class Location:
     hosts: tuple[tuple[str, int | None], ...]
     path: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """The same as one line of text, whatever characters its path and options have."""
+        hosts = ",".join(_written(*host) for host in self.hosts)
+        path = f"/{quote(self.path)}" if self.path else ""
+        query = urlencode(self.options, safe="/:,", quote_via=quote)
+        return f"{self.scheme}://{hosts}{path}{f'?{query}' if query else ''}"
 
     def refuse_others(self, known: Collection[str]) -> None:
         """ConfigError for an option that nobody reads, so that a misspelt one is noticed."""
@@ -87,6 +95,11 @@ def _host(text: str) -> tuple[str, int | None]:
     if not name or (port and not (port.isdigit() and int(port) < 65536)):
         raise ConfigError(f"{text[:80]!r} is no host; write HOST:PORT")
     return name, int(port) if port else None
+
+
+def _written(name: str, port: int | None) -> str:
+    shown = f"[{name}]" if ":" in name else name
+    return shown if port is None else f"{shown}:{port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,10 @@ from understudy.app.config import Config, GatewaySection, IngestSection, ModelsS
 from understudy.app.data import DataFolder
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
+from understudy.core.location import Location
 from understudy.dev.background import default_folder, look
+from understudy.dev.ports import HOST
+from understudy.dev.s3 import BUCKET
 from understudy.dev.servers import Server, start
 
 STREAMS = {"file": "", "kinesis": "kinesalite", "kafka": "kafka"}
@@ -104,19 +107,13 @@ def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], N
 
 
 def _stream(word: str, servers: dict[str, Server], mark: str) -> str:
-    if not STREAMS.get(word, word):
-        return ""
     if word == "kinesis":
         one = servers["kinesalite"]
-        url = (
-            f"kinesis://demo-{mark}?endpoint={one.url}&region={one.credentials['region']}"
-            f"&credentials={one.credentials_file}"
-        )
+        url = Location("kinesis", ((f"demo-{mark}", None),), options=_aws(one)).url
     elif word == "kafka":
-        one = servers["kafka"]
-        url = f"kafka://{one.address}/demo-{mark}?credentials={one.credentials_file}"
+        url = _at(servers["kafka"], "kafka", f"demo-{mark}").url
     else:
-        return word
+        return STREAMS.get(word, word)
     create_stream(url, partitions=2)
     return url
 
@@ -124,8 +121,7 @@ def _stream(word: str, servers: dict[str, Server], mark: str) -> str:
 def _store(word: str, servers: dict[str, Server], mark: str) -> str:
     if word != "cassandra":
         return STORES.get(word, word)
-    one = servers["cassandra"]
-    url = f"cassandra://{one.address}/demo_{mark}?credentials={one.credentials_file}&replication=1"
+    url = _at(servers["cassandra"], "cassandra", f"demo_{mark}", replication="1").url
     init_store(url)
     return url
 
@@ -133,8 +129,17 @@ def _store(word: str, servers: dict[str, Server], mark: str) -> str:
 def _models(word: str, servers: dict[str, Server], mark: str) -> str:
     if word != "s3":
         return MODELS.get(word, word)
-    one = servers["s3"]
-    return (
-        f"s3://understudy/demo-{mark}?endpoint={one.url}&region={one.credentials['region']}"
-        f"&credentials={one.credentials_file}"
-    )
+    return Location("s3", ((BUCKET, None),), f"demo-{mark}", _aws(servers["s3"])).url
+
+
+def _at(server: Server, scheme: str, path: str, **more: str) -> Location:
+    """A place on a server that is spoken to by host and port."""
+    host = (HOST, server.place.ports["client"])
+    return Location(scheme, (host,), path, {"credentials": str(server.credentials_file), **more})
+
+
+def _aws(server: Server) -> dict[str, str]:
+    """The options of an address on a server that stands in for AWS."""
+    return {
+        "endpoint": server.url, "region": server.credentials["region"], "credentials": str(server.credentials_file)
+    }  # fmt: skip
