@@ -34,7 +34,7 @@ from understudy.stores.local import LocalStore
 
 _log = structlog.get_logger("understudy.window")
 _PARTITION = "remote"
-_PAGE = 512
+PAGE = 512
 _MOST_GONE = 65_536
 """Sessions whose gone numbers are remembered; they matter only where more than 1,024 are missing in a row."""
 _TROUBLE_S = 1.0
@@ -99,7 +99,7 @@ class Window:
 
     def step(self, *, wait_s: float = 0.0) -> int:
         """Take one page of the remote tail; how many items it had."""
-        page = self._remote.tail(self._cursor, max_items=_PAGE, wait_s=wait_s)
+        page = self._remote.tail(self._cursor, max_items=PAGE, wait_s=wait_s)
         if page.items:
             self._take(page.items, page.cursor)
             self.items += len(page.items)

@@ -2,50 +2,46 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
-from understudy.app.digest import items_of
 from understudy.app.exchange.history import Wanted
 from understudy.core.errors import StorageFailed
-from understudy.core.ports import Candidate, ExperienceStore, Forgotten, Specs, WriteBatch
-from understudy.stores.local import LocalStore
+from understudy.core.meta import ChunkMeta
+from understudy.core.ports import ExperienceStore, Gone, Specs
 from understudy.stores.view import StoreView
+from understudy.stores.window import PAGE, Window
 
-_PARTITION = "copy"
-_WRITE_CHUNKS = 256
+_SHORT_PAGES = 3
+"""A page that is not full has reached the end of that moment; while others write, no page may ever be empty."""
 
 
 @contextmanager
 def copied(store: ExperienceStore, specs: Specs, wanted: Wanted, *, beside: Path) -> Iterator[StoreView]:
     """A view of what is wanted of a store, in a folder beside `beside` that goes when the block ends."""
+
+    def is_wanted(meta: ChunkMeta) -> bool:
+        return wanted.game in (None, meta.game) and meta.schema.startswith(wanted.schema)
+
     with tempfile.TemporaryDirectory(prefix=f".{beside.name}.", suffix=".copy", dir=beside.absolute().parent) as folder:
-        with closing(LocalStore(Path(folder), specs=specs)) as copy:
-            _fill(copy, store, wanted)
+        with Window(store, Path(folder), specs=specs, wanted=is_wanted) as window:
+            short = 0
+            while short < _SHORT_PAGES and (items := window.step()):
+                short += items < PAGE
+            _check(window)
         with StoreView(Path(folder)) as view:
             yield view
 
 
-def _fill(copy: LocalStore, store: ExperienceStore, wanted: Wanted) -> None:
-    claim = copy.claim(_PARTITION, owner="export", ttl_s=1e9)
-    waiting: list[Candidate] = []
-
-    def flush() -> None:
-        receipt = copy.write(WriteBatch(_PARTITION, claim.epoch, None, waiting))
-        if bad := [reason for reason, fate in zip(receipt.reasons, receipt.fates, strict=False) if fate == "refused"]:
-            raise StorageFailed(f"the copy of the store refused chunks: {bad[0]}; look at it with data verify")
-        waiting.clear()
-
-    for item in items_of(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0)):
-        if isinstance(item, Forgotten):
-            if item.player is not None and not item.chunks:
-                flush()
-                copy.forget(item.player)
-            continue
-        meta = None if item.chunk is None else item.chunk.meta
-        if meta is not None and wanted.game in (None, meta.game) and meta.schema.startswith(wanted.schema):
-            waiting.append(Candidate(item.frame, item.chunk))
-        if len(waiting) == _WRITE_CHUNKS:
-            flush()
-    if waiting:
-        flush()
+def _check(window: Window) -> None:
+    """StorageFailed where the copy lacks what the store has: an export of it would look whole."""
+    after = 0
+    while page := window.local.quarantined(after_id=after):
+        after = page[-1].id
+        for one in page:
+            if one.reason not in get_args(Gone):
+                raise StorageFailed(
+                    f"chunk {one.chunk_no} of session {one.session} does not fit what the store holds beside it "
+                    f"({one.reason}); look at it with understudy data verify"
+                )

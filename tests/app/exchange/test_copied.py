@@ -1,0 +1,111 @@
+"""The copy from which a store elsewhere is exported: what the store holds, and nothing that was taken away."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from understudy.app.exchange.copied import copied
+from understudy.app.exchange.history import Wanted
+from understudy.core.chunk import Chunk
+from understudy.core.errors import StorageFailed
+from understudy.core.frame import DropReport, drop_frame
+from understudy.core.game import GameSpec
+from understudy.core.names import new_session
+from understudy.core.ports import Candidate, Cursor, Stored, Tail
+from understudy.stores.local import LocalStore
+from understudy.stores.view import StoreView
+from understudy.stores.window import Window
+from understudy.testing.clock import ManualClock
+from understudy.testing.desk import SPEC, Desk
+from understudy.testing.samples import PLAYER, random_session
+
+
+class OneSpec:
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        return SPEC if (game, schema) == (SPEC.game, SPEC.schema) else None
+
+    def knows(self, game: str) -> bool:
+        return game == SPEC.game
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    clock = ManualClock()
+    made = Desk(LocalStore(tmp_path / "remote", clock=clock), clock, lambda store: store)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def chunks_in(view: StoreView) -> list[Chunk]:
+    page = view.tail(None, max_items=10_000, wait_s=0.0)
+    return [item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None]
+
+
+def copy_of(desk: Desk, folder: Path) -> list[Chunk]:
+    with copied(desk.store, OneSpec(), Wanted(game=SPEC.game), beside=folder / "out.parquet") as view:
+        return chunks_in(view)
+
+
+def test_a_forgotten_player_who_played_again_is_copied_with_what_is_new(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    desk.put(*random_session(SPEC, rng, n_chunks=2))
+    desk.store.forget(PLAYER)
+    desk.clock.advance(10.0)
+    fresh = random_session(SPEC, rng, session=new_session(desk.clock.now(), rng.bytes(10)), n_chunks=3)
+    desk.put(*fresh)
+    assert copy_of(desk, tmp_path) == fresh
+    assert [path.name for path in tmp_path.iterdir()] == ["remote"], "the copy is gone"
+
+
+def test_quarantined_and_dropped_numbers_are_no_hindrance(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    chunks = random_session(SPEC, rng, n_chunks=1300)
+    session, left = chunks[0].meta.session, chunks[1200:]
+    report = DropReport(((1, 1199),), sum(chunk.meta.n_steps for chunk in chunks[1:1200]))
+    desk.put(chunks[0])
+    desk.write([Candidate(drop_frame(session, 1300, report).stamped(PLAYER, int(desk.clock.now())), None)])
+    desk.put(*left)
+    desk.store.quarantine([(session, 1250)], reason="guard")
+    assert copy_of(desk, tmp_path) == [chunks[0], *(one for one in left if one.meta.chunk_no != 1250)]
+
+
+def test_a_store_that_is_written_to_all_the_time_is_copied_to_an_end(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    class Busy:
+        """Something new has come whenever it is asked."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(desk.store, name)
+
+        def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
+            desk.put(*random_session(SPEC, rng, n_chunks=1))
+            return desk.store.tail(cursor, max_items=max_items, wait_s=wait_s)
+
+    before = random_session(SPEC, rng, n_chunks=3)
+    desk.put(*before)
+    with copied(Busy(), OneSpec(), Wanted(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
+        assert chunks_in(view)[:3] == before
+
+
+def test_a_copy_that_lacks_something_is_no_copy(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = random_session(SPEC, rng, n_chunks=1100)
+    desk.put(*chunks)
+
+    def cut(*arguments: Any, **named: Any) -> Window:
+        """Filters half of a session out, which no export does."""
+        return Window(*arguments, **{**named, "wanted": lambda meta: meta.chunk_no >= 1090})
+
+    monkeypatch.setattr("understudy.app.exchange.copied.Window", cut)
+    with pytest.raises(StorageFailed, match="does not fit"):
+        copy_of(desk, tmp_path)
