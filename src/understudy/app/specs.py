@@ -1,27 +1,59 @@
 """Where ingest finds game specs when they do not lie on its own disk: in the registry."""
 
-from understudy.core.errors import InvalidName, SpecError, UnderstudyError
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import InvalidName, SpecError
 from understudy.core.game import GameSpec
 from understudy.models.registry import Registry
 
+MISS_S = 1.0
+"""How long it is believed that a schema is not registered: a flood of its frames costs one question a second."""
+_MOST_MISSES = 4096
+
 
 class RegistrySpecs:
-    """Registered specs by game and schema; found ones are remembered, since a schema never changes."""
+    """Registered specs by game and schema; StorageFailed while the registry cannot be asked.
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    Found ones are remembered for good, since a schema never changes.
+    """
+
+    def __init__(self, registry: Registry, *, clock: Clock | None = None) -> None:
+        self._registry, self._clock = registry, clock or SystemClock()
         self._known: dict[tuple[str, str], GameSpec] = {}
+        self._games: frozenset[str] = frozenset()
+        self._missed: dict[tuple[str, str], float] = {}
+        """When a schema was looked for in vain; a game under the empty schema."""
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
-        if (game, schema) not in self._known:
-            try:
-                self._known.update({(game, spec.schema): spec for spec in self._registry.specs(game)})
-            except (InvalidName, SpecError):
-                return None
-        return self._known.get((game, schema))
+        key = (game, schema)
+        if key not in self._known and not self._is_missing(key):
+            # Noted before it is asked: what is registered meanwhile may be seen a second later, never later than that.
+            asked_s = self._clock.monotonic()
+            if (spec := self._read(game, schema)) is None:
+                self._miss(key, asked_s)
+            else:
+                self._known[key] = spec
+        return self._known.get(key)
 
     def knows(self, game: str) -> bool:
+        key = (game, "")
+        if game not in self._games and not self._is_missing(key):
+            asked_s = self._clock.monotonic()
+            self._games = frozenset(self._registry.games())
+            if game not in self._games:
+                self._miss(key, asked_s)
+        return game in self._games
+
+    def _read(self, game: str, schema: str) -> GameSpec | None:
         try:
-            return any(name == game for name, _ in self._known) or bool(self._registry.specs(game))
-        except UnderstudyError:
-            return False
+            spec = self._registry.spec(game, schema)
+        except (InvalidName, SpecError):
+            return None
+        return spec if spec is not None and (spec.game, spec.schema) == (game, schema) else None
+
+    def _is_missing(self, key: tuple[str, str]) -> bool:
+        return self._clock.monotonic() - self._missed.get(key, -MISS_S) < MISS_S
+
+    def _miss(self, key: tuple[str, str], asked_s: float) -> None:
+        if len(self._missed) >= _MOST_MISSES:
+            self._missed.clear()
+        self._missed[key] = asked_s

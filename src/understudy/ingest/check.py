@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy.core.ages import INGEST_S, refused_session
 from understudy.core.chunk import Chunk, RowKind, chunk_of
-from understudy.core.errors import Refused
+from understudy.core.errors import Refused, StorageFailed, StorageFull
 from understudy.core.frame import Frame, FrameKind, decode_frame, read_close, read_drop
 from understudy.core.game import GameSpec
 from understudy.core.ports import Candidate, RefusedFrame, Specs
@@ -30,7 +30,10 @@ class Checked:
 
 
 def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
-    """Judge one frame as it came into the stream at `received_s`, however much later that is done."""
+    """Judge one frame as it came into the stream at `received_s`, however much later that is done.
+
+    What reading `specs` raises passes: it says nothing about the frame, which has to be judged again later.
+    """
     game = ""
     try:
         frame = decode_frame(raw)
@@ -47,6 +50,8 @@ def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
         check_against_spec(chunk, spec)
     except Refused as refused:
         return Checked("refused", refusal=RefusedFrame(raw, refused.reason, refused.detail, received_s, game))
+    except (StorageFailed, StorageFull, OSError):
+        raise
     except Exception as error:
         # A mistake of ours in one of the checks; raised, it would stop this frame's partition for good.
         return Checked("refused", refusal=RefusedFrame(raw, UNREADABLE, repr(error)[:200], received_s, game))

@@ -205,6 +205,11 @@ class Registry:
                 )
         self._objects.create(f"games/{game_name(spec.game)}/{spec.schema}.json", spec.to_json())
 
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        """One spec of a game; SpecError when what is kept under its name cannot be read."""
+        raw = self._objects.get(f"games/{game_name(game)}/{schema}.json")
+        return None if raw is None else spec_from_json(raw)
+
     def specs(self, game: str) -> Sequence[GameSpec]:
         """Every spec of a game."""
         found = (self._objects.get(name) for name in self._objects.list(f"games/{game_name(game)}"))

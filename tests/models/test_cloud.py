@@ -1,0 +1,81 @@
+"""Objects behind a URL: what is away for now is told from what was refused, and no error shows a secret."""
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.models.small_s3 import SmallS3, Trouble, small_s3
+from understudy.core.errors import ConfigError, StorageFailed, Unreachable
+from understudy.models.cloud import CloudObjects
+
+CALLS: dict[str, Callable[[CloudObjects], Any]] = {
+    "read": lambda objects: objects.get("games/cart/1.json"),
+    "list": lambda objects: objects.list("games"),
+    "create": lambda objects: objects.create("games/cart/2.json", b"two"),
+}
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallS3]:
+    with small_s3(monkeypatch) as server:
+        yield server
+
+
+@pytest.mark.parametrize("doing", CALLS)
+@pytest.mark.parametrize("trouble", [500, 503, 429, "cut"])
+def test_a_server_that_cannot_now_is_unreachable_and_serves_again_later(s3: SmallS3, doing: str, trouble: Trouble):
+    objects = CloudObjects(s3.url)
+    objects.create("games/cart/1.json", b"one")
+    s3.trouble = trouble
+    with pytest.raises(Unreachable, match=rf"cannot {doing} games.* by http://127.*check that it runs"):
+        CALLS[doing](objects)
+    s3.trouble = ""
+    CALLS[doing](objects)
+    assert objects.get("games/cart/1.json") == b"one"
+
+
+def test_an_object_that_comes_half_is_none_at_all(s3: SmallS3):
+    objects = CloudObjects(s3.url)
+    s3.trouble = "half"
+    with pytest.raises(Unreachable):
+        objects.get("games/cart/1.json")
+
+
+@pytest.mark.parametrize("doing", CALLS)
+def test_nobody_at_that_address_is_unreachable_with_the_address(
+    monkeypatch: pytest.MonkeyPatch, s3: SmallS3, doing: str
+):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        objects = CloudObjects(f"s3://models/x?endpoint={gone}")
+        with pytest.raises(Unreachable, match=rf"s3://models/x: .*Connection refused.* by {gone}; check that it runs"):
+            CALLS[doing](objects)
+
+
+@pytest.mark.parametrize("doing", CALLS)
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_a_refusal_is_told_at_once_and_as_one(s3: SmallS3, doing: str, status: int):
+    objects = CloudObjects(s3.url)
+    s3.trouble = status
+    with pytest.raises(StorageFailed, match=f"{status}.*check access") as caught:
+        CALLS[doing](objects)
+    assert not isinstance(caught.value, Unreachable)
+    assert len(s3.calls) == 1
+    assert "hush-hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nowhere://somebody:hush-hush@account/models",
+        "nowhere://account/models?sig=hush-hush",
+        "az://account/models?sig=hush-hush",
+    ],
+)
+def test_no_error_shows_what_an_address_may_hide(url: str):
+    with pytest.raises(ConfigError, match="no place for models") as caught:
+        CloudObjects(url)
+    assert "hush" not in str(caught.value)
