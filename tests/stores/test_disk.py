@@ -13,8 +13,10 @@ import pytest
 
 from tests.stores.desks import local, local_desk, sessions
 from understudy.core.chunk import Chunk
-from understudy.core.errors import StorageFailed, StorageFull
+from understudy.core.errors import StorageFailed, StorageFull, Unreachable
+from understudy.core.game import GameSpec
 from understudy.core.names import new_session
+from understudy.stores.reader import SegmentReader
 from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S
 from understudy.testing.desk import SPEC, Desk
@@ -223,3 +225,35 @@ def _check_reopened(desk: Desk, acked: list[Chunk]) -> None:
     assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks, audit.chunks) == ([], 0, 0, len(acked))
     assert again.put(*acked) == ["duplicate"] * len(acked)
     again.store.close()
+
+
+class SpecsElsewhere:
+    """Specs on other machines that are away for a while."""
+
+    is_away = True
+
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        if self.is_away:
+            raise Unreachable("nobody answers")
+        return SPEC if (game, schema) == (SPEC.game, SPEC.schema) else None
+
+    def knows(self, game: str) -> bool:
+        return game == SPEC.game
+
+
+def test_specs_elsewhere_that_are_away_make_sealing_wait_and_no_reopening_is_needed(tmp_path: Path):
+    specs = SpecsElsewhere()
+    desk = local_desk(tmp_path, specs=specs)
+    (chunks,) = sessions(1, 4)
+    desk.put(*chunks[:2])
+    for _ in range(2):
+        with pytest.raises(Unreachable):
+            local(desk).freeze(wait=True)
+    assert desk.put(chunks[2]) == ["new"], "writing goes on while there is room in the log"
+    specs.is_away = False
+    assert desk.put(chunks[3]) == ["new"]
+    local(desk).freeze(wait=True)
+    assert desk.chunks() == chunks
+    desk.store.close()
+    with SegmentReader(tmp_path) as reader:
+        assert reader.spec == SPEC

@@ -15,7 +15,15 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFailed, StorageFull, UnderstudyError
+from understudy.core.errors import (
+    ClaimLost,
+    Closed,
+    ConfigError,
+    StorageFailed,
+    StorageFull,
+    UnderstudyError,
+    Unreachable,
+)
 from understudy.core.group import GroupCommit
 from understudy.core.lock import FileLock
 from understudy.core.log import LogFile, Sync, make_folder, no_sync, remove, sync_data
@@ -381,6 +389,8 @@ class LocalStore:
         """Once the sealer is done: let readers look into the segments instead of the log, then drop the log."""
         try:
             sealed = self._sealer.finish(wait=wait)
+        except Unreachable:
+            raise
         except StorageFailed as error:
             self._failed = str(error)
             raise

@@ -1,15 +1,18 @@
-"""Seals one frozen generation at a time beside the writer, and tries again where there was no room."""
+"""Seals one frozen generation at a time beside the writer, and tries again where that helps."""
 
 import threading
 from contextlib import suppress
 from pathlib import Path
 
-from understudy.core.errors import Corrupt, StorageFailed, StorageFull
+from understudy.core.errors import Corrupt, StorageFailed, StorageFull, Unreachable
 from understudy.core.ports import Specs
 from understudy.stores.catalogue import Catalogue
 from understudy.stores.generation import Generation
 from understudy.stores.rewriting import merge_small
 from understudy.stores.sealing import Sealed, register, write_segments
+
+_PASSING = (StorageFull, Unreachable)
+"""What comes right by itself: no room, or nobody who says what a schema means."""
 
 
 class Sealer:
@@ -32,17 +35,17 @@ class Sealer:
     def finish(self, *, wait: bool) -> Generation | None:
         """The generation that has been sealed, once; None while nothing is (or, without `wait`, not yet).
 
-        StorageFull when there is no room: it stays frozen, and the next call with `wait` tries again. StorageFailed
-        when only a new start can help.
+        StorageFull when there is no room, Unreachable when specs lie elsewhere and nobody answers: it stays frozen, and
+        the next call with `wait` tries again. StorageFailed when only a new start can help.
         """
         if self._thread is not None:
             if not wait and self._thread.is_alive():
                 return None
             self._thread.join()
             self._thread = None
-        elif wait and isinstance(self._error, StorageFull):
+        elif wait and isinstance(self._error, _PASSING):
             self._seal()
-        if isinstance(self._error, StorageFull):
+        if isinstance(self._error, _PASSING):
             if wait:
                 raise self._error
             return None

@@ -54,8 +54,10 @@ def register(
 ) -> None:
     """Tell the catalogue everything about a generation, in the transaction that retires its log files."""
     forgets = forgotten_below(generation)
+    # Asked before anything is locked: specs may lie on other machines.
+    schemas = _new_schemas(catalogue, generation, specs)
     with _readers(folder, generation) as readers, catalogue.changing():
-        _register_schemas(catalogue, generation, specs)
+        catalogue.many("INSERT INTO schemas (game, schema, spec) VALUES (?, ?, ?)", schemas)
         catalogue.many("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", sealed.segments)
         catalogue.add_arrivals(sealed.arrivals)
         catalogue.add_arrivals(_control_rows(generation, readers, forgets))
@@ -153,12 +155,15 @@ def event_row(number: int, event: Event, fate: int) -> ArrivalRow:
     )  # fmt: skip
 
 
-def _register_schemas(catalogue: Catalogue, generation: Generation, specs: Specs | None) -> None:
+def _new_schemas(
+    catalogue: Catalogue, generation: Generation, specs: Specs | None
+) -> list[tuple[str, str, bytes | None]]:  # fmt: skip
+    found: list[tuple[str, str, bytes | None]] = []
     for game, schema in {(item.facts.game, item.facts.schema) for item in generation.items if item.facts.schema}:
         if catalogue.one("SELECT 1 FROM schemas WHERE schema = ?", schema) is None:
             spec = specs.spec(game, schema) if specs is not None else None
-            text = spec.to_json() if spec is not None else None
-            catalogue.run("INSERT INTO schemas (game, schema, spec) VALUES (?, ?, ?)", game, schema, text)
+            found.append((game, schema, spec.to_json() if spec is not None else None))
+    return found
 
 
 def _write_events(catalogue: Catalogue, generation: Generation) -> None:
