@@ -90,5 +90,26 @@ class Hold:
 
 def is_commit(statement: Any) -> bool:
     """Whether a request is the compare-and-set that makes a commit count."""
+    return "lanes SET commit_no" in _text(statement)
+
+
+def is_claim(statement: Any) -> bool:
+    """Whether a request is the compare-and-set that makes a claim count."""
+    return "lanes SET epoch = ?, owner" in _text(statement)
+
+
+def is_draw(statement: Any) -> bool:
+    """Whether a request is the compare-and-set that draws stamps."""
+    return "meta SET number" in _text(statement)
+
+
+def is_row(statement: Any) -> bool:
+    """Whether a request writes what a commit will make count."""
+    return is_write(statement) and " lanes " not in _text(statement) and " meta " not in _text(statement)
+
+
+def _text(statement: Any) -> str:
     prepared = getattr(statement, "prepared_statement", None)
-    return prepared is not None and "lanes SET commit_no" in prepared.query_string
+    return (
+        "" if prepared is None else str(prepared.query_string).replace(".lanes", ". lanes").replace(".meta", ". meta")
+    )

@@ -3,6 +3,7 @@
 Each has a control that goes red: the same faults with one rule of the store taken out.
 """
 
+import itertools
 import threading
 import uuid
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends.between import Crash, Cut, Delay, Hold, is_commit
+from tests.backends.between import Crash, Cut, Delay, Hold, is_claim, is_commit, is_draw, is_row
 from tests.backends.keyspaces import Keyspace
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ClaimLost, Unreachable
@@ -277,6 +278,40 @@ def test_late_writes_of_a_stale_owner_change_nothing(keyspace: Keyspace) -> None
     assert zombie(keyspace, ManualClock()) == []
 
 
+def test_stamps_drawn_while_another_claims_stay_below_the_ones_of_its_claim(keyspace: Keyspace) -> None:
+    """The first owner draws new stamps after the second one began to claim, and before its claim counts."""
+    clock, source = ManualClock(), Source(1, n_sessions=2, n_chunks=6)
+    first, second = keyspace.open(clock), keyspace.open(clock)
+    claim = first.claim(source.name, owner="test", ttl_s=60.0)
+    batch = source.batch(claim.epoch, None, 3)
+    first.write(batch)
+    claiming, writing = Hold(second.wire.send, only=is_claim), Hold(first.wire.send, only=is_row)
+    second.wire.send, first.wire.send = claiming, writing
+    lost: list[bool] = []
+
+    def late() -> None:
+        try:
+            first.write(source.batch(claim.epoch, batch.position, 4))
+        except ClaimLost:
+            lost.append(True)
+
+    taker = threading.Thread(target=source.drain, args=(second, 5))
+    taker.start()
+    assert claiming.seen.wait(20.0)
+    clock.advance(3_601.0)  # stamps this old are left, so that new ones are drawn
+    writer = threading.Thread(target=late)
+    writer.start()
+    assert writing.seen.wait(20.0)
+    claiming.let_go()
+    taker.join(60.0)
+    writing.let_go()
+    writer.join(60.0)
+    assert lost == [True]
+    assert faults_in(second, source) == []
+    first.close()
+    second.close()
+
+
 def test_control_without_stamps_that_follow_claims_a_zombie_does_harm(
     keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +349,63 @@ def test_a_write_under_way_does_not_bring_back_a_forgotten_player(keyspace: Keys
         assert [item for item in tailed(other) if isinstance(item, Stored)] == []
         assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
     writer.close()
+
+
+def test_stamps_drawn_after_an_erasure_bring_no_byte_back(keyspace: Keyspace) -> None:
+    """A writer that has not heard of an erasure draws stamps above it."""
+    clock, source = ManualClock(), Source(1)
+    with keyspace.open(clock) as writer, keyspace.open(clock) as other:
+        claim = writer.claim(source.name, owner="test", ttl_s=60.0)
+        batch = source.batch(claim.epoch, None, 6)
+        writer.write(batch)
+        other.forget(PLAYER)
+        clock.advance(3_601.0)
+        receipt = writer.write(source.batch(claim.epoch, batch.position, 6))
+        assert set(receipt.reasons) == {"forgotten"}
+        assert [item for item in tailed(other) if isinstance(item, Stored)] == []
+        assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
+
+
+def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte(keyspace: Keyspace) -> None:
+    """The erasure has looked for the player's sessions before this one was written."""
+    clock, source = ManualClock(), Source(1)
+    with keyspace.open(clock) as writer, keyspace.open(clock) as other:
+        claim = writer.claim(source.name, owner="test", ttl_s=60.0)
+        hold = Hold(writer.wire.send, only=is_row)
+        writer.wire.send = hold
+        receipts: list[Any] = []
+        thread = threading.Thread(target=lambda: receipts.append(writer.write(source.batch(claim.epoch, None, 12))))
+        thread.start()
+        assert hold.seen.wait(20.0)
+        other.forget(PLAYER)
+        hold.let_go()
+        thread.join(60.0)
+        assert set(receipts[0].reasons) == {"forgotten"}
+        assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
+
+
+def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Keyspace) -> None:
+    """Whoever was held while it drew its stamp finds its turn gone, and brings back no byte of a forgotten player."""
+    clock, (chunk, *_) = ManualClock(), Source(1).chunks
+    raw = candidate(chunk).frame.encode()
+    with keyspace.open(clock) as slow, keyspace.open(clock) as quick:
+        claim = slow.claim("one", owner="test", ttl_s=60.0)
+        parked = RefusedFrame(raw, "unknown_schema", "", START_S, SPEC.game)
+        slow.write(WriteBatch("one", claim.epoch, Position("1"), [], [], [parked]))
+        (waiting,) = slow.quarantined()
+        draws = itertools.count(1)
+        hold = Hold(slow.wire.send, only=lambda one: is_draw(one) and next(draws) == 2)
+        slow.wire.send = hold
+        receipts: list[Any] = []
+        thread = threading.Thread(target=lambda: receipts.append(slow.replay([waiting.id], [candidate(chunk)])))
+        thread.start()
+        assert hold.seen.wait(20.0)
+        quick.turns.grace_s = 0.1
+        quick.forget(PLAYER)
+        hold.let_go()
+        thread.join(60.0)
+        assert list(receipts[0].reasons) == ["forgotten"]
+        assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
 
 
 def test_writers_go_on_when_whoever_decides_died(keyspace: Keyspace) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from tests.backends.keyspaces import Keyspace, OneSpec
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
+from understudy.core.location import parse_location
 from understudy.core.names import new_session
 from understudy.core.ports import (
     Candidate,
@@ -25,24 +25,13 @@ from understudy.core.ports import (
 )
 from understudy.stores.cassandra import init, migrate
 from understudy.stores.cassandra.lanes import Lanes
+from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.tables import VERSION
+from understudy.stores.cassandra.wire import Wire
 from understudy.stores.window import Window
 from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
-
-
-@pytest.fixture(scope="module")
-def made(cassandra_server: Any) -> Iterator[Keyspace]:
-    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "used")
-    yield keyspace
-    keyspace.close()
-
-
-@pytest.fixture
-def keyspace(made: Keyspace) -> Keyspace:
-    made.empty()
-    return made
 
 
 @pytest.fixture
@@ -76,9 +65,49 @@ def test_a_wrong_password_is_told_and_not_shown(keyspace: Keyspace, tmp_path: Pa
 
 
 def test_a_keyspace_that_is_not_there_is_told_with_the_next_step(keyspace: Keyspace) -> None:
-    told = refusal(keyspace.url.replace("/used?", "/nowhere?"))
+    told = refusal(elsewhere(keyspace.url, "nowhere"))
     assert "there is no keyspace nowhere" in told
     assert "understudy store init" in told
+
+
+def elsewhere(url: str, keyspace: str) -> str:
+    """The same address with another keyspace."""
+    return url.replace(f"/{parse_location(url).path}?", f"/{keyspace}?")
+
+
+def refused_init(url: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        init(parse_location(url))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_copies_that_the_cluster_cannot_hold_are_refused_before_anything_is_made(keyspace: Keyspace) -> None:
+    url = elsewhere(keyspace.url, "copies")
+    assert "needs 3 nodes at least and this cluster has 1" in refused_init(url.replace("ion=1", "ion=5"))
+    assert "no datacenter 'moon'" in refused_init(url.replace("ion=1", "ion=moon:1"))
+    assert keyspace.rows("SELECT * FROM system_schema.keyspaces WHERE keyspace_name = 'copies'") == []
+
+
+def test_a_definition_that_cassandra_refuses_is_told_with_the_next_step(keyspace: Keyspace) -> None:
+    wire = Wire(read_options(keyspace.location))
+    try:
+        with pytest.raises(ConfigError, match="check replication, datacenter and ttl_s") as caught:
+            wire.define("CREATE TABLE IF NOT EXISTS odd (name text PRIMARY KEY) WITH compaction = {'class': 'Odd'}")
+        assert "\n" not in str(caught.value)
+    finally:
+        wire.close()
+
+
+def test_a_user_without_rights_is_told_at_once(keyspace: Keyspace, tmp_path: Path) -> None:
+    file = tmp_path / "guest.toml"
+    file.write_text('username = "guest"\npassword = "guest"\n')
+    keyspace.rows("CREATE ROLE IF NOT EXISTS guest WITH LOGIN = true AND PASSWORD = 'guest'")
+    as_guest = f"{keyspace.place}?credentials={file}&replication=1"
+    assert "allows this user not enough" in refused_init(elsewhere(as_guest, "theirs"))
+    assert "allows this user not enough" in refusal(as_guest)
+    with pytest.raises(ConfigError, match="allows this user not enough"):
+        migrate(parse_location(as_guest))
 
 
 def test_tables_of_another_version_are_told_with_the_next_step(keyspace: Keyspace) -> None:
@@ -102,15 +131,6 @@ def test_init_twice_keeps_what_is_there(keyspace: Keyspace, rng: np.random.Gener
     init(keyspace.location)
     assert len(desk.chunks()) == 4
     desk.store.close()
-
-
-def test_specs_are_kept_beside_what_was_stored(keyspace: Keyspace, rng: np.random.Generator) -> None:
-    clock = ManualClock()
-    with keyspace.open(clock) as store:
-        assert (store.spec(SPEC.game, SPEC.schema), store.knows(SPEC.game)) == (None, False)
-        Desk(store, clock, lambda one: one).put(*random_session(SPEC, rng))
-        assert (store.spec(SPEC.game, SPEC.schema), store.knows(SPEC.game)) == (SPEC, True)
-        assert store.spec("other", SPEC.schema) is None
 
 
 def test_no_thread_is_left_when_a_store_is_closed(keyspace: Keyspace, rng: np.random.Generator) -> None:
@@ -193,18 +213,21 @@ def test_a_window_follows_a_cassandra_store(keyspace: Keyspace, rng: np.random.G
 
 
 def across_partitions(keyspace: Keyspace, rng: np.random.Generator) -> tuple[list[str], int]:
-    """A session that moves to a partition whose claim is older: fates when all comes again, and what it counts."""
-    clock, chunks = ManualClock(), random_session(SPEC, rng, n_chunks=4)
+    """A session that moves to a partition whose stamps are older: fates when all comes again, and what it counts."""
+    clock, chunks, other = ManualClock(), random_session(SPEC, rng, n_chunks=4), random_session(SPEC, rng, n_chunks=1)
     with keyspace.open(clock) as store:
         child = store.claim("child", owner="a", ttl_s=60.0).epoch
         parent = store.claim("parent", owner="a", ttl_s=60.0).epoch
-        stamped = [Candidate(chunk.frame().stamped(PLAYER, int(clock.now())), chunk) for chunk in chunks]
+        first, *stamped = [
+            Candidate(chunk.frame().stamped(PLAYER, int(clock.now())), chunk) for chunk in (*other, *chunks)
+        ]
+        store.write(WriteBatch("child", child, Position("0"), [first]))
         store.write(WriteBatch("parent", parent, Position("1"), stamped[:2]))
         store.write(WriteBatch("child", child, Position("1"), stamped[2:]))
     with keyspace.open(clock) as store:
         child = store.claim("child", owner="a", ttl_s=60.0).epoch
         fates = list(store.write(WriteBatch("child", child, Position("2"), stamped)).fates)
-        (info,) = store.sessions(SessionFilter())
+        (info,) = [one for one in store.sessions(SessionFilter()) if one.session == chunks[0].meta.session]
         return [str(fate) for fate in fates], info.n_chunks
 
 

@@ -12,7 +12,7 @@ from understudy.stores.cassandra.journal import Journal
 from understudy.stores.cassandra.known import STORED, Known
 from understudy.stores.cassandra.quarantine import Quarantine
 from understudy.stores.cassandra.reading import commits_between
-from understudy.stores.cassandra.rows import Rows, head_row, swept_row
+from understudy.stores.cassandra.rows import Rows, erased_row, head_row, swept_row
 from understudy.stores.cassandra.stamps import draw
 from understudy.stores.cassandra.tables import CHUNK_BUCKET
 from understudy.stores.cassandra.tailing import Tailer
@@ -23,7 +23,6 @@ from understudy.stores.commits import QuarantinedFrame
 from understudy.stores.draft import Draft
 
 _NUMBERS = "SELECT * FROM sessions WHERE session = ?"
-_DELETE = "DELETE FROM chunks USING TIMESTAMP ? WHERE session = ? AND bucket = ? AND chunk_no = ?"
 _A_TURN = 64
 """Chunks that are taken out at once: writers wait meanwhile."""
 _WINDOW = 17
@@ -205,8 +204,7 @@ class Eraser:
 
     def _delete(self, chunks: Iterable[Key], stamp: int) -> None:
         self._wire.all([
-            self._wire.bind(_DELETE, stamp, uuid.UUID(bytes=session), number >> CHUNK_BUCKET, number)
-            for session, number in chunks
+            erased_row(self._wire, uuid.UUID(bytes=session), number, stamp) for session, number in chunks
         ])  # fmt: skip
 
     def _erased(self) -> int:

@@ -12,6 +12,7 @@ from understudy.core.errors import ClaimLost, ConfigError, UnderstudyError, Unre
 from understudy.core.ports import Claim, Position
 from understudy.stores.cassandra.facts import ADMIN, Tag
 from understudy.stores.cassandra.known import Stated
+from understudy.stores.cassandra.rows import head_row
 from understudy.stores.cassandra.stamps import Stamps, draw
 from understudy.stores.cassandra.wire import Row, Unsure, Wire
 
@@ -40,7 +41,8 @@ class Lane:
     arrivals: int
     events: int
     """Admin commits that must be known before anything is decided."""
-    stamps: Stamps
+    stamps: Stamps | None = None
+    """Drawn by the first attempt that knows those admin commits: above whatever an erasure before it deletes."""
     states: OrderedDict[UUID, Stated] = field(default_factory=OrderedDict)
     """The sessions written last, as committed."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -68,11 +70,6 @@ class Lanes:
         if partition.startswith("~"):
             raise ConfigError(f"partition {partition!r} begins with ~, which the store keeps for itself")
         wire = self._wire
-        # First the name, then the claim, then the look at admin commits: one that goes on either finds the name or is
-        # found here.
-        wire.one(wire.bind(
-            "INSERT INTO registry (kind, name, number) VALUES ('head', ?, 0) USING TIMESTAMP 1", partition
-        ))  # fmt: skip
         epoch = draw(wire, self._clock)
         for _ in range(_TRIES):
             row = self.row(partition) or self._made(partition)
@@ -100,16 +97,25 @@ class Lanes:
         return self._take(partition, epoch, ttl_s)
 
     def _take(self, partition: str, epoch: int, ttl_s: float) -> Claim:
+        # First the claim, then the name, then the look at admin commits: one that goes on either finds the name or is
+        # found here. By the epoch as its stamp, the name outlives the end of this lane at an earlier one.
+        head = self._own_row(partition, epoch).commit_no
+        self._wire.one(head_row(self._wire, partition, head, epoch))
         admin = self.row(ADMIN)
         events = 0 if admin is None else max(admin.events, admin.commit_no)
         self.fence([partition], events)
-        row = self.row(partition)
-        if row is None or row.epoch != epoch:
-            raise ClaimLost(f"epoch {epoch} of partition {partition} is stale")
-        lane = Lane(partition, epoch, ttl_s, row.commit_no, row.attempt, row.arrivals, row.events, Stamps(epoch))
+        row = self._own_row(partition, epoch)
+        lane = Lane(partition, epoch, ttl_s, row.commit_no, row.attempt, row.arrivals, row.events)
         with self._lock:
             self._held[partition] = lane
         return Claim(partition, epoch, None if row.position is None else Position(row.position))
+
+    def _own_row(self, partition: str, epoch: int) -> Row:
+        """A lane as it is now; ClaimLost when it was claimed since."""
+        row = self.row(partition)
+        if row is None or row.epoch != epoch:
+            raise ClaimLost(f"epoch {epoch} of partition {partition} is stale")
+        return row
 
     def held(self, partition: str, epoch: int) -> Lane:
         """The lane of a claim that this instance took; ClaimLost otherwise."""
@@ -134,16 +140,23 @@ class Lanes:
                 ))  # fmt: skip
 
     def reserve(self, lane: Lane, count: int, *, above: int = 0) -> int:
-        """This many stamps in a row for one attempt, above everything the attempt overwrites."""
-        if lane.stamps.is_spent(count, int(self._clock.now() * 1e6), above=above):
+        """This many stamps in a row for one attempt, above everything the attempt overwrites.
+
+        ClaimLost or Outdated when the lane is no longer as it was.
+        """
+        stamps = lane.stamps
+        if stamps is None or stamps.is_spent(count, int(self._clock.now() * 1e6), above=above):
             stamps = Stamps(draw(self._wire, self._clock))
-            row = self.row(lane.partition)
-            if row is None or row.epoch != lane.epoch:
-                # Asked after the draw: whoever claims from now on draws above it.
+            # Asked after the draw: whoever claims or erases from now on draws above it.
+            try:
+                row = self._own_row(lane.partition, lane.epoch)
+            except ClaimLost:
                 self.drop(lane)
-                raise ClaimLost(f"epoch {lane.epoch} of partition {lane.partition} is stale")
+                raise
+            if row.events != lane.events:
+                raise Outdated(row.events)
             lane.stamps = stamps
-        return lane.stamps.take(count)
+        return stamps.take(count)
 
     # --- committing -----------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from understudy.core.location import Credentials, Location, read_credentials
 
 PORT = 9042
 _KNOWN = (
-    "ca", "certificate", "consistency", "credentials", "datacenter", "in_flight", "key", "patience_s", "protocol",
-    "replication", "timeout_s", "tls", "ttl_s",
+    "ca", "certificate", "check_hostname", "consistency", "credentials", "datacenter", "in_flight", "key",
+    "patience_s", "protocol", "replication", "timeout_s", "tls", "ttl_s",
 )  # fmt: skip
 _CONSISTENCIES = ("ONE", "LOCAL_ONE", "QUORUM", "LOCAL_QUORUM", "EACH_QUORUM", "ALL")
 _KEYSPACE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,47}")
@@ -34,6 +34,8 @@ class Options:
     ca: str = ""
     certificate: str = ""
     key: str = ""
+    check_hostname: bool = True
+    """Whether a node's certificate must hold the name or address by which the node is reached."""
     patience_s: float = 20.0
     """How long a call tries again while no server answers."""
     timeout_s: float = 10.0
@@ -70,6 +72,7 @@ def read_options(location: Location) -> Options:
         ca=location.text("ca"),
         certificate=location.text("certificate"),
         key=location.text("key"),
+        check_hostname=location.flag("check_hostname", default=True),
         patience_s=location.number("patience_s", 20.0, least=0.0, most=3600.0),
         timeout_s=location.number("timeout_s", 10.0, least=0.1, most=600.0),
         protocol=int(location.number("protocol", 5, least=4, most=5)),

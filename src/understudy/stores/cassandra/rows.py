@@ -20,6 +20,7 @@ _STATE = (
 )
 _PLAYER = "INSERT INTO players (player, session) VALUES (?, ?) USING TIMESTAMP ?"
 _CHUNK = "INSERT INTO chunks (session, bucket, chunk_no, attempt, frame) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
+_ERASE = "DELETE FROM chunks USING TIMESTAMP ? WHERE session = ? AND bucket = ? AND chunk_no = ?"
 _COMMIT = (
     "INSERT INTO commits (partition, bucket, commit_no, attempt, events, at_s, before, facts) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
@@ -124,6 +125,11 @@ def commit_row(wire: Wire, tag: Tag, facts: CommitFacts, *, events: int, at_s: f
 def head_row(wire: Wire, name: str, number: int, stamp: int) -> Statement:
     """How far readers may look in a partition."""
     return wire.bind(_REGISTER, "head", name, number, stamp)
+
+
+def erased_row(wire: Wire, session: uuid.UUID, chunk_no: int, stamp: int) -> Statement:
+    """No frame under a number, whatever was written there by lower stamps."""
+    return wire.bind(_ERASE, stamp, session, chunk_no >> CHUNK_BUCKET, chunk_no)
 
 
 def swept_row(wire: Wire, name: str, number: int, stamp: int) -> Statement:

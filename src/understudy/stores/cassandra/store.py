@@ -6,7 +6,6 @@ from contextlib import suppress
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, UnderstudyError
-from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.location import Location
 from understudy.core.ports import (
     Audit,
@@ -41,11 +40,14 @@ _PAGE = 256
 
 
 def open_cassandra(location: Location, *, specs: Specs, clock: Clock | None = None) -> "CassandraStore":
-    """The store of an address; ConfigError or Unreachable in one line when there is none."""
+    """The store of an address; ConfigError or Unreachable in one line when there is none.
+
+    `specs` is what every store is opened with; this one keeps chunks as they came and asks for none.
+    """
     wire = Wire(read_options(location))
     try:
         check(wire)
-        return CassandraStore(wire, specs=specs, clock=clock)
+        return CassandraStore(wire, clock=clock)
     except BaseException:
         wire.close()
         raise
@@ -54,15 +56,13 @@ def open_cassandra(location: Location, *, specs: Specs, clock: Clock | None = No
 class CassandraStore:
     """Stores each step exactly once; open it in as many processes as you like, each writes what it claimed."""
 
-    def __init__(self, wire: Wire, *, specs: Specs, clock: Clock | None = None) -> None:
+    def __init__(self, wire: Wire, *, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
         self.wire = wire
         """The way to the servers."""
         self._tags, self._journal, self._lanes = Tags(wire), Journal(wire), Lanes(wire, clock)
         self.turns = Turns(wire, self._lanes, self._journal, clock=clock)
-        self._writer = Writer(
-            wire, self._lanes, self._journal, tags=self._tags, turns=self.turns, specs=specs, clock=clock
-        )
+        self._writer = Writer(wire, self._lanes, self._journal, tags=self._tags, turns=self.turns, clock=clock)
         self._tailer = Tailer(wire, self._lanes, self._journal, clock=clock, ttl_s=ttl_s(wire))
         self._quarantine = Quarantine(wire, self._journal, self._tags)
         self._eraser = Eraser(
@@ -150,18 +150,7 @@ class CassandraStore:
         self._check_open()
         return self._eraser.expire(before_s)
 
-    # --- specs, and the end -----------------------------------------------------------------------------------------
-
-    def spec(self, game: str, schema: str) -> GameSpec | None:
-        """The spec under which chunks of a schema were stored."""
-        self._check_open()
-        row = self.wire.one(self.wire.bind("SELECT game, spec FROM specs WHERE schema_id = ?", schema))
-        return None if row is None or row.game != game else spec_from_json(row.spec)
-
-    def knows(self, game: str) -> bool:
-        """Whether chunks of a game were ever stored here."""
-        self._check_open()
-        return any(row.game == game for row in self.wire.scan(self.wire.bind("SELECT game FROM specs")))
+    # --- what tells it from others, and the end ---------------------------------------------------------------------
 
     @property
     def identity(self) -> str:

@@ -8,7 +8,6 @@ chunks     the frames themselves
 sessions   what is known of a session, and a row per number: stored under it, or quarantined
 players    the sessions of a player
 quarantine refused, parked and withdrawn frames
-specs      a copy of every schema that was stored
 """
 
 import json
@@ -20,7 +19,8 @@ from understudy.core.location import Location
 from understudy.stores.cassandra.options import Options, read_options
 from understudy.stores.cassandra.wire import Wire
 
-VERSION = 1
+VERSION = 2
+"""2: lanes that nobody has claimed for long are listed apart, and no copies of specs are kept."""
 CHUNK_BUCKET, COMMIT_BUCKET, QUARANTINE_BUCKET = 6, 10, 36
 """How many low bits of a number one Cassandra partition covers."""
 
@@ -53,7 +53,6 @@ TABLES = {
         "session blob, chunk_no bigint, crc bigint, player blob, events bigint, partition text, commit_no bigint, "
         "attempt bigint, raw blob, PRIMARY KEY ((bucket), id)"
     ),
-    "specs": "schema_id text PRIMARY KEY, game text, spec blob",
 }
 
 _KEPT_LONGER = ("commits", "sessions", "players")
@@ -65,13 +64,10 @@ def init(location: Location) -> None:
     options = read_options(location)
     wire = Wire(options)
     try:
-        wire.session.execute(
-            f"CREATE KEYSPACE IF NOT EXISTS {options.keyspace} WITH replication = {_replication(options)}",
-            timeout=_DDL_S,
-        )
+        _check_nodes(wire)
+        wire.define(f"CREATE KEYSPACE IF NOT EXISTS {options.keyspace} WITH replication = {_replication(options)}")
         for name, columns in TABLES.items():
-            cql = f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {settings(name, options.ttl_s)}"
-            wire.session.execute(wire.qualified(cql), timeout=_DDL_S)
+            wire.define(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {settings(name, options.ttl_s)}")
         found = _version(wire)
         if found not in (None, VERSION):
             raise _other_version(options, found)
@@ -93,8 +89,8 @@ def migrate(location: Location) -> tuple[int, int]:
         if found > VERSION:
             raise _other_version(options, found)
         for name in TABLES:
-            cql = f"ALTER TABLE {name} WITH {settings(name, options.ttl_s)}"
-            wire.session.execute(wire.qualified(cql), timeout=_DDL_S)
+            wire.define(f"ALTER TABLE {name} WITH {settings(name, options.ttl_s)}")
+        wire.define("DROP TABLE IF EXISTS specs")
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", options.ttl_s))
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
         return found, VERSION
@@ -102,23 +98,18 @@ def migrate(location: Location) -> tuple[int, int]:
         wire.close()
 
 
-_DDL_S = 120.0
-
-
 def check(wire: Wire, *, any_version: bool = False) -> int:
     """The version of the keyspace of an address; ConfigError when it is not there, or of another one."""
     options = wire.options
-    keyspaces = wire.session.execute(
-        "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = %s", [options.keyspace]
-    ).all()
-    if not keyspaces:
+    cql = "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = ?"
+    if wire.one(wire.bind(cql, options.keyspace)) is None:
         raise ConfigError(
             f"there is no keyspace {options.keyspace} in this Cassandra; make it with `understudy store init "
             f"cassandra://.../{options.keyspace}`"
         )
-    tables = wire.session.execute(
-        "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", [options.keyspace]
-    ).all()
+    tables = wire.scan(
+        wire.bind("SELECT table_name FROM system_schema.tables WHERE keyspace_name = ?", options.keyspace)
+    )
     if "meta" not in {row.table_name for row in tables} or (found := _version(wire)) is None:
         raise ConfigError(
             f"keyspace {options.keyspace} holds no whole store; run `understudy store init cassandra://.../"
@@ -156,6 +147,22 @@ def _other_version(options: Options, found: int | None) -> Exception:
         f"keyspace {options.keyspace} has tables of version {found}, newer than this release's {VERSION}; "
         "install the release that made them"
     )
+
+
+def _check_nodes(wire: Wire) -> None:
+    """Refuse copies that the nodes of this cluster cannot hold: not one request of the store would be answered."""
+    nodes, wanted = wire.nodes(), wire.options.replication
+    if isinstance(wanted, int):
+        wanted = {wire.options.datacenter: wanted}
+    there = ", ".join(f"{count} in {name}" for name, count in sorted(nodes.items()))
+    for name, copies in wanted.items():
+        if name and name not in nodes:
+            raise ConfigError(f"this cluster has no datacenter {name!r}, its nodes are {there}; name one of those")
+        if (has := nodes[name] if name else sum(nodes.values())) < copies // 2 + 1:
+            raise ConfigError(
+                f"replication={copies} needs {copies // 2 + 1} nodes at least and this cluster has {has}; "
+                f"add nodes, or give &replication={has}"
+            )
 
 
 def _replication(options: Options) -> str:

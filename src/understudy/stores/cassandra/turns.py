@@ -77,6 +77,9 @@ class Turns:
         self._lanes.fence([name for name in names if not name.startswith("~")], number)
         # Drawn only now: whatever an attempt wrote that the fence made void lies below, so that an erasure covers it.
         turn = Turn(Tag(ADMIN, number, draw(self._wire, self._clock)), epoch, before.arrivals)
+        if self._lanes.made_admin().epoch != epoch:
+            # Asked after the draw: whoever takes the turn over from now on draws above it.
+            raise TurnLost
         try:
             decided = decide(turn)
         except TurnLost:

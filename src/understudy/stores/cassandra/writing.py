@@ -13,31 +13,34 @@ from collections.abc import Mapping, Sequence
 
 from understudy.core.clock import Clock
 from understudy.core.frame import identity_of
-from understudy.core.ports import Receipt, Specs, WriteBatch
+from understudy.core.ports import Receipt, WriteBatch
 from understudy.core.session import Arrival, SessionState
-from understudy.stores.cassandra.facts import Arrived, CommitFacts, Tag, facts_of
+from understudy.stores.cassandra.facts import CommitFacts, Tag, facts_of
 from understudy.stores.cassandra.journal import Journal
 from understudy.stores.cassandra.known import Known, Stated
 from understudy.stores.cassandra.lanes import Lane, Lanes, Outdated
-from understudy.stores.cassandra.rows import Rows, commit_row, frame_rows, head_row, quarantine_rows, state_rows
+from understudy.stores.cassandra.rows import (
+    Rows,
+    commit_row,
+    erased_row,
+    frame_rows,
+    head_row,
+    quarantine_rows,
+    state_rows,
+)
 from understudy.stores.cassandra.tags import Tags
 from understudy.stores.cassandra.turns import Turns
 from understudy.stores.cassandra.wire import Wire
 from understudy.stores.counting import Sessions, count
 from understudy.stores.draft import Draft
 
-_SPEC = "INSERT INTO specs (schema_id, game, spec) VALUES (?, ?, ?)"
-
 
 class Writer:
     """Writes batches through the lanes of one instance."""
 
-    def __init__(
-        self, wire: Wire, lanes: Lanes, journal: Journal, *, tags: Tags, turns: Turns, specs: Specs, clock: Clock
-    ) -> None:
+    def __init__(self, wire: Wire, lanes: Lanes, journal: Journal, *, tags: Tags, turns: Turns, clock: Clock) -> None:
         self._wire, self._lanes, self._journal, self._tags, self._turns = wire, lanes, journal, tags, turns
-        self._specs, self._clock = specs, clock
-        self._schemas: set[str] = set()
+        self._clock = clock
 
     def write(self, batch: WriteBatch) -> Receipt:
         """Store a batch with its position; decided anew when an erasure came in between."""
@@ -48,7 +51,7 @@ class Writer:
                 try:
                     return self._attempt(lane, batch)
                 except Outdated as outdated:
-                    lane.events = outdated.events
+                    lane.events, lane.stamps = outdated.events, None
 
     def _attempt(self, lane: Lane, batch: WriteBatch) -> Receipt:
         n_stamps = 1 + len(batch.candidates) + len(batch.refused) + len(batch.parked)
@@ -63,6 +66,7 @@ class Writer:
         draft = Draft(known, 0, attempt + 1)
         receipt = draft.take(batch)
         facts = facts_of(draft.trailer(0), draft.candidates)
+        self._erase_forgotten(batch, receipt, known, attempt)
         if not (facts.stored or facts.quarantined or facts.forgotten):
             tag = Tag(lane.partition, lane.commit_no, lane.attempt)
             self._lanes.commit(lane, tag, n_arrivals=0, position=batch.position)
@@ -80,6 +84,13 @@ class Writer:
         self._tell(tag)
         return receipt
 
+    def _erase_forgotten(self, batch: WriteBatch, receipt: Receipt, known: Known, stamp: int) -> None:
+        """Take away what an attempt left that had not heard of the erasure, also one of a process that died."""
+        frames = [one.frame for one, why in zip(batch.candidates, receipt.reasons, strict=True) if why == "forgotten"]
+        # A session of somebody else stays as it is, whoever a frame says it is from.
+        theirs = [one for one in frames if (at := known.state_of(one.session)) is None or at[1].player == one.player]
+        self._wire.all([erased_row(self._wire, one.session, one.chunk_no, stamp) for one in theirs])
+
     def known(self, recent: Mapping[uuid.UUID, Stated] | None = None) -> Known:
         """What the store knows now, for one decision."""
         return Known(self._wire, self._journal, self._tags, {} if recent is None else recent)
@@ -89,14 +100,7 @@ class Writer:
         n_stored = len(facts.stored)
         rows = frame_rows(self._wire, tag, facts.stored, raws[:n_stored], events=events)
         rows.add(quarantine_rows(self._wire, tag, facts.quarantined, raws[n_stored:], events=events))
-        self._add_specs(rows, facts.stored)
         return rows
-
-    def _add_specs(self, rows: Rows, stored: Sequence[Arrived]) -> None:
-        for game, schema in {(one.game, one.schema) for one in stored if one.schema}:
-            if schema not in self._schemas and (spec := self._specs.spec(game, schema)) is not None:
-                rows.first.append(self._wire.bind(_SPEC, schema, game, spec.to_json()))
-                self._schemas.add(schema)
 
     def _tell(self, tag: Tag) -> None:
         """Let readers know; should this be lost, they find out a little later."""
