@@ -13,8 +13,11 @@ from typing import NoReturn
 
 import pytest
 
+from tests.backends.keyspaces import Keyspace
+from understudy.core.errors import ConfigError
 from understudy.dev import credentials
 from understudy.dev.servers import Server, start, why_not
+from understudy.ingest.spark_session import Spark, open_spark, require_spark
 
 HERE = Path(__file__).parent
 
@@ -85,3 +88,35 @@ def kinesalite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | External]:
     yield from serve("s3", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def module_keyspace(cassandra_server: Server | External, request: pytest.FixtureRequest) -> Iterator[Keyspace]:
+    """One for all tests of a file, since making tables is slow; as a test before left it."""
+    name = request.module.__name__.rpartition("test_")[2]
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, name)
+    yield keyspace
+    keyspace.close()
+
+
+@pytest.fixture
+def keyspace(module_keyspace: Keyspace) -> Keyspace:
+    """The same, emptied."""
+    module_keyspace.empty()
+    return module_keyspace
+
+
+@pytest.fixture(scope="session")
+def with_spark() -> None:
+    """Skips where there is no PySpark or no Java."""
+    try:
+        require_spark()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def spark(with_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
+    """One session for all tests of a file: it takes long to start."""
+    with open_spark(tmp_path_factory.mktemp("spark"), master="local[2]") as spark:
+        yield spark

@@ -6,10 +6,9 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from understudy.app.roles.children import Child, python_module
 from understudy.app.roles.spark_stream import OPENER, name_of, text_of
 from understudy.core.clock import SystemClock
 from understudy.core.frame import Frame
-from understudy.core.location import Location
 from understudy.core.names import new_session
 from understudy.core.ports import FullStore, Stream
 from understudy.ingest.service import IngestService
@@ -35,12 +33,6 @@ from understudy.testing.desk import SPEC
 from understudy.testing.samples import random_session, stamped
 
 MARK = "UNDERSTUDY_TEST_MARK"
-
-
-def url_of(location: Location) -> str:
-    """The address that a location was read from."""
-    hosts = ",".join(host if port is None else f"{host}:{port}" for host, port in location.hosts)
-    return f"{location.scheme}://{hosts}/{location.path}?{urlencode(location.options)}"
 
 
 def some_frames(rng: np.random.Generator, *, n_sessions: int = 4, n_chunks: int = 5) -> list[Frame]:
@@ -72,21 +64,19 @@ class Job:
         self.checkpoint = data.root / "checkpoint"
         self.store: FullStore = keyspace.open()
 
-    @contextlib.contextmanager
-    def running(self, stream: Stream, *, store: Any = None, **settings: Any) -> Iterator[SparkIngest]:
-        """A job that was started and is stopped at the end."""
+    def ingest(self, stream: Stream, *, store: Any = None, **settings: Any) -> SparkIngest:
+        """A job that was not started yet."""
         writer = Writer(store or self.store, OneSpec(), owner="spark", claim_ttl_s=30.0, clock=SystemClock())
-        job = SparkJob(
-            opener=OPENER, address=text_of(self.url, self.data), stream=name_of(self.url, self.data),
-            checkpoint=str(self.checkpoint), **settings,
-        )  # fmt: skip
-        with contextlib.closing(SparkIngest(self.spark, stream, writer, job=job)) as ingest:
-            yield ingest
+        given = {
+            "opener": OPENER, "address": text_of(self.url, self.data), "stream": name_of(self.url, self.data),
+            "checkpoint": str(self.checkpoint), **settings,
+        }  # fmt: skip
+        return SparkIngest(lambda _: contextlib.nullcontext(self.spark), stream, writer, job=SparkJob(**given))
 
     def drain(self, stream: Stream, **settings: Any) -> SparkIngest:
         """Store what is in the stream, and stop; the job as it stood at the end."""
-        with self.running(stream, **settings) as ingest:
-            ingest.drain()
+        ingest = self.ingest(stream, **settings)
+        ingest.drain()
         return ingest
 
     def forget_last_commit(self) -> None:
@@ -98,6 +88,26 @@ class Job:
 
     def lose_checkpoint(self) -> None:
         shutil.rmtree(self.checkpoint)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that live and were started with this mark in their environment, also by others who were."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"{MARK}={mark}".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue  # it ended, or is somebody else's
+    return found
+
+
+def left_of(mark: str, timeout_s: float = 30.0) -> list[int]:
+    """Those that are still there after this long."""
+    deadline = time.monotonic() + timeout_s
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 class Process:
@@ -123,14 +133,7 @@ class Process:
 
     def left(self) -> list[int]:
         """Processes of this job that live: the driver, its JVM and its workers."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if f"{MARK}={self.mark}".encode() in path.read_bytes():
-                    found.append(int(path.parent.name))
-            except OSError:
-                continue  # it ended, or is somebody else's
-        return found
+        return marked(self.mark)
 
     def jvm(self) -> int | None:
         """The process in which Spark itself runs."""
@@ -140,12 +143,9 @@ class Process:
                     return pid
         return None
 
-    def wait_until_gone(self, timeout_s: float = 30.0) -> list[int]:
-        """Processes that are still there after this long."""
-        deadline = time.monotonic() + timeout_s
-        while (left := self.left()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return left
+    def wait_until_gone(self) -> list[int]:
+        """Processes that are still there after a while."""
+        return left_of(self.mark)
 
     def kill_all(self) -> None:
         for pid in self.left():
@@ -159,6 +159,13 @@ def wait_for(child: Child, stored: int, *, timeout_s: float = 180.0) -> None:
         assert child.exit_code is None, child.errors
         assert time.monotonic() < deadline, f"nothing but {child.latest}"
         time.sleep(0.05)
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.1)
 
 
 def append(stream: Stream, frames: Sequence[Frame]) -> None:

@@ -3,10 +3,10 @@
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -14,12 +14,13 @@ import pytest
 from tests.backends.kafka import Topic
 from tests.backends.keyspaces import Keyspace
 from tests.backends.kinesis import Desk
-from tests.backends.spark import Job, append, digests_of, native_digests, some_frames, url_of
+from tests.backends.spark import Job, append, digests_of, native_digests, some_frames, wait_until
 from understudy.app.data import DataFolder
 from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.ports import Receipt, WriteBatch
-from understudy.ingest.spark_session import Spark, open_spark, require_spark
+from understudy.ingest.spark import SparkIngest
+from understudy.ingest.spark_session import Spark
 from understudy.streams.file import FileStream
 from understudy.testing.desk import SPEC
 from understudy.testing.samples import OTHER_PLAYER, random_session, stamped
@@ -27,27 +28,8 @@ from understudy.testing.samples import OTHER_PLAYER, random_session, stamped
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
-    """One session for all tests of this file: it takes long to start."""
-    try:
-        require_spark()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    with open_spark(tmp_path_factory.mktemp("spark"), master="local[2]") as spark:
-        yield spark
-
-
-@pytest.fixture(scope="module")
-def keyspace(cassandra_server: Any) -> Iterator[Keyspace]:
-    made = Keyspace(cassandra_server, cassandra_server.credentials_file, "spark")
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def job(spark: Spark, keyspace: Keyspace, tmp_path: Path) -> Iterator[Job]:
-    keyspace.empty()
     job = Job(spark, keyspace, DataFolder(tmp_path / "D"))
     yield job
     job.store.close()
@@ -160,21 +142,86 @@ class Shaky:
         return receipt
 
 
-def test_a_store_that_is_away_for_a_while_makes_the_job_wait(job: Job, rng: np.random.Generator):
-    stream, stop = file_stream(job), Event()
-    append(stream, some_frames(rng))
-    with job.running(stream, store=Shaky(job.store), max_batch_bytes=40_000) as ingest:
-        thread = Thread(target=ingest.run, args=(stop,))
-        thread.start()
-        deadline = time.monotonic() + 120
-        while ingest.stats.frames < 20 and time.monotonic() < deadline:
-            time.sleep(0.1)
+class Away:
+    """A store that can be claimed, perhaps, and takes nothing; `asked` is set when it was asked to."""
+
+    def __init__(self, inner: Any, *, takes_claims: bool) -> None:
+        self._inner, self._takes_claims, self.asked = inner, takes_claims, Event()
+
+    def claim(self, *of: Any, **who: Any) -> Any:
+        if not self._takes_claims:
+            self._refuse()
+        return self._inner.claim(*of, **who)
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        self.asked.set()
+        raise Unreachable("it does not answer")
+
+
+@contextmanager
+def following(ingest: SparkIngest, *, ends_in_s: float) -> Iterator[None]:
+    """A job that follows its stream meanwhile, and ends in time when it is asked to stop."""
+    stop = Event()
+    thread = Thread(target=ingest.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
         stop.set()
-        thread.join(30.0)
-        ingest.drain()
+        thread.join(ends_in_s)
+    assert not thread.is_alive(), f"asked to stop, it goes on after {ends_in_s} s"
+
+
+def test_a_store_that_is_away_for_a_while_makes_the_job_wait(job: Job, rng: np.random.Generator):
+    stream = file_stream(job)
+    append(stream, some_frames(rng))
+    ingest = job.ingest(stream, store=Shaky(job.store), max_batch_bytes=40_000)
+    with following(ingest, ends_in_s=30.0):
+        wait_until(lambda: ingest.stats.frames >= 20)
     assert ingest.stats.fates["new"] + ingest.stats.fates["duplicate"] == 20
     audit = job.store.audit()
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
+
+
+@pytest.mark.parametrize("takes_claims", [True, False])
+def test_a_job_that_waits_for_its_store_ends_when_it_is_asked_to_and_leaves_all_to_the_next(
+    job: Job, rng: np.random.Generator, takes_claims: bool
+):
+    stream, away = file_stream(job), Away(job.store, takes_claims=takes_claims)
+    append(stream, some_frames(rng))
+    with following(job.ingest(stream, store=away), ends_in_s=10.0):
+        assert away.asked.wait(120.0)
+        time.sleep(2.0)  # it goes on asking meanwhile
+    assert digests_of(job.store) == {}
+    assert job.drain(stream).stats.fates == {"new": 20}
+
+
+def test_a_stream_that_is_throttled_for_a_while_makes_the_job_wait(job: Job, rng: np.random.Generator):
+    stream = file_stream(job)
+    append(stream, some_frames(rng))
+    ingest = job.ingest(stream, opener="tests.backends.spark_throttled:open_from_text")
+    with following(ingest, ends_in_s=30.0):
+        wait_until(lambda: ingest.stats.frames >= 20)
+    assert (job.data.root / "refusals").read_text() == "...", "it was refused as often as it was to be"
+    assert ingest.stats.fates == {"new": 20}
+
+
+def test_a_job_with_more_to_store_than_it_has_time_for_ends_and_leaves_the_rest(job: Job, rng: np.random.Generator):
+    stream, stop = file_stream(job), Event()
+    for _ in range(20):
+        append(stream, some_frames(rng))
+    ingest = job.ingest(stream, max_batch_bytes=20_000)
+    stop.set()
+    began_s = time.monotonic()
+    ingest.run(stop, drain_s=2.0)
+    assert time.monotonic() - began_s < 15.0
+    assert ingest.stats.fates["new"] < 400
+    job.drain(stream)
+    audit = job.store.audit()
+    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (400, 0, 0)
 
 
 class Lossy:
@@ -222,7 +269,7 @@ def test_a_kafka_topic_is_stored_like_by_our_own_service(
     job: Job, rng: np.random.Generator, kafka_server: Any, tmp_path: Path
 ):
     topic = Topic(kafka_server)
-    job.url = url_of(topic.location())
+    job.url = topic.location().url
     with closing(topic.open()) as stream:
         append(stream, some_frames(rng, n_sessions=8))
         assert job.drain(stream).stats.fates == {"new": 40}
@@ -235,7 +282,7 @@ def test_a_kinesis_stream_that_is_resharded_is_stored_like_by_our_own_service(
     job: Job, rng: np.random.Generator, kinesis_server: Any, tmp_path: Path
 ):
     desk = Desk(kinesis_server, shards=1)
-    job.url = url_of(desk.location())
+    job.url = desk.location().url
     rounds: Sequence[list[Frame]] = [some_frames(rng, n_sessions=2) for _ in range(3)]
     with closing(desk.open()) as stream:
         for index, frames in enumerate(rounds):

@@ -2,25 +2,36 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.backends.keyspaces import Keyspace
-from tests.backends.spark import Process, append, digests_of, native_digests, some_frames, wait_for
+from tests.backends.spark import (
+    MARK,
+    Process,
+    append,
+    digests_of,
+    left_of,
+    native_digests,
+    some_frames,
+    wait_for,
+    wait_until,
+)
+from understudy.app.config import Config, GatewaySection, IngestSection, StoreSection
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import NOT_CARRIED_OUT
-from understudy.core.errors import ConfigError
-from understudy.ingest.spark_session import require_spark
+from understudy.app.roles.platform import Platform
 from understudy.streams.file import FileStream
 
 ROOT = Path(__file__).parents[2]
@@ -28,20 +39,8 @@ STEPS_S = 0.2
 """Time between two sessions of the player who never stops."""
 
 
-@pytest.fixture(scope="module")
-def keyspace(cassandra_server: Any) -> Iterator[Keyspace]:
-    try:
-        require_spark()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    made = Keyspace(cassandra_server, cassandra_server.credentials_file, "spark_processes")
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def process(keyspace: Keyspace, tmp_path: Path) -> Iterator[Process]:
-    keyspace.empty()
+def process(with_spark: None, keyspace: Keyspace, tmp_path: Path) -> Iterator[Process]:
     process = Process(keyspace, DataFolder(tmp_path / "D"))
     yield process
     process.kill_all()
@@ -120,17 +119,77 @@ def test_a_job_that_is_killed_again_and_again_loses_and_doubles_nothing(
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (player.frames, 0, 0, 0)
 
 
+@contextmanager
+def started(process: Process, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A command in a session of its own, as a terminal starts it."""
+    environment = {**os.environ, MARK: process.mark}
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )  # fmt: skip
+    try:
+        yield child
+    finally:
+        process.kill_all()
+        child.communicate()
+
+
+def asked_to_stop(command: subprocess.Popen[str], number: int, *, within_s: float) -> tuple[str, str]:
+    """What a command says when it and all it started are asked to stop, as a terminal does."""
+    os.killpg(command.pid, number)
+    return command.communicate(timeout=within_s)
+
+
+def command_for(process: Process, keyspace: Keyspace, *more: str, master: str = "local[1]") -> list[str]:
+    return [sys.executable, "-m", "understudy.cli.main", "ingest", "--engine", "spark", "--store", keyspace.url,
+            "--master", master, "--data", str(process.data.root), "--json", *more]  # fmt: skip
+
+
 @pytest.mark.timeout(600)
 def test_the_command_stores_the_stream_and_says_no_more_than_it_must(process: Process, keyspace: Keyspace):
     append(process.stream, some_frames(np.random.default_rng(5)))
-    command = [sys.executable, "-m", "understudy.cli.main", "ingest", "--engine", "spark", "--store", keyspace.url,
-               "--master", "local[1]", "--data", str(process.data.root), "--until-empty", "--json"]  # fmt: skip
+    command = command_for(process, keyspace, "--until-empty")
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=dict(os.environ))
     assert (done.returncode, done.stderr) == (0, "")
     fields = json.loads(done.stdout)
     assert fields["fates"] == {"new": 20}
     assert fields["batch_rows"] == 20
     assert 0 < fields["batch_s"] < 300
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_that_is_asked_to_stop_stores_what_is_there_and_leaves_nothing_running(
+    process: Process, keyspace: Keyspace, number: int
+):
+    rng = np.random.default_rng(8)
+    append(process.stream, some_frames(rng))
+    with started(process, command_for(process, keyspace)) as command:
+        with closing(keyspace.open()) as store:
+            wait_until(lambda: store.audit().chunks == 20)
+        append(process.stream, some_frames(rng))
+        out, errors = asked_to_stop(command, number, within_s=30.0)
+    assert command.returncode == 0, errors
+    assert json.loads(out)["fates"] == {"new": 40}
+    assert errors.startswith("following ")
+    assert "{" not in errors, "no warning"
+    assert "Traceback" not in errors
+    assert left_of(process.mark, timeout_s=5.0) == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0.5), (signal.SIGTERM, 3.0)])
+def test_the_command_that_is_asked_to_stop_while_spark_starts_ends_well(
+    process: Process, keyspace: Keyspace, number: int, after_s: float
+):
+    append(process.stream, some_frames(np.random.default_rng(9)))
+    with started(process, command_for(process, keyspace)) as command:
+        assert command.stderr is not None
+        assert command.stderr.readline().startswith("following ")
+        time.sleep(after_s)
+        _, errors = asked_to_stop(command, number, within_s=30.0)
+    assert command.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert left_of(process.mark, timeout_s=5.0) == []
 
 
 @pytest.mark.timeout(600)
@@ -145,10 +204,51 @@ def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
 
 
 @pytest.mark.timeout(600)
-def test_a_master_that_cannot_be_is_told_in_one_line(process: Process, keyspace: Keyspace):
-    command = [sys.executable, "-m", "understudy.cli.main", "ingest", "--engine", "spark", "--store", keyspace.url,
-               "--master", "here", "--data", str(process.data.root), "--until-empty"]  # fmt: skip
+@pytest.mark.parametrize(
+    ("master", "said"),
+    [
+        ("here", "master is 'here', which Spark does not know"),
+        ("local[x]", "master is 'local[x]', which Spark does not know"),
+        ("spark://127.0.0.1:9", "the stream is in the data folder, which workers of spark://127.0.0.1:9 have not"),
+    ],
+)
+def test_a_master_that_cannot_be_is_told_in_one_line(process: Process, keyspace: Keyspace, master: str, said: str):
+    command = command_for(process, keyspace, "--until-empty", master=master)
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=dict(os.environ))
-    assert done.returncode in (2, 3)
+    assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
-    assert "Spark did not start under master 'here': " in line
+    assert said in line
+
+
+def figures(url: str, key: str) -> str:
+    asked = urllib.request.Request(f"{url}/metrics", headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(asked, timeout=10.0) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.timeout(600)
+def test_progress_is_among_the_metrics_of_the_gateway(process: Process, keyspace: Keyspace):
+    append(process.stream, some_frames(np.random.default_rng(10)))
+    config = Config(
+        data=str(process.data.root), roles=("gateway", "ingest"), gateway=GatewaySection(port=0),
+        ingest=IngestSection(engine="spark", master="local[1]"), store=StoreSection(url=keyspace.url),
+    )  # fmt: skip
+    with Platform(config, tell=lambda *_: None) as platform:
+        stop = Event()
+        thread = Thread(target=platform.supervisor.run, args=(stop,))
+        thread.start()
+        try:
+            wait_until(lambda: platform.supervisor.is_ready)
+            assert platform.url is not None
+            assert platform.keys is not None
+            url, key = platform.url, platform.keys.key
+            wait_until(lambda: 'understudy_ingest_batch_rows{engine="spark"} 20.0' in figures(url, key))
+            told = figures(url, key)
+        finally:
+            stop.set()
+            thread.join()
+        assert platform.supervisor.stop()
+    assert 'understudy_ingest_running{engine="spark"} 1.0' in told
+    assert 'understudy_ingest_frames_total{engine="spark",fate="new"} 20.0' in told
+    (took_s,) = re.findall(r'understudy_ingest_batch_seconds{engine="spark"} (.+)', told)
+    assert 0 < float(took_s) < 300

@@ -15,7 +15,7 @@ from understudy.app.roles.spark_stream import name_of, open_from_text, text_of
 from understudy.cli.root import run
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.ingest.spark import SparkJob
-from understudy.ingest.spark_session import last_words, require_spark
+from understudy.ingest.spark_session import check_master, last_words, require_spark
 
 STORE = "cassandra://nowhere:9042/play"
 
@@ -25,6 +25,7 @@ def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the packages were there, whether they are or not."""
     for name in ("pyarrow", "pyspark", "pyspark.sql"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules["pyspark"], "__version__", "4.1.0", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -57,15 +58,58 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(monkeypatch
 
 
 @pytest.mark.usefixtures("with_pyspark")
+def test_a_pyspark_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules["pyspark"], "__version__", "3.5.1")
+    with pytest.raises(MissingExtra, match=r"needs PySpark 4, and this is 3\.5\.1; pip install 'understudy\[spark\]'"):
+        require_spark()
+
+
+def java(home: Path, version: str) -> None:
+    """A Java that says its version, as every one does: on standard error."""
+    (home / "bin").mkdir(parents=True)
+    file = home / "bin" / "java"
+    file.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2020-01-01' >&2\n")
+    file.chmod(0o755)
+
+
+@pytest.mark.usefixtures("with_pyspark")
 def test_missing_java_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(ConfigError, match="needs Java, and there is none; install Java 17 or newer, or set JAVA_HOME"):
         require_spark()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "java").touch()
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    java(tmp_path / "17", "17.0.15")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "17"))
     require_spark()
+    # Spark asks no other one then.
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    monkeypatch.setenv("PATH", str(tmp_path / "17" / "bin"))
+    with pytest.raises(ConfigError, match=f"there is none in JAVA_HOME, which is {tmp_path}/gone"):
+        require_spark()
+
+
+@pytest.mark.usefixtures("with_pyspark")
+@pytest.mark.parametrize(
+    ("version", "is_enough"), [("1.8.0_392", False), ("11.0.2", False), ("17", True), ("25", True)]
+)
+def test_java_that_is_too_old_is_told(version: str, is_enough: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    java(tmp_path, version)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    if is_enough:
+        require_spark()
+        return
+    with pytest.raises(
+        ConfigError, match=r"needs Java 17 or newer, and .*bin/java is (8|11); install Java 17, and set"
+    ):
+        require_spark()
+
+
+@pytest.mark.parametrize("master", ["here", "", "mesos://host", "spark:/host", "local[x]"])
+def test_a_master_that_no_spark_takes_is_told_before_anything_is_started(master: str):
+    with pytest.raises(ConfigError, match=r"which Spark does not know; give local\[2\] or spark://HOST:7077"):
+        check_master(master)
+    for known in ("local", "local[2]", "local[*,3]", "spark://a:7077,b:7077", "yarn", "k8s://https://host:443"):
+        check_master(known)
 
 
 @pytest.mark.parametrize(("engine", "module"), [("spark", "spark_process"), ("native", "ingest_process")])

@@ -10,9 +10,11 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from threading import Event
+from pathlib import Path
+from threading import Event, Timer
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -22,17 +24,19 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, ConfigError, StorageFailed, StorageFull, Unreachable
 from understudy.core.ports import Position, Record, Stream
 from understudy.ingest.offsets import Passed
+from understudy.ingest.spark_session import Spark, is_local, while_waiting
 from understudy.ingest.writer import IngestStats, Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
 
-    from understudy.ingest.spark_session import Spark
-
 _log = structlog.get_logger("understudy.ingest")
 T = TypeVar("T")
-_LOOK_S, _TROUBLE_S = 0.1, 1.0
+OpenSpark = Callable[[Event], AbstractContextManager[Spark]]
+DRAIN_S = 15.0
+"""How long storing what is left may take when a job is asked to stop."""
+_LOOK_S, _TROUBLE_S, _WORKERS_S = 0.1, 1.0, 5.0
 _OURS = re.compile(r"understudy\.core\.errors\.(\w+): (.+)")
 _PYTHON = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 
@@ -73,47 +77,116 @@ class SparkIngest:
     """A streaming job over a stream; may be killed at any moment and started again."""
 
     def __init__(
-        self, spark: "Spark", stream: Stream, writer: Writer, *, job: SparkJob, clock: Clock | None = None
+        self, open_spark: OpenSpark, stream: Stream, writer: Writer, *, job: SparkJob, clock: Clock | None = None
     ) -> None:
-        """`stream`: the same that the job's opener opens, for looking at; all reading is Spark's."""
-        self._spark, self._stream, self._writer, self._job = spark, stream, writer, job
+        """`open_spark`: a session for as long as the job runs, given what tells it to stop.
+
+        `stream`: the same that the job's opener opens, for looking at; all reading is Spark's.
+        """
+        self._open_spark, self._stream, self._writer, self._job = open_spark, stream, writer, job
         self._clock = clock or SystemClock()
         self._stop = Event()
         self._drains_since_s: float | None = None
         self._failure: Exception | None = None
+        self._spark: Spark
+        self._said: Path | None = None
+        self._query: StreamingQuery | None = None
         self._figures: BatchFigures | None = None
-        with self._watching():
-            self._query = self._start()
+        self._next_look_s, self._has_workers = 0.0, True
+        self.ui: str | None = None
+        """Where people can watch Spark, once it runs."""
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def run(self, stop: Event, each: Callable[[], None] = lambda: None) -> None:
-        """Let Spark read until told to stop, starting the job again where a retry helps."""
-        self._stop = stop
-        with self._watching():
-            while not stop.wait(_LOOK_S):
-                each()
-                if not self._query.isActive:
-                    self._restart(stop)
+    def run(self, stop: Event, each: Callable[[], None] = lambda: None, *, drain_s: float = DRAIN_S) -> None:
+        """Let Spark read until told to stop, starting the job again where a retry helps; then drain.
+
+        Draining ends after `drain_s`, and at once where nothing can be read or stored: the rest is left in the stream.
+        """
+        try:
+            with self._running(stop, stop):
+                while not stop.wait(_LOOK_S):
+                    each()
+                    if not self._active.isActive:
+                        self._restart(stop)
+                    self._look_at_workers()
+                self._drain(drain_s)
+        except (StorageFull, StorageFailed, ClaimLost) as error:
+            if not stop.is_set():
+                raise
+            _log.warning("not_drained", error=str(error), next="it is in the stream, and stored at the next start")
 
     def drain(self) -> None:
-        """Store everything that was in the stream when this was called; it ends however fast more comes."""
+        """Store everything that is in the stream now, and end; it does however fast more comes. It never waits."""
+        at_once = Event()
+        at_once.set()
+        with self._running(Event(), at_once):
+            self._drain(None)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the job was started, and not ended yet."""
+        return self._query is not None
+
+    @property
+    def stats(self) -> IngestStats:
+        return self._writer.stats
+
+    def figures(self) -> BatchFigures | None:
+        """The last batch with rows in it that was seen, as Spark tells of it."""
+        last, query = None, self._query
+        with contextlib.suppress(*_spark_gone()):
+            last = query.lastProgress if query is not None else None
+        if last is not None and last["numInputRows"]:
+            took_s = last["durationMs"]["triggerExecution"] / 1000
+            self._figures = BatchFigures(last["batchId"], last["numInputRows"], took_s)
+        return self._figures
+
+    @contextlib.contextmanager
+    def _running(self, stop: Event, impatient: Event) -> Iterator[None]:
+        """A session and the job in it, until the end; `stop` ends the start, `impatient` every wait for a server."""
+        self._stop, self._drains_since_s = impatient, None
+        with self._watching(), self._open_spark(stop) as self._spark:
+            self.ui, self._said = self._spark.ui, self._spark.log
+            self._try_worker(stop)
+            try:
+                self._query = self._start()
+                yield
+            finally:
+                self.figures()
+                query, self._query = self._query, None
+                with contextlib.suppress(*_spark_gone()):
+                    # A batch under way is finished first: Spark waits for us.
+                    if query is not None:
+                        query.stop()
+
+    def _drain(self, within_s: float | None) -> None:
         from pyspark.errors import StreamingQueryException
 
-        self._stop.set()
         self._drains_since_s = self._clock.now()
-        with self._watching():
-            try:
-                if not self._query.isActive:
-                    self._query = self._start()
-                self._query.processAllAvailable()
-            except StreamingQueryException as error:
-                if not isinstance(self._failure, _Drained):
-                    raise self._trouble(error) from None
+        late = Timer(within_s or 0.0, self._give_up)
+        if within_s is not None:
+            late.start()
+        try:
+            if not self._active.isActive:
+                self._query = self._start()
+            self._active.processAllAvailable()
+        except StreamingQueryException as error:
+            if not isinstance(self._failure, _Drained):
+                raise self._trouble(error) from None
+        finally:
+            late.cancel()
 
-    def close(self) -> None:
+    def _give_up(self) -> None:
+        _log.warning("not_drained", error="there is more in the stream than can be stored now",
+                     next="it is in the stream, and stored at the next start")  # fmt: skip
         with contextlib.suppress(*_spark_gone()):
-            self._query.stop()
+            self._active.stop()
+
+    @property
+    def _active(self) -> "StreamingQuery":
+        assert self._query is not None
+        return self._query
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
@@ -123,19 +196,7 @@ class SparkIngest:
         except _spark_gone() as error:
             raise StorageFailed(f"Spark has ended ({type(error).__name__}){self._where()}; start it again") from None
 
-    @property
-    def stats(self) -> IngestStats:
-        return self._writer.stats
-
-    def figures(self) -> BatchFigures | None:
-        """The last batch with rows in it that was seen, as Spark tells of it."""
-        last = None
-        with contextlib.suppress(*_spark_gone()):
-            last = self._query.lastProgress
-        if last is not None and last["numInputRows"]:
-            took_s = last["durationMs"]["triggerExecution"] / 1000
-            self._figures = BatchFigures(last["batchId"], last["numInputRows"], took_s)
-        return self._figures
+    # --- the job ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> "StreamingQuery":
         from pyspark.errors import PySparkException
@@ -156,12 +217,48 @@ class SparkIngest:
         except PySparkException as error:
             raise self._trouble(error) from None
 
+    def _try_worker(self, stop: Event) -> None:
+        """ConfigError when a worker on another machine cannot open the stream: it has to, to read a batch again."""
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        from understudy.ingest.spark_source import open_once
+
+        if is_local(self._spark.master):
+            return
+        context, job = self._spark.session.sparkContext, self._job
+        wait = f"no worker of {context.master} takes this job; are there any, with a free core and 1 GiB of memory?"
+        try:
+            with while_waiting(stop, context.cancelAllJobs, wait=wait):
+                context.parallelize([job.address], 1).foreach(partial(open_once, job.opener))
+        except (PySparkException, Py4JJavaError) as error:
+            trouble = self._trouble(error)
+            if isinstance(trouble, Unreachable):
+                raise trouble from None
+            raise ConfigError(
+                f"a worker of {context.master} cannot open the stream: {trouble}; install understudy and what the "
+                "stream needs in the Python that PYSPARK_PYTHON names, the same on every worker, with the files that "
+                "the address names"
+            ) from None
+
+    def _look_at_workers(self) -> None:
+        """Say when there are none: Spark waits for them without a word."""
+        now_s = self._clock.monotonic()
+        if is_local(self._spark.master) or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + _WORKERS_S
+        # The driver is one of them.
+        has_workers = len(self._spark.session.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) > 1
+        if self._has_workers and not has_workers:
+            _log.warning("no_workers", next="Spark waits until its cluster gives it some; nothing is lost meanwhile")
+        self._has_workers = has_workers
+
     def _positions(self) -> Mapping[str, Position | None]:
         """How far each partition is stored: where a job without a checkpoint begins."""
         return {one.id: self._writer.claim(one.id).position for one in self._stream.partitions()}
 
     def _restart(self, stop: Event) -> None:
-        trouble = self._trouble(self._query.exception())
+        trouble = self._trouble(self._active.exception())
         if not isinstance(trouble, StorageFull | Unreachable):
             raise trouble
         _log.warning("unreachable", error=str(trouble), next="it is tried again; nothing acknowledged is lost")
@@ -181,7 +278,7 @@ class SparkIngest:
         return StorageFailed(f"the Spark job failed: {said[-1][:300]}{self._where()}")
 
     def _where(self) -> str:
-        return f"; all it said is in {self._spark.log}" if self._spark.log else ""
+        return f"; all it said is in {self._said}" if self._said else ""
 
     # --- one batch --------------------------------------------------------------------------------------------------
 

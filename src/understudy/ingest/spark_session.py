@@ -3,19 +3,25 @@
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from understudy.core.errors import ConfigError, MissingExtra, StorageFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = structlog.get_logger("understudy.ingest")
 _LOG4J = """rootLogger.level = warn
 rootLogger.appenderRef.err.ref = err
 appender.err.type = Console
@@ -26,7 +32,12 @@ appender.err.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 _LOCAL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Nearly all work is done in Python: a small and quickly started JVM serves best."""
-_STOP_S = 20.0
+_STOP_S = 5.0
+"""How long a JVM may take to end by itself."""
+_LOOK_S, _SAY_S = 0.1, 15.0
+_PYSPARK, _JAVA = 4, 17
+_MASTER = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn")
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,38 +54,141 @@ class Spark:
         url: str | None = self.session.sparkContext.uiWebUrl
         return url
 
+    @property
+    def master(self) -> str:
+        """Where its workers are."""
+        master: str = self.session.sparkContext.master
+        return master
+
+
+def is_local(master: str) -> bool:
+    """Whether a master means this machine."""
+    return master.startswith("local")
+
+
+def check_master(master: str) -> None:
+    """ConfigError for what no Spark takes, before anything is started."""
+    if not _MASTER.fullmatch(master):
+        raise ConfigError(f"master is {master!r}, which Spark does not know; give local[2] or spark://HOST:7077")
+
 
 def require_spark() -> None:
     """MissingExtra or ConfigError with what to install, where Spark cannot run."""
     try:
         import pyarrow  # noqa: F401
-        import pyspark.sql  # noqa: F401
+        import pyspark
+        import pyspark.sql
     except ImportError as error:
         raise MissingExtra(
             f"ingest with Spark needs the package {error.name}; pip install 'understudy[spark]'"
         ) from error
-    java_home = os.environ.get("JAVA_HOME")
-    if not shutil.which("java") and not (java_home and (Path(java_home) / "bin" / "java").exists()):
-        raise ConfigError("ingest with Spark needs Java, and there is none; install Java 17 or newer, or set JAVA_HOME")
+    if int(pyspark.__version__.partition(".")[0]) < _PYSPARK:
+        raise MissingExtra(
+            f"ingest with Spark needs PySpark {_PYSPARK}, and this is {pyspark.__version__}; "
+            "pip install 'understudy[spark]', or submit to a newer Spark"
+        )
+    _require_java()
+
+
+def _require_java() -> None:
+    """ConfigError unless the Java that Spark is going to call can run it: that of JAVA_HOME before all others."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
+    if java is None:
+        where = f"there is none in JAVA_HOME, which is {home}" if home else "there is none"
+        raise ConfigError(f"ingest with Spark needs Java, and {where}; install Java {_JAVA} or newer, or set JAVA_HOME")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60.0).stderr
+    found = _VERSION.search(said)
+    if found is not None and int(found[1]) < _JAVA:
+        raise ConfigError(
+            f"ingest with Spark needs Java {_JAVA} or newer, and {java} is {found[1]}; "
+            f"install Java {_JAVA}, and set JAVA_HOME to it"
+        )
 
 
 @contextlib.contextmanager
-def open_spark(folder: Path, *, master: str, name: str = "understudy ingest") -> Iterator[Spark]:
-    """A session under a master, its log in `folder`, or the one that spark-submit made; closed at the end."""
-    require_spark()
-    from pyspark.sql import SparkSession
+def open_spark(
+    folder: Path, *, master: str, stop: threading.Event | None = None, name: str = "understudy ingest"
+) -> Iterator[Spark]:
+    """A session under a master, its log in `folder`, or the one that spark-submit made; closed at the end.
 
+    StorageFailed when `stop` is set before it runs.
+    """
+    require_spark()
+    stop = stop or threading.Event()
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        session = SparkSession.builder.appName(name).getOrCreate()
-        try:
+        with _submitted(name) as session:
             yield Spark(session, None)
-        finally:
-            session.stop()
         return
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "spark.log"
     with log.open("wb") as file, _gateway(folder, file, master=master, name=name) as (gateway, conf):
-        yield Spark(_session(gateway, conf, log), log)
+        wait = f"master {master} does not answer yet; all that Spark said is in {log}"
+        with while_waiting(stop, gateway.proc.kill, wait=wait), _keeping_interrupts():
+            session = _session(gateway, conf, log, master=master)
+        yield Spark(session, log)
+
+
+@contextlib.contextmanager
+def _submitted(name: str) -> Iterator["SparkSession"]:
+    """The session that spark-submit made, whose JVM started us."""
+    from pyspark.sql import SparkSession
+
+    _silence_py4j()
+    with _keeping_interrupts():
+        session = SparkSession.builder.appName(name).getOrCreate()
+        session.sparkContext._accumulatorServer.handle_error = lambda *_: None
+    try:
+        yield session
+    finally:
+        with contextlib.suppress(Exception):  # asked to stop, it may have gone before us
+            session.stop()
+
+
+@contextlib.contextmanager
+def while_waiting(stop: threading.Event, end: Callable[[], object], *, wait: str) -> Iterator[None]:
+    """While a call into Spark is under way: `end` it when told to stop, and say what it waits for when it takes long.
+
+    StorageFailed instead of whatever the call raises when it was ended.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        waited_s = 0.0
+        while not over.wait(_LOOK_S):
+            if stop.is_set():
+                with contextlib.suppress(Exception):
+                    end()
+                return
+            waited_s += _LOOK_S
+            if waited_s >= _SAY_S:
+                waited_s = 0.0
+                _log.warning("spark_waits", error=wait, next="it goes on by itself; Ctrl-C ends it")
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except Exception:
+        if stop.is_set():
+            raise StorageFailed("Spark was asked to stop before it ran") from None
+        raise
+    finally:
+        over.set()
+        watcher.join()
+
+
+@contextlib.contextmanager
+def _keeping_interrupts() -> Iterator[None]:
+    """A new session takes Ctrl-C for itself; whoever opens one has an answer of their own to that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -84,8 +198,8 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
 
-    _set_environment(is_local=master.startswith("local"))
-    settings = _settings(folder, is_local=master.startswith("local"))
+    _set_environment(local=is_local(master))
+    settings = _settings(folder, local=is_local(master))
     conf = SparkConf(loadDefaults=False).setAll([("spark.master", master), ("spark.app.name", name), *settings.items()])
     try:
         with _taking_signals():
@@ -98,6 +212,8 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
     try:
         yield gateway, conf
     finally:
+        late = threading.Timer(_STOP_S, gateway.proc.kill)
+        late.start()
         # A JVM that died already can be asked nothing.
         with contextlib.suppress(Exception):
             if SparkContext._active_spark_context is not None:
@@ -106,6 +222,7 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
         with contextlib.suppress(Exception):
             gateway.proc.stdin.close()
             gateway.proc.wait(_STOP_S)
+        late.cancel()
         gateway.proc.kill()
         gateway.proc.wait()
         # Another session in this process starts a JVM of its own.
@@ -122,7 +239,7 @@ def _taking_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _session(gateway: Any, conf: Any, log: Path) -> "SparkSession":
+def _session(gateway: Any, conf: Any, log: Path, *, master: str) -> "SparkSession":
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -134,17 +251,21 @@ def _session(gateway: Any, conf: Any, log: Path) -> "SparkSession":
         return SparkSession(context)
     except (Py4JError, OSError) as error:
         said = str(getattr(error, "java_exception", "") or error).splitlines()[0]
-        raise StorageFailed(f"Spark did not start: {said}; all it said is in {log}") from None
+        raise StorageFailed(f"Spark did not start under master {master!r}: {said}; all it said is in {log}") from None
 
 
-def _set_environment(*, is_local: bool) -> None:
-    # It logs the trace of whatever a batch raises, which is told by us, and of a JVM that died, which is as well.
+def _silence_py4j() -> None:
+    """It logs the trace of whatever a batch raises, which is told by us, and of a JVM that died, which is as well."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_is_not_of_py4j)
+
+
+def _set_environment(*, local: bool) -> None:
+    _silence_py4j()
     # Workers that run in another Python cannot connect back.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if is_local:
+    if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
@@ -153,16 +274,16 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return "py4j" not in Path(record.pathname).parts
 
 
-def _settings(folder: Path, *, is_local: bool) -> dict[str, str]:
+def _settings(folder: Path, *, local: bool) -> dict[str, str]:
     settings = folder / "log4j2.properties"
     settings.write_text(_LOG4J)
     java = f"-Dlog4j2.configurationFile={settings.as_uri()}"
     return {
-        "spark.driver.extraJavaOptions": f"{java} {_LOCAL_JVM}" if is_local else java,
+        "spark.driver.extraJavaOptions": f"{java} {_LOCAL_JVM}" if local else java,
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.ui.showConsoleProgress": "false",
-        **({"spark.driver.host": "127.0.0.1"} if is_local else {}),
+        **({"spark.driver.host": "127.0.0.1"} if local else {}),
     }
 
 

@@ -78,9 +78,18 @@ class FrameReader(SimpleDataSourceStreamReader):
 
     def _opened(self) -> Stream:
         if self._stream is None:
-            opener = load(self._options["opener"], what="opener")
-            self._stream = opener(self._options["address"])
+            self._stream = _open(self._options["opener"], self._options["address"])
         return self._stream
+
+
+def open_once(opener: str, address: str) -> None:
+    """Open a stream and close it: whether a worker could read it."""
+    _open(opener, address).close()
+
+
+def _open(opener: str, address: str) -> Stream:
+    stream: Stream = load(opener, what="opener")(address)
+    return stream
 
 
 def _row(one: Passed) -> Row:

@@ -13,7 +13,9 @@ from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.roles.children import report, run_role, stop_with_parent
+from understudy.app.roles.ingest_metrics import IngestMetrics
 from understudy.app.roles.logs import log_to_stderr
+from understudy.app.roles.platform import roles_folder
 from understudy.core.door import deployment_key
 from understudy.serve.gateway import Gateway
 from understudy.serve.house import House
@@ -33,6 +35,8 @@ def main(data: DataFolder, config: Config) -> None:
             config=config.gateway_config, stream=open_stream(config.stream.url, data), registry=opened.registry,
             keys=opened.keys, trusted=opened.trusted, deployment_key=deployment_key(data.root), clock=opened.clock,
         ))  # fmt: skip
+        ingest = IngestMetrics(roles_folder(data) / "ingest.json", opened.clock)
+        houses[-1].metrics.registry.register(ingest)
         return houses[-1]
 
     server, is_ready = Server(Gateway(make_house), config.listen), threading.Event()

@@ -14,6 +14,8 @@ from understudy.app.roles.logs import log_to_stderr
 from understudy.app.roles.spark_ingest import SparkIngestRole
 
 _REPORT_EVERY_S = 0.5
+_DRAIN_S = 100.0
+"""What a gateway acknowledged last is stored, too; a little less than the role is given."""
 
 
 def main(data: DataFolder, config: Config, *, checkpoint: str = "") -> None:
@@ -24,7 +26,7 @@ def main(data: DataFolder, config: Config, *, checkpoint: str = "") -> None:
         reporter = threading.Thread(target=_report_often, args=(role, is_over), daemon=True)
         reporter.start()
         try:
-            role.run(stop)
+            role.run(stop, drain_s=_DRAIN_S)
         finally:
             is_over.set()
             reporter.join()
@@ -32,15 +34,16 @@ def main(data: DataFolder, config: Config, *, checkpoint: str = "") -> None:
 
 
 def _report_often(role: SparkIngestRole, is_over: threading.Event) -> None:
-    while not is_over.is_set():
-        _report(role)
-        is_over.wait(_REPORT_EVERY_S)
+    while not is_over.wait(_REPORT_EVERY_S):
+        # Whoever hears nothing knows that it does not run yet, and that a wrong setting is still found.
+        if role.service.is_running:
+            _report(role)
 
 
 def _report(role: SparkIngestRole) -> None:
     stats = role.service.stats
     fields = {"stored": stats.steps, "lag_s": round(stats.lag_s, 4), "fates": dict(stats.fates)}
-    report({**fields, "refusals": dict(stats.refusals), **role.figures()})
+    report({**fields, "refusals": dict(stats.refusals), "engine": "spark", **role.figures()})
 
 
 if __name__ == "__main__":
