@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.cli.platforms import Sender, Up, processes_of, wait_for
+from tests.cli.platforms import SPEC, Sender, Up, processes_of, wait_for
 from understudy.app.addresses import for_others, page_address
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
@@ -297,3 +298,41 @@ def test_a_program_gets_an_address_that_opens_also_where_it_listens_everywhere(t
     with Up(tmp_path / "D", "--role", "gateway", "--host", "0.0.0.0", UNDERSTUDY_GATEWAY_INSECURE="true") as up:
         assert up.ready.pop("url") == f"http://127.0.0.1:{up.standing('gateway')['report']['port']}"
         assert up.ready == {"admin_key": None, "key": None, "pages": {}}
+
+
+def test_the_next_start_and_other_commands_go_on_where_the_last_one_was(tmp_path: Path):
+    data, elsewhere = tmp_path / "D", tmp_path / "shared models"
+
+    def say(*words: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "understudy.cli.main", *words, "--data", str(data), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    with Up(data, "--role", "gateway", "--models", str(elsewhere)) as first:
+        Sender(first.ready["url"], first.ready["key"]).register()
+        assert say("status")["elsewhere"] == {"models": str(elsewhere)}
+    assert not (data / "models").exists()
+    with Up(data, "--role", "gateway") as second:
+        assert second.ready["key"] == first.ready["key"]
+        assert f"models at {elsewhere}" in second.errors
+    assert [one["game"] for one in say("status")["games"]] == [SPEC.game]
+    assert not (data / "models").exists()
+    with Up(data, "--role", "gateway", "--models", "folder") as third:
+        assert "models is in the data folder (folder) now; at the last start it was" in third.errors
+        assert third.ready["key"] != first.ready["key"]
+    assert say("status")["elsewhere"] == {}
+
+
+def test_a_start_that_failed_is_not_gone_on_with(tmp_path: Path):
+    with Up(tmp_path / "D", "--stream", "kinesis://games?region=x&endpoint=http://127.0.0.1:9&retry_s=0") as up:
+        assert up.process.wait(60) != 0
+    assert not (tmp_path / "D" / "backends.json").exists()
+
+
+def test_an_address_that_other_commands_will_not_see_is_said(tmp_path: Path):
+    data = tmp_path / "D"
+    data.mkdir()
+    (data / "understudy.toml").write_text('[models]\nurl = "folder"\n')
+    with Up(data, "--role", "gateway", "--models", str(tmp_path / "M")) as up:
+        wait_for(lambda: "other commands on this folder go by models.url of its understudy.toml" in up.errors)

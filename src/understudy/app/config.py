@@ -60,7 +60,7 @@ class StreamSection(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(description="Where frames wait to be stored, such as kinesis://STREAM or kafka://HOST:PORT/TOPIC; "
-                         "empty: in the data folder."),
+                         "file: in the data folder."),
     ] = ""  # fmt: skip
 
 
@@ -68,7 +68,7 @@ class StoreSection(Section, frozen=True, kw_only=True):
     """[store]"""
 
     url: Annotated[
-        str, Meta(description="Where experience is kept, such as cassandra://HOST/KEYSPACE; empty: in the data folder.")
+        str, Meta(description="Where experience is kept, such as cassandra://HOST/KEYSPACE; local: in the data folder.")
     ] = ""
     window_hours: Annotated[
         float,
@@ -89,7 +89,7 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """[models]"""
 
     url: Annotated[
-        str, Meta(description="Models, specs and keys elsewhere, such as s3://BUCKET/PATH; empty: in the data folder.")
+        str, Meta(description="Models, specs and keys elsewhere, such as s3://BUCKET/PATH; folder: in the data folder.")
     ] = ""
 
 

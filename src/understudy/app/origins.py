@@ -1,6 +1,8 @@
 """Origins: where each value of the config comes from.
 
-flag  >  UNDERSTUDY_GATEWAY_PORT  >  UNDERSTUDY_GATEWAY_PORT_FILE  >  understudy.toml  >  default
+flag  >  UNDERSTUDY_GATEWAY_PORT  >  UNDERSTUDY_GATEWAY_PORT_FILE  >  understudy.toml  >  last start  >  default
+
+The last start is asked for stream, store and models alone: see `used.py`.
 """
 
 import difflib
@@ -14,6 +16,8 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from understudy.app.config import Config, Section, hidden
+from understudy.app.used import FILE_NAME as USED_FILE
+from understudy.app.used import HERE, read_used
 from understudy.core.errors import ConfigError
 
 FILE_NAME = "understudy.toml"
@@ -72,6 +76,8 @@ def resolve(
     origins: dict[str, str] = {}
     for leaf in leaves():
         value, origin = _find(leaf, flags, environ, written, path)
+        if origin == "default" and leaf.name in HERE and values["data"]:
+            value, origin = _last(leaf, Path(values["data"]).expanduser())
         origins[leaf.name] = origin
         _put(values, leaf.name, leaf.default if origin == "default" else _convert(leaf, value, origin))
     return Resolved(msgspec.convert(values, Config), origins)
@@ -100,8 +106,15 @@ def _find(
     return (None, "default") if found is None else (found, str(path))
 
 
+def _last(leaf: Leaf, root: Path) -> tuple[Any, str]:
+    url = read_used(root).get(leaf.name)
+    return (url, f"last start ({root / USED_FILE})") if url else (None, "default")
+
+
 def _convert(leaf: Leaf, value: Any, origin: str) -> Any:
     plain = get_args(leaf.type)[0]
+    if value == HERE.get(leaf.name):
+        return ""
     if isinstance(value, str) and get_origin(plain) is tuple:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:

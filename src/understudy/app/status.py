@@ -17,11 +17,11 @@ _SILENT_S = 5.0
 """A supervisor writes every second; after this it hangs."""
 
 
-def status(data: DataFolder, *, models: str = "", clock: Clock | None = None) -> dict[str, Any]:
-    """Roles, rates, lag, games with their schedule, models, and what to do next."""
+def status(data: DataFolder, *, models: str = "", store: str = "", clock: Clock | None = None) -> dict[str, Any]:
+    """Roles, rates, lag, games with their schedule, models, and what to do next; addresses of what lies elsewhere."""
     now_s = (clock or SystemClock()).now()
     roles = [_role(path, now_s) for path in sorted(roles_folder(data).glob("*.json")) if _is_standing(path)]
-    counts = _counts(data)
+    counts = _counts(data, store)
     learner = next((role for role in roles if role["role"] == "learner"), None)
     games = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
@@ -67,10 +67,10 @@ def _window_error(role: dict[str, Any]) -> str:
     return str(role["report"].get("window", {}).get("error", "")) if role["alive"] else ""
 
 
-def _counts(data: DataFolder) -> dict[str, Any]:
+def _counts(data: DataFolder, store: str) -> dict[str, Any]:
     """Of the store, or of the learner's copy where experience is kept elsewhere."""
     counts = no_counts()
-    for one in (data, DataFolder(data.root, store_name="window")):
+    for one in (() if store else (data,)) + (DataFolder(data.root, store_name="window"),):
         if (one.store / "catalogue.sqlite").exists():
             with StoreView(one.store) as view:
                 count_store(view, counts)

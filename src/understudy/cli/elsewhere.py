@@ -16,10 +16,10 @@ from understudy.core.ports import FullStore, Specs
 
 
 def store_option(command: Command) -> Command:
-    """`--store URL`, else what the config says."""
+    """`--store URL`, else the deployment's own."""
     return click.option(
         "--store", "store_url", metavar="URL",
-        help="A store elsewhere, such as cassandra://HOST/KEYSPACE (default: store.url of the config).",
+        help="cassandra://HOST:PORT/KEYSPACE, or local (default: the deployment's own).",
     )(command)  # fmt: skip
 
 
@@ -37,10 +37,6 @@ class Elsewhere:
 @contextlib.contextmanager
 def store_elsewhere(data_text: str | None, store_url: str | None) -> Iterator[Elsewhere | None]:
     """The store that a flag or the config names; None where it is in the data folder."""
-    if not (data_text or store_url):
-        # Without either, whoever needs the data folder says so.
-        yield None
-        return
     config = resolve({"data": data_text, "store.url": store_url}).config
     check_backends(stream="", store=config.store.url)
     if not config.store.url:

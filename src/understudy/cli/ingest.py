@@ -35,7 +35,7 @@ Role = IngestRole | RemoteIngestRole | SparkIngestRole
               help="Seconds the stream keeps what is stored.")  # fmt: skip
 @click.option("--keep-days", type=float, help="Expire stored steps older than this (default: keep them for ever).")
 @click.option("--stream", "stream_url", metavar="URL",
-              help="A stream elsewhere, such as kinesis://STREAM (default: stream.url of the config).")  # fmt: skip
+              help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file (default: the deployment's own).")  # fmt: skip
 @store_option
 @click.option("--engine", type=click.Choice(["native", "spark"]), help="Our own service, or a Spark job.")
 @click.option("--master", metavar="MASTER", help="Where Spark runs, such as local[2] or spark://HOST:7077.")

@@ -5,9 +5,12 @@ from typing import Any
 
 import click
 
+from understudy.app.config import hidden
 from understudy.app.crowd.simulate import SimulateConfig, SimulateResult, Simulation
+from understudy.app.origins import resolve
 from understudy.cli.live import watching
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_object, json_option
+from understudy.core.errors import ConfigError
 
 
 @click.command(
@@ -33,6 +36,12 @@ def simulate(game: str, data_text: str | None, as_json: bool, no_ingest: bool, e
     be killed at any moment and run again on the same folder.
     """
     data, out = folder(data_text), console(as_json=as_json)
+    where = resolve({"data": data_text}).config
+    if url := where.stream.url or where.store.url:
+        raise ConfigError(
+            f"the deployment in {data.root} records elsewhere ({hidden(url)}), and these players record into a data "
+            "folder itself; give another one with --data"
+        )
     config = SimulateConfig(
         env_id=game, ingest=not no_ingest, env_kwargs=json_object(env_kwargs, "--env-kwargs"), **settings
     )

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from understudy.app.config import hidden
 from understudy.app.origins import resolve
 from understudy.app.status import status as look
 from understudy.cli.options import console, count, data_option, examples, finish, json_option
@@ -21,7 +22,9 @@ _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "sto
 def status(data_text: str | None, as_json: bool) -> int:
     """Show roles, rates, lag, games and models; exits 1 unless roles run and are well, and every champion is whole."""
     config = resolve({"data": data_text}).config
-    fields = look(config.folder, models=config.models.url)
+    places = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
+    fields = look(config.folder, models=config.models.url, store=config.store.url)
+    fields["elsewhere"] = {part: hidden(url) for part, url in places.items() if url}
     if not as_json:
         _print(console(), fields)
     return finish(fields, as_json=as_json, code=0 if fields["ok"] else 1)
@@ -30,6 +33,8 @@ def status(data_text: str | None, as_json: bool) -> int:
 def _print(out: Console, fields: dict[str, Any]) -> None:
     if fields["url"]:
         out.print(f"listening at {fields['url']}")
+    for part, url in fields["elsewhere"].items():
+        out.print(f"{part} at {escape(url)}", soft_wrap=True)
     if fields["roles"]:
         out.print(_roles(fields["roles"]))
     out.print(f"{count(fields['steps'])} steps stored")

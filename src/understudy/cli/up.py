@@ -18,10 +18,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.addresses import PAGES, for_others, openable, page_address
+from understudy.app.config import Config, hidden
 from understudy.app.deployment import open_deployment
+from understudy.app.origins import FILE_NAME as CONFIG_FILE
 from understudy.app.origins import resolve
 from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform
 from understudy.app.roles.supervise import Standing
+from understudy.app.used import HERE, keep_used, moved, read_used, used_by
 from understudy.cli.config import config_option
 from understudy.cli.interrupts import INTERRUPTED, stop_signals
 from understudy.cli.options import console, count, data_option, examples
@@ -40,9 +43,9 @@ from understudy.core.errors import ConfigError
 @click.option("--port", type=int, metavar="P", help="Where the gateway listens; 0: any free port (default 8600).")
 @click.option("--host", metavar="HOST", help="The address it listens on (default 127.0.0.1: this machine only).")
 @click.option("--role", "roles", metavar="ROLES", help="Only these of gateway,ingest,learner (default: all).")
-@click.option("--stream", "stream_url", metavar="URL", help="kinesis://STREAM or kafka://HOST:PORT/TOPIC.")
-@click.option("--store", "store_url", metavar="URL", help="cassandra://HOST:PORT/KEYSPACE.")
-@click.option("--models", "models_url", metavar="URL", help="s3://BUCKET/PATH; all three: in the data folder.")
+@click.option("--stream", "stream_url", metavar="URL", help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file.")
+@click.option("--store", "store_url", metavar="URL", help="cassandra://HOST:PORT/KEYSPACE, or local.")
+@click.option("--models", "models_url", metavar="URL", help="s3://BUCKET/PATH, or folder.")
 @click.option("--ingest", "engine", type=click.Choice(["native", "spark"]), help="What stores the stream.")
 @click.option("--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key, pages.")
 @data_option
@@ -54,12 +57,16 @@ def up(
 
     Ctrl-C or SIGTERM stops it without losing anything: the gateway takes no more, what it acknowledged is stored, the
     learner keeps what it learned. A second Ctrl-C ends it at once, which loses nothing that was acknowledged either.
+
+    Where stream, store and models lie is kept in the data folder: later starts and other commands go on with it until
+    they are told otherwise. `file`, `local` and `folder` mean: in the data folder, which is also where they begin.
     """
     flags = {
         "data": data_text, "gateway.port": port, "gateway.host": host, "roles": roles, "stream.url": stream_url,
         "store.url": store_url, "models.url": models_url, "ingest.engine": engine,
     }  # fmt: skip
     config, out, asked = resolve(flags, file=file).config, console(as_json=json_ready), Asked()
+    _say_where(config, out)
     view = _View(out, is_json=config.log.json)
     with contextlib.closing(view), asked, Platform(config, tell=view.tell, log=view.log) as platform:
         view.standings = platform.supervisor.standings
@@ -69,6 +76,7 @@ def up(
             nonlocal is_told
             if not is_told and platform.supervisor.is_ready:
                 is_told = True
+                _keep_where(config, out)
                 _say_ready(platform, out, json_ready=json_ready)
                 view.begin()
             view.refresh()
@@ -84,6 +92,29 @@ def up(
     if asked.number == signal.SIGINT:
         return INTERRUPTED
     return 0 if finished else 1
+
+
+def _say_where(config: Config, out: Console) -> None:
+    """Name what lies elsewhere, and what lay elsewhere at the last start."""
+    for said in moved(read_used(config.folder.root), config):
+        out.print(f"[yellow]![/] {escape(said)}", soft_wrap=True)
+    for name, url in used_by(config).items():
+        if url:
+            out.print(f"{name.partition('.')[0]} at {escape(hidden(url))}", soft_wrap=True)
+
+
+def _keep_where(config: Config, out: Console) -> None:
+    """From now on every command on this folder looks where this platform writes; where one will not, say so."""
+    try:
+        keep_used(config)
+        others = used_by(resolve({"data": config.data}).config)
+    except (ConfigError, OSError) as error:
+        out.print(f"[yellow]![/] where stream, store and models are was not kept: {escape(str(error))}", soft_wrap=True)
+        return
+    for name, url in used_by(config).items():
+        if others[name] != url:
+            said = f"other commands on this folder go by {name} of its {CONFIG_FILE}, or of the environment"
+            out.print(f"[yellow]![/] {escape(said)}: {escape(hidden(others[name])) or HERE[name]}", soft_wrap=True)
 
 
 class Asked:
