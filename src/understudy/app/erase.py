@@ -3,6 +3,7 @@
 from typing import Any
 
 from understudy.app.data import DataFolder
+from understudy.app.exchange.begun import Begun
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.roles.requests import ask
 from understudy.client.spooled import forget_spooled
@@ -28,7 +29,9 @@ def forget_player(data: DataFolder, player: str, *, game: str | None, timeout_s:
 def forget_elsewhere(data: DataFolder, store: FullStore, player: str, *, games: list[str]) -> dict[str, Any]:
     """The same in a store on other machines; what waits in a stream elsewhere is refused when it comes."""
     name = player_name(player)
-    chunks = sum(store.forget(one) for one in _pseudonyms(data, games, name))
+    players = _pseudonyms(data, games, name)
+    chunks = sum(store.forget(one) for one in players)
+    Begun(data.root).forget(players)
     spooled = forget_spooled(data.spool, name, games)
     return {"chunks": chunks, "stream_bytes": 0, "is_finished": True, "spooled_sessions": spooled, "games": games}
 

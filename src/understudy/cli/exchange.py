@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.progress import Progress
 
+from understudy.app.backends import check_backends
 from understudy.app.exchange.copied import copied
 from understudy.app.exchange.history import OnSteps, Wanted, open_history
 from understudy.app.exchange.target import must_be_free
@@ -21,6 +22,9 @@ from understudy.core.errors import ConfigError
 from understudy.core.meta import CONSENTS
 from understudy.core.names import game_name, player_name
 from understudy.stores.view import StoreView
+
+if TYPE_CHECKING:
+    from understudy.app.exchange.destination import Destination
 
 _PATH = click.Path(path_type=Path)
 _LINE_EVERY_S = 2.0
@@ -129,35 +133,45 @@ def _print_export(fields: dict[str, Any]) -> None:
     "--actions", type=click.IntRange(min=1), help="seed-a: how many actions the game has, if nothing says so."
 )
 @click.option("--game-id", help="seed-a: only records with this game id.")
+@click.option("--stream", "stream_url", metavar="URL",
+              help="A stream elsewhere to send them by (default: stream.url of the config).")  # fmt: skip
+@store_option
+@click.option("--models", "models_url", metavar="URL",
+              help="Where games are registered (default: models.url of the config).")  # fmt: skip
+@click.option("--wait", "wait_s", type=click.FloatRange(min=0), default=60.0, show_default=True,
+              help="With a store elsewhere: seconds to wait for its ingest while nothing gets on.")  # fmt: skip
 @data_option
 @json_option
 def import_data(
-    data_text: str | None, as_json: bool, files: tuple[Path, ...], kind: str, player: str | None, **options: Any
-) -> int:
+    data_text: str | None, as_json: bool, files: tuple[Path, ...], kind: str, player: str | None,
+    stream_url: str | None, store_url: str | None, models_url: str | None, wait_s: float, **options: Any,
+) -> int:  # fmt: skip
     """Store the steps of FILES, each once, as if they had been recorded here.
 
     Files are read and judged as a whole first: a bad one stores nothing. The command may be killed at any moment and
     run again, and what is in the store already is left out.
     """
+    from understudy.app.exchange.destination import Destination
     from understudy.app.exchange.importing import import_files
 
-    data = folder(data_text)
-    if url := resolve({"data": data_text}).config.store.url:
-        raise ConfigError(f"the config names a store elsewhere ({url}); an import goes into a data folder's own store")
+    flags = {"data": data_text, "stream.url": stream_url, "store.url": store_url, "models.url": models_url}
+    data, config = folder(data_text), resolve(flags).config
+    check_backends(stream=config.stream.url, store=config.store.url)
+    place = Destination(data, config, wait_s)
     name = None if player is None else player_name(player)
-    incoming = _incoming(files, kind, games=data.games, **options)
+    incoming = _incoming(files, kind, place=place, **options)
     with _progress(console(as_json=as_json), f"importing {incoming[0].spec.game}") as show:
-        result = import_files(data, incoming, player=name, on_steps=show)
-    fields = {"format": kind, **result.to_json()}
+        result = import_files(place, incoming, player=name, on_steps=show)
+    fields = {"format": kind, **result.to_json(), "next": place.next_step() if result.waiting_steps else ""}
     if not as_json:
         _print_import(fields, data_text or str(data.root))
-    is_fine = not result.refused_steps and not fields.get("refused_episodes")
+    is_fine = not (result.refused_steps or result.waiting_steps or fields.get("refused_episodes"))
     return finish(fields, as_json=as_json, code=0 if is_fine else 1)
 
 
 def _incoming(
-    files: tuple[Path, ...], kind: str, *, games: Path, game: str | None, consent: str | None, repair_shift: bool,
-    as_is: bool, **seed: Any,
+    files: tuple[Path, ...], kind: str, *, place: "Destination", game: str | None, consent: str | None,
+    repair_shift: bool, as_is: bool, **seed: Any,
 ) -> list[Any]:  # fmt: skip
     name = None if game is None else game_name(game)
     only_seed = {"repair_shift": repair_shift, "as_is": as_is, **seed}
@@ -184,7 +198,9 @@ def _incoming(
     from understudy.app.exchange.seed_a import SeedA, SeedOptions
 
     mode: Any = "as-is" if as_is else "repair-shift"
-    return [SeedA(files, SeedOptions(mode=mode, game=name, consent=consent or "unknown", **seed), games=games)]
+    return [
+        SeedA(files, SeedOptions(mode=mode, game=name, consent=consent or "unknown", **seed), registered=place.specs)
+    ]
 
 
 def _print_import(fields: dict[str, Any], data_text: str) -> None:
@@ -200,6 +216,9 @@ def _print_import(fields: dict[str, Any], data_text: str) -> None:
     if fields["refused_steps"]:
         out.print(f"[red]{count(fields['refused_steps'])} steps were refused[/]: {dict(fields['refusals'])}; next: "
                   f"understudy data quarantine list --data {data_text}", soft_wrap=True)  # fmt: skip
+    if fields["waiting_steps"]:
+        out.print(f"[yellow]{count(fields['waiting_steps'])} steps are in the stream and not stored yet[/]: "
+                  f"{fields['next']}", soft_wrap=True)  # fmt: skip
 
 
 def _print_seed(out: Console, fields: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from tests.app.recordings import recording
 from understudy.app.data import DataFolder
+from understudy.app.exchange.destination import Destination
 from understudy.app.exchange.history import Wanted, noise_of, open_history
 from understudy.app.exchange.importing import Imported, import_files
 from understudy.app.exchange.minari_out import WrittenDataset, write_minari
@@ -53,7 +54,7 @@ def to_minari(data: DataFolder, path: Path, **wanted: Any) -> WrittenDataset:
 
 
 def from_parquet(data: DataFolder, *paths: Path, **options: Any) -> Imported:
-    return import_files(data, [ParquetFile(one) for one in paths], **options)
+    return import_files(Destination(data), [ParquetFile(one) for one in paths], **options)
 
 
 def steps_in(path: Path) -> list[tuple[Any, ...]]:

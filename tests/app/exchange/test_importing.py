@@ -3,7 +3,9 @@
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +20,16 @@ from understudy.app.exchange.feed import Feed
 from understudy.app.exchange.history import noise_of
 from understudy.app.exchange.incoming import session_of, survey
 from understudy.app.exchange.parquet_in import ParquetFile
+from understudy.app.exchange.plan import Plan, entering, placed
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.verify import verify
+from understudy.client.local import LocalLink
 from understudy.core.ages import DAY_S
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError, Locked
 from understudy.core.lock import FileLock
 from understudy.core.names import new_session, player_name, session_time_s
-from understudy.core.ports import SessionFilter, SessionInfo
+from understudy.core.ports import Ack, SessionFilter, SessionInfo
 from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.samples import cart_spec, random_session
@@ -107,16 +111,16 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
     whole = DataFolder(tmp_path / "whole")
     from_parquet(whole, path)
     data = DataFolder(tmp_path / "D")
-    sends, flush = [0], importing._flush
+    sends, send = [0], LocalLink.send
 
-    def kill(*arguments: object) -> None:
+    def kill(link: LocalLink, *arguments: Any, **named: Any) -> Sequence[Ack]:
         sends[0] += 1
         if sends[0] > after:
             raise Killed
-        flush(*arguments)  # type: ignore[arg-type]
+        return send(link, *arguments, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(importing, "_flush", kill)
+        patched.setattr(LocalLink, "send", kill)
         patched.setattr(importing, "MAX_FRAMES_PER_SEND", 4)
         patched.setattr(Feed, "step", lambda _: None)  # killed before ingest came round
         with pytest.raises(Killed):
@@ -175,12 +179,12 @@ def test_an_import_that_was_left_for_too_long_is_not_mixed_up(tmp_path: Path, mo
         session=info.session, game=info.game, player=info.player, n_chunks=2, n_steps=3, high=2, missing=(),
         dropped_steps=0, closed=False, last_received_s=info.last_received_s,
     )  # fmt: skip
-    plan = importing._Plan(0, survey(ParquetFile(path))[noise_of(info.session)], importing.NOBODY)
+    plan = Plan(0, survey(ParquetFile(path))[noise_of(info.session)], importing.NOBODY)
     with pytest.raises(ConfigError, match="too long ago"):
-        importing._placed(plan, unfinished, info.player, later)
+        placed(plan, unfinished, info.player, now_s=later)
     with pytest.raises(ConfigError, match="another name"):
-        importing._placed(plan, unfinished, b"other" + bytes(11), time.time())
-    assert importing._placed(plan, unfinished, info.player, time.time()).session == info.session
+        placed(plan, unfinished, b"other" + bytes(11), now_s=time.time())
+    assert placed(plan, unfinished, info.player, now_s=time.time()).session == info.session
 
 
 def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path: Path) -> None:
@@ -203,8 +207,8 @@ def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_ex
     path, n_steps = export(tmp_path, n_sessions=1, began_s=time.time() - 60)
     source = DataFolder(tmp_path / "source")
     (played,) = sessions(source)
-    plan = importing._Plan(0, survey(ParquetFile(path))[noise_of(played.session)], ADA)
-    assert importing._placed(plan, played, played.player, time.time()).session is None
+    plan = Plan(0, survey(ParquetFile(path))[noise_of(played.session)], ADA)
+    assert placed(plan, played, played.player, now_s=time.time()).session is None
     assert from_parquet(source, path, player=ADA).there_steps == n_steps
     assert not sessions(source)[0].closed
 
@@ -220,6 +224,6 @@ def test_sessions_of_equal_content_have_equal_random_parts() -> None:
     assert session_of("a", b"b") == session_of("a", b"b")
     assert session_of("a", b"b") != session_of("ab", b"")
     assert session_of("a").version == 7
-    retimed = importing._entering(session_of("a"), time.time())
+    retimed = entering(session_of("a"), time.time())
     assert noise_of(retimed) == noise_of(session_of("a"))
     assert uuid.UUID(str(retimed)).version == 7

@@ -28,6 +28,7 @@ from tests.app.exchange.exports import (
 )
 from tests.app.recordings import GAME, chunks_of, episodes, person, recording
 from understudy.app.data import DataFolder
+from understudy.app.exchange.destination import Destination
 from understudy.app.exchange.episode import Episode
 from understudy.app.exchange.episode import chunks_of as episode_chunks
 from understudy.app.exchange.gym_spaces import flattened
@@ -48,7 +49,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore
 
 
 def from_minari(data: DataFolder, path: Path, *, game: str | None = None, consent: str = "granted") -> Imported:
-    return import_files(data, [MinariDataset(path, game=None if game is None else game_name(game), consent=consent)])
+    return import_files(
+        Destination(data), [MinariDataset(path, game=None if game is None else game_name(game), consent=consent)]
+    )
 
 
 def bits(path: Path) -> list[tuple[Any, ...]]:

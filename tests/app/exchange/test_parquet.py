@@ -17,6 +17,7 @@ from tests.app.recordings import GAME, person, recording
 from understudy.app.data import DataFolder
 from understudy.app.exchange import parquet_out
 from understudy.app.exchange.copied import copied
+from understudy.app.exchange.destination import Destination
 from understudy.app.exchange.history import Wanted, noise_of, open_history
 from understudy.app.exchange.importing import import_files
 from understudy.app.exchange.parquet_columns import SPEC_KEY
@@ -238,6 +239,6 @@ def test_consent_may_be_said_anew_but_a_no_stays_a_no(tmp_path: Path) -> None:
 def test_a_game_may_get_another_name(tmp_path: Path) -> None:
     path, table = exported(tmp_path)
     data = DataFolder(tmp_path / "E")
-    result = import_files(data, [ParquetFile(path, game=game_name("cart-two"))])
+    result = import_files(Destination(data), [ParquetFile(path, game=game_name("cart-two"))])
     assert (result.game, result.stored_steps) == ("cart-two", table.num_rows)
     assert json.loads(next((data.games / "cart-two").iterdir()).read_text())["game"] == "cart-two"

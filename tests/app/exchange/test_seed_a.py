@@ -11,6 +11,7 @@ import pytest
 from tests.app.exchange.exports import is_untouched, stored, to_parquet
 from understudy.app.config import Config, LearnerSection
 from understudy.app.data import DataFolder
+from understudy.app.exchange.destination import Destination
 from understudy.app.exchange.importing import Imported, import_files
 from understudy.app.exchange.parquet_in import ParquetFile
 from understudy.app.exchange.seed_a import SeedA, SeedOptions
@@ -56,7 +57,7 @@ def imported(data: DataFolder, *paths: Path, mode: str = "repair-shift", **optio
     if "game" in options:
         options["game"] = game_name(options["game"])
     made = SeedOptions(mode=mode, **{"consent": "granted", **options})  # type: ignore[arg-type]
-    return import_files(data, [SeedA(paths, made, games=data.games)])
+    return import_files(Destination(data), [SeedA(paths, made, registered=Destination(data).specs)])
 
 
 def by_length(data: DataFolder) -> dict[int, Chunk]:
@@ -151,7 +152,7 @@ def test_records_kept_as_they_are_are_marked_and_no_learner_reads_them(tmp_path:
     # The mark travels, whatever consent is named on the way.
     to_parquet(data, tmp_path / "a.parquet")
     elsewhere = DataFolder(tmp_path / "E")
-    import_files(elsewhere, [ParquetFile(tmp_path / "a.parquet", consent="granted")])
+    import_files(Destination(elsewhere), [ParquetFile(tmp_path / "a.parquet", consent="granted")])
     assert {one.meta.consent for one in stored(elsewhere)} == {"denied"}
     assert {one.meta.client for one in stored(elsewhere)} == {"seed-a-import/1 misaligned"}
 

@@ -1,11 +1,15 @@
-"""Feed: stores what lies in a data folder's stream while an import writes to it."""
+"""Feed: stores what lies in the stream while an import writes to it, into the data folder's own store."""
 
 import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.roles.requests import ask
 from understudy.core.errors import Locked
+from understudy.core.ports import SessionFilter, SessionInfo
+from understudy.stores.view import StoreView
 
 _ASK_S = 600.0
 _TRIES = 3
@@ -14,15 +18,19 @@ _TRIES = 3
 class Feed:
     """Ingest in this process, or the one that another process runs; a context manager."""
 
-    def __init__(self, data: DataFolder) -> None:
-        self._data = data
+    is_elsewhere = False
+    """Whether the store lies on other machines; in one of our own, all that was sent is seen once this has settled."""
+
+    def __init__(self, data: DataFolder, open_role: Callable[[], IngestRole] | None = None) -> None:
+        """`open_role`: ingest as the deployment's config wants it; by itself, everything is in the data folder."""
+        self._data, self._open_role = data, open_role or (lambda: IngestRole(data))
         self._role: IngestRole | None = None
         self._open()
 
     def _open(self) -> None:
         if self._role is None and not self._data.has_writer():
             try:
-                self._role = IngestRole(self._data)
+                self._role = self._open_role()
             except Locked:
                 self._role = None
 
@@ -32,17 +40,21 @@ class Feed:
         return self._role is not None
 
     @property
-    def refusals(self) -> dict[str, int]:
+    def refusals(self) -> Mapping[str, int]:
         """Frames that were refused by this process, by reason."""
         return {} if self._role is None else dict(self._role.service.stats.refusals)
+
+    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
+        with StoreView(self._data.store) as view:
+            yield from view.sessions(wanted)
 
     def step(self) -> None:
         """Store some of what waits, where that is up to us."""
         if self._role is not None:
             self._role.step()
 
-    def settle(self) -> None:
-        """Return when everything that was in the stream is stored; Locked when nobody does it."""
+    def settle(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
+        """Return when everything that was in the stream is stored, of whichever game; Locked when nobody does it."""
         for _ in range(_TRIES):
             if self._role is not None:
                 self._role.service.drain()

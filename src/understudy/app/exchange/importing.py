@@ -8,18 +8,20 @@ out, and an import that was killed goes on where it ended.
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.data import DataFolder
+from understudy.app.exchange.begun import Begun, Sent
+from understudy.app.exchange.destination import Destination
+from understudy.app.exchange.elsewhere import Elsewhere
 from understudy.app.exchange.feed import Feed
 from understudy.app.exchange.history import OnSteps, noise_of
-from understudy.app.exchange.incoming import Incoming, Outline, same_spec, survey, with_session
-from understudy.client.connect import local_link
-from understudy.core.ages import DOOR_S, SPOOL_S, refused_session
+from understudy.app.exchange.incoming import Incoming, same_spec, survey, with_session
+from understudy.app.exchange.plan import Plan, placed
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key, pseudonym
-from understudy.core.errors import ConfigError, StorageFailed
+from understudy.core.errors import StorageFailed
 from understudy.core.frame import (
     MAX_FRAMES_PER_SEND,
     CloseReport,
@@ -32,9 +34,10 @@ from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
 from understudy.core.names import PlayerName, player_name
 from understudy.core.ports import Link, SessionFilter, SessionInfo
-from understudy.stores.view import StoreView
 
 SEND_BYTES = 4 * 1024 * 1024
+SEND_TRIES = 8
+"""How often frames are handed to a stream that is busy or away, a few seconds apart at last."""
 NOBODY = player_name("imported")
 """Whose steps they are, where neither file nor caller says."""
 
@@ -54,6 +57,8 @@ class Imported:
     there_steps: int
     """In the store already, so left out."""
     refused_steps: int
+    waiting_steps: int
+    """In the stream for good, and not seen in a store elsewhere yet."""
     refusals: Mapping[str, int]
     by_running_ingest: bool
     details: Mapping[str, Any]
@@ -64,99 +69,78 @@ class Imported:
         return {**own, "refusals": dict(self.refusals), **self.details}
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Where a session goes: under which id and name; no id means it stays out."""
-
-    owner: int
-    """The file, of those given, that brings it."""
-    outline: Outline
-    player: PlayerName
-    session: uuid.UUID | None = None
-    had_steps: int = 0
-
-
 def import_files(
-    data: DataFolder, files: Sequence[Incoming], *, player: PlayerName | None = None, clock: Clock | None = None,
+    place: Destination, files: Sequence[Incoming], *, player: PlayerName | None = None, clock: Clock | None = None,
     on_steps: OnSteps | None = None,
 ) -> Imported:  # fmt: skip
     """Store every step of the files that is not in the store yet; nothing at all when one of the files is bad."""
-    clock = clock or SystemClock()
+    clock, data = clock or SystemClock(), place.data
     found = [survey(one, on_steps) for one in files]
     spec = same_spec(files)
-    plans: dict[int, _Plan] = {}
+    plans: dict[int, Plan] = {}
     for owner, outlines in enumerate(found):
         for noise, outline in outlines.items():
-            plans.setdefault(noise, _Plan(owner, outline, player or outline.player or NOBODY))
-    origins = {noise: origin for one in files for noise, origin in one.origins.items()}
-    with FileLock(data.root / "import.lock", what="an import into this folder"), Feed(data) as feed:
-        feed.settle()  # what a killed import has sent counts as here
-        known = _known(data, spec, {*plans, *origins.values()})
-        key, now_s = deployment_key(data.root), clock.now()
-        for noise, plan in plans.items():
-            if known.get(origins.get(noise, -1)) is not None:
-                continue  # recorded here, and exported from here
-            plans[noise] = _placed(plan, known.get(noise), pseudonym(key, spec.game, plan.player), now_s)
-        link = LedgerLink(local_link(data.root, spec, clock), data.ledger)
+            plans.setdefault(noise, Plan(owner, outline, player or outline.player or NOBODY))
+    with FileLock(data.root / "import.lock", what="an import into this folder"), place.feed(clock) as feed:
+        feed.settle(spec.game, {})  # what a killed import has sent counts as here
+        begun, key = Begun(data.root), deployment_key(data.root)
+        players = {one.player: pseudonym(key, spec.game, one.player) for one in plans.values()}
+        _place(plans, _origins(files), feed, spec, begun.sessions, players, clock.now())
+        sent = {
+            noise: Sent(plan.session, players[plan.player])
+            for noise, plan in plans.items() if plan.session is not None
+        }  # fmt: skip
+        link = place.link(spec, clock)
+        noting = LedgerLink(link, data.ledger)
         try:
-            link.register(spec)
-            if any(plan.session is not None for plan in plans.values()):
-                _send(link, feed, files, plans, on_steps)
+            place.register(spec, link)
+            if sent:
+                if feed.is_elsewhere:
+                    begun.add(sent)
+                _send(_Sender(noting, clock), feed, files, plans, on_steps)
         finally:
-            link.close()
-        feed.settle()
-        return _counted(files, spec, plans, _known(data, spec, plans.keys()), feed)
+            noting.close()
+        feed.settle(spec.game, {one.session: one.player for one in sent.values()})
+        after = _known(feed, spec, plans.keys())
+        if feed.is_elsewhere:
+            begun.finish([noise for noise in plans if noise in after and after[noise].closed])
+        return _counted(files, spec, plans, after, feed)
 
 
-def _known(data: DataFolder, spec: GameSpec, wanted: Container[int]) -> dict[int, SessionInfo]:
+def _origins(files: Sequence[Incoming]) -> dict[int, int]:
+    return {noise: origin for one in files for noise, origin in one.origins.items()}
+
+
+def _place(
+    plans: dict[int, Plan], origins: Mapping[int, int], feed: Feed | Elsewhere, spec: GameSpec,
+    begun: Mapping[int, Sent],
+    players: Mapping[PlayerName, bytes], now_s: float,
+) -> None:  # fmt: skip
+    """Give an id to each plan that is to be sent."""
+    known = _known(feed, spec, {*plans, *origins.values()})
+    for noise, plan in plans.items():
+        if known.get(origins.get(noise, -1)) is not None:
+            continue  # recorded here, and exported from here
+        sent = begun.get(noise) if feed.is_elsewhere else None
+        plans[noise] = placed(plan, known.get(noise), players[plan.player], now_s=now_s, sent=sent)
+
+
+def _known(feed: Feed | Elsewhere, spec: GameSpec, wanted: Container[int]) -> dict[int, SessionInfo]:
     """Sessions of the store by the random part of their ids; the fullest, should there be several."""
     known: dict[int, SessionInfo] = {}
-    with StoreView(data.store) as view:
-        for info in view.sessions(SessionFilter(game=spec.game)):
-            noise = noise_of(info.session)
-            if noise in wanted and (noise not in known or known[noise].n_steps < info.n_steps):
-                known[noise] = info
+    for info in feed.sessions(SessionFilter(game=spec.game)):
+        noise = noise_of(info.session)
+        if noise in wanted and (noise not in known or known[noise].n_steps < info.n_steps):
+            known[noise] = info
     return known
 
 
-def _placed(plan: _Plan, info: SessionInfo | None, player: bytes, now_s: float) -> _Plan:
-    outline = plan.outline
-    if info is None:
-        return _Plan(plan.owner, outline, plan.player, _entering(outline.origin, now_s))
-    if info.dropped_steps > outline.missing_steps:
-        raise ConfigError(
-            f"session {info.session} is here without {info.dropped_steps} steps that the file may have: it came "
-            "from a narrower export; import into another folder, or forget its player first"
-        )
-    is_whole = info.n_steps >= outline.steps
-    # A session under its own id may be the very one that was exported, and still be played: nobody else may close it.
-    if info.closed or (is_whole and (info.player != player or info.session == outline.origin)):
-        return plan
-    if info.player != player:
-        raise ConfigError(
-            f"session {info.session} is here in part, and another player's: an import under another name was not "
-            "finished; give the same --player as then"
-        )
-    # Begun by an import that was killed: the same frames again, and what is there counts once.
-    if refused_session(info.session, entered_s=now_s, oldest_s=DOOR_S) is not None:
-        if is_whole:
-            return plan
-        raise ConfigError(
-            f"session {info.session} was begun by an import that was not finished, too long ago to go on; import into "
-            "another folder, or forget its player first"
-        )
-    return _Plan(plan.owner, outline, plan.player, info.session, info.n_steps)
-
-
-def _entering(origin: uuid.UUID, now_s: float) -> uuid.UUID:
-    """The session's own id while it is young enough to enter, otherwise with the time of now."""
-    if refused_session(origin, entered_s=now_s, oldest_s=SPOOL_S) is None:
-        return origin
-    return uuid.UUID(int=round(now_s * 1000) << 80 | origin.int & ((1 << 80) - 1))
-
-
 def _send(
-    link: Link, feed: Feed, files: Sequence[Incoming], plans: Mapping[int, _Plan], on_steps: OnSteps | None
+    sender: "_Sender",
+    feed: Feed | Elsewhere,
+    files: Sequence[Incoming],
+    plans: Mapping[int, Plan],
+    on_steps: OnSteps | None,
 ) -> None:
     total, done = sum(plan.outline.steps for plan in plans.values()), 0
     waiting: list[Frame] = []
@@ -167,16 +151,16 @@ def _send(
             players[frame.session] = player
         done += steps
         if len(waiting) == MAX_FRAMES_PER_SEND or sum(one.size_bytes for one in waiting) > SEND_BYTES:
-            _flush(link, waiting, players)
+            sender.send(waiting, players)
             waiting, players = [], {}
             feed.step()
         if on_steps is not None:
             on_steps(done, total)
     if waiting:
-        _flush(link, waiting, players)
+        sender.send(waiting, players)
 
 
-def _frames(files: Sequence[Incoming], plans: Mapping[int, _Plan]) -> Iterator[tuple[Frame | None, PlayerName, int]]:
+def _frames(files: Sequence[Incoming], plans: Mapping[int, Plan]) -> Iterator[tuple[Frame | None, PlayerName, int]]:
     """Every frame of the files, whose it is, and how many steps it brings; no frame for what stays out."""
     sent: dict[int, int] = {}
     for owner, one in enumerate(files):
@@ -200,20 +184,40 @@ def _frames(files: Sequence[Incoming], plans: Mapping[int, _Plan]) -> Iterator[t
                 yield close_frame(session, number, CloseReport(number, outline.steps)), plan.player, 0
 
 
-def _flush(link: Link, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> None:
-    for ack in link.send(frames, players):
-        if not ack.accepted:
-            raise StorageFailed(
-                f"the stream did not take a frame: {ack.refused or ack.error}; mend that, then run the same command "
-                "again, which goes on where this one ended"
-            )
+class _Sender:
+    """Hands frames over, and again while that may help."""
+
+    def __init__(self, link: Link, clock: Clock) -> None:
+        self._link, self._clock = link, clock
+
+    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> None:
+        """All of them are durable in the stream; StorageFailed when one is not."""
+        for tried in range(SEND_TRIES):
+            acks = self._link.send(frames, players)
+            left = [(frame, ack) for frame, ack in zip(frames, acks, strict=True) if not ack.accepted]
+            if not left:
+                return
+            refused = next((ack.refused for _, ack in left if ack.refused), None)
+            if refused or tried + 1 == SEND_TRIES:
+                raise StorageFailed(
+                    f"the stream did not take a frame: {refused or left[0][1].error}; mend that, then run the same "
+                    "command again, which goes on where this one ended"
+                )
+            frames = [frame for frame, _ in left]
+            self._clock.wait(Event(), min(max(ack.retry_after_s for _, ack in left), 0.1 * 2**tried))
 
 
 def _counted(
-    files: Sequence[Incoming], spec: GameSpec, plans: Mapping[int, _Plan], after: Mapping[int, SessionInfo], feed: Feed
+    files: Sequence[Incoming],
+    spec: GameSpec,
+    plans: Mapping[int, Plan],
+    after: Mapping[int, SessionInfo],
+    feed: Feed | Elsewhere,
 ) -> Imported:
     sent = {noise: plan for noise, plan in plans.items() if plan.session is not None}
     now = {noise: after[noise].n_steps if noise in after else 0 for noise in sent}
+    lacking = {noise: max(0, plan.outline.steps - now[noise]) for noise, plan in sent.items()}
+    is_waiting = {noise: feed.is_elsewhere and not (noise in after and after[noise].closed) for noise in sent}
     out = [plan.outline for plan in plans.values() if plan.session is None]
     details: dict[str, Any] = {}
     for one in files:
@@ -226,6 +230,7 @@ def _counted(
         stored_steps=sum(now[noise] - plan.had_steps for noise, plan in sent.items()),
         there_sessions=len(out),
         there_steps=sum(one.steps for one in out) + sum(plan.had_steps for plan in sent.values()),
-        refused_steps=sum(max(0, plan.outline.steps - now[noise]) for noise, plan in sent.items()),
+        refused_steps=sum(steps for noise, steps in lacking.items() if not is_waiting[noise]),
+        waiting_steps=sum(steps for noise, steps in lacking.items() if is_waiting[noise]),
         refusals=feed.refusals, by_running_ingest=not feed.is_ours, details=details,
     )  # fmt: skip

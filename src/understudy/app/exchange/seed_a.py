@@ -6,7 +6,7 @@ records as they are, out of learners' reach.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from understudy.app.exchange.incoming import session_of
 from understudy.app.exchange.seed_records import Records, read_records
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, InvalidName
-from understudy.core.game import GameSpec, game_spec, spec_from_gymnasium, spec_from_json
+from understudy.core.game import GameSpec, game_spec, spec_from_gymnasium
 from understudy.core.names import GameName, PlayerName, game_name
 from understudy.core.tensors import Array
 
@@ -55,14 +55,16 @@ class _Counts:
 class SeedA:
     """All records of some files, as sessions of an episode each."""
 
-    def __init__(self, paths: Sequence[Path], options: SeedOptions, *, games: Path) -> None:
-        """`games`: where a data folder keeps the specs of its games; one that fits is taken."""
+    def __init__(
+        self, paths: Sequence[Path], options: SeedOptions, *, registered: Callable[[GameName], Sequence[GameSpec]]
+    ) -> None:
+        """`registered`: the specs of a game that a deployment knows; one that fits is taken."""
         self.name = ", ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
         self._options = options
         self._records = read_records(list(paths), game_id=options.game_id)
         self._game_id = options.game_id if options.game_id is not None else next(iter(self._records.game_ids))
         game = options.game or _game(self._game_id)
-        self.spec, self.spec_is_from = _spec(game, self._records, options, games)
+        self.spec, self.spec_is_from = _spec(game, self._records, options, registered(game))
         self.limit = options.limit or self.spec.max_episode_steps
         self._counts = _Counts()
 
@@ -152,10 +154,11 @@ def _game(game_id: str) -> GameName:
         ) from None
 
 
-def _spec(game: GameName, records: Records, options: SeedOptions, games: Path) -> tuple[GameSpec, str]:
+def _spec(
+    game: GameName, records: Records, options: SeedOptions, registered: Sequence[GameSpec]
+) -> tuple[GameSpec, str]:
     """The game's spec and where it is from: what is registered here, what Gymnasium knows, or the records."""
     most = records.most_action
-    registered = [spec_from_json(path.read_bytes()) for path in sorted((games / game).glob("*.json"))]
     for spec, where in [*((one, "registered") for one in registered), *((one, "gymnasium") for one in _of_env(game))]:
         if _fits(spec, records.size, most):
             return spec, where

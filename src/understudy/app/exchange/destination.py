@@ -1,0 +1,80 @@
+"""Where an import goes: the stream, the store and the registered games that a deployment's config names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from understudy.app.backends import open_store, open_stream
+from understudy.app.config import Config
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.app.exchange.elsewhere import Elsewhere
+from understudy.app.exchange.feed import Feed
+from understudy.app.roles.ingest import IngestRole
+from understudy.app.specs import RegistrySpecs
+from understudy.client.local import LocalLink
+from understudy.core.clock import Clock
+from understudy.core.door import Door, deployment_key
+from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.lock import is_locked
+from understudy.core.names import GameName
+from understudy.models.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A data folder, and what the config puts elsewhere."""
+
+    data: DataFolder
+    config: Config = field(default_factory=Config)
+    wait_s: float = 60.0
+    """How long to wait for the ingest of a store elsewhere while nothing gets on."""
+
+    def specs(self, game: GameName) -> Sequence[GameSpec]:
+        """A game's specs that are registered."""
+        if self.config.models.url:
+            return self._registry().specs(game)
+        return [spec_from_json(path.read_bytes()) for path in sorted((self.data.games / game).glob("*.json"))]
+
+    def register(self, spec: GameSpec, link: LocalLink) -> None:
+        """Make a spec known to whoever stores."""
+        if self.config.models.url:
+            self._registry().register(spec)
+        else:
+            link.register(spec)
+
+    def link(self, spec: GameSpec, clock: Clock) -> LocalLink:
+        """The way into the stream, through the same door as every game's."""
+        door = Door(deployment_key(self.data.root), spec.game, clock)
+        return LocalLink(open_stream(self.config.stream.url, self.data), door=door, specs_folder=self.data.games)
+
+    def feed(self, clock: Clock) -> Feed | Elsewhere:
+        """What stores, or waits until it is stored."""
+        if not self.config.store.url:
+            return Feed(self.data, self._ingest)
+        store = open_store(self.config.store.url, specs=RegistrySpecs(self._registry()), clock=clock)
+        return Elsewhere(store, clock=clock, wait_s=self.wait_s)
+
+    def _ingest(self) -> IngestRole:
+        specs = RegistrySpecs(self._registry()) if self.config.models.url else None
+        stream = open_stream(self.config.stream.url, self.data)
+        try:
+            return IngestRole(self.data, specs=specs, stream=stream)
+        except BaseException:
+            stream.close()
+            raise
+
+    def _registry(self) -> Registry:
+        return open_deployment(self.data, models=self.config.models.url).registry
+
+    def next_step(self) -> str:
+        """What to do about steps that are in the stream and not stored."""
+        root = self.data.root
+        if is_locked(root / "ingest.lock"):
+            return (
+                f"ingest runs here and has not stored them yet, or refused them: understudy status --data {root}, "
+                f"understudy data quarantine list --data {root}"
+            )
+        return (
+            f"no ingest runs in this folder; unless one runs on another machine, start it with: understudy ingest "
+            f"--data {root}; then give the same import again, which says when all is stored"
+        )
