@@ -1,17 +1,12 @@
 """A broker that wants TLS, SCRAM and rights: who has all three is served, whoever lacks one is told which."""
 
-import datetime
-import ipaddress
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import confluent_kafka.admin
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.backends.certificates import write_certificates
 from tests.backends.kafka import PATIENCE_S
 from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.location import Location, parse_location
@@ -42,7 +37,7 @@ class SecureKafka(Kafka):
     def prepare(self, place: Place) -> None:
         super().prepare(place)
         if not (place.folder / "ca.pem").exists():
-            write_certificates(place.folder)
+            write_certificates(place.folder, {"broker": ["127.0.0.1"], "client": ["127.0.0.1"]})
         settings = place.folder / "server.properties"
         text = settings.read_text().replace("CLIENT:SASL_PLAINTEXT", "CLIENT:SASL_SSL")
         text = text.replace("sasl.enabled.mechanisms=PLAIN", "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512")
@@ -52,44 +47,6 @@ class SecureKafka(Kafka):
         tls = f"tls=true&ca={place.folder}/ca.pem&certificate={place.folder}/client.pem"
         location = parse_location(f"kafka://{place.address}/{TOPIC}?{tls}&credentials={place.credentials_file}")
         kafka_admin.AdminClient(kafka_config(location).client()).list_topics(timeout=3.0)
-
-
-def write_certificates(folder: Path) -> None:
-    """An authority of our own, certificates of a broker and a client, and another authority that signed nothing."""
-    key, authority = _authority("understudy tests")
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    for who in ("broker", "client"):
-        own = ec.generate_private_key(ec.SECP256R1())
-        signed = _builder(who, issuer=authority.subject).public_key(own.public_key()).add_extension(names, False)
-        private = own.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        (folder / f"{who}.pem").write_bytes(private + _pem(signed.sign(key, hashes.SHA256())))
-    (folder / "ca.pem").write_bytes(_pem(authority))
-    (folder / "stranger.pem").write_bytes(_pem(_authority("somebody else")[1]))
-
-
-def _authority(name: str) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(name).public_key(key.public_key())
-    return key, builder.add_extension(x509.BasicConstraints(True, None), True).sign(key, hashes.SHA256())
-
-
-def _builder(name: str, *, issuer: x509.Name | None = None) -> x509.CertificateBuilder:
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    today = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer or subject)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(today - datetime.timedelta(days=1))
-        .not_valid_after(today + datetime.timedelta(days=2))
-    )
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 @pytest.fixture(scope="module")

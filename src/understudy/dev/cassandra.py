@@ -1,6 +1,7 @@
 """Apache Cassandra: one node with passwords; a write is acknowledged when its commit log is synced."""
 
 import logging
+import ssl
 from typing import Any
 
 from understudy.dev.ports import HOST
@@ -67,6 +68,8 @@ class Cassandra:
 
     ports = ("client", "peers")
     keeps_data = True
+    tls: ssl.SSLContext | None = None
+    """How it is asked where its settings want TLS."""
 
     def trouble(self) -> str | None:
         return java_trouble(range(17, 18)) or client_trouble("cassandra")
@@ -89,7 +92,7 @@ class Cassandra:
 
     def ask(self, place: Place) -> None:
         who = place.credentials
-        with _Session(place, who["username"], who["password"]) as session:
+        with _Session(place, who["username"], who["password"], tls=self.tls) as session:
             session.execute("SELECT release_version FROM system.local")
 
     def welcome(self, place: Place) -> None:
@@ -99,12 +102,12 @@ class Cassandra:
             self.ask(place)
         except Exception:
             self._make_role(place)
-        with _Session(place, who["username"], who["password"]) as session:
+        with _Session(place, who["username"], who["password"], tls=self.tls) as session:
             session.execute(f"DROP ROLE IF EXISTS {_DEFAULT}")
 
     def _make_role(self, place: Place) -> None:
         who = place.credentials
-        with _Session(place, _DEFAULT, _DEFAULT) as session:
+        with _Session(place, _DEFAULT, _DEFAULT, tls=self.tls) as session:
             session.execute(
                 f"CREATE ROLE IF NOT EXISTS {who['username']} WITH SUPERUSER = true AND LOGIN = true "
                 f"AND PASSWORD = '{who['password']}'"
@@ -114,7 +117,7 @@ class Cassandra:
 class _Session:
     """A session for a few statements, as one user."""
 
-    def __init__(self, place: Place, user: str, password: str) -> None:
+    def __init__(self, place: Place, user: str, password: str, *, tls: ssl.SSLContext | None) -> None:
         from cassandra.auth import PlainTextAuthProvider
         from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
         from cassandra.policies import WhiteListRoundRobinPolicy
@@ -126,7 +129,7 @@ class _Session:
             [HOST], port=place.ports["client"], auth_provider=PlainTextAuthProvider(user, password),
             execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=_ASK_S,
             control_connection_timeout=_ASK_S, schema_metadata_enabled=False, token_metadata_enabled=False,
-            protocol_version=5,
+            protocol_version=5, ssl_context=tls,
         )  # fmt: skip
 
     def __enter__(self) -> Any:

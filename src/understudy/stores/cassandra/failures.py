@@ -43,7 +43,8 @@ def short(error: BaseException) -> str:
     """An error in one line of at most 200 characters; the first of those that several hosts gave."""
     errors = getattr(error, "errors", None)
     first = next(iter(errors.values())) if isinstance(errors, dict) and errors else error
-    return " ".join(f"{type(first).__name__}: {first}".split())[:200]
+    text = str(first).rpartition("Last error: ")[2]  # the driver's way to wrap what a socket said
+    return " ".join(f"{type(first).__name__}: {text}".split())[:200]
 
 
 def is_passing(error: BaseException) -> bool:
@@ -98,10 +99,10 @@ def refusal(error: BaseException, options: Options) -> UnderstudyError:
             f"the certificate of {where} was not signed by {named} ({short(error)}); name who signed it: ca=FILE"
         )
     hint = "check the address and that it runs"
-    if "SSL" in text and options.tls:
-        hint = (
-            "without TLS on that port, leave out tls; when it asks for a certificate of ours, give certificate and key"
-        )
+    if "WRONG_VERSION_NUMBER" in text:
+        hint = "it speaks no TLS on that port: give another one, or leave out tls, ca and certificate"
     elif not options.tls:
         hint += "; if it wants TLS, add tls=true&ca=FILE"
+    elif not options.certificate:
+        hint += "; if it asks for a certificate of ours, add certificate=FILE&key=FILE"
     return Unreachable(f"{where} cannot be reached ({short(error)}); {hint}")

@@ -1,0 +1,105 @@
+"""A Cassandra that wants TLS: whoever knows its authority and its name is served, everybody else is told why not."""
+
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.backends.certificates import write_certificates
+from tests.backends.keyspaces import Keyspace
+from understudy.core.errors import ConfigError, UnderstudyError, Unreachable
+from understudy.core.ports import Candidate, Position, SessionFilter, WriteBatch
+from understudy.dev import servers
+from understudy.dev.cassandra import Cassandra
+from understudy.dev.recipe import Place
+from understudy.testing.desk import SPEC
+from understudy.testing.samples import PLAYER, random_session
+
+_SETTINGS = """
+client_encryption_options:
+  enabled: true
+  optional: false
+  require_client_auth: true
+  keystore: {folder}/node.pem
+  truststore: {folder}/ca.pem
+  ssl_context_factory:
+    class_name: org.apache.cassandra.security.PEMBasedSslContextFactory
+"""
+
+
+class SecureCassandra(Cassandra):
+    """The same node behind TLS, for those who have a certificate of the same authority."""
+
+    def prepare(self, place: Place) -> None:
+        super().prepare(place)
+        if not (place.folder / "ca.pem").exists():
+            write_certificates(place.folder, {"node": ["127.0.0.1"], "us": ["127.0.0.1"]})
+        settings = place.folder / "cassandra.yaml"
+        settings.write_text(settings.read_text() + _SETTINGS.format(folder=place.folder))
+        self.tls = ssl.create_default_context(cafile=place.folder / "ca.pem")
+        self.tls.load_cert_chain(place.folder / "us.pem")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if reason := servers.why_not("cassandra"):
+        pytest.skip(reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(servers._RECIPES, "cassandra", SecureCassandra)
+        with servers.start("cassandra", tmp_path_factory.mktemp("secure-cassandra")) as server:
+            yield server
+
+
+def refusal(server: Any, kind: type[UnderstudyError], options: str, *, host: str = "127.0.0.1") -> str:
+    port = server.address.rpartition(":")[2]
+    with pytest.raises(kind) as caught:
+        Keyspace.open_at(f"cassandra://{host}:{port}/none?credentials={server.credentials_file}&patience_s=1{options}")
+    assert "\n" not in str(caught.value)
+    print(caught.value)
+    return str(caught.value)
+
+
+def files(server: Any, *, ca: str = "ca.pem") -> str:
+    return f"&ca={server.place.folder}/{ca}&certificate={server.place.folder}/us.pem"
+
+
+def test_whoever_knows_authority_and_name_is_served(server: Any) -> None:
+    keyspace = Keyspace(server, server.credentials_file, "secure", options=files(server))
+    with keyspace.open() as store:
+        chunks = random_session(SPEC, np.random.default_rng(1))
+        claim = store.claim("one", owner="test", ttl_s=60.0)
+        candidates = [Candidate(chunk.frame().stamped(PLAYER, int(1e9)), chunk) for chunk in chunks]
+        store.write(WriteBatch("one", claim.epoch, Position("1"), candidates))
+        assert [one.n_chunks for one in store.sessions(SessionFilter())] == [len(chunks)]
+    keyspace.close()
+
+
+def test_an_authority_that_did_not_sign_is_said_so(server: Any) -> None:
+    told = refusal(server, ConfigError, files(server, ca="stranger.pem"))
+    assert "was not signed by ca=" in told
+    assert "name who signed it: ca=FILE" in told
+    assert "not signed by an authority of the system" in refusal(server, ConfigError, "&tls=true")
+
+
+def test_a_certificate_for_another_name_is_refused_unless_that_is_asked_for(server: Any) -> None:
+    told = refusal(server, ConfigError, files(server), host="localhost")
+    assert "is for another name" in told
+    assert "check_hostname=false" in told
+    told = refusal(server, ConfigError, f"{files(server)}&check_hostname=false", host="localhost")
+    assert "there is no keyspace none" in told, "it was let in"
+
+
+def test_no_certificate_where_one_is_wanted_is_named_as_a_possibility(server: Any) -> None:
+    told = refusal(server, Unreachable, f"&ca={server.place.folder}/ca.pem")
+    assert "if it asks for a certificate of ours, add certificate=FILE" in told
+
+
+def test_no_tls_where_it_is_wanted_is_named_as_a_possibility(server: Any) -> None:
+    assert "if it wants TLS, add tls=true&ca=FILE" in refusal(server, Unreachable, "")
+
+
+def test_tls_where_there_is_none_is_named_as_a_possibility(server: Any, cassandra_server: Any) -> None:
+    told = refusal(cassandra_server, Unreachable, files(server))
+    assert "it speaks no TLS on that port" in told
