@@ -1,6 +1,7 @@
 """The ingest service: each frame once, whatever the stream, the store and the process do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
@@ -10,7 +11,7 @@ import pytest
 from tests.ingest.specs import KnownSpecs
 from understudy.core.ages import DAY_S
 from understudy.core.chunk import Chunk
-from understudy.core.errors import ConfigError, StorageFailed, StorageFull
+from understudy.core.errors import ConfigError, StorageFailed, StorageFull, Unreachable
 from understudy.core.frame import MAX_COUNT, Frame
 from understudy.core.game import game_spec
 from understudy.core.names import new_session
@@ -284,6 +285,57 @@ def test_draining_goes_on_with_other_partitions_when_a_claim_is_lost(bench: Benc
     bench.clock.advance(31.0)
     service.drain()
     assert bench.keys() == keys_of(chunks)
+
+
+class Elsewhere(MemoryStream):
+    """A stream on a machine whose clock is wrong; it says how complete a read is by durations alone."""
+
+    def __init__(self, clock: ManualClock, *, ahead_s: float) -> None:
+        super().__init__(2, clock=clock)
+        self._ours, self._ahead_s = clock, ahead_s
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        read = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
+        last_s = read.records[-1].time_s if read.records else self._ours.now()
+        wrong = [replace(one, time_s=one.time_s + self._ahead_s) for one in read.records]
+        return Read(wrong, read.next, read.ended, last_s - 0.001)
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
+def test_draining_does_not_depend_on_clocks_that_agree(bench: Bench, ahead_s: float):
+    bench.stream = Elsewhere(bench.clock, ahead_s=ahead_s)
+    before = [chunk for _ in range(8) for chunk in bench.session(3)]
+    bench.send(before)
+    bench.clock.advance(1.0)
+    service = bench.start(store=BusyStore(bench), max_read_bytes=1)
+    service.drain()
+    assert set(keys_of(before)) <= set(bench.keys()), "what was there before the call"
+    assert len(bench.stored()) <= len(before) + 4, "and hardly more"
+
+
+class OneIsAway(MemoryStream):
+    """A stream of which one partition does not answer."""
+
+    is_away = True
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        if self.is_away and partition == "p0":
+            raise Unreachable("p0 is read by others")
+        return super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
+
+
+def test_a_partition_that_does_not_answer_holds_up_no_other(bench: Bench):
+    stream = bench.stream = OneIsAway(3, clock=bench.clock)
+    chunks = [chunk for _ in range(9) for chunk in bench.session(1)]
+    bench.send(chunks)
+    service = bench.start()
+    for _ in range(3):
+        with pytest.raises(Unreachable, match="p0"):
+            service.step()
+    stream.is_away = False
+    left = len(read_all(stream)["p0"])
+    assert 0 < left == len(chunks) - len(bench.stored())
+    assert service.step() == left
 
 
 @pytest.mark.parametrize("name", ["max_read_bytes", "claim_ttl_s", "full_pause_s"])

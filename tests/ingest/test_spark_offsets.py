@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.frame import Frame
-from understudy.core.ports import Position
+from understudy.core.ports import Position, Read
 from understudy.ingest.offsets import Passed, Place, offset_of, places_of, read_between, read_on
 from understudy.streams.memory import MemoryStream
 from understudy.testing.clock import ManualClock
@@ -24,7 +24,7 @@ class Lane:
     """A stream in memory and somebody who fills it."""
 
     def __init__(self, partitions: int = 2) -> None:
-        self.stream = MemoryStream(partitions, clock=ManualClock())
+        self.stream: MemoryStream = MemoryStream(partitions, clock=ManualClock())
         self._rng = np.random.default_rng(8)
 
     def send(self, n_sessions: int = 6, n_chunks: int = 4) -> list[Frame]:
@@ -133,6 +133,40 @@ def test_a_replay_of_what_was_trimmed_says_so_and_gives_what_is_left_of_it():
         left = list(read_between(lane.stream, batches[2][0], batches[6][2], max_bytes=1))
     assert [one["event"] for one in logs] == ["position_gone"]
     assert raws(left) == raws(batches[6][1])
+
+
+class Throttled(MemoryStream):
+    """A stream that cannot be read for a while, or gives nothing though nothing was trimmed."""
+
+    trouble = ""
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        if self.trouble:
+            raise Unreachable(self.trouble)
+        return super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
+
+
+def test_a_replay_that_cannot_be_read_now_is_an_error_that_a_retry_mends_and_nothing_is_called_gone():
+    lane = Lane(1)
+    stream = lane.stream = Throttled(1, clock=ManualClock())
+    lane.send(2)
+    batches = list(lane.batches(max_bytes=1))
+    start, records, end = batches[2]
+    stream.trouble = "takes no more calls now"
+    with capture_logs() as logs, pytest.raises(Unreachable, match="no more calls"):
+        list(read_between(stream, start, end, max_bytes=1))
+    assert logs == []
+    stream.trouble = ""
+    assert list(read_between(stream, start, end, max_bytes=1)) == records
+
+
+def test_a_record_that_does_not_come_though_nothing_was_trimmed_is_asked_for_again():
+    lane = Lane(1)
+    lane.send(2)
+    start, _, _ = list(lane.batches(max_bytes=1))[2]
+    with capture_logs() as logs, pytest.raises(Unreachable, match="does not give it now, though nothing was trimmed"):
+        list(read_between(lane.stream, start, {"p0": Place(Position("999"))}, max_bytes=1))
+    assert logs == []
 
 
 def test_partitions_that_the_stream_has_forgotten_leave_the_offset():

@@ -35,7 +35,8 @@ class MemoryKinesis:
         """Errors that the next calls of an operation raise."""
         self.fail_records: list[set[int]] = []
         """Which records the next PutRecords do not take."""
-        self.throttled = 0
+        self.most = 10_000
+        """How many records one answer holds."""
         self.early: list[str] = []
         """Shards that were read more often than is allowed."""
         self._reads: dict[str, list[float]] = {}
@@ -135,7 +136,10 @@ class MemoryKinesis:
             raise refusal("ExpiredIteratorException")
         found = [one for one in self.records[shard] if one[0] >= int(start)]
         is_open = "EndingSequenceNumber" not in self.shards[shard]["SequenceNumberRange"]
-        going_on = {"NextShardIterator": f"{shard}|{self._next + 1}|{now_s}"} if is_open else {}
+        found, left = found[: self.most], found[self.most :]
+        following = left[0][0] if left else self._next + 1
+        going_on = {"NextShardIterator": f"{shard}|{following}|{now_s}"} if is_open or left else {}
+        behind_ms = max(1, round((now_s - found[-1][1]) * 1000)) if left and found else 1 if left else 0
         records = [
             {
                 "SequenceNumber": str(number), "Data": data,
@@ -143,7 +147,7 @@ class MemoryKinesis:
             }
             for number, at_s, data in found
         ]  # fmt: skip
-        return {"Records": records, "MillisBehindLatest": 0, **going_on}
+        return {"Records": records, "MillisBehindLatest": behind_ms, **going_on}
 
     def close(self) -> None:
         self.calls["close"] += 1

@@ -1,7 +1,9 @@
 """The Kinesis stream against its published limits: pace, sizes, partial failures, trimmed places."""
 
 import random
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -14,7 +16,7 @@ from botocore.exceptions import EndpointConnectionError
 
 from tests.streams.memory_kinesis import MemoryKinesis, refusal
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ConfigError, PositionGone, Unreachable
+from understudy.core.errors import Closed, ConfigError, PositionGone, Unreachable
 from understudy.core.frame import MAX_BODY_BYTES, Frame, decode_frame
 from understudy.core.ports import Position, Read, Stream
 from understudy.streams.kinesis import KinesisStream
@@ -205,13 +207,81 @@ def test_a_throttled_read_waits_and_goes_on():
     assert len(table.read().records) == 3
 
 
-def test_a_shard_that_others_read_empty_for_long_is_no_error():
+THROTTLED = refusal("ProvisionedThroughputExceededException")
+
+
+def test_a_shard_that_others_read_empty_for_long_is_told_and_never_taken_for_an_empty_one():
     table = Table()
     table.stream.append(sample_frames(1))
-    table.kinesis.trouble["get_records"] = [refusal("ProvisionedThroughputExceededException")] * 10_000
-    assert table.read().records == []
+    table.kinesis.trouble["get_records"] = [THROTTLED] * 10_000
+    with pytest.raises(Unreachable, match=r"takes no more calls now .*ProvisionedThroughputExceeded.*add shards"):
+        table.read()
+    assert 8.0 <= table.clock.monotonic() - START_S <= 12.0
     table.kinesis.trouble.clear()
     assert len(table.read().records) == 1
+
+
+def test_empty_answers_of_a_shard_that_has_records_are_no_end():
+    table, frames = Table(), sample_frames(2)
+    table.stream.append(frames)
+    table.kinesis.most = 0
+    with pytest.raises(Unreachable, match="gave none of its records for 8 s"):
+        table.read()
+    table.kinesis.most = 10
+    assert len(table.read().records) == 2
+
+
+def test_a_reader_at_the_tip_that_is_throttled_at_the_end_of_its_wait_says_that_nothing_came():
+    table = Table()
+    real, late_s = table.kinesis.get_records, table.clock.monotonic() + 9.5
+
+    def throttled_late(**asked: Any) -> Any:
+        if table.clock.monotonic() > late_s:
+            raise THROTTLED
+        return real(**asked)
+
+    table.kinesis.get_records = throttled_late  # type: ignore[method-assign]
+    assert table.read(wait_s=10.0).records == []
+
+
+def test_a_read_says_up_to_when_everything_was_read_by_no_clock_but_ours_and_durations_of_the_server():
+    table, frames = Table(), sample_frames(6)
+    skew_s = 3600.0
+    for frame in frames:
+        table.stream.append([frame])
+        table.still.advance(10.0)
+    records = table.kinesis.records["shardId-000000000000"]
+    records[:] = [(number, at_s + skew_s, data) for number, at_s, data in records]
+    table.kinesis._clock = Ahead(table.still, skew_s)
+    table.kinesis.most = 4
+    said: list[float | None] = []
+    position: Position | None = None
+    for _ in range(3):
+        read = table.read(position, max_bytes=1 if not said else 1 << 20)
+        said.append(read.complete_to_s)
+        position = read.next
+    first, rest, last = said
+    assert first == pytest.approx(START_S), "the first of four"
+    assert rest == pytest.approx(START_S + 30.0)
+    assert last == pytest.approx(START_S + 60.0, abs=1.0), "the tip"
+
+
+class Ahead(ManualClock):
+    """The server's clock: ahead of ours."""
+
+    def __init__(self, ours: ManualClock, by_s: float) -> None:
+        self._ours, self._by_s = ours, by_s
+
+    def now(self) -> float:
+        return self._ours.now() + self._by_s
+
+
+def test_reading_after_close_is_refused():
+    table = Table()
+    partition = table.only
+    table.stream.close()
+    with pytest.raises(Closed):
+        table.stream.read(partition, None, max_bytes=1, wait_s=0.0)
 
 
 def test_an_iterator_that_expired_is_renewed_where_it_stood():
@@ -365,6 +435,29 @@ def test_the_list_of_shards_is_kept_and_renewed_by_an_end_or_an_unknown_shard():
     while not table.stream.read(parent, None, max_bytes=1 << 20, wait_s=0.0).ended:
         pass
     assert len(table.stream.partitions()) == 5, "a shard ended"
+
+
+def test_a_change_that_is_seen_while_the_list_is_asked_for_makes_it_asked_for_again():
+    """A list that was made before a shard ended lacks its children, whenever it arrives."""
+    table = Table()
+    asked, go_on = threading.Event(), threading.Event()
+    real = table.kinesis.list_shards
+
+    def slow(**given: Any) -> Any:
+        answer = real(**given)
+        asked.set()
+        assert go_on.wait(10.0)
+        return answer
+
+    table.kinesis.list_shards = slow  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(table.stream.partitions)
+        assert asked.wait(10.0)
+        table.kinesis.split("shardId-000000000000")
+        table.stream._shards.renew()
+        go_on.set()
+        assert len(early.result()) == 1
+    assert len(table.stream.partitions()) == 3
 
 
 def test_a_reshard_in_the_middle_shows_every_record_once():

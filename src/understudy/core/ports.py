@@ -63,6 +63,9 @@ class Read:
     records: Sequence[Record]
     next: Position | None
     ended: bool
+    complete_to_s: float | None = None
+    """By the reader's monotonic clock: all that came in before this was read by now. None: as the records' times say,
+    which are by this machine's clock."""
 
 
 class Stream(Protocol):

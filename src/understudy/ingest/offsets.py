@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from understudy.core.errors import ConfigError, PositionGone
+from understudy.core.errors import ConfigError, PositionGone, Unreachable
 from understudy.core.ports import Position, Read, Stream
 
 _log = structlog.get_logger("understudy.ingest")
@@ -66,7 +66,7 @@ def read_on(stream: Stream, places: Mapping[str, Place], *, max_bytes: int) -> t
         place = found[partition.id]
         if place.ended or not all(parent not in found or found[parent].ended for parent in partition.parents):
             continue
-        passed, read = _read(stream, partition.id, place.position, max_bytes=share)
+        passed, read, _ = _read(stream, partition.id, place.position, max_bytes=share)
         records += passed
         found[partition.id] = Place(read.next, read.ended)
     return records, found
@@ -92,27 +92,39 @@ def _up_to(
     stream: Stream, partition: str, after: Position | None, last: Position, *, max_bytes: int
 ) -> Iterable[Passed]:
     found: list[Passed] = []
+    # What begins with the first record of a partition may have lost that one without a word.
+    may_be_gone = after is None
     while True:
-        records, read = _read(stream, partition, after, max_bytes=max_bytes)
+        records, read, was_gone = _read(stream, partition, after, max_bytes=max_bytes)
+        may_be_gone |= was_gone or read.ended
         for one in records:
             found.append(one)
             if one.position == last:
                 return found
-        if read.ended or not read.records:
+        if may_be_gone and (read.ended or not read.records):
             # All of it was trimmed; what is left comes behind, and comes with the next batch.
             _log.error("batch_gone", partition=partition, position=last, next="the stream no longer holds it")
             return ()
+        if not read.records:
+            raise Unreachable(
+                f"partition {partition} gave a record at {last} before, and does not give it now, though nothing was "
+                "trimmed; it is asked for again"
+            )
         after = read.next
 
 
-def _read(stream: Stream, partition: str, after: Position | None, *, max_bytes: int) -> tuple[list[Passed], Read]:
-    """What stands behind a position, or is the first that the stream still has."""
+def _read(
+    stream: Stream, partition: str, after: Position | None, *, max_bytes: int
+) -> tuple[list[Passed], Read, bool]:  # fmt: skip
+    """What stands behind a position, or is the first that the stream still has; whether the position was gone."""
+    was_gone = False
     try:
         read = stream.read(partition, after, max_bytes=max_bytes, wait_s=0.0)
     except PositionGone as error:
         _log.error("position_gone", partition=partition, position=error.position, earliest=error.earliest)
         earliest = None if error.earliest is None else Position(error.earliest)
-        after, read = None, stream.read(partition, earliest, max_bytes=max_bytes, wait_s=0.0)
+        after, read, was_gone = None, stream.read(partition, earliest, max_bytes=max_bytes, wait_s=0.0), True
     before = [after, *(record.position for record in read.records)]
     pairs = zip(before, read.records, strict=False)
-    return [Passed(partition, behind, one.position, one.time_s, one.raw) for behind, one in pairs], read
+    passed = [Passed(partition, behind, one.position, one.time_s, one.raw) for behind, one in pairs]
+    return passed, read, was_gone

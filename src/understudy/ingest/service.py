@@ -51,6 +51,8 @@ class IngestService:
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()
         self._writer = Writer(store, specs, owner=owner, claim_ttl_s=self._config.claim_ttl_s, clock=self._clock)
+        self._silent = ""
+        """The partition that could not be read or stored last."""
 
     @property
     def stats(self) -> IngestStats:
@@ -81,7 +83,7 @@ class IngestService:
 
         Partitions that another owner holds are left to them.
         """
-        called_s = self._clock.now()
+        called_s, called_at_s = self._clock.monotonic(), self._clock.now()
         caught_up: set[str] = set()
         moved = True
         while moved:
@@ -89,7 +91,7 @@ class IngestService:
             for partition, read in self._round(without=caught_up):
                 # Also an empty read is news: it may have ended a parent, whose children come next.
                 moved = True
-                if not read.records or read.records[-1].time_s > called_s:
+                if _is_past(read, called_s, called_at_s):
                     caught_up.add(partition)
 
     def positions(self) -> dict[str, Position | None]:
@@ -102,7 +104,9 @@ class IngestService:
         names = {partition.id for partition in partitions}
         for gone in self._writer.held.keys() - names:
             del self._writer.held[gone]
-        for partition in partitions:
+        # The one that did not answer comes last, so that the others need not wait for it.
+        last = next((number for number, one in enumerate(partitions) if one.id == self._silent), -1) + 1
+        for partition in [*partitions[last:], *partitions[:last]]:
             is_readable = all(parent not in names or self._has_ended(parent) for parent in partition.parents)
             if is_readable and partition.id not in without and (read := self._advance(partition.id)) is not None:
                 yield partition.id, read
@@ -122,6 +126,9 @@ class IngestService:
                 self._writer.write(partition, read.records, read.next)
         except ClaimLost:
             return None
+        except Unreachable:
+            self._silent = partition
+            raise
         held.position, held.ended = read.next, read.ended
         return read
 
@@ -132,3 +139,12 @@ class IngestService:
             _log.error("position_gone", partition=partition, position=error.position, earliest=error.earliest)
             earliest = None if error.earliest is None else Position(error.earliest)
             return self._stream.read(partition, earliest, max_bytes=self._config.max_read_bytes, wait_s=0.0)
+
+
+def _is_past(read: Read, called_s: float, called_at_s: float) -> bool:
+    """Whether all was read that was there when our monotonic clock and this machine's clock stood so."""
+    if not read.records:
+        return True
+    if read.complete_to_s is not None:
+        return read.complete_to_s >= called_s
+    return read.records[-1].time_s > called_at_s

@@ -1,5 +1,6 @@
 """The shards of a Kinesis stream: which there are, parents first, and a reader for each."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from understudy.core.errors import ConfigError, PositionGone
+from understudy.core.errors import Closed, ConfigError, PositionGone, Unreachable
 from understudy.core.ports import Partition, Position, Read, Record
 from understudy.streams.kinesis_api import CallFailed, KinesisApi, pause_s
 
@@ -27,15 +28,17 @@ class ShardList:
         self._shards: dict[str, tuple[str, ...]] = {}
         self._ended: set[str] = set()
         self._until_s = 0.0
-        self._is_known = False
+        self._wanted = object()
+        """Another one when the list is known to be wrong; a list that was asked for before that is wrong, too."""
+        self._known: object = None
 
     def shards(self) -> Mapping[str, tuple[str, ...]]:
         """Shard ids with the ids of their parents that still exist; parents first, always in the same order."""
         with self._lock:
-            now_s = self._api.clock.monotonic()
-            if not self._is_known or now_s >= self._until_s:
+            now_s, wanted = self._api.clock.monotonic(), self._wanted
+            if self._known is not wanted or now_s >= self._until_s:
                 found = self._fetch()
-                self._shards, self._is_known = parents_first(found), True
+                self._shards, self._known = parents_first(found), wanted
                 self._ended = {
                     str(shard["ShardId"]) for shard in found if shard["SequenceNumberRange"].get("EndingSequenceNumber")
                 }
@@ -43,8 +46,8 @@ class ShardList:
             return self._shards
 
     def renew(self) -> None:
-        """Ask again next time."""
-        self._is_known = False
+        """Ask again next time, also when somebody is asking right now."""
+        self._wanted = object()
 
     def has_ended(self, shard: str) -> bool:
         """Whether a shard takes no more records, as far as the list goes."""
@@ -53,7 +56,7 @@ class ShardList:
 
     def saw(self, shard: str) -> None:
         """A shard took a record; one that nobody has heard of means that the stream was resharded."""
-        if self._is_known and shard not in self._shards:
+        if self._shards and shard not in self._shards:
             self.renew()
 
     def _fetch(self) -> list[Mapping[str, Any]]:
@@ -114,17 +117,28 @@ class ShardReader:
         self._seek(None)
 
     def read(self, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
-        """What stands behind a position; it may take a moment longer than `wait_s`, as the shard's pace demands."""
-        clock, closed = self._api.clock, self._api.closed
+        """What stands behind a position; it may take a moment longer than `wait_s`, as the shard's pace demands.
+
+        Nothing comes only where there is nothing: Unreachable when `retry_s` were not enough to know.
+        """
+        clock, closed, config = self._api.clock, self._api.closed, self._api.config
         with self._lock:
+            if closed.is_set():
+                raise Closed("the stream was closed")
             if after != self._after:
                 self._seek(after)
             deadline_s = clock.monotonic() + wait_s
-            give_up_s = max(deadline_s, clock.monotonic() + self._api.config.retry_s)
+            give_up_s = max(deadline_s, clock.monotonic() + config.retry_s)
+            self._is_at_tip = False
             while not self._held and not self._is_finished and not closed.is_set():
-                is_at_tip = self._fetch()
-                if clock.monotonic() >= (deadline_s if is_at_tip else give_up_s):
+                may_end = self._fetch()
+                if clock.monotonic() >= (deadline_s if may_end else give_up_s):
                     break
+            if not (self._held or self._is_finished or self._is_at_tip or closed.is_set()):
+                raise Unreachable(
+                    f"shard {self._shard} of Kinesis stream {config.stream!r} at {config.place} gave none of its "
+                    f"records for {config.retry_s:g} s; let fewer read it, or wait"
+                )
             return self._hand_out(max_bytes)
 
     def _seek(self, after: Position | None) -> None:
@@ -134,8 +148,10 @@ class ShardReader:
         self._held: deque[Record] = deque()
         self._iterator: str | None = None
         self._expected: Position | None = None
-        self._is_finished = False
+        self._is_finished = self._is_at_tip = False
         self._was_at_tip_s: float | None = None
+        self._complete_to_s = -math.inf
+        """When everything had come in that the last answer and those before it gave."""
 
     def _hand_out(self, max_bytes: int) -> Read:
         records: list[Record] = []
@@ -147,16 +163,19 @@ class ShardReader:
             records.append(self._held.popleft())
         if records:
             self._after = records[-1].position
-        return Read(records, self._after, self._is_finished and not self._held)
+        # By the server's clock alone: how much later came what is held back.
+        later_s = max(0.0, self._held[-1].time_s - records[-1].time_s) if self._held else 0.0
+        return Read(records, self._after, self._is_finished and not self._held, self._complete_to_s - later_s)
 
     def _fetch(self) -> bool:
-        """One call for records; whether it showed that there are no more of them now."""
+        """One call for records; whether it showed that there are no more of them now, and more may come."""
         clock = self._api.clock
         if self._due_s > clock.monotonic():
             clock.wait(self._api.closed, self._due_s - clock.monotonic())
             if self._api.closed.is_set():
                 return True
-        self._due_s = clock.monotonic() + self._api.config.poll_s
+        asked_s = clock.monotonic()
+        self._due_s = asked_s + self._api.config.poll_s
         try:
             if self._iterator is None:
                 self._iterator = self._new_iterator()
@@ -167,7 +186,7 @@ class ShardReader:
             self._fail(error)
             return False
         self._failures = 0
-        return self._take(answer)
+        return self._take(answer, asked_s)
 
     def _new_iterator(self) -> str | None:
         """Where to go on, None when the shard is gone; a place from before is looked at again, to see it is there."""
@@ -218,21 +237,21 @@ class ShardReader:
             _log.warning("read_failed", shard=self._shard, stream=config.stream, error=str(error))
         self._failures += 1
         self._due_s = clock.monotonic() + config.poll_s + pause_s(self._failures, self._api.rng)
-        if error.is_throttle:
-            return
-        # The iterator may be what the server cannot read.
-        self._iterator = None
+        if not error.is_throttle:
+            # The iterator may be what the server cannot read.
+            self._iterator = None
         if clock.monotonic() - self._failing_since_s >= config.retry_s:
             self._failures = 0
             raise error.for_people(config) from error
 
-    def _take(self, answer: Mapping[str, Any]) -> bool:
+    def _take(self, answer: Mapping[str, Any], asked_s: float) -> bool:
         self._iterator = answer.get("NextShardIterator") or None
         self._is_finished = self._iterator is None
         if self._is_finished:
             # Its children are there by now.
             self._shards.renew()
-        is_at_tip = not answer.get("MillisBehindLatest")
+        behind_s = (answer.get("MillisBehindLatest") or 0) / 1000
+        is_at_tip = not behind_s
         for found in answer["Records"]:
             position = Position(str(found["SequenceNumber"]))
             if self._expected is not None:
@@ -246,8 +265,9 @@ class ShardReader:
                 self._newest = position
         if self._expected is not None and (is_at_tip or self._is_finished):
             self._gone()
+        self._is_at_tip, self._complete_to_s = is_at_tip, asked_s - behind_s
         if is_at_tip:
-            self._was_at_tip_s = self._api.clock.monotonic()
+            self._was_at_tip_s = asked_s
         # An ended shard says so itself, though maybe not with the first answer.
         return is_at_tip and not self._shards.has_ended(self._shard)
 
