@@ -70,8 +70,10 @@ class Deployment:
     @contextmanager
     def ingest(self) -> Iterator[RemoteIngestRole]:
         specs = SpecFolder(self.data.games)
-        store = LocalStore(self.folder, specs=specs)
-        with RemoteIngestRole(self.data, FileStream(self.data.stream), store, specs=specs) as role:
+        with RemoteIngestRole(
+            self.data, specs=specs, open_stream=lambda: FileStream(self.data.stream),
+            open_store=lambda: LocalStore(self.folder, specs=specs),
+        ) as role:  # fmt: skip
             yield role
 
     def drained(self) -> Audit:
@@ -111,6 +113,15 @@ def test_what_nobody_stores_yet_is_told_with_the_next_step_and_stored_once_howev
     assert (last.stored_steps, last.there_steps, last.waiting_steps) == (0, first.steps, 0)
     assert not Begun(made.data.root).sessions
     assert made.drained().steps == first.steps
+
+
+def test_control_ids_that_nobody_wrote_down_store_everything_twice(
+    made: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Begun, "add", lambda *_: None)
+    first = made.bring()
+    made.bring()
+    assert made.drained().steps == 2 * first.steps
 
 
 def test_while_ingest_runs_an_import_waits_until_all_is_stored(made: Deployment) -> None:
