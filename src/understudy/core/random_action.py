@@ -1,6 +1,5 @@
 """A random action that a game allows: what players get while there is no bot."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from understudy.core.game import GameSpec
 from understudy.core.heads import OPEN
-from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space, type_ends
+from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space
 from understudy.core.tensors import Array
 
 
@@ -43,15 +42,12 @@ def _draw(space: Space, rng: np.random.Generator) -> Any:
 
 
 def _ends(space: Box) -> tuple[Array, Array]:
-    """Bounds for each number, flat; floats are infinite where they are open."""
-    size, found = math.prod(space.shape), []
-    for bound, end in zip((space.low, space.high), type_ends(space.dtype), strict=True):
-        values = bound if isinstance(bound, tuple) else (end if bound is None else bound,) * size
-        if space.dtype.kind == "f":
-            found.append(np.array([value if abs(value) < OPEN else end for value in values]))
-        else:
-            found.append(np.array(values, np.uint8 if space.dtype.kind == "b" else space.dtype))
-    return found[0], found[1]
+    """Bounds for each number, flat; floats are infinite where they are open, or as good as that."""
+    low, high = (bound.reshape(-1) for bound in space.ends())
+    if space.dtype.kind != "f":
+        return low, high
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    return np.where(abs(low) < OPEN, low, -np.inf), np.where(abs(high) < OPEN, high, np.inf)
 
 
 def nested(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,16 @@ class Box:
             ok &= (flat <= np.asarray(self.high, self.dtype)).all(axis=1)
         return ok
 
+    def ends(self) -> tuple[Array, Array]:
+        """The least and the greatest value of each number; floats are infinite where they are open, booleans bytes."""
+        dtype = np.dtype(np.uint8) if self.dtype.kind == "b" else self.dtype
+        found = [
+            np.asarray(end if bound is None else bound, dtype)
+            for bound, end in zip((self.low, self.high), type_ends(self.dtype), strict=True)
+        ]
+        low, high = (np.broadcast_to(one.reshape(self.shape if one.ndim else ()), self.shape) for one in found)
+        return low, high
+
     def to_json(self) -> dict[str, Any]:
         return {
             "space": "box", "dtype": DTYPE_NAMES[self.dtype], "shape": list(self.shape),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from understudy.app.backends import open_store, open_stream
 from understudy.app.config import Config
@@ -56,12 +57,7 @@ class Destination:
 
     def _ingest(self) -> IngestRole:
         specs = RegistrySpecs(self._registry()) if self.config.models.url else None
-        stream = open_stream(self.config.stream.url, self.data)
-        try:
-            return IngestRole(self.data, specs=specs, stream=stream)
-        except BaseException:
-            stream.close()
-            raise
+        return IngestRole(self.data, specs=specs, open_stream=partial(open_stream, self.config.stream.url, self.data))
 
     def _registry(self) -> Registry:
         return open_deployment(self.data, models=self.config.models.url).registry

@@ -7,7 +7,8 @@ import numpy as np
 from gymnasium import spaces
 
 from understudy.core.errors import ConfigError
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, type_ends
+from understudy.core.random_action import nested
+from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import Array
 
 
@@ -42,34 +43,21 @@ def _leaf(space: Space) -> spaces.Space[Any]:
             return spaces.MultiDiscrete(np.reshape(counts, shape), dtype=space.dtype.type)
         case MultiBinary(shape=shape) if shape:
             return spaces.MultiBinary(shape)
-        case Box(low=low, high=high):
-            return _box(space, low, high)
-    return _box(space, None, None)
+        case Box():
+            return _box(space)
+    return _box(Box(space.shape, space.dtype))
 
 
-def _box(space: Space, low: Any, high: Any) -> spaces.Space[Any]:
-    dtype = np.dtype(np.int8) if space.dtype.kind == "b" else space.dtype
-
-    def bound(given: Any, end: float) -> Array:
-        values = np.asarray(end if given is None else given, dtype)
-        return np.broadcast_to(values.reshape(space.shape if values.ndim else ()), space.shape)
-
-    least, most = type_ends(space.dtype)
-    return spaces.Box(bound(low, least), bound(high, most), shape=space.shape, dtype=dtype.type)
+def _box(space: Box) -> spaces.Space[Any]:
+    low, high = space.ends()
+    return spaces.Box(low, high, shape=space.shape, dtype=low.dtype.type)
 
 
-def nested(columns: Mapping[str, Array], head: str) -> Any:
+def unflattened(columns: Mapping[str, Array], head: str) -> Any:
     """Columns `head.a.b` as dictionaries inside one another; the only column `head` as it is."""
-    if head in columns:
-        return columns[head]
-    made: dict[str, Any] = {}
-    for name, rows in columns.items():
-        *path, last = name.split(".")[1:]
-        inner = made
-        for key in path:
-            inner = inner.setdefault(key, {})
-        inner[last] = rows
-    return made
+    return (
+        columns[head] if head in columns else nested({name.partition(".")[2]: rows for name, rows in columns.items()})
+    )
 
 
 def flattened(value: Any, head: str) -> dict[str, Array]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from understudy.app.exchange.extra import extra
-from understudy.app.exchange.gym_spaces import gym_space, nested
+from understudy.app.exchange.gym_spaces import gym_space, unflattened
 from understudy.app.exchange.history import History, Item, OnSteps
 from understudy.app.exchange.parquet_out import Written, nothing_left
 from understudy.app.exchange.target import whole
@@ -175,8 +175,8 @@ def _buffers(
             facts.append({name: value for name, value in fact.items() if value is not None})
             yield buffer(
                 id=None, seed=one.note.seed, options=None,
-                observations=nested({name: rows[name] for name in spec.obs_columns}, "obs"),
-                actions=nested({name: rows[name][:n] for name in spec.action_columns}, "action"),
+                observations=unflattened({name: rows[name] for name in spec.obs_columns}, "obs"),
+                actions=unflattened({name: rows[name][:n] for name in spec.action_columns}, "action"),
                 rewards=rows["reward"][:n], terminations=rows["terminated"][:n], truncations=rows["truncated"][:n],
                 infos=infos,
             )  # fmt: skip
