@@ -35,6 +35,10 @@ def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--checkpoint", "C"], "--checkpoint is Spark's, and ingest.engine is native"),
         (["--store", STORE, "--keep-days", "3"], "--keep-days is for a store in the data folder"),
         (["--stream", "ftp://x"], "stream.url begins with ftp://"),
+        (["--stream", "kafka://nowhere:1/t", "--retention", "9"], "--retention is for a stream in the data folder"),
+        (["--engine", "spark", "--store", STORE, "--retention", "9"], "--retention is for --engine native"),
+        (["--retention", "-1"], "give a time from 0, such as 3600"),
+        (["--keep-days", "0"], "give a time above 0"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(

@@ -31,9 +31,10 @@ Role = IngestRole | RemoteIngestRole | SparkIngestRole
     )
 )
 @click.option("--until-empty", is_flag=True, help="Store what is in the stream now, then end.")
-@click.option("--retention", "retention_s", default=RETENTION_S, show_default=True,
-              help="Seconds the stream keeps what is stored.")  # fmt: skip
-@click.option("--keep-days", type=float, help="Expire stored steps older than this (default: keep them for ever).")
+@click.option("--retention", "retention_s", type=float,
+              help=f"Seconds a stream in the data folder keeps what is stored (default: {RETENTION_S:g}).")  # fmt: skip
+@click.option("--keep-days", type=float,
+              help="Expire steps in the folder's store older than this (default: keep them for ever).")  # fmt: skip
 @click.option("--stream", "stream_url", metavar="URL",
               help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file (default: the deployment's own).")  # fmt: skip
 @store_option
@@ -53,6 +54,8 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
     with _open(config, flags) as role:
         if until_empty:
             role.service.drain()
+            if not isinstance(role, SparkIngestRole):
+                role.step()  # once, for what is to expire and to be trimmed
         else:
             out.print(f"following {config.stream.url or data.stream}; Ctrl-C drains and ends")
             role.run(stop)
@@ -78,16 +81,22 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
         raise ConfigError("--checkpoint is Spark's, and ingest.engine is native; leave it out, or give --engine spark")
     if flags["keep_days"] is not None and config.store.url:
         raise ConfigError("--keep-days is for a store in the data folder; leave it out: a store elsewhere has its own")
+    if flags["retention_s"] is not None and config.stream.url:
+        raise ConfigError(
+            "--retention is for a stream in the data folder; leave it out: one elsewhere has its own, see "
+            "docs/kinesis.md and docs/kafka.md"
+        )
+    if flags["retention_s"] is not None and config.ingest.engine == "spark":
+        raise ConfigError(f"--retention is for --engine native; leave it out: with Spark it is {RETENTION_S:g} s")
     return config
 
 
 def _open(config: Config, flags: dict[str, Any]) -> Role:
     if config.ingest.engine == "spark":
         return SparkIngestRole(config.folder, config, checkpoint=flags["checkpoint"] or "")
-    if config.stream.url or config.store.url or config.models.url:
-        return open_ingest(config.folder, config)
+    retention_s = RETENTION_S if flags["retention_s"] is None else flags["retention_s"]
     keep_s = None if flags["keep_days"] is None else flags["keep_days"] * 86_400
-    return IngestRole(config.folder, retention_s=flags["retention_s"], keep_s=keep_s)
+    return open_ingest(config.folder, config, retention_s=retention_s, keep_s=keep_s)
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

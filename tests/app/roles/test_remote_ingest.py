@@ -2,10 +2,12 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from understudy.app.data import DataFolder
+from understudy.app.roles.ingest import IngestRole
 from understudy.app.roles.remote_ingest import RemoteIngestRole
 from understudy.core.errors import Locked, Unreachable
 from understudy.core.game import GameSpec
@@ -47,7 +49,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def role_of(folder: Path, stream: MemoryStream) -> RemoteIngestRole:
-    return RemoteIngestRole(DataFolder(folder), stream, LocalStore(folder / "there", specs=Specs()), specs=Specs())
+    return RemoteIngestRole(
+        DataFolder(folder), specs=Specs(), open_stream=lambda: stream,
+        open_store=lambda: LocalStore(folder / "there", specs=Specs()),
+    )  # fmt: skip
 
 
 def test_a_stream_that_comes_back_is_stored_once(tmp_path: Path, quick: None):
@@ -79,6 +84,48 @@ def test_a_stop_while_nobody_answers_leaves_the_rest_to_the_next_start(tmp_path:
         assert role.store.audit().chunks == 3
 
 
-def test_a_second_one_in_the_same_folder_is_refused(tmp_path: Path):
+class Opened:
+    """What was opened here, and what of it was closed again."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def stream(self) -> MemoryStream:
+        opened = self.names
+        opened.append("stream")
+
+        class Told(MemoryStream):
+            def close(self) -> None:
+                super().close()
+                opened.remove("stream")
+
+        return Told()
+
+
+def fails() -> Any:
+    raise Unreachable("nobody answers")
+
+
+def test_a_second_one_in_the_same_folder_is_refused_before_anything_is_opened(tmp_path: Path):
     with role_of(tmp_path, MemoryStream()), pytest.raises(Locked):
-        RemoteIngestRole(DataFolder(tmp_path), MemoryStream(), LocalStore(tmp_path / "x"), specs=Specs())
+        RemoteIngestRole(
+            DataFolder(tmp_path), specs=Specs(), open_stream=fails, open_store=lambda: LocalStore(tmp_path / "x")
+        )
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_was_opened_is_closed_when_the_rest_cannot_be_opened(tmp_path: Path):
+    opened, data = Opened(), DataFolder(tmp_path)
+    for _ in range(2):
+        with pytest.raises(Unreachable):
+            RemoteIngestRole(data, specs=Specs(), open_stream=opened.stream, open_store=fails)
+        with pytest.raises(Unreachable):
+            RemoteIngestRole(data, specs=Specs(), open_stream=fails, open_store=fails)
+        with pytest.raises(Unreachable):
+            IngestRole(data, specs=Specs(), open_stream=fails)
+        assert opened.names == []
+    with IngestRole(data, specs=Specs(), open_stream=opened.stream):
+        assert opened.names == ["stream"]
+    assert opened.names == []
+    with role_of(tmp_path, MemoryStream()):
+        """Nobody holds its lock any more."""

@@ -1,5 +1,6 @@
 """The ingest role: one process that has the store open, follows the stream and answers requests."""
 
+import contextlib
 import os
 import socket
 import time
@@ -56,27 +57,38 @@ def drain(service: IngestService) -> None:
         _log.warning("not_drained", error=str(error), next="it is in the stream, and stored at the next start")
 
 
+def checked_retention(retention_s: float) -> float:
+    """The time itself; ConfigError when a stream cannot keep anything for so long."""
+    if not 0 <= retention_s < 1e10:
+        raise ConfigError(f"the stream keeps what is stored for {retention_s} s; give a time from 0, such as 3600")
+    return retention_s
+
+
 class IngestRole:
     """Everything between a data folder's stream and its store; a context manager."""
 
     def __init__(
         self, data: DataFolder, *, retention_s: float = RETENTION_S, keep_s: float | None = None,
-        specs: Specs | None = None, stream: Stream | None = None,
+        specs: Specs | None = None, open_stream: Callable[[], Stream] | None = None,
     ) -> None:  # fmt: skip
         """`retention_s`: how long the stream keeps what is stored; `keep_s`: how long the store does, or for ever.
 
-        `specs`: where games are registered, and `stream`: where frames come from, when not in the data folder.
+        `specs`: where games are registered, and `open_stream`: what frames come from, when not in the data folder.
         """
-        if not 0 <= retention_s < 1e10 or (keep_s is not None and not 0 < keep_s < 1e10):
-            raise ConfigError(f"retention {retention_s} s, keep {keep_s} s: give times from 0 and above 0")
-        self._data, self._retention_s, self._keep_s = data, retention_s, keep_s
+        if keep_s is not None and not 0 < keep_s < 1e10:
+            raise ConfigError(f"stored steps are kept for {keep_s} s; give a time above 0, or none to keep them")
+        self._data, self._retention_s, self._keep_s = data, checked_retention(retention_s), keep_s
         self._specs: Specs = specs or SpecFolder(data.games)
         if not (data.store / "catalogue.sqlite").exists():
             deployment_key(data.root)  # before the store: a store without a key is refused by every game
-        self.store = LocalStore(data.store, specs=self._specs)
-        self._stream = stream or FileStream(data.stream)
-        # The owner is the folder, not the process: the store's lock already says that nobody else is here.
-        self.service = IngestService(self._stream, self.store, self._specs, owner=f"embedded@{socket.gethostname()}")
+        with contextlib.ExitStack() as opened:
+            # The store first, since its lock says that nobody else is here: so the owner is the folder, no process.
+            self.store = opened.enter_context(LocalStore(data.store, specs=self._specs))
+            stream = open_stream() if open_stream is not None else FileStream(data.stream)
+            self._stream = opened.enter_context(contextlib.closing(stream))
+            owner = f"embedded@{socket.gethostname()}"
+            self.service = IngestService(self._stream, self.store, self._specs, owner=owner)
+            self._opened = opened.pop_all()
         self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
 
     def step(self) -> int:
@@ -147,8 +159,7 @@ class IngestRole:
         return replay(self.store, self._specs, ids)
 
     def close(self) -> None:
-        self._stream.close()
-        self.store.close()
+        self._opened.close()
 
     def __enter__(self) -> "IngestRole":
         return self

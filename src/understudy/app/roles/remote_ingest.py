@@ -1,11 +1,13 @@
 """The ingest role into a store on other machines: any number of them may run, each with partitions of its own."""
 
+import contextlib
 import socket
 import time
+from collections.abc import Callable
 from threading import Event
 
 from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import RETENTION_S, TRIM_EVERY_S, drain, repeat
+from understudy.app.roles.ingest import RETENTION_S, TRIM_EVERY_S, checked_retention, drain, repeat
 from understudy.core.lock import FileLock
 from understudy.core.log import make_folder
 from understudy.core.ports import FullStore, Specs, Stream
@@ -16,12 +18,26 @@ from understudy.streams.file import FileStream
 class RemoteIngestRole:
     """Everything between a stream and a store elsewhere; a context manager that closes both."""
 
-    def __init__(self, data: DataFolder, stream: Stream, store: FullStore, *, specs: Specs) -> None:
+    def __init__(
+        self,
+        data: DataFolder,
+        *,
+        open_stream: Callable[[], Stream],
+        open_store: Callable[[], FullStore],
+        specs: Specs,
+        retention_s: float = RETENTION_S,
+    ) -> None:
+        """`retention_s`: how long a stream of our own keeps what is stored."""
         make_folder(data.root)
-        self._lock = FileLock(data.root / "ingest.lock", what="ingest")
-        self._stream, self.store = stream, store
-        # The owner is the folder, which the lock makes ours alone: after a crash the next process needs no patience.
-        self.service = IngestService(stream, store, specs, owner=f"{data.root}@{socket.gethostname()}")
+        self._retention_s = checked_retention(retention_s)
+        with contextlib.ExitStack() as opened:
+            opened.callback(FileLock(data.root / "ingest.lock", what="ingest").close)
+            self._stream = opened.enter_context(contextlib.closing(open_stream()))
+            self.store = opened.enter_context(contextlib.closing(open_store()))
+            # The owner is the folder, which the lock makes ours alone: after a crash the next one needs no patience.
+            owner = f"{data.root}@{socket.gethostname()}"
+            self.service = IngestService(self._stream, self.store, specs, owner=owner)
+            self._opened = opened.pop_all()
         self._next_trim_s = 0.0
 
     def step(self) -> int:
@@ -29,7 +45,7 @@ class RemoteIngestRole:
         moved = self.service.step()
         if isinstance(self._stream, FileStream) and time.monotonic() >= self._next_trim_s:
             self._next_trim_s = time.monotonic() + TRIM_EVERY_S
-            self._stream.trim(self.service.positions(), before_s=time.time() - RETENTION_S)
+            self._stream.trim(self.service.positions(), before_s=time.time() - self._retention_s)
         return moved
 
     def run(self, stop: Event) -> None:
@@ -38,9 +54,7 @@ class RemoteIngestRole:
         drain(self.service)
 
     def close(self) -> None:
-        self._stream.close()
-        self.store.close()
-        self._lock.close()
+        self._opened.close()
 
     def __enter__(self) -> "RemoteIngestRole":
         return self

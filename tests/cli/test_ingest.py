@@ -1,0 +1,68 @@
+"""understudy ingest: what its flags ask for holds wherever the stream and the models lie."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.models.small_s3 import SmallS3, small_s3
+from understudy.app.data import DataFolder
+from understudy.cli.root import run
+from understudy.models.cloud import CloudObjects
+from understudy.models.registry import Registry
+from understudy.stores.local import LocalStore
+from understudy.streams.file import FileStream
+from understudy.testing.clock import ManualClock
+from understudy.testing.samples import cart_spec, random_session, stamped
+
+SPEC = cart_spec()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataFolder:
+    """A folder whose stream holds three chunks that came in long ago."""
+    data, clock = DataFolder(tmp_path), ManualClock()
+    stream = FileStream(data.stream, clock=clock)
+    stream.append(list(stamped(random_session(SPEC, np.random.default_rng(2), n_chunks=3), received_s=clock.now())))
+    stream.close()
+    return data
+
+
+@pytest.fixture(params=["models in the folder", "models elsewhere"])
+def registered(request: pytest.FixtureRequest, data: DataFolder, monkeypatch: pytest.MonkeyPatch):
+    with small_s3(monkeypatch) as server:
+        _register(server, data, monkeypatch, is_elsewhere=request.param == "models elsewhere")
+        yield
+
+
+def _register(server: SmallS3, data: DataFolder, monkeypatch: pytest.MonkeyPatch, *, is_elsewhere: bool) -> None:
+    if is_elsewhere:
+        monkeypatch.setenv("UNDERSTUDY_MODELS_URL", server.url)
+        Registry(CloudObjects(server.url), trusted={}).register(SPEC)
+    else:
+        folder = data.games / SPEC.game
+        folder.mkdir(parents=True)
+        (folder / f"{SPEC.schema}.json").write_bytes(SPEC.to_json())
+
+
+def _ingested(data: DataFolder, *flags: str) -> tuple[int, int]:
+    """Chunks that are stored, and bytes left in the stream."""
+    assert run(["ingest", "--data", str(data.root), "--until-empty", "--json", *flags]) == 0
+    with LocalStore(data.store) as store:
+        chunks = store.audit().chunks
+    left = sum(path.stat().st_size for path in data.stream.rglob("*") if path.is_file())
+    return chunks, left
+
+
+@pytest.mark.usefixtures("registered")
+def test_steps_are_kept_as_long_as_was_asked_for(data: DataFolder):
+    assert _ingested(data)[0] == 3
+    assert _ingested(data, "--keep-days", "100000")[0] == 3
+    assert _ingested(data, "--keep-days", "90")[0] == 0
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_stream_keeps_what_is_stored_as_long_as_was_asked_for(data: DataFolder):
+    kept = _ingested(data, "--retention", "4000000000")[1]
+    assert kept > 300
+    assert _ingested(data, "--retention", "0")[1] < kept
