@@ -47,6 +47,18 @@ def test_verify_proves_what_simulate_recorded(folder: str) -> None:
     assert {"sessions", "chunks", "ledger_chunks"} <= fields.keys()
 
 
+def test_forget_finds_nobody_without_the_key(folder: str) -> None:
+    done = understudy("data", "forget", "nobody", "--data", folder, "--json")
+    assert (done.returncode, last_object(done)["models"], last_object(done)["chunks"]) == (0, [], 0)
+    (Path(folder) / "key").rename(Path(folder) / "key.away")
+    try:
+        done = understudy("data", "forget", "nobody", "--data", folder)
+    finally:
+        (Path(folder) / "key.away").rename(Path(folder) / "key")
+    assert done.returncode == 2, done.stderr
+    assert "has no key, so nobody can be found by name" in done.stderr
+
+
 def test_the_data_folder_may_come_from_the_environment(folder: str) -> None:
     fields = last_object(understudy("data", "stats", "--json", UNDERSTUDY_DATA=folder))
     assert fields["games"] == {"CartPole-v1": fields["steps"]}

@@ -17,6 +17,7 @@ from tests.app.test_deployment import GAME, a_run
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.cli.root import run as run_command
+from understudy.core.door import deployment_key
 from understudy.core.game import game_spec
 from understudy.core.policy import decode_policy
 
@@ -164,6 +165,9 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     assert [one["why"] for one in shown["champion_since"]] == ["better"]
     assert "bytes and signature fit" in ask("models show pong/1")[0]
     assert ask.json("models rollback pong")["champion"] == 1
+    deployment_key(tmp_path / "D")
+    (tmp_path / "D" / "spool").mkdir()
+    assert "keep what they learnt: pong/1, pong/2" in ask("data forget ada")[0]
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
 

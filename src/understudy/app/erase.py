@@ -15,7 +15,7 @@ from understudy.core.ports import FullStore
 
 def forget_player(data: DataFolder, player: str, *, game: str | None, timeout_s: float) -> dict[str, Any]:
     """Erase a player by name, in one game or in all."""
-    name, games = player_name(player), _games(data, game)
+    name, games = player_name(player), _games(data, data.game_names(), game)
     players = _pseudonyms(data, games, name)
     spooled = forget_spooled(data.spool, name, games)
     if data.has_writer():
@@ -26,9 +26,11 @@ def forget_player(data: DataFolder, player: str, *, game: str | None, timeout_s:
     return {**found, "spooled_sessions": spooled, "games": games}
 
 
-def forget_elsewhere(data: DataFolder, store: FullStore, player: str, *, games: list[str]) -> dict[str, Any]:
+def forget_elsewhere(
+    data: DataFolder, store: FullStore, player: str, *, known: list[str], game: str | None
+) -> dict[str, Any]:
     """The same in a store on other machines; what waits in a stream elsewhere is refused when it comes."""
-    name = player_name(player)
+    name, games = player_name(player), _games(data, known, game)
     players = _pseudonyms(data, games, name)
     chunks = sum(store.forget(one) for one in players)
     Begun(data.root).forget(players)
@@ -36,9 +38,8 @@ def forget_elsewhere(data: DataFolder, store: FullStore, player: str, *, games: 
     return {"chunks": chunks, "stream_bytes": 0, "is_finished": True, "spooled_sessions": spooled, "games": games}
 
 
-def _games(data: DataFolder, game: str | None) -> list[str]:
+def _games(data: DataFolder, known: list[str], game: str | None) -> list[str]:
     """One game, or all that are known; ConfigError when there is none of that name."""
-    known = data.game_names()
     if not known:
         raise ConfigError(f"no game is known in {data.root}, so nothing can be forgotten; is --data right?")
     if game is not None and str(game_name(game)) not in known:
@@ -47,6 +48,11 @@ def _games(data: DataFolder, game: str | None) -> list[str]:
 
 
 def _pseudonyms(data: DataFolder, games: list[str], name: PlayerName) -> list[bytes]:
+    if not (data.root / "key").exists():
+        raise ConfigError(
+            f"{data.root} has no key, so nobody can be found by name; give the deployment's own folder as --data, or "
+            "copy its `key` there"
+        )
     key = deployment_key(data.root)
     return [pseudonym(key, game_name(one), name) for one in games]
 

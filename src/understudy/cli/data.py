@@ -16,11 +16,11 @@ from understudy.app.stats import stats as count_stats
 from understudy.app.stats import stats_elsewhere
 from understudy.app.verify import Verdict, verify_elsewhere
 from understudy.app.verify import verify as verify_data
+from understudy.cli.deployed import released_models
 from understudy.cli.elsewhere import store_elsewhere, store_option
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
 from understudy.core.lock import is_locked
-from understudy.core.names import game_name
 from understudy.core.ports import Quarantined, SessionFilter
 from understudy.stores.catalogue import quarantined
 from understudy.stores.view import StoreView
@@ -170,10 +170,10 @@ def forget(
     """Erase everything PLAYER (the name the game gave) ever did here, for good."""
     with store_elsewhere(data_text, store_url) as there:
         if there:
-            games = there.games if game is None else [str(game_name(game))]
-            fields = forget_elsewhere(there.data, there.store, player, games=games)
+            fields = forget_elsewhere(there.data, there.store, player, known=there.games, game=game)
         else:
             fields = forget_player(folder(data_text).must_exist(), player, game=game, timeout_s=timeout_s)
+    fields["models"] = released_models(data_text, fields["games"])
     if not as_json:
         if not fields["chunks"] and not fields["spooled_sessions"]:
             console().print(f"nothing of {player} was found in {', '.join(fields['games'])}; is the name right?")
@@ -181,7 +181,14 @@ def forget(
             f"erased {count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled sessions of {player}; "
             f"freed {size(fields['stream_bytes'])} of stored stream"
         )
-        console().print("older frames of theirs are refused from now on; no model was trained on them")
+        console().print("older frames of theirs are refused from now on")
+        if fields["models"]:
+            console().print(f"models that were released before keep what they learnt: {', '.join(fields['models'])}")
+        if there:
+            console().print(
+                "[dim]a stream elsewhere still holds their frames until its retention is over, and a database's files "
+                "until they are compacted: see the page of each in docs/[/]"
+            )
         if not fields["is_finished"]:
             console().print("[yellow]a reader has the store open: the last bytes go when it closes; run this again[/]")
     return finish(fields, as_json=as_json)

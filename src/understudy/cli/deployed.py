@@ -15,3 +15,12 @@ def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
             "folder with --data"
         )
     return open_deployment(where, models=config.models.url)
+
+
+def released_models(text: str | None, games: list[str]) -> list[str]:
+    """The models of these games, as `rally/3`; none where there is no deployment."""
+    config = resolve({"data": text}).config
+    if not signing_key(config.folder).exists():
+        return []
+    registry = open_deployment(config.folder, models=config.models.url).registry
+    return [f"{game}/{number}" for game in games for number in registry.catalogue(game).models]

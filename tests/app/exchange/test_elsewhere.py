@@ -174,7 +174,7 @@ def test_an_import_that_was_killed_ends_with_each_step_once(
 def test_a_player_who_is_forgotten_while_nothing_is_stored_may_be_imported_again(made: Deployment) -> None:
     made.bring(player=ADA)
     with made.ingest() as role:
-        forget_elsewhere(made.data, role.store, "ada", games=[SPEC.game])
+        forget_elsewhere(made.data, role.store, "ada", known=[SPEC.game], game=None)
     assert made.drained().steps == 0, "what was sent before is refused"
     result = made.bring(player=ADA)
     assert made.drained().steps == result.steps
