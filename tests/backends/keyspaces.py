@@ -37,9 +37,11 @@ class OneSpec:
 class Keyspace:
     """A keyspace of a server, with tables that can be emptied."""
 
-    def __init__(self, server: AnyServer, credentials: object, name: str, *, options: str = "") -> None:
+    def __init__(
+        self, server: AnyServer, credentials: object, name: str, *, replication: int = 1, options: str = ""
+    ) -> None:
         self.place = f"cassandra://{server.address}/{name}"
-        self.url = f"{self.place}?credentials={credentials}&replication=1{options}"
+        self.url = f"{self.place}?credentials={credentials}&replication={replication}{options}"
         init(self.location)
         self._wire = Wire(read_options(self.location))
         check(self._wire)

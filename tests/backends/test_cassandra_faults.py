@@ -3,121 +3,27 @@
 Each has a control that goes red: the same faults with one rule of the store taken out.
 """
 
-import itertools
 import threading
-import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.backends.between import Crash, Cut, Delay, Hold, is_claim, is_commit, is_draw, is_row
+from tests.backends.between import Crash, Cut, Delay, Hold, is_claim, is_row
 from tests.backends.keyspaces import Keyspace
-from understudy.core.chunk import Chunk
+from tests.backends.source import Key, Source, faults_in, insist, tailed
 from understudy.core.errors import ClaimLost, Unreachable
-from understudy.core.names import new_session
 from understudy.core.ports import (
-    Candidate,
     Cursor,
     Forgotten,
-    Position,
-    RefusedFrame,
-    SessionFilter,
     Stored,
-    WriteBatch,
 )
-from understudy.stores.cassandra import CassandraStore, known, lanes
+from understudy.stores.cassandra import known, lanes
 from understudy.stores.cassandra.rows import Rows
 from understudy.stores.cassandra.stamps import Stamps
 from understudy.stores.cassandra.tailing import Tailer
-from understudy.testing.clock import START_S, ManualClock
-from understudy.testing.desk import SPEC
-from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
-
-Key = tuple[uuid.UUID, int]
-
-
-@pytest.fixture(scope="module")
-def made(cassandra_server: Any) -> Iterator[Keyspace]:
-    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "faults")
-    yield keyspace
-    keyspace.close()
-
-
-@pytest.fixture
-def keyspace(made: Keyspace) -> Keyspace:
-    made.empty()
-    return made
-
-
-class Source:
-    """A partition of a stream: chunks of a few sessions in some order, read again from any position."""
-
-    def __init__(self, seed: int, *, n_sessions: int = 3, n_chunks: int = 4) -> None:
-        rng = np.random.default_rng(seed)
-        self.name = f"source-{seed}"
-        sessions = [
-            random_session(SPEC, rng, session=new_session(START_S - 60.0, rng.bytes(10)), n_chunks=n_chunks)
-            for _ in range(n_sessions)
-        ]
-        self.chunks = [chunk for turn in zip(*sessions, strict=True) for chunk in turn]
-        self.keys = [chunk.meta.id for chunk in self.chunks]
-
-    def batch(self, epoch: int, position: Position | None, count: int) -> WriteBatch:
-        """What a reader gets behind a position."""
-        start = int(position or 0)
-        chunks = self.chunks[start : start + count]
-        refused = [RefusedFrame(b"garbage %d" % start, "truncated", "", START_S)] if chunks else []
-        end = Position(str(start + len(chunks)))
-        return WriteBatch(self.name, epoch, end, [candidate(chunk) for chunk in chunks], refused)
-
-    def drain(self, store: CassandraStore, count: int) -> None:
-        """Store all that is left, from the position of the store."""
-        claim = store.claim(self.name, owner="test", ttl_s=60.0)
-        position = claim.position
-        while int(position or 0) < len(self.chunks):
-            batch = self.batch(claim.epoch, position, count)
-            store.write(batch)
-            position = batch.position
-
-
-def candidate(chunk: Chunk, player: bytes = PLAYER) -> Candidate:
-    return Candidate(chunk.frame().stamped(player, int(START_S)), chunk)
-
-
-def tailed(store: CassandraStore) -> list[Stored | Forgotten]:
-    found: list[Stored | Forgotten] = []
-    cursor: Cursor | None = None
-    while items := (page := store.tail(cursor, max_items=7, wait_s=0.0)).items:
-        found += items
-        cursor = page.cursor
-    return found
-
-
-def faults_in(store: CassandraStore, *sources: Source) -> list[str]:
-    """What is wrong with a store into which all of these sources were drained: nothing, if all is well."""
-    wrong: list[str] = []
-    items, audit = tailed(store), store.audit()
-    shown = Counter(item.chunk.meta.id for item in items if isinstance(item, Stored) and item.chunk is not None)
-    wanted = [key for source in sources for key in source.keys]
-    wrong += [f"{key} is not shown" for key in wanted if not shown[key]]
-    wrong += [f"{key} is shown {count} times" for key, count in shown.items() if count > 1]
-    wrong += [f"{item} is shown as gone" for item in items if isinstance(item, Forgotten)]
-    if [item.arrival_no for item in items] != list(range(1, len(items) + 1)):
-        wrong.append("numbers are not dense")
-    if (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) != (len(wanted), 0, 0, []):
-        wrong.append(f"audit: {audit}")
-    per_session = Counter(session for session, _ in wanted)
-    infos = {one.session: one for one in store.sessions(SessionFilter())}
-    wrong += [
-        f"session {session} counts {infos[session].n_chunks if session in infos else 0} of {count}"
-        for session, count in per_session.items()
-        if session not in infos or infos[session].n_chunks != count
-    ]
-    return wrong
-
+from understudy.testing.clock import ManualClock
 
 # --- a crash between each pair of write steps -----------------------------------------------------------------------
 
@@ -328,124 +234,6 @@ def test_control_without_stamps_that_follow_claims_a_zombie_does_harm(
     assert zombie(keyspace, ManualClock()) != []
 
 
-# --- erasures beside writers ------------------------------------------------------------------------------------------
-
-
-def test_a_write_under_way_does_not_bring_back_a_forgotten_player(keyspace: Keyspace) -> None:
-    clock, source = ManualClock(), Source(1)
-    writer = keyspace.open(clock)
-    claim = writer.claim(source.name, owner="test", ttl_s=60.0)
-    hold = Hold(writer.wire.send, only=is_commit)
-    writer.wire.send = hold
-    receipts: list[Any] = []
-    thread = threading.Thread(target=lambda: receipts.append(writer.write(source.batch(claim.epoch, None, 12))))
-    thread.start()
-    assert hold.seen.wait(20.0)
-    with keyspace.open(clock) as other:
-        other.forget(PLAYER)
-        hold.let_go()
-        thread.join(60.0)
-        assert set(receipts[0].reasons) == {"forgotten"}
-        assert [item for item in tailed(other) if isinstance(item, Stored)] == []
-        assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
-    writer.close()
-
-
-def test_stamps_drawn_after_an_erasure_bring_no_byte_back(keyspace: Keyspace) -> None:
-    """A writer that has not heard of an erasure draws stamps above it."""
-    clock, source = ManualClock(), Source(1)
-    with keyspace.open(clock) as writer, keyspace.open(clock) as other:
-        claim = writer.claim(source.name, owner="test", ttl_s=60.0)
-        batch = source.batch(claim.epoch, None, 6)
-        writer.write(batch)
-        other.forget(PLAYER)
-        clock.advance(3_601.0)
-        receipt = writer.write(source.batch(claim.epoch, batch.position, 6))
-        assert set(receipt.reasons) == {"forgotten"}
-        assert [item for item in tailed(other) if isinstance(item, Stored)] == []
-        assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
-
-
-def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte(keyspace: Keyspace) -> None:
-    """The erasure has looked for the player's sessions before this one was written."""
-    clock, source = ManualClock(), Source(1)
-    with keyspace.open(clock) as writer, keyspace.open(clock) as other:
-        claim = writer.claim(source.name, owner="test", ttl_s=60.0)
-        hold = Hold(writer.wire.send, only=is_row)
-        writer.wire.send = hold
-        receipts: list[Any] = []
-        thread = threading.Thread(target=lambda: receipts.append(writer.write(source.batch(claim.epoch, None, 12))))
-        thread.start()
-        assert hold.seen.wait(20.0)
-        other.forget(PLAYER)
-        hold.let_go()
-        thread.join(60.0)
-        assert set(receipts[0].reasons) == {"forgotten"}
-        assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
-
-
-def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Keyspace) -> None:
-    """Whoever was held while it drew its stamp finds its turn gone, and brings back no byte of a forgotten player."""
-    clock, (chunk, *_) = ManualClock(), Source(1).chunks
-    raw = candidate(chunk).frame.encode()
-    with keyspace.open(clock) as slow, keyspace.open(clock) as quick:
-        claim = slow.claim("one", owner="test", ttl_s=60.0)
-        parked = RefusedFrame(raw, "unknown_schema", "", START_S, SPEC.game)
-        slow.write(WriteBatch("one", claim.epoch, Position("1"), [], [], [parked]))
-        (waiting,) = slow.quarantined()
-        draws = itertools.count(1)
-        hold = Hold(slow.wire.send, only=lambda one: is_draw(one) and next(draws) == 2)
-        slow.wire.send = hold
-        receipts: list[Any] = []
-        thread = threading.Thread(target=lambda: receipts.append(slow.replay([waiting.id], [candidate(chunk)])))
-        thread.start()
-        assert hold.seen.wait(20.0)
-        quick.turns.grace_s = 0.1
-        quick.forget(PLAYER)
-        hold.let_go()
-        thread.join(60.0)
-        assert list(receipts[0].reasons) == ["forgotten"]
-        assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
-
-
-def test_writers_go_on_when_whoever_decides_died(keyspace: Keyspace) -> None:
-    clock, source = ManualClock(), Source(1)
-    with keyspace.open(clock) as writer:
-        writer.turns.grace_s = 0.3
-        claim = writer.claim(source.name, owner="test", ttl_s=60.0)
-        dying = keyspace.open(clock)
-        dying.wire.send = Cut(dying.wire.send, 4)
-        with pytest.raises(Crash):
-            dying.forget(OTHER_PLAYER)
-        dying.wire.close()
-        assert keyspace.rows("SELECT events FROM lanes WHERE partition = '~admin'")[0].events == 1, "it had begun"
-        writer.write(source.batch(claim.epoch, None, 12))
-        assert faults_in(writer, source) == []
-
-
-def test_an_erasure_that_was_cut_off_is_ended_by_the_next_claim(keyspace: Keyspace) -> None:
-    clock, source, other = ManualClock(), Source(1), Source(2)
-    with keyspace.open(clock) as writer:
-        source.drain(writer, 12)
-    for writes in (4, 6, 7, 9, 14, 60):
-        dying = keyspace.open(clock)
-        dying.turns.grace_s = 0.1
-        dying.wire.send = Cut(dying.wire.send, writes)
-        try:
-            dying.forget(PLAYER)
-        except Crash:
-            dying.wire.close()
-            continue
-        dying.close()
-        break
-    with keyspace.open(clock) as writer:
-        writer.turns.grace_s = 0.1
-        writer.claim(other.name, owner="test", ttl_s=60.0)
-        assert not writer.is_erasing
-        assert keyspace.rows("SELECT session FROM chunks") == []
-        assert [item for item in tailed(writer) if isinstance(item, Stored)] == []
-
-
 # --- the server dies --------------------------------------------------------------------------------------------------
 
 
@@ -458,30 +246,7 @@ def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(
     acked: list[Key] = []
     begun = threading.Event()
 
-    def write(source: Source) -> None:
-        store = keyspace.open(options="&patience_s=5&timeout_s=3")
-        position: Position | None = None
-        epoch: int | None = None
-        while int(position or 0) < len(source.chunks):
-            try:
-                if epoch is None:
-                    claim = store.claim(source.name, owner=source.name, ttl_s=60.0)
-                    epoch, position = claim.epoch, claim.position
-                    continue
-                batch = source.batch(epoch, position, 2)
-                store.write(batch)
-            except ClaimLost:
-                epoch = None
-                continue
-            except Unreachable:
-                continue
-            acked.extend(one.chunk.meta.id for one in batch.candidates if one.chunk is not None)
-            position = batch.position
-            if int(position or 0) >= 8:
-                begun.set()
-        store.close()
-
-    threads = [threading.Thread(target=write, args=(source,)) for source in sources]
+    threads = [threading.Thread(target=insist, args=(source, keyspace, acked, begun)) for source in sources]
     for thread in threads:
         thread.start()
     assert begun.wait(60.0)
