@@ -136,6 +136,19 @@ def test_a_damaged_champion_is_not_well_and_the_way_back_is_shown(tmp_path: Path
     assert f"models rollback {GAME.game}" in look(data)["next"][0]
 
 
+def test_while_models_are_away_the_rest_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):
+    data, keys = tmp_path / "D", tmp_path / "keys"
+    open_deployment(DataFolder(data))
+    keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    place = f"s3://bots/here?endpoint=http://127.0.0.1:1&region=here&credentials={keys}"
+    (data / "understudy.toml").write_text(f'[models]\nurl = "{place}"\n')
+    leave(data, "learner", held, report={"games": {GAME.game: LEARNT}}, at_s=4e9)
+    assert run_command(["status", "--data", str(data)]) == 1
+    said = capsys.readouterr().out
+    for words in ("running", "pong: 0 steps, models unknown", "models cannot be read: ", "127.0.0.1:1"):
+        assert words in said
+
+
 def test_people_read_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):
     data = tmp_path / "D"
     release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))

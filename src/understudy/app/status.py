@@ -9,6 +9,7 @@ from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.roles.platform import roles_folder
 from understudy.app.stats import count_store, no_counts
 from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import StorageFailed
 from understudy.core.lock import is_locked
 from understudy.models.registry import Registry
 from understudy.stores.view import StoreView
@@ -23,17 +24,17 @@ def status(data: DataFolder, *, models: str = "", store: str = "", clock: Clock 
     roles = [_role(path, now_s) for path in sorted(roles_folder(data).glob("*.json")) if _is_standing(path)]
     counts = _counts(data, store)
     learner = next((role for role in roles if role["role"] == "learner"), None)
-    games = _games(data, models, counts["games"], learner)
+    games, away = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
     has_damage = any(game.get("damage", {}).keys() & {"champion", "journal"} for game in games)
     is_stuck = any(_storage_error(role) or _window_error(role) for role in roles)
     return {
-        "ok": bool(roles) and all(role["alive"] for role in roles) and not has_damage and not is_stuck,
+        "ok": bool(roles) and all(role["alive"] for role in roles) and not has_damage and not is_stuck and not away,
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
         "lag_s": next((role["report"].get("lag_s") for role in roles if role["role"] == "ingest"), None),
         "steps": counts["steps"], "quarantined": counts["quarantined"], "parked": counts["parked"], "games": games,
-        "next": _next(data, roles, counts, games),
+        "next": [*([f"models cannot be read: {away}"] if away else []), *_next(data, roles, counts, games)],
     }  # fmt: skip
 
 
@@ -80,25 +81,35 @@ def _counts(data: DataFolder, store: str) -> dict[str, Any]:
 
 def _games(
     data: DataFolder, models: str, steps: dict[str, int], learner: dict[str, Any] | None
-) -> list[dict[str, Any]]:
-    if not signing_key(data).exists():
-        return [{"game": game, "steps": stored} for game, stored in steps.items()]
-    registry = open_deployment(data, models=models).registry
+) -> tuple[list[dict[str, Any]], str]:
+    """What is known of each game, and why its models cannot be read just now; empty where they can."""
     learnt = learner["report"].get("games", {}) if learner else {}
-    return [_game(registry, name, steps.get(name, 0), learnt.get(name, {})) for name in registry.games()]
+    away = ""
+    if signing_key(data).exists():
+        try:
+            registry = open_deployment(data, models=models).registry
+            return [_game(registry, name, steps.get(name, 0), learnt.get(name, {})) for name in registry.games()], ""
+        except StorageFailed as error:
+            away = str(error)
+    names = sorted(steps.keys() | learnt.keys())
+    return [{"game": name, "steps": steps.get(name, 0), **_taken(learnt.get(name, {}))} for name in names], away
 
 
 def _game(registry: Registry, name: str, steps: int, learnt: dict[str, Any]) -> dict[str, Any]:
     catalogue = registry.catalogue(name)
     champion = catalogue.aliases.get("champion")
-    taken = ("phase", "doing", "why", "error", "schedule", "updates", "usable_steps", "consent_unknown_steps",
-             "canary_episodes", "verdict", "next")  # fmt: skip
     return {
         "game": name, "steps": steps, "models": len(catalogue.models), "champion": catalogue.points_to("champion"),
         "champion_why": champion.why if champion else "", "canary": catalogue.points_to("canary"),
         "bad_entries": catalogue.bad_entries, "damage": registry.damage(name),
-        **{field: learnt[field] for field in taken if field in learnt},
+        **_taken(learnt),
     }  # fmt: skip
+
+
+def _taken(learnt: dict[str, Any]) -> dict[str, Any]:
+    taken = ("phase", "doing", "why", "error", "schedule", "updates", "usable_steps", "consent_unknown_steps",
+             "canary_episodes", "verdict", "next")  # fmt: skip
+    return {field: learnt[field] for field in taken if field in learnt}
 
 
 def _next(

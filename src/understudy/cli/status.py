@@ -63,7 +63,8 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
     bots = f"champion {name}/{game['champion']}" if game.get("champion") else "no bot yet"
     if game.get("canary"):
         bots += f", canary {name}/{game['canary']} ({game.get('canary_episodes', 0)} episodes)"
-    out.print(f"[bold]{name}[/]: {count(game['steps'])} steps, {game.get('models', 0)} models, {bots}")
+    models = f"{game['models']} models, {bots}" if "models" in game else "models unknown"
+    out.print(f"[bold]{name}[/]: {count(game['steps'])} steps, {models}")
     if game.get("phase"):
         out.print(f"  {game['phase']}, {game['doing']}: {escape(game['why'])}", soft_wrap=True)
     for line in game.get("schedule", ()):
