@@ -56,6 +56,14 @@ def native_digests(stream: Stream, folder: Path) -> dict[str, str]:
         return digests_of(store)
 
 
+def forget_last_commit(checkpoint: Path) -> None:
+    """As if the job had died when its last batch was stored and not yet noted."""
+    commits = [path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()]
+    last = max(commits, key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
 class Job:
     """A stream, a keyspace and a checkpoint; a Spark job between them as often as wanted, in one session."""
 
@@ -80,11 +88,7 @@ class Job:
         return ingest
 
     def forget_last_commit(self) -> None:
-        """As if the job had died when its last batch was stored and not yet noted."""
-        commits = [path for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit()]
-        last = max(commits, key=lambda path: int(path.name))
-        last.unlink()
-        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+        forget_last_commit(self.checkpoint)
 
     def lose_checkpoint(self) -> None:
         shutil.rmtree(self.checkpoint)

@@ -123,7 +123,7 @@ def open_spark(
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "spark.log"
     with log.open("wb") as file, _gateway(folder, file, master=master, name=name) as (gateway, conf):
-        wait = f"master {master} does not answer yet; all that Spark said is in {log}"
+        wait = f"Spark has not started under master {master} yet; all it said is in {log}"
         with while_waiting(stop, gateway.proc.kill, wait=wait), _keeping_interrupts():
             session = _session(gateway, conf, log, master=master)
         yield Spark(session, log)
