@@ -1,0 +1,103 @@
+"""A real S3 that is killed while ingest meets a game for the first time: nothing is quarantined, nothing is lost."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.backends.spark import append, some_frames, wait_until
+from tests.backends.test_s3 import bucket  # noqa: F401  (a fixture)
+from understudy.app.data import DataFolder
+from understudy.app.roles.ingest import repeat
+from understudy.app.roles.spark_stream import OPENER, name_of, text_of
+from understudy.app.specs import RegistrySpecs
+from understudy.core.clock import SystemClock
+from understudy.core.errors import Unreachable
+from understudy.core.game import GameSpec
+from understudy.core.ports import Audit
+from understudy.ingest.service import IngestService
+from understudy.ingest.spark import SparkIngest, SparkJob
+from understudy.ingest.spark_session import Spark
+from understudy.ingest.writer import Writer
+from understudy.models.cloud import CloudObjects
+from understudy.models.registry import Registry
+from understudy.stores.local import LocalStore
+from understudy.streams.file import FileStream
+from understudy.testing.desk import SPEC
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Watched(RegistrySpecs):
+    """Tells when the registry did not answer."""
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(registry)
+        self.refusals = 0
+
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        try:
+            return super().spec(game, schema)
+        except Unreachable:
+            self.refusals += 1
+            raise
+
+
+class Deployed:
+    """A folder whose stream holds frames of a game, and whose models lie on the S3 server."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.data = DataFolder(folder)
+        self.registry = Registry(CloudObjects(url), trusted={})
+        self.specs = Watched(self.registry)
+        self.stream, self.store = FileStream(self.data.stream), LocalStore(folder / "there")
+        append(self.stream, some_frames(np.random.default_rng(6)))
+
+    def carry(self, server, run: Callable[[threading.Event], None]) -> Audit:
+        """What is stored when ingest runs, the server is away at first and then comes back."""
+        self.registry.register(SPEC)
+        server.kill()
+        stop = threading.Event()
+        thread = threading.Thread(target=run, args=(stop,))
+        thread.start()
+        try:
+            wait_until(lambda: self.specs.refusals >= 2)
+            away = self.store.audit()
+            assert (away.chunks, away.quarantined, away.parked) == (0, 0, 0)
+            server.restart()
+            wait_until(lambda: self.store.audit().chunks >= 20)
+        finally:
+            stop.set()
+            thread.join(60.0)
+        assert not thread.is_alive()
+        return self.store.audit()
+
+
+@pytest.fixture
+def deployed(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:  # noqa: F811
+    monkeypatch.setattr("understudy.models.s3._PATIENCE_S", 0.5)
+    deployed = Deployed(bucket, tmp_path)
+    with closing(deployed.stream), closing(deployed.store):
+        yield deployed
+
+
+def assert_all_is_there(audit: Audit) -> None:
+    assert (audit.chunks, audit.quarantined, audit.parked, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0, 0, 0)
+
+
+def test_our_own_ingest_waits_for_a_registry_that_is_away(deployed: Deployed, s3_server):
+    service = IngestService(deployed.stream, deployed.store, deployed.specs, owner="test")
+    assert_all_is_there(deployed.carry(s3_server, lambda stop: repeat(service.step, stop)))
+
+
+def test_a_spark_job_waits_for_a_registry_that_is_away(deployed: Deployed, s3_server, spark: Spark):
+    data = deployed.data
+    writer = Writer(deployed.store, deployed.specs, owner="test", claim_ttl_s=30.0, clock=SystemClock())
+    job = SparkJob(
+        opener=OPENER, address=text_of("", data), stream=name_of("", data), checkpoint=str(data.root / "checkpoint")
+    )
+    ingest = SparkIngest(lambda _: nullcontext(spark), deployed.stream, writer, job=job)
+    assert_all_is_there(deployed.carry(s3_server, ingest.run))
