@@ -247,13 +247,15 @@ def test_its_secret_stands_in_no_log_and_on_no_command_line(server):
 def test_one_restarted_by_a_thread_stays_and_stop_leaves_no_process_and_no_port(name, tmp_path):
     if reason := why_not(name):
         pytest.skip(reason)
-    with start(name, tmp_path) as server:
+    folder = tmp_path / "A & B, 100%41 #1+2 Zürich"
+    with start(name, folder) as server:
         server.kill()
         thread = threading.Thread(target=server.restart)
         thread.start()
         thread.join(240.0)
         assert server.is_alive
         pid, ports = server.pid, server.place.ports
+    assert list(tmp_path.iterdir()) == [folder]
     assert identify(pid) is None
     rows = subprocess.run(["ps", "-e", "-o", "pgid=,stat="], capture_output=True, text=True).stdout.splitlines()
     assert [row for row in rows if row.split()[0] == str(pid) and "Z" not in row] == []

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from understudy.core.errors import ServerFailed, StorageFull
 from understudy.dev import cache
-from understudy.dev.packages import PACKAGES, Package
+from understudy.dev.packages import PACKAGES, Package, Tell
+from understudy.dev.process import identify
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class Shelf(Package):
     def trouble(self) -> str | None:
         return None
 
-    def resolve(self, into: Path) -> None:
+    def resolve(self, into: Path, tell: Tell) -> None:
+        tell("one.jar")
         (into / "lib").mkdir()
         (into / "lib" / "one.jar").write_bytes(b"one" * 1000)
         with (into.parent / "count").open("a") as file:
@@ -103,12 +106,51 @@ def test_a_missing_tool_is_named_with_the_next_step(monkeypatch):
         cache.fetch("kafka")
 
 
-def test_a_tool_that_fails_is_quoted(monkeypatch, tmp_path):
-    programs = tmp_path / "bin"
+def tool(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """`mvn` is this script from now on."""
+    programs = folder / "bin"
     programs.mkdir()
-    (programs / "mvn").write_text("#!/bin/sh\necho 'Could not transfer artifact'\nexit 1\n")
-    (programs / "mvn").chmod(0o755)
-    monkeypatch.setenv("PATH", str(programs))
-    with pytest.raises(ServerFailed, match=r"is there a network(.|\n)*Could not transfer artifact"):
+    for name in ("mvn", "java"):
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+
+
+def test_a_tool_that_fails_is_quoted(monkeypatch, tmp_path):
+    tool(monkeypatch, tmp_path, "echo 'Could not transfer artifact'\nexit 1")
+    with pytest.raises(ServerFailed, match=r"is there a network(.|\n)*try again(.|\n)*Could not transfer artifact"):
         cache.fetch("kafka")
     assert cache.cached("kafka") is None
+
+
+def test_each_part_is_named_as_it_comes(monkeypatch, tmp_path):
+    said = "\n".join(f"echo '[INFO] Downloaded from central: https://repo/a/{n}.jar (9 kB at 1 MB/s)'" for n in "ab")
+    tool(monkeypatch, tmp_path, f"{said}\nmkdir lib\necho x > lib/a.jar")
+    parts: list[str] = []
+    assert cache.fetch("kafka", tell=parts.append)
+    assert parts == ["a.jar", "b.jar"]
+
+
+def test_a_tool_ends_with_whoever_asked_for_it(monkeypatch, tmp_path):
+    tool(monkeypatch, tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid\necho Downloaded from x: /one.jar\nwait")
+
+    def interrupted(part: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.fetch("kafka", tell=interrupted)
+    deadline = time.monotonic() + 20.0
+    while (alive := identify(int((tmp_path / "pid").read_text()))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert alive is None
+    assert [path for path in tmp_path.glob(".kafka*") if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("name", ["mvn", "java"])
+def test_what_a_tool_itself_needs_is_named_too(monkeypatch, tmp_path, name):
+    tool(monkeypatch, tmp_path, "exit 0")
+    (tmp_path / "bin" / name).unlink()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(ServerFailed, match=rf"kafka 4\S+ cannot be fetched: {name} is not installed; install"):
+        cache.fetch("kafka")

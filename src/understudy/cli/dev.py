@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
 
 from understudy.cli.options import Command, console, examples, finish, json_option
 from understudy.core.errors import ServerFailed, UnderstudyError
@@ -18,6 +20,7 @@ from understudy.dev.servers import AWS_SHAPED, SERVERS, Server, give_up_on_versi
 
 _FAILED = 3
 _DIED = 1
+_TELL_S = 10.0
 
 
 @click.group(epilog=examples("understudy dev servers start", "understudy dev servers status --json"))
@@ -65,7 +68,8 @@ def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
         if is_new:
             begun.append(server)
         took = f"started in {time.monotonic() - began_s:.1f} s" if is_new else "runs already"
-        out.print(f"  {name:<11}{took}", soft_wrap=True)
+        stead = " (moto, in memory; versitygw keeps data: understudy dev servers fetch s3)"
+        out.print(f"  {name:<11}{took}{stead if name == 's3' and uses_moto() else ''}", soft_wrap=True)
         return _fields(server)
 
     try:
@@ -142,8 +146,8 @@ def _fetch(name: str, out: Console) -> Mapping[str, Any]:
     if not out.is_terminal and not is_there:
         out.print(f"  {doing}", soft_wrap=True)
     try:
-        with out.status(doing):
-            is_new = fetch_one(name)
+        with out.status(doing) as shown:
+            is_new = fetch_one(name, tell=_Parts(what, began_s, shown, out))
     except ServerFailed as error:
         if name == "s3" and give_up_on_versity():
             return _moto(f"versitygw could not be built: {error}", out)
@@ -151,6 +155,23 @@ def _fetch(name: str, out: Console) -> Mapping[str, Any]:
     took_s = time.monotonic() - began_s
     out.print(f"  {what}{f'fetched in {took_s:.0f} s' if is_new else 'is there'}", soft_wrap=True)
     return {"version": package.version, "fetched": is_new, "folder": str(place_of(name))}
+
+
+class _Parts:
+    """Shows each part of a download as it comes: in place in a terminal, now and then as a line elsewhere."""
+
+    def __init__(self, what: str, began_s: float, shown: Status, out: Console) -> None:
+        self._what, self._began_s, self._shown, self._out = what, began_s, shown, out
+        self._number, self._told_s = 0, began_s
+
+    def __call__(self, part: str) -> None:
+        self._number += 1
+        now_s = time.monotonic()
+        said = f"{self._what}{now_s - self._began_s:.0f} s, {self._number} parts, {escape(part[-60:])}"
+        self._shown.update(said)
+        if not self._out.is_terminal and now_s - self._told_s >= _TELL_S:
+            self._told_s = now_s
+            self._out.print(f"  {said}", soft_wrap=True)
 
 
 def _moto(reason: str, out: Console) -> Mapping[str, Any]:

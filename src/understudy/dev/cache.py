@@ -16,7 +16,7 @@ from typing import Any
 
 from understudy.core.errors import ServerFailed, StorageFull
 from understudy.core.lock import FileLock
-from understudy.dev.packages import PACKAGES, Package, cache_root
+from understudy.dev.packages import PACKAGES, Package, Tell, cache_root
 
 _LIST = "files.json"
 _OTHER_FETCH_S = 1800.0
@@ -34,8 +34,8 @@ def cached(name: str) -> Path | None:
     return place if listed and all(_size(place / path) == facts[0] for path, facts in listed.items()) else None
 
 
-def fetch(name: str, *, package: Package | None = None) -> bool:
-    """Resolve a server into the cache; False when it was there and every byte is right."""
+def fetch(name: str, *, package: Package | None = None, tell: Tell = lambda part: None) -> bool:
+    """Resolve a server into the cache, naming each part; False when it was there and every byte is right."""
     package, place = package or PACKAGES[name], place_of(name)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def fetch(name: str, *, package: Package | None = None) -> bool:
                 return False
             if trouble := package.trouble():
                 raise ServerFailed(f"{name} {package.version} cannot be fetched: {trouble}")
-            _make(place, package)
+            _make(place, package, tell)
             return True
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -56,11 +56,11 @@ def fetch(name: str, *, package: Package | None = None) -> bool:
         raise
 
 
-def _make(place: Path, package: Package) -> None:
+def _make(place: Path, package: Package, tell: Tell) -> None:
     _sweep(place)
     draft = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
     try:
-        package.resolve(draft)
+        package.resolve(draft, tell)
         files = sorted(path for path in draft.rglob("*") if path.is_file() and not path.is_symlink())
         listed = {str(path.relative_to(draft)): [path.stat().st_size, _digest(path)] for path in files}
         (draft / _LIST).write_text(json.dumps(listed))

@@ -27,7 +27,7 @@ sasl.enabled.mechanisms=PLAIN
 sasl.mechanism.inter.broker.protocol=PLAIN
 listener.name.client.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
 username="{username}" password="{password}" user_{username}="{password}";
-log.dirs={data}
+log.dirs=data
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
 transaction.state.log.replication.factor=1
@@ -60,7 +60,8 @@ class Kafka:
 
     def prepare(self, place: Place) -> None:
         settings, data = place.folder / "server.properties", place.folder / "data"
-        text = _PROPERTIES.format(host=HOST, data=data, **place.ports, **place.credentials)
+        # Paths in it are relative: Kafka would read a comma as a list, and other letters than English ones wrongly.
+        text = _PROPERTIES.format(host=HOST, **place.ports, **place.credentials)
         with os.fdopen(os.open(settings, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(text)
         (place.folder / "log4j2.xml").write_text(_LOG4J)

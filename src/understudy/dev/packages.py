@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +15,9 @@ from understudy.core.errors import ServerFailed
 from understudy.dev.tools import find, missing, must_find, plain_environment
 
 _FETCH_S = 1800.0
-_TAIL = 2000
+_SHOWN_LINES = 8
+_ERROR = re.compile(r"\[ERROR\] (?!To see|Re-run|For more|\[Help)\S|npm (?:error|ERR!) (?! *at |A complete log)\S|go: ")
+"""A line that says what went wrong, among those that do not."""
 _POM = """\
 <project>
   <modelVersion>4.0.0</modelVersion>
@@ -21,6 +26,16 @@ _POM = """\
 </project>
 """
 _DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+_NEEDS = {"mvn": ("mvn", "java"), "npm": ("npm", "node"), "go": ("go",)}
+"""What each tool does not run without."""
+_PARTS = {
+    "mvn": re.compile(r"Downloaded from \S+ \S*/(\S+)"),
+    "npm": re.compile(r"http fetch GET 200 \S*/(\S+)"),
+    "go": re.compile(r"(?:go: downloading )?([a-z0-9.-]+/\S+)"),
+}
+"""How each tool says that it has one more part."""
+
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,39 +49,71 @@ class Package:
 
     def trouble(self) -> str | None:
         """Why it cannot be resolved here; None when the tool is there."""
-        return None if find(self.tool) else missing(self.tool)
+        return next((missing(tool) for tool in _NEEDS[self.tool] if not find(tool)), None)
 
-    def resolve(self, into: Path) -> None:
-        """Download it into an empty folder; ServerFailed shows what the tool said."""
+    def resolve(self, into: Path, tell: Tell) -> None:
+        """Download it into an empty folder, naming each part; ServerFailed shows what the tool said.
+
+        The tools keep what they have downloaded in caches of their own: one that is tried again goes on from there.
+        """
         if self.tool == "mvn":
             dependencies = "".join(_DEPENDENCY.format(*name.split(":")) for name in self.names)
             (into / "pom.xml").write_text(_POM.format(dependencies=dependencies))
-            self._call(
-                into, "-B", "-q", "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=lib"
-            )
+            words = ["-B", "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=lib"]
         elif self.tool == "npm":
             (into / "package.json").write_text('{"private": true}\n')
             # Nobody's install scripts run here: what is needed comes built.
-            self._call(into, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-save", *self.names)
+            words = [
+                "install",
+                "--ignore-scripts",
+                "--no-audit",
+                "--no-fund",
+                "--no-save",
+                "--loglevel=http",
+                *self.names,
+            ]
         else:
-            self._call(into, "install", *self.names)
+            words = ["install", "-v", *self.names]
+        errors, said = list[str](), deque[str](maxlen=_SHOWN_LINES)
+        with self._running(into, words) as child:
+            assert child.stdout is not None
+            for raw in child.stdout:
+                line = raw.decode(errors="replace").rstrip()
+                said.append(line)
+                errors += [line] if _ERROR.match(line) and len(errors) < _SHOWN_LINES else []
+                if part := _PARTS[self.tool].search(line):
+                    tell(part[1])
+        if child.returncode != 0:
+            text = "\n".join(errors or said).strip()
+            raise ServerFailed(
+                f"{self.tool} failed with {child.returncode}; is there a network? What it has is kept: try again. "
+                f"It said:\n{text}"
+            )
 
-    def _call(self, into: Path, *words: str) -> None:
+    @contextlib.contextmanager
+    def _running(self, into: Path, words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+        """The tool at work; it ends with us, and when it takes too long."""
         env = plain_environment({"GOBIN": str(into)} if self.tool == "go" else None)
         with subprocess.Popen(
             [must_find(self.tool), *words], cwd=into, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, start_new_session=True,
         ) as child:  # fmt: skip
-            try:
-                said = child.communicate(timeout=_FETCH_S)[0].decode(errors="replace").strip()[-_TAIL:]
-            except BaseException as error:
+
+            def end() -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    raise ServerFailed(f"{self.tool} did not end in {_FETCH_S / 60:.0f} minutes; try later") from None
+
+            timer = threading.Timer(_FETCH_S, end)
+            timer.daemon = True
+            timer.start()
+            try:
+                yield child
+                child.wait(_FETCH_S)
+            except BaseException:
+                end()
                 raise
-        if child.returncode != 0:
-            raise ServerFailed(f"{self.tool} failed with {child.returncode}; is there a network? It said:\n{said}")
+            finally:
+                timer.cancel()
 
 
 PACKAGES = {
