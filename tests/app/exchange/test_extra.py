@@ -19,5 +19,6 @@ def test_a_missing_package_gives_one_line_with_the_install_command(
 
 def test_what_a_library_said_becomes_one_line() -> None:
     assert one_line(ValueError("a\n  b\tc")) == "a b c"
-    assert one_line(KeyError()) == "KeyError"
+    assert one_line(KeyError("rewards")) == "'rewards' is missing"
+    assert one_line(AssertionError()) == "it is not as the library wants it (AssertionError)"
     assert len(one_line(ValueError("x" * 999))) == 160

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import h5py
 import minari
 import numpy as np
 import pytest
@@ -258,13 +259,21 @@ def test_an_episode_without_an_end_is_cut(tmp_path: Path) -> None:
     assert stored(data)[0].meta.episodes[0].cut
 
 
+def say(metadata: Path, **fields: Any) -> None:
+    """Change a dataset's metadata."""
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), **fields}))
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("missing", "no metadata.json"), ("an empty folder", "no metadata.json"), ("no HDF5", "episode 0"),
-        ("truncated", "cannot be taken"), ("empty file", "cannot be taken"), ("bad metadata", "no readable Minari"),
+        ("missing", "no metadata.json"), ("an empty folder", "no metadata.json"), ("no HDF5", "no readable Minari"),
+        ("truncated", "no readable Minari"), ("empty file", "no readable"), ("bad metadata", "no readable Minari"),
         ("arrow", "Minari #351"), ("NaN", "not_finite"), ("too few observations", "bad_shape"),
         ("goes on after its end", "goes on after"), ("an action outside", "bad_action"), ("no episodes", "no steps"),
+        ("no spaces", "no readable Minari"), ("an episode too few", "speak of 2 episodes, and there are 1"),
+        ("no count", "'total_episodes' is missing"), ("a count in words", "speak of many episodes"),
+        ("a name too long", "wrong type or size"), ("a bad spec", "no readable game spec"),
     ],
 )  # fmt: skip
 def test_a_bad_dataset_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path, what: str, said: str) -> None:
@@ -290,7 +299,22 @@ def test_a_bad_dataset_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Pa
         case "bad metadata":
             metadata.write_text("{")
         case "arrow":
-            metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "data_format": "arrow"}))
+            say(metadata, data_format="arrow")
+        case "no spaces":
+            say(metadata, observation_space=None)
+        case "an episode too few":
+            say(metadata, total_episodes=2)
+        case "no count":
+            fields = json.loads(metadata.read_text())
+            del fields["total_episodes"]
+            metadata.write_text(json.dumps(fields))
+        case "a count in words":
+            say(metadata, total_episodes="many")
+        case "a bad spec":
+            say(metadata, understudy_spec="{")
+        case "a name too long":
+            with h5py.File(main, "r+") as file:
+                file["episode_0"].attrs["model"] = "x" * 5_000
     data = DataFolder(tmp_path / "D")
     with pytest.raises(ConfigError) as caught:
         from_minari(data, path, game="walk")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -161,6 +162,11 @@ def exported(tmp_path: Path) -> tuple[Path, Any]:
     return path, pq.read_table(path)
 
 
+def notes_of(table: Any) -> list[str]:
+    found: list[str] = table.column("note").to_pylist()
+    return found
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [
@@ -169,7 +175,10 @@ def exported(tmp_path: Path) -> tuple[Path, Any]:
         ("of another type", "other columns"), ("no rows", "no steps"), ("NaN", "not_finite"),
         ("an impossible action", "bad_action"), ("a missing step", "do not follow one another"),
         ("another next_obs", "'next_obs' is not the 'obs'"), ("no spec", "no readable game spec"),
-        ("a bad session", "badly formed"), ("flipped bits", "damaged"),
+        ("a bad session", "badly formed"), ("flipped bits", "damaged"), ("a column twice", "other columns"),
+        ("a session of another kind", "no UUIDv7"), ("a note without end", "recursion"), ("far numbers", "too far on"),
+        ("nulls allowed", "other columns than its game: action"), ("a chunk too long", "more than 512 steps"),
+        ("a name too long", "wrong type or size"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path, what: str, said: str) -> None:
@@ -206,6 +215,27 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path,
             pq.write_table(table.replace_schema_metadata({**table.schema.metadata, SPEC_KEY: b"{}"}), path)
         case "a bad session":
             changed(path, session=["x"] * n)
+        case "a column twice":
+            pq.write_table(table.append_column(table.schema.field("reward"), table.column("reward")), path)
+        case "a session of another kind":
+            first = table.column("session").to_pylist()[0]
+            mine = table.filter(pc.equal(table.column("session"), first))
+            pq.write_table(mine, path)
+            changed(path, session=["6b0f4f1e-9b0a-4c57-8a1e-2f6f0f7f9a11"] * mine.num_rows)
+        case "a note without end":
+            changed(path, note=["[" * 100_000] * n)
+        case "far numbers":
+            changed(path, chunk_no=[(number + 1) * 10**9 for number in table.column("chunk_no").to_pylist()])
+        case "nulls allowed":
+            fields = [field.with_nullable(True) for field in table.schema]
+            pq.write_table(table.cast(pa.schema(fields, metadata=table.schema.metadata)), path)
+        case "a chunk too long":
+            many = -(-513 // n)
+            pq.write_table(pa.concat_tables([table] * many), path)
+            session = table.column("session").to_pylist()[0]
+            changed(path, session=[session] * (n * many), chunk_no=[0] * (n * many))
+        case "a name too long":
+            changed(path, note=[json.dumps({**json.loads(one), "model": "x" * 5_000}) for one in notes_of(table)])
         case "flipped bits":
             raw = bytearray(path.read_bytes())
             raw[200:1200] = bytes(b ^ 0xFF for b in raw[200:1200])
@@ -224,6 +254,19 @@ def test_one_bad_file_among_good_ones_stores_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         from_parquet(DataFolder(tmp_path / "E"), path, tmp_path / "bad.parquet")
     assert is_untouched(DataFolder(tmp_path / "E"))
+
+
+def test_files_that_hold_different_steps_of_a_session_are_not_mixed(tmp_path: Path) -> None:
+    spec, rng = cart_spec(), np.random.default_rng(1)
+    path, narrow = tmp_path / "a.parquet", tmp_path / "narrow.parquet"
+    to_parquet(recorded(tmp_path / "D", spec, random_session(spec, rng, n_chunks=4)), path)
+    table = pq.read_table(path)
+    pq.write_table(table.filter(pc.less(table.column("chunk_no"), 3)), narrow)
+    for files in ((path, narrow), (narrow, path)):
+        with pytest.raises(ConfigError, match="hold different steps of session"):
+            from_parquet(DataFolder(tmp_path / "E"), *files)
+    assert is_untouched(DataFolder(tmp_path / "E"))
+    assert from_parquet(DataFolder(tmp_path / "E"), path, path).stored_steps == table.num_rows
 
 
 def test_consent_may_be_said_anew_but_a_no_stays_a_no(tmp_path: Path) -> None:

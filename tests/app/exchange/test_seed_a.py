@@ -251,7 +251,7 @@ def test_records_without_the_shift_are_pointed_at(tmp_path: Path) -> None:
         ("{NaN}", "NaN is no number"), ("{huge}", "wanted finite numbers"), ("{text}", "wanted finite numbers"),
         ("{done}", "done is 1"), ("{action}", "action is '0.5'"), ("{negative}", "step is '-1'"),
         ("{row}\n{short}", "wanted 4 in all"), ("{pixels}", "state is"), ("{more}", "its keys differ: extra"),
-        ("{number}", "game_id is 3"),
+        ("{number}", "game_id is 3"), ("{twice}", "a key twice"), ("{row}\n{many}", "say so with --actions"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path, text: str, said: str) -> None:
@@ -262,8 +262,13 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path,
         "negative": {**row, "step": -1}, "short": {**row, "step": 1, "state": [1.0]}, "pixels": {**row, "state": {}},
         "more": {**row, "extra": 1}, "number": {**row, "game_id": 3},
     }  # fmt: skip
-    for name, value in variants.items():
-        text = text.replace(f"{{{name}}}", json.dumps(value))
+    many = {**row, "step": 1, "action": 1 << 20, "game_id": "my-game"}
+    texts = {name: json.dumps(value) for name, value in variants.items()}
+    texts |= {"twice": json.dumps(row)[:-1] + ', "step": 7}', "many": json.dumps(many)}
+    if "{many}" in text:
+        texts["row"] = json.dumps({**row, "game_id": "my-game"})
+    for name, value in texts.items():
+        text = text.replace(f"{{{name}}}", value)
     path = tmp_path / "a.jsonl"
     path.write_text(text, encoding="latin-1")
     data = DataFolder(tmp_path / "D")
@@ -272,6 +277,17 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path,
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert is_untouched(data)
+
+
+def test_a_game_that_gymnasium_knows_and_cannot_make_here_is_taken_from_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ImportError("MuJoCo is not installed")
+
+    monkeypatch.setattr("gymnasium.make", fails)
+    result = imported(DataFolder(tmp_path / "D"), written(tmp_path / "a.jsonl", records(0, 6))).to_json()
+    assert (result["spec_is_from"], result["stored_steps"]) == ("records", 5)
 
 
 def test_the_tables_own_key_is_no_obstacle_and_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -19,5 +19,8 @@ def extra(module: str) -> Any:
 
 def one_line(error: BaseException, *, most: int = 160) -> str:
     """What a library said, as one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError):
+        text = f"{text} is missing"
+    text = text or f"it is not as the library wants it ({type(error).__name__})"
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -21,7 +21,7 @@ from understudy.app.exchange.incoming import Incoming, same_spec, survey, with_s
 from understudy.app.exchange.plan import Plan, placed
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key, pseudonym
-from understudy.core.errors import StorageFailed
+from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.frame import (
     MAX_FRAMES_PER_SEND,
     CloseReport,
@@ -80,7 +80,12 @@ def import_files(
     plans: dict[int, Plan] = {}
     for owner, outlines in enumerate(found):
         for noise, outline in outlines.items():
-            plans.setdefault(noise, Plan(owner, outline, player or outline.player or NOBODY))
+            first = plans.setdefault(noise, Plan(owner, outline, player or outline.player or NOBODY))
+            if not first.outline.is_like(outline):
+                raise ConfigError(
+                    f"{files[first.owner].name} and {files[owner].name} hold different steps of session "
+                    f"{outline.origin}; import the one that has them all"
+                )
     with FileLock(data.root / "import.lock", what="an import into this folder"), place.feed(clock) as feed:
         feed.settle(spec.game, {})  # what a killed import has sent counts as here
         begun, key = Begun(data.root), deployment_key(data.root)

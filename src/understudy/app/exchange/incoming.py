@@ -9,8 +9,11 @@ from typing import Any, Protocol
 from understudy.app.exchange.history import OnSteps, noise_of
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, Refused
+from understudy.core.frame import MAX_BODY_BYTES
 from understudy.core.game import GameSpec
+from understudy.core.meta import read_meta
 from understudy.core.names import PlayerName, new_session
+from understudy.core.session import MAX_REPORT_AHEAD
 from understudy.ingest.check import check_against_spec
 
 MAX_GAPS = 1000
@@ -70,6 +73,8 @@ class Outline:
             raise Refused(
                 "step_mismatch", f"chunk {meta.chunk_no} begins {skipped} steps after the one before it ended"
             )
+        if self.missing and meta.chunk_no >= MAX_REPORT_AHEAD - 1:
+            raise Refused("too_many_gaps", f"chunk {meta.chunk_no} is too far on for a session with gaps")
         if len(self.missing) > MAX_GAPS:
             raise Refused("too_many_gaps", f"the session has more than {MAX_GAPS} gaps; export it without a filter")
         self.chunks, self.steps, self.missing_steps = (
@@ -78,6 +83,10 @@ class Outline:
             self.missing_steps + skipped,
         )
         self.last_no, self.end_step = meta.chunk_no, meta.first_step + meta.n_steps
+
+    def is_like(self, other: "Outline") -> bool:
+        """Whether another file holds the same steps of the session, by their numbers."""
+        return (self.steps, self.end_step, self.missing) == (other.steps, other.end_step, other.missing)
 
 
 def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Outline]:
@@ -91,7 +100,12 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
         noise = noise_of(chunk.meta.session)
         outline = outlines.setdefault(noise, Outline(chunk.meta.session, player))
         try:
+            if chunk.meta.session.version != 7:
+                raise Refused("bad_session", "the session's id is no UUIDv7")
+            read_meta(chunk.meta.to_metadata())
             check_against_spec(chunk.validate(), incoming.spec)
+            if chunk.size_bytes > MAX_BODY_BYTES // 2:
+                chunk.frame()  # which refuses what is too large, once its images are compressed
             outline.add(chunk)
         except Refused as refused:
             where = f"session {chunk.meta.session}, step {chunk.meta.first_step}"

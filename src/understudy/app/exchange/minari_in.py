@@ -17,7 +17,7 @@ from understudy.app.exchange.incoming import session_of
 from understudy.app.exchange.minari_out import SPEC_KEY
 from understudy.core.block import raw_name
 from understudy.core.chunk import OPTIONAL, Chunk
-from understudy.core.errors import ConfigError, Refused
+from understudy.core.errors import ConfigError, Refused, SpecError
 from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.meta import EpisodeNote
 from understudy.core.names import GameName, PlayerName, game_name
@@ -111,16 +111,32 @@ def _opened(path: Path) -> tuple[Any, Mapping[str, Any]]:
                 f"{path} is a Minari dataset in the {str(metadata['data_format'])[:20]} form, whose reader can cut "
                 "long episodes (Minari #351); make it one in the hdf5 form"
             )
-        return storage.read(data), metadata
+        found = storage.read(data)
+        n_there = _count(data)
+        if found.total_episodes != n_there:
+            raise ConfigError(
+                f"{path} is damaged: its metadata speak of {str(found.total_episodes)[:20]} episodes, and there are "
+                f"{n_there}; make it again"
+            )
+        return found, metadata
     except (AssertionError, OSError, KeyError, ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise ConfigError(f"{path} is no readable Minari dataset: {one_line(error)}") from None
+
+
+def _count(data: Path) -> int:
+    """Episodes in a dataset's file."""
+    with extra("h5py").File(data / "main_data.hdf5") as file:
+        return sum(name.startswith("episode_") for name in file)
 
 
 def _spec(path: Path, storage: Any, metadata: Mapping[str, Any], game: GameName | None) -> GameSpec:
     """The spec that an export of ours left in the metadata, or that of the dataset's spaces."""
     own = metadata.get(SPEC_KEY)
     if isinstance(own, str):
-        spec = spec_from_json(own)
+        try:
+            spec = spec_from_json(own)
+        except SpecError as error:
+            raise ConfigError(f"{path} has no readable game spec in its metadata: {one_line(error)}") from None
         return spec if game is None else replace(spec, game=game)
     if game is None:
         raise ConfigError(f"{path} does not say which game it is of; give --game NAME")

@@ -20,7 +20,7 @@ from understudy.app.exchange.parquet_columns import (
     next_columns,
     parquet_schema,
 )
-from understudy.core.chunk import Chunk, RowKind, keeps_value_when_padded
+from understudy.core.chunk import MAX_STEPS, Chunk, RowKind, keeps_value_when_padded
 from understudy.core.errors import ConfigError, Refused, SpecError
 from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.meta import CHUNK_FORMAT, read_meta
@@ -57,7 +57,7 @@ class ParquetFile:
         self._has_player = "player" in schema.names
         wanted = parquet_schema(self.spec, with_player=self._has_player)
         if not schema.equals(wanted):
-            wrong = [name for name in {*schema.names, *wanted.names} if _type(schema, name) != _type(wanted, name)]
+            wrong = [name for name in {*schema.names, *wanted.names} if _fields(schema, name) != _fields(wanted, name)]
             raise ConfigError(
                 f"{path} has other columns than its game: {', '.join(sorted(wrong)[:6]) or 'their order'}"
             )
@@ -82,6 +82,11 @@ class ParquetFile:
                 waiting = []
             key = found
             waiting.append(batch)
+            if sum(piece.num_rows for piece in waiting) > MAX_STEPS:
+                raise ConfigError(
+                    f"{self.name} was changed since it was exported: session {str(key[0])[:40]}, chunk {key[1]} has "
+                    f"more than {MAX_STEPS} steps; import it as it was written"
+                )
         if waiting:
             yield self._chunk(waiting)
 
@@ -107,7 +112,7 @@ class ParquetFile:
         first = {name: table.column(name)[0].as_py() for name in ("session", "chunk_no", "step", "kind", "client")}
         try:
             return self._made(table, first), self._player(table)
-        except (Refused, ValueError, TypeError, KeyError) as error:
+        except (Refused, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigError(
                 f"{self.name} was changed since it was exported: session {first['session']}, chunk "
                 f"{first['chunk_no']}: {one_line(error)}; import it as it was written"
@@ -159,8 +164,10 @@ class ParquetFile:
         return rows
 
 
-def _type(schema: Any, name: str) -> Any:
-    return schema.field(name).type if name in schema.names else None
+def _fields(schema: Any, name: str) -> list[tuple[Any, bool]]:
+    """The type of every column of a name, and whether it may be null."""
+    fields = [schema.field(at) for at in schema.get_all_field_indices(name)]
+    return [(one.type, one.nullable) for one in fields]
 
 
 def _check_following(steps: Mapping[str, Array | None], following: Mapping[str, Array | None], splits: Array) -> None:

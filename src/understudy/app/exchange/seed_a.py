@@ -17,7 +17,7 @@ from understudy.app.exchange.episode import Episode, chunks_of
 from understudy.app.exchange.incoming import session_of
 from understudy.app.exchange.seed_records import Records, read_records
 from understudy.core.chunk import Chunk
-from understudy.core.errors import ConfigError, InvalidName
+from understudy.core.errors import ConfigError, InvalidName, SpecError
 from understudy.core.game import GameSpec, game_spec, spec_from_gymnasium
 from understudy.core.names import GameName, PlayerName, game_name
 from understudy.core.tensors import Array
@@ -25,6 +25,9 @@ from understudy.core.tensors import Array
 Mode = Literal["repair-shift", "as-is"]
 MISALIGNED_CONSENT = "denied"
 """Records that are kept as they are go under this consent, which no learner reads and no setting lets in."""
+
+_MOST_ACTIONS = 4096
+"""More are believed only when they are asked for: each is an output of the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +171,10 @@ def _spec(
             f"{most}); give another --game"
         )
     actions = options.actions or max(2, most + 1)
+    if actions > _MOST_ACTIONS and options.actions is None:
+        raise ConfigError(
+            f"there is an action {most}, so the game would have {actions}; if that is right, say so with --actions"
+        )
     if most >= actions:
         raise ConfigError(f"--actions is {actions}, and there is an action {most}; give at least {most + 1}")
     return game_spec(game, obs=records.size, actions=actions, max_episode_steps=options.limit), "records"
@@ -186,10 +193,16 @@ def _of_env(game: GameName) -> list[GameSpec]:
 
     if game not in gymnasium.registry:
         return []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of versions that have a successor
-        env = gymnasium.make(game, disable_env_checker=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of versions that have a successor
+            env = gymnasium.make(game, disable_env_checker=True)
+    except Exception:
+        # Whatever it lacks here: a package, a display. Then the records say what they are of.
+        return []
     try:
         return [spec_from_gymnasium(env, game=game)]
+    except SpecError:
+        return []
     finally:
         env.close()

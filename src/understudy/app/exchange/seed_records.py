@@ -80,7 +80,7 @@ def _texts(path: Path) -> Iterator[Any]:
     """Every JSON value of a file, whatever stands between them: lines, spaces or nothing."""
     if not path.is_file():
         raise ConfigError(f"{path} is no file; give JSON lines of the original pipeline's records")
-    decoder = json.JSONDecoder(parse_constant=_no_constant)
+    decoder = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_object)
     number = 0
     try:
         with path.open(encoding="utf-8") as file:
@@ -107,6 +107,13 @@ def _as_one(path: Path, decoder: json.JSONDecoder) -> list[Any]:
 
 def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is no number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return made
 
 
 def _add(found: Records, value: Any, game_id: str | None) -> None:
