@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -161,6 +162,14 @@ def test_stop_waits_for_a_start_and_ends_what_it_started(tmp_path):
         assert server.is_alive
     stopping.join(PATIENCE_S)
     assert not server.is_alive
+
+
+def test_a_port_that_others_took_meanwhile_is_named(capsys):
+    address = said(capsys, "start", "kafka")[1]["kafka"]["address"]
+    said(capsys, "stop", "kafka")
+    with socket.create_server(("127.0.0.1", int(address.split(":")[1]))):
+        assert run(["dev", "servers", "start", "kafka"]) == 0
+    assert f"since others use its port {address.split(':')[1]}" in capsys.readouterr().out
 
 
 def test_two_starts_at_once_start_one(tmp_path):

@@ -16,7 +16,7 @@ from understudy.dev import background
 from understudy.dev.cache import cached, place_of
 from understudy.dev.cache import fetch as fetch_one
 from understudy.dev.packages import PACKAGES
-from understudy.dev.servers import AWS_SHAPED, SERVERS, Server, give_up_on_versity, is_ready, uses_moto
+from understudy.dev.servers import AWS_SHAPED, SERVERS, Server, give_up_on_versity, is_ready, read_state, uses_moto
 
 _FAILED = 3
 _DIED = 1
@@ -62,14 +62,17 @@ def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
     def one(name: str) -> Mapping[str, Any]:
         if not is_ready(name):
             _fetch(name, out)
-        began_s = time.monotonic()
+        began_s, before = time.monotonic(), read_state(place / name)
         with out.status(f"starting {name} ..."):
             server, is_new = background.ensure(name, place)
         if is_new:
             begun.append(server)
         took = f"started in {time.monotonic() - began_s:.1f} s" if is_new else "runs already"
-        stead = " (moto, in memory; versitygw keeps data: understudy dev servers fetch s3)"
-        out.print(f"  {name:<11}{took}{stead if name == 's3' and uses_moto() else ''}", soft_wrap=True)
+        if before and is_new and server.place.ports != before["ports"]:
+            took += f" at {server.address}, since others use its port {before['ports'].get('client')}"
+        if name == "s3" and uses_moto():
+            took += " (moto, in memory; versitygw keeps data: understudy dev servers fetch s3)"
+        out.print(f"  {name:<11}{took}", soft_wrap=True)
         return _fields(server)
 
     try:

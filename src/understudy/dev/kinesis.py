@@ -1,4 +1,4 @@
-"""Two servers of the Kinesis API: `kinesis-local` reshards as the real one does, `kinesalite` is ten times as quick.
+"""Two servers of the Kinesis API: `kinesis-local` reshards as the real one does, `kinesalite` is much quicker.
 
 Neither checks who asks: any credentials are taken. Both would listen on every address of the machine; a few lines
 that Node loads first keep them on loopback.
