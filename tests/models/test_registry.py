@@ -19,6 +19,7 @@ from understudy.core.signed import Signer
 from understudy.models.journal import Journal
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.testing.clock import ManualClock
 
 GAME = game_spec("pong", obs=6, actions=3)
 SIGNER = Signer(bytes(range(32)))
@@ -47,6 +48,37 @@ def test_models_are_numbered_and_aliases_point_to_them(tmp_path: Path):
     assert [old.why for old in theirs.catalogue("pong").history] == ["the first", "better"]
     assert ours.rollback("pong", why="it was not") == 1
     assert theirs.catalogue("pong").points_to("champion") == 1
+
+
+class FarObjects(FolderObjects):
+    """Objects where a look costs something, and is counted."""
+
+    look_every_s = 0.5
+    looks = 0
+
+    def get(self, name: str) -> bytes | None:
+        self.looks += 1
+        return super().get(name)
+
+
+def test_where_a_look_costs_something_it_is_taken_now_and_then_and_own_writes_are_seen_at_once(tmp_path: Path):
+    clock, objects, others = ManualClock(), FarObjects(tmp_path), registry(tmp_path)
+    ours = Registry(objects, trusted=TRUSTED, signer=SIGNER, clock=clock)
+    epoch = ours.takeover("pong", owner="a")
+    ours.release(policy(), LINEAGE, epoch=epoch)
+    assert ours.catalogue("pong").models.keys() == {1}
+    looks = objects.looks
+    for _ in range(100):
+        ours.catalogue("pong")
+    assert objects.looks == looks
+    others.point("pong", "champion", 1, why="by hand")
+    assert ours.catalogue("pong").points_to("champion") == 0
+    assert ours.damage("pong").keys() == set(), "what others wrote since is not a hole"
+    others.takeover("pong", owner="b")
+    with pytest.raises(Fenced):
+        ours.release(policy(1), LINEAGE, epoch=epoch)
+    clock.advance(0.5)
+    assert ours.catalogue("pong").points_to("champion") == 1
 
 
 def test_an_old_learner_releases_nothing_after_another_took_over(tmp_path: Path):

@@ -17,6 +17,8 @@ from understudy.stores.view import StoreView
 _SILENT_S = 5.0
 """A supervisor writes every second; after this it hangs."""
 
+_WAITS = {"gateway": "stores nothing, clients keep their steps", "ingest": "waits", "learner": "waits"}
+
 
 def status(data: DataFolder, *, models: str = "", store: str = "", clock: Clock | None = None) -> dict[str, Any]:
     """Roles, rates, lag, games with their schedule, models, and what to do next; addresses of what lies elsewhere."""
@@ -121,7 +123,7 @@ def _next(
         for role in roles if not role["alive"] and role["state"] != "not running"
     ]  # fmt: skip
     said += [
-        f"{role['role']} stores nothing, clients keep their steps: {error}" for role in roles
+        f"{role['role']} {_WAITS[role['role']]}: {error}" for role in roles
         if (error := _storage_error(role))
     ]  # fmt: skip
     said += [

@@ -363,6 +363,9 @@ class Specs(Protocol):
 class Objects(Protocol):
     """Named bytes that are created once and never changed; a name is parts of A-Z a-z 0-9 . _ - joined by slashes."""
 
+    look_every_s: float
+    """How often it is worth looking for what others created: each look takes its time, and may be paid for."""
+
     def get(self, name: str) -> bytes | None: ...
 
     def create(self, name: str, raw: bytes) -> bool:

@@ -60,7 +60,13 @@ class IngestService:
 
     def step(self) -> int:
         """Read each partition once and store what came; how many records that were."""
-        return sum(len(read.records) for _, read in self._round(without=()))
+        try:
+            moved = sum(len(read.records) for _, read in self._round(without=()))
+        except (StorageFull, Unreachable) as error:
+            self.stats.trouble = str(error)
+            raise
+        self.stats.trouble = ""
+        return moved
 
     def run(self, stop: Event) -> None:
         """Repeat `step` until told to stop, waiting a little when nothing comes and longer while nothing works."""

@@ -33,6 +33,8 @@ class IngestStats:
     fates: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     lag_s: float = 0.0
+    trouble: str = ""
+    """Why nothing can be read or stored just now; empty while it can."""
 
 
 @dataclass(slots=True)
@@ -77,7 +79,8 @@ class Writer:
             del self.held[partition]
             raise
         held.position = position
-        self.stats.lag_s = self._clock.now() - records[-1].time_s
+        # The stream's clock may be ahead of ours.
+        self.stats.lag_s = max(0.0, self._clock.now() - records[-1].time_s)
 
     def _checked(
         self, partition: str, epoch: int, records: Sequence[Record], position: Position | None

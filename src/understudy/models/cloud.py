@@ -15,6 +15,9 @@ from understudy.models.s3 import open_s3
 
 _CALL_S, _PATIENCE_S = 30.0, 15.0
 """How long one call of another vendor may take, and how long it is tried again; `s3.py` has its own."""
+_LOOK_EVERY_S = 0.5
+"""A look costs a request, and a vendor counts them: at two a second and game, some cents a day."""
+_NEAR = ("file://", "memory://")
 _SECRETS = re.compile(r"(?<=://)[^/\s@]*@|\?[^\s)'\"]*")
 """A user in an address, and its options: either may hold what nobody should read in an error."""
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -33,6 +36,7 @@ class CloudObjects:
 
     def __init__(self, url: str) -> None:
         self._url = _SECRETS.sub("", url)
+        self.look_every_s = 0.0 if url.startswith(_NEAR) else _LOOK_EVERY_S
         try:
             self._store = open_s3(parse_location(url)) if url.startswith("s3://") else _open_other(url)
         except (BaseError, ValueError) as error:

@@ -39,6 +39,8 @@ def check_object_name(name: str) -> str:
 class FolderObjects:
     """Objects as files; what `create` said is there survives a power cut."""
 
+    look_every_s = 0.0
+
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is a file; give a folder for models")

@@ -39,6 +39,11 @@ class Registry:
         self._pictures: dict[str, Catalogue] = {}
         self._lock = threading.Lock()
 
+    @property
+    def look_every_s(self) -> float:
+        """How often it is worth looking for what others wrote."""
+        return self._objects.look_every_s
+
     # --- Reading ----------------------------------------------------------------------------------------------------
 
     def games(self) -> list[str]:
@@ -46,7 +51,7 @@ class Registry:
         return sorted({name.split("/")[1] for name in self._objects.list("games")})
 
     def catalogue(self, game: str) -> Catalogue:
-        """The game's state at its newest entry; what is written later does not change it."""
+        """The game's state, as new as a look costs little; what is written later does not change it."""
         shared = self._shared(game)
         with shared.lock:
             now, picture = shared.now(), self._pictures.get(game)

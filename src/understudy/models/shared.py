@@ -1,5 +1,6 @@
 """Shared state: what many processes agree on, folded from a signed journal that all of them follow."""
 
+import math
 import random
 import threading
 import time
@@ -41,13 +42,21 @@ class Shared(Generic[S]):
     ) -> None:
         self._journal, self._state = Journal(objects, name), state
         self._trusted, self._signer, self._clock = trusted, signer, clock
+        self._look_every_s, self._looked_s = objects.look_every_s, -math.inf
         self.lock = threading.RLock()
         """Held by whoever reads more than one thing of the state."""
 
     def now(self) -> S:
-        """The state, read on to the newest entry."""
+        """The state; where it costs to look for newer entries, they are looked for now and then."""
         with self.lock:
-            state = self._state
+            if self._clock.monotonic() - self._looked_s < self._look_every_s:
+                return self._state
+            return self._read_on()
+
+    def _read_on(self) -> S:
+        """The state at the newest entry."""
+        with self.lock:
+            state, self._looked_s = self._state, self._clock.monotonic()
             for number, raw in self._journal.read(state.number):
                 try:
                     entry = open_signed(raw, self._trusted)
@@ -63,7 +72,7 @@ class Shared(Generic[S]):
     def lost_entry(self) -> str:
         """The first entry that is missing although later ones are there, so that nobody sees those; empty: none."""
         with self.lock:
-            number = self.now().number + 1
+            number = self._read_on().number + 1
             return f"{self._journal.name}/{number:010d}.json" if self._journal.is_hole(number) else ""
 
     def write(self, make: Callable[[S], Entry]) -> S:
@@ -75,11 +84,11 @@ class Shared(Generic[S]):
         chance = random.Random()
         for attempt in range(_TRIES):
             with self.lock:
-                state = self.now()
+                state = self._read_on()
                 number = state.number + 1
                 place = {"journal": self._journal.name, "number": number, "at_s": round(self._clock.now(), 3)}
                 raw = self._signer.sign(make(state) | place)
                 if self._journal.append(number, raw):
-                    return self.now()
+                    return self._read_on()
             time.sleep(_PAUSE_S * chance.random() * min(attempt, 10))
         raise StorageFailed(f"{_TRIES} others wrote to {self._journal.name} at the same time; try again")

@@ -1,8 +1,10 @@
 """The learner as a service: it has a store and a registry, no game and no actors, and bots come of it."""
 
 import json
+import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -31,11 +33,13 @@ from understudy.app.service import course
 from understudy.app.service.game_learner import LearnerServiceConfig
 from understudy.app.service.model_check import check_model
 from understudy.app.service.schedule import LearningSchedule
-from understudy.core.errors import ConfigError, Fenced
+from understudy.core.errors import ConfigError, Fenced, Unreachable
 from understudy.core.game import GameSpec
 from understudy.core.names import new_session
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
+from understudy.models.objects import FolderObjects
+from understudy.models.registry import Registry
 from understudy.testing.clock import START_S
 
 SCHEDULE = LearningSchedule(bc_updates=256, dqn_updates=64, dqn_steps=1_000, updates_per_step=0.2)
@@ -205,6 +209,63 @@ def test_a_learner_that_was_paused_stops_when_another_took_over(made: Recording)
     now = made.registry().catalogue("cart")
     assert now.epoch == 2
     assert sorted(now.models) == [1, 2]
+
+
+def test_another_store_is_counted_from_its_beginning_and_the_first_one_goes_on_where_it_was(made: Recording):
+    first = made.play(person(0.5), 4)
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] == first
+    away = made.data.root / "first"
+    made.data.store.rename(away)
+    second = made.play(person(0.5), 3)
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] == second
+    shutil.rmtree(made.data.store)
+    away.rename(made.data.store)
+    third = made.play(person(0.5), 2)
+    with role_of(made) as role:
+        assert role.step()
+        assert role._tally is not None
+        assert role._tally.schemas["cart"][GAME.schema].steps["granted"] == first + third
+        assert until_idle(role)["usable_steps"] == first + third
+
+
+class AwayObjects(FolderObjects):
+    """Objects that cannot be reached for a while."""
+
+    is_away = False
+
+    def get(self, name: str) -> bytes | None:
+        if self.is_away:
+            raise Unreachable("nobody answers")
+        return super().get(name)
+
+
+def test_while_models_cannot_be_reached_it_waits_says_so_and_goes_on(made: Recording):
+    objects, stop = AwayObjects(made.data.root / "models"), threading.Event()
+    models = Registry(objects, trusted={SIGNER.key_id: SIGNER.public}, signer=SIGNER, clock=made.clock)
+    made.play(person(0.5), 4)
+    with LearnerRole(made.data, models, config=CONFIG, clock=made.clock, check=check_model) as role:
+        before = until_idle(role)
+        objects.is_away = True
+        thread = threading.Thread(target=role.run, args=(stop,))
+        thread.start()
+        try:
+            until(lambda: role.status()["storage_error"] == "nobody answers")
+            assert role.status()["games"]["cart"] == before
+            objects.is_away = False
+            until(lambda: role.status()["storage_error"] == "")
+            assert thread.is_alive()
+        finally:
+            stop.set()
+            thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
 
 
 def test_a_course_whose_checkpoints_are_damaged_begins_again(made: Recording):

@@ -58,7 +58,7 @@ def _report_often(role: IngestRole | RemoteIngestRole, stop: threading.Event) ->
 def _report(role: IngestRole | RemoteIngestRole) -> None:
     stats = role.service.stats
     fields = {"stored": stats.steps, "lag_s": round(stats.lag_s, 4), "fates": dict(stats.fates)}
-    report({**fields, "refusals": dict(stats.refusals)})
+    report({**fields, "refusals": dict(stats.refusals), "storage_error": stats.trouble[:300]})
 
 
 if __name__ == "__main__":

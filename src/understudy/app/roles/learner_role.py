@@ -7,6 +7,7 @@ It only reads the store and writes models and checkpoints; whoever starts later 
 
 import json
 import os
+import secrets
 import socket
 from threading import Event
 from typing import Any
@@ -19,7 +20,8 @@ from understudy.app.service.gatekeeper import CheckModel, Gatekeeper
 from understudy.app.service.model_check import check_apart
 from understudy.app.service.tally import Tally
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import Fenced, StorageFull
+from understudy.core.door import create_once
+from understudy.core.errors import Fenced, StorageFull, Unreachable
 from understudy.core.log import make_folder, write_file
 from understudy.models.registry import Registry
 
@@ -35,7 +37,7 @@ class LearnerRole:
         self, data: DataFolder, registry: Registry, *, config: LearnerServiceConfig | None = None,
         clock: Clock | None = None, check: CheckModel = check_apart,
     ) -> None:  # fmt: skip
-        self._data, self._registry = data, registry
+        self._data, self._registry, self._folder = data, registry, data.root / "learner"
         self.config, self._clock = config or LearnerServiceConfig(), clock or SystemClock()
         self._keeper = Gatekeeper(registry, bounds=self.config.bounds, budget=self.config.budget, check=check)
         self._owner = f"learner {os.getpid()} on {socket.gethostname()}"
@@ -43,6 +45,7 @@ class LearnerRole:
         self._games: dict[str, GameLearner] = {}
         self._next_games_s = self._next_save_s = 0.0
         self._is_fenced = False
+        self._waits_for = ""
         self._status: dict[str, Any] = {}
         self._look_around()
 
@@ -73,6 +76,16 @@ class LearnerRole:
                 _log.warning("disk_full", error=str(error), next="free some space; learning goes on by itself")
                 stop.wait(1.0)
                 continue
+            except Unreachable as error:
+                if not self._waits_for:
+                    _log.warning("models_not_reachable", error=str(error), next="nothing: it is asked again")
+                self._waits_for = str(error)
+                self._status = {**self._status, "storage_error": self._waits_for}
+                stop.wait(1.0)
+                continue
+            if self._waits_for:
+                self._waits_for = ""
+                self._look_around()
             if not did:
                 stop.wait(_IDLE_S)
 
@@ -83,7 +96,7 @@ class LearnerRole:
     def _look_around(self) -> None:
         games = {name: game.status() for name, game in self._games.items()}
         sums = {what: sum(game[what] for game in games.values()) for what in ("steps", "updates")}
-        self._status = {"owner": self._owner, "games": games, **sums}
+        self._status = {"owner": self._owner, "games": games, "storage_error": self._waits_for, **sums}
 
     # --- games ------------------------------------------------------------------------------------------------------
 
@@ -91,8 +104,9 @@ class LearnerRole:
         """Whether there is a store by now."""
         if not (self._data.store / "catalogue.sqlite").exists():
             return False
+        self._bind()
         self._tally = Tally(self._data.store)
-        path = self._data.root / "learner" / "tally.json"
+        path = self._folder / "tally.json"
         if path.exists():
             try:
                 self._tally.restore(json.loads(path.read_bytes()))
@@ -102,10 +116,25 @@ class LearnerRole:
                 self._tally = Tally(self._data.store)
         return True
 
+    def _bind(self) -> None:
+        """Set aside what was learnt from another store: its arrival numbers mean nothing in this one."""
+        mark = self._data.store / "id"
+        if not mark.exists():
+            create_once(mark, secrets.token_hex(8).encode())
+        here, before = mark.read_text(), self._folder / "store.txt"
+        if before.exists() and (other := before.read_text()) != here:
+            aside = self._folder.with_name(f"learner-{other}")
+            _log.warning("store_changed", before=other, now=here, kept=str(aside))
+            self._folder.rename(aside)
+            if (known := self._folder.with_name(f"learner-{here}")).exists():
+                known.rename(self._folder)
+        make_folder(self._folder)
+        write_file(self._folder / "store.txt", here.encode())
+
     def _meet_games(self, tally: Tally) -> None:
         if self._clock.monotonic() < self._next_games_s:
             return
-        self._next_games_s = self._clock.monotonic() + _NEW_GAMES_EVERY_S
+        self._next_games_s = self._clock.monotonic() + max(_NEW_GAMES_EVERY_S, 10 * self._registry.look_every_s)
         means = Means(self._data, self._registry, self._keeper, tally, self.config, self._clock)
         for name in self._registry.games():
             if name in tally.schemas and name not in self._games:
@@ -115,8 +144,7 @@ class LearnerRole:
     def _save_tally(self) -> None:
         self._next_save_s = self._clock.monotonic() + self.config.checkpoint_every_s
         assert self._tally is not None
-        make_folder(self._data.root / "learner")
-        write_file(self._data.root / "learner" / "tally.json", json.dumps(self._tally.state()).encode())
+        write_file(self._folder / "tally.json", json.dumps(self._tally.state()).encode())
 
     def close(self) -> None:
         """Keep what was learned, unless it is another's by now; may be called twice."""
