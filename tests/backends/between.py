@@ -95,7 +95,12 @@ def is_commit(statement: Any) -> bool:
 
 def is_claim(statement: Any) -> bool:
     """Whether a request is the compare-and-set that makes a claim count."""
-    return "lanes SET epoch = ?, owner" in _text(statement)
+    return "lanes SET epoch = ?, owner = ?" in _text(statement)
+
+
+def is_retirement(statement: Any) -> bool:
+    """Whether a request is the compare-and-set that ends an idle lane."""
+    return "lanes SET epoch = ?, owner = ''" in _text(statement)
 
 
 def is_draw(statement: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,8 +58,11 @@ def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte
         claim = writer.claim(source.name, owner="test", ttl_s=60.0)
         hold = Hold(writer.wire.send, only=is_row)
         writer.wire.send = hold
+        raw = candidate(Source(2).chunks[0]).frame.encode()
+        parked = [RefusedFrame(raw, "unknown_schema", "", START_S, SPEC.game)]
+        batch = replace(source.batch(claim.epoch, None, 12), parked=parked)
         receipts: list[Any] = []
-        thread = threading.Thread(target=lambda: receipts.append(writer.write(source.batch(claim.epoch, None, 12))))
+        thread = threading.Thread(target=lambda: receipts.append(writer.write(batch)))
         thread.start()
         assert hold.seen.wait(20.0)
         other.forget(PLAYER)
@@ -66,6 +70,7 @@ def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte
         thread.join(60.0)
         assert set(receipts[0].reasons) == {"forgotten"}
         assert keyspace.rows("SELECT session FROM chunks") == [], "no byte is left"
+        assert raw not in [row.raw for row in keyspace.rows("SELECT raw FROM quarantine")]
 
 
 def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Keyspace) -> None:

@@ -23,7 +23,7 @@ from understudy.core.ports import (
     Stored,
     WriteBatch,
 )
-from understudy.stores.cassandra import init, migrate
+from understudy.stores.cassandra import init, migrate, tables
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.tables import VERSION
@@ -118,10 +118,25 @@ def test_tables_of_another_version_are_told_with_the_next_step(keyspace: Keyspac
             init(keyspace.location)
         keyspace.rows(f"UPDATE meta SET number = {VERSION - 1} WHERE name = 'schema_version'")
         assert "run `understudy store migrate`" in refusal(keyspace.url)
+        keyspace.rows("CREATE TABLE IF NOT EXISTS specs (schema_id text PRIMARY KEY, game text, spec blob)")
         assert migrate(keyspace.location) == (VERSION - 1, VERSION)
+        ours = f"keyspace_name = '{keyspace.location.path}'"
+        tables_left = keyspace.rows(f"SELECT table_name FROM system_schema.tables WHERE {ours}")
+        assert {row.table_name for row in tables_left} == set(tables.TABLES)
         keyspace.open().close()
     finally:
         keyspace.rows(f"UPDATE meta SET number = {VERSION} WHERE name = 'schema_version'")
+
+
+def test_migrate_changes_the_time_to_live_only_where_one_is_given(keyspace: Keyspace) -> None:
+    def kept_s() -> tuple[int, int]:
+        (table,) = keyspace.rows(f"SELECT * FROM system_schema.tables WHERE keyspace_name = '{name}' AND {of}")
+        return keyspace.rows("SELECT number FROM meta WHERE name = 'ttl_s'")[0].number, table.default_time_to_live
+
+    name, of = keyspace.location.path, "table_name = 'chunks'"
+    for options, wanted in (("&ttl_s=86400", 86_400), ("", 86_400), ("&ttl_s=0", 0)):
+        migrate(parse_location(keyspace.url + options))
+        assert kept_s() == (wanted, wanted)
 
 
 def test_init_twice_keeps_what_is_there(keyspace: Keyspace, rng: np.random.Generator) -> None:
@@ -170,6 +185,50 @@ def test_chunks_that_ran_out_are_shown_as_expired(cassandra_server: Any, rng: np
     assert [item.reason for item in desk.everything() if isinstance(item, Forgotten)] == ["expired"] * 4
     audit = desk.store.audit()
     assert (audit.chunks, audit.expired_chunks, audit.gap_chunks, list(audit.corrupt)) == (0, 4, 0, [])
+    desk.store.close()
+    keyspace.close()
+
+
+def test_commits_that_ran_out_by_themselves_are_no_damage(
+    cassandra_server: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "REMEMBER_S", 0.0)  # else it takes 16 days
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "briefer", options="&ttl_s=4")
+    keyspace.empty()
+    clock = ManualClock()
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk.put(*random_session(SPEC, rng))
+    deadline = time.monotonic() + 60.0
+    while keyspace.rows("SELECT commit_no FROM commits") and time.monotonic() < deadline:
+        time.sleep(0.5)
+    audit = desk.store.audit()
+    assert (audit.chunks, list(audit.corrupt)) == (0, [])
+    desk.put(*random_session(SPEC, rng))
+    assert list(desk.store.audit().corrupt) == []
+    desk.store.close()
+    keyspace.close()
+
+
+@pytest.mark.parametrize("options", ["", "&ttl_s=86400"])
+def test_commits_that_are_lost_before_their_time_are_damage(
+    cassandra_server: Any, rng: np.random.Generator, options: str
+) -> None:
+    name = f"lost{len(options)}"
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, name, options=options)
+    keyspace.empty()
+    clock = ManualClock()
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk.put(*random_session(SPEC, rng))
+    desk.put(*random_session(SPEC, rng))
+    assert list(desk.store.audit().corrupt) == []
+    (lane,) = {row.partition for row in keyspace.rows("SELECT partition FROM commits")}
+    gone = f"DELETE FROM commits USING TIMESTAMP {1 << 62} WHERE partition = '{lane}' AND bucket = 0"
+    keyspace.rows(f"{gone} AND commit_no = 1")
+    assert [one.split(" of ")[0] for one in desk.store.audit().corrupt] == (
+        ["4 arrivals before commit 2"] if not options else []
+    ), "with a time to live, the first ones may be gone"
+    keyspace.rows(f"{gone} AND commit_no = 2")
+    assert "commits 1 to 2 of" in desk.store.audit().corrupt[0]
     desk.store.close()
     keyspace.close()
 

@@ -37,7 +37,12 @@ def test_an_address_gives_hosts_keyspace_and_safe_defaults() -> None:
     options = options_of("cassandra://one:9043,two/Games")
     assert options.hosts == (("one", 9043), ("two", 9042))
     assert (options.keyspace, options.consistency, options.replication) == ("games", "LOCAL_QUORUM", 3)
-    assert not options.tls
+    assert (options.tls, options.check_hostname, options.ttl_s) == (False, True, None)
+
+
+def test_host_names_are_checked_unless_that_is_switched_off() -> None:
+    assert options_of("cassandra://h/k?tls=true").check_hostname
+    assert not options_of("cassandra://h/k?tls=true&check_hostname=false").check_hostname
 
 
 def test_options_of_an_address_are_read(tmp_path: Path) -> None:

@@ -11,22 +11,27 @@ from understudy.core.ports import Gone
 from understudy.stores.audit import Findings, Held
 from understudy.stores.cassandra.facts import Arrived, Commit
 from understudy.stores.cassandra.journal import Journal
+from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.quarantine import Quarantine
 from understudy.stores.cassandra.reading import commits_between
 from understudy.stores.cassandra.tailing import Tailer
-from understudy.stores.cassandra.wire import Wire
+from understudy.stores.cassandra.wire import Row, Wire
 from understudy.stores.catalogue import EXPIRED, FORGOTTEN, QUARANTINED, STORED
 
 _AT_ONCE = 256
 _FATES: dict[Gone, int] = {"forgotten": FORGOTTEN, "expired": EXPIRED, "quarantined": QUARANTINED}
 
 
-def audit(wire: Wire, journal: Journal, tailer: Tailer, quarantine: Quarantine) -> Findings:
+def audit(wire: Wire, lanes: Lanes, journal: Journal, *, tailer: Tailer, quarantine: Quarantine) -> Findings:
     """Read every stored byte once."""
     findings = Findings()
-    heads = tailer.heads(look=True)
+    rows = lanes.rows(tailer.heads(look=True))
     journal.refresh()
-    arrivals = _arrivals(wire, heads, journal, findings)
+    arrivals = (
+        one
+        for _, row in sorted(rows.items())
+        for one in _arrivals(wire, row, journal=journal, tailer=tailer, findings=findings)
+    )
     while page := list(islice(arrivals, _AT_ONCE)):
         _audit_page(page, journal, tailer, findings)
     for row in quarantine.facts():
@@ -36,23 +41,27 @@ def audit(wire: Wire, journal: Journal, tailer: Tailer, quarantine: Quarantine) 
 
 
 def _arrivals(
-    wire: Wire, heads: dict[str, int], journal: Journal, findings: Findings
+    wire: Wire, row: Row, *, journal: Journal, tailer: Tailer, findings: Findings
 ) -> Iterator[tuple[Commit, Arrived]]:
-    """Every arrival of every partition; what else its commits tell is noted on the way."""
-    for name, head in sorted(heads.items()):
-        seen = last = 0
-        for commit in commits_between(wire, name, 0, head):
-            if commit.before > seen and seen + last:
-                lost = commit.before - seen
-                findings.corrupt.append(f"{lost} arrivals before commit {commit.tag.commit_no} of {name} are not there")
-            seen, last = commit.before + commit.facts.n_arrivals, commit.tag.commit_no
-            for one in commit.facts.quarantined:
-                if commit.events >= journal.forgets.get(one.player, (0, 0.0))[0] and any(one.session):
-                    findings.quarantined.setdefault((one.session, one.chunk_no), []).append(one.crc)
-            findings.forgotten_sessions.update(session for session, _ in commit.facts.forgotten)
-            yield from ((commit, one) for one in commit.facts.stored)
-        if last < head:
-            findings.corrupt.append(f"commits {last + 1} to {head} of {name} are not there")
+    """Every arrival of a partition; what else its commits tell is noted on the way.
+
+    With a time to live, commits run out at last. Those before a commit that is there are as old as the one before them,
+    at most; the last one is as old as its stamp, which is near the time in microseconds.
+    """
+    name, head, seen, last = row.partition, row.commit_no, 0, 0
+    last_s = 0.0
+    for commit in commits_between(wire, name, 0, head):
+        if commit.before > seen and not tailer.has_run_out(last_s):
+            lost = commit.before - seen
+            findings.corrupt.append(f"{lost} arrivals before commit {commit.tag.commit_no} of {name} are not there")
+        seen, last, last_s = commit.before + commit.facts.n_arrivals, commit.tag.commit_no, commit.at_s
+        for one in commit.facts.quarantined:
+            if commit.events >= journal.forgets.get(one.player, (0, 0.0))[0] and any(one.session):
+                findings.quarantined.setdefault((one.session, one.chunk_no), []).append(one.crc)
+        findings.forgotten_sessions.update(session for session, _ in commit.facts.forgotten)
+        yield from ((commit, one) for one in commit.facts.stored)
+    if last < head and not tailer.has_run_out(row.attempt / 1e6):
+        findings.corrupt.append(f"commits {last + 1} to {head} of {name} are not there")
 
 
 def _audit_page(page: Sequence[tuple[Commit, Arrived]], journal: Journal, tailer: Tailer, findings: Findings) -> None:

@@ -28,8 +28,8 @@ class Options:
     consistency: str = "LOCAL_QUORUM"
     replication: Mapping[str, int] | int = 3
     """Copies, or copies per datacenter; used by `init` alone."""
-    ttl_s: int = 0
-    """How long chunks are kept; 0: for ever. Used by `init` and `migrate` alone."""
+    ttl_s: int | None = None
+    """How long chunks are kept; 0: for ever; None: as it is, at first for ever. Used by `init` and `migrate` alone."""
     tls: bool = False
     ca: str = ""
     certificate: str = ""
@@ -67,7 +67,7 @@ def read_options(location: Location) -> Options:
         datacenter=location.text("datacenter"),
         consistency=consistency,
         replication=_replication(location.text("replication", "3")),
-        ttl_s=int(location.number("ttl_s", 0, most=630_000_000)),
+        ttl_s=int(location.number("ttl_s", 0, most=630_000_000)) if "ttl_s" in location.options else None,
         tls=location.flag("tls", default=bool(location.text("ca") or location.text("certificate"))),
         ca=location.text("ca"),
         certificate=location.text("certificate"),

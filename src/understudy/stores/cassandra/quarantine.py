@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from understudy.core.ports import Quarantined
 from understudy.stores.cassandra.facts import Tag
 from understudy.stores.cassandra.journal import Journal
+from understudy.stores.cassandra.rows import released_row
 from understudy.stores.cassandra.tags import Tags
 from understudy.stores.cassandra.wire import Row, Wire
 
@@ -64,11 +65,7 @@ class Quarantine:
                     for row in rows
                     if (row.player == player or player in (row.raw or b"")) and (row.received_s or 0.0) <= at_s
                 ]
-                self._wire.all([
-                    self._wire.bind("DELETE FROM quarantine USING TIMESTAMP ? WHERE bucket = ? AND id = ?",
-                                    stamp, bucket, number)
-                    for number in out
-                ])  # fmt: skip
+                self._wire.all([released_row(self._wire, number, stamp) for number in out])
 
     def expire(self, since_s: float, before_s: float, stamp: int) -> None:
         """Delete the bytes of frames received before a time; that they were there stays known."""

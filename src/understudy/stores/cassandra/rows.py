@@ -21,6 +21,7 @@ _STATE = (
 _PLAYER = "INSERT INTO players (player, session) VALUES (?, ?) USING TIMESTAMP ?"
 _CHUNK = "INSERT INTO chunks (session, bucket, chunk_no, attempt, frame) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
 _ERASE = "DELETE FROM chunks USING TIMESTAMP ? WHERE session = ? AND bucket = ? AND chunk_no = ?"
+_RELEASE = "DELETE FROM quarantine USING TIMESTAMP ? WHERE bucket = ? AND id = ?"
 _COMMIT = (
     "INSERT INTO commits (partition, bucket, commit_no, attempt, events, at_s, before, facts) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
@@ -127,9 +128,19 @@ def head_row(wire: Wire, name: str, number: int, stamp: int) -> Statement:
     return wire.bind(_REGISTER, "head", name, number, stamp)
 
 
+def ended_row(wire: Wire, name: str, number: int, stamp: int) -> Statement:
+    """How far a partition that was retired is committed."""
+    return wire.bind(_REGISTER, "ended", name, number, stamp)
+
+
 def erased_row(wire: Wire, session: uuid.UUID, chunk_no: int, stamp: int) -> Statement:
     """No frame under a number, whatever was written there by lower stamps."""
     return wire.bind(_ERASE, stamp, session, chunk_no >> CHUNK_BUCKET, chunk_no)
+
+
+def released_row(wire: Wire, quarantine_id: int, stamp: int) -> Statement:
+    """No frame in quarantine under a number, whatever was written there by lower stamps or this one."""
+    return wire.bind(_RELEASE, stamp, quarantine_id >> QUARANTINE_BUCKET, quarantine_id)
 
 
 def swept_row(wire: Wire, name: str, number: int, stamp: int) -> Statement:

@@ -28,6 +28,7 @@ from understudy.stores.cassandra.known import STATICS, stated, tag_of
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.quarantine import Quarantine
+from understudy.stores.cassandra.retiring import Retirer
 from understudy.stores.cassandra.tables import check, identity, ttl_s
 from understudy.stores.cassandra.tags import Tags
 from understudy.stores.cassandra.tailing import Tailer
@@ -64,6 +65,7 @@ class CassandraStore:
         self.turns = Turns(wire, self._lanes, self._journal, clock=clock)
         self._writer = Writer(wire, self._lanes, self._journal, tags=self._tags, turns=self.turns, clock=clock)
         self._tailer = Tailer(wire, self._lanes, self._journal, clock=clock, ttl_s=ttl_s(wire))
+        self._retirer = Retirer(wire, self._lanes, clock=clock)
         self._quarantine = Quarantine(wire, self._journal, self._tags)
         self._eraser = Eraser(
             wire, self._journal, self.turns, writer=self._writer, tailer=self._tailer, quarantine=self._quarantine,
@@ -77,6 +79,7 @@ class CassandraStore:
         claim = self._lanes.claim(partition, owner=owner, ttl_s=ttl_s)
         # Whoever begins to write also ends what a crash left of an erasure.
         self._eraser.finish()
+        self._retirer.step()
         return claim
 
     def write(self, batch: WriteBatch) -> Receipt:
@@ -132,7 +135,7 @@ class CassandraStore:
     def findings(self) -> Findings:
         """Everything a full check saw."""
         self._check_open()
-        return audit(self.wire, self._journal, self._tailer, self._quarantine)
+        return audit(self.wire, self._lanes, self._journal, tailer=self._tailer, quarantine=self._quarantine)
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
         self._check_open()

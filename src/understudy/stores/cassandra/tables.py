@@ -67,31 +67,32 @@ def init(location: Location) -> None:
         _check_nodes(wire)
         wire.define(f"CREATE KEYSPACE IF NOT EXISTS {options.keyspace} WITH replication = {_replication(options)}")
         for name, columns in TABLES.items():
-            wire.define(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {settings(name, options.ttl_s)}")
+            wire.define(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {settings(name, options.ttl_s or 0)}")
         found = _version(wire)
         if found not in (None, VERSION):
             raise _other_version(options, found)
         if found is None:
             wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('stamp', 0) IF NOT EXISTS"))
             wire.one(wire.bind("INSERT INTO meta (name, value) VALUES ('id', ?) IF NOT EXISTS", uuid.uuid4().hex))
-            wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", options.ttl_s))
+            wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", options.ttl_s or 0))
             wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
     finally:
         wire.close()
 
 
 def migrate(location: Location) -> tuple[int, int]:
-    """Bring the tables to this release's version, with the address's ttl_s; the version before and after."""
+    """Bring the tables to this release's version, and to the address's ttl_s if it has one; version before, after."""
     options = read_options(location)
     wire = Wire(options)
     try:
         found = check(wire, any_version=True)
         if found > VERSION:
             raise _other_version(options, found)
+        keep_s = ttl_s(wire) if options.ttl_s is None else options.ttl_s
         for name in TABLES:
-            wire.define(f"ALTER TABLE {name} WITH {settings(name, options.ttl_s)}")
+            wire.define(f"ALTER TABLE {name} WITH {settings(name, keep_s)}")
         wire.define("DROP TABLE IF EXISTS specs")
-        wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", options.ttl_s))
+        wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", keep_s))
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
         return found, VERSION
     finally:
@@ -179,7 +180,7 @@ def _replication(options: Options) -> str:
 def settings(name: str, keep_s: int) -> str:
     """How a table is kept, in a store that keeps chunks for this long (0: for ever)."""
     parts = []
-    lasting = keep_s + int(REMEMBER_S) if name in _KEPT_LONGER else keep_s
+    lasting = lasting_s(name, keep_s)
     if keep_s and name in (*_KEPT_LONGER, "chunks", "quarantine"):
         window_s = max(60, lasting // 30)
         compaction = {
@@ -193,6 +194,11 @@ def settings(name: str, keep_s: int) -> str:
         # Bodies are compressed by whoever made them, where that helps.
         parts.append(f"compression = {_map({'enabled': 'false'})}")
     return " AND ".join(parts)
+
+
+def lasting_s(name: str, keep_s: int) -> int:
+    """How long rows of a table last in a store that keeps chunks for this long."""
+    return keep_s + int(REMEMBER_S) if name in _KEPT_LONGER else keep_s
 
 
 def _map(fields: dict[str, str]) -> str:

@@ -16,12 +16,14 @@ from understudy.stores.cassandra.facts import ADMIN, Arrived, Commit, Event, Key
 from understudy.stores.cassandra.journal import Journal
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.reading import commit_of, select
-from understudy.stores.cassandra.tables import CHUNK_BUCKET, COMMIT_BUCKET
+from understudy.stores.cassandra.tables import CHUNK_BUCKET, COMMIT_BUCKET, lasting_s
 from understudy.stores.cassandra.wire import Statement, Wire
 
 POLL_S = 0.05
 _LOOK_S = 1.0
 """How often lanes themselves are asked, for heads that their writers could not tell any more."""
+_ENDED_S = 60.0
+"""How often the list of retired lanes is read: a week may pass before one is in it."""
 _SLACK_S = 3600.0
 """How much clocks may differ before a chunk that ran out looks like one that was lost."""
 _FRAMES = "SELECT chunk_no, frame FROM chunks WHERE session = ? AND bucket = ? AND chunk_no IN ?"
@@ -53,7 +55,9 @@ class Tailer:
         self._wire, self._lanes, self._journal, self._clock = wire, lanes, journal, clock
         self._ttl_s = ttl_s
         self._heads: dict[str, int] = {}
-        self._looked_s = float("-inf")
+        self._looked_s = self._read_ended_s = float("-inf")
+        self._ended: dict[str, int] = {}
+        """Lanes that were retired."""
         self._ahead: dict[str, list[Commit]] = {}
         """Commits that were read and did not fit the last page; they never change."""
         self._lock = threading.Lock()
@@ -81,7 +85,8 @@ class Tailer:
         told = {row.name: row.number or 0 for row in rows}
         self._journal.expired_before_s = max(self._journal.expired_before_s, told.pop("~expired", 0))
         told.pop("~erased", None)
-        found = {name: max(number, self._heads.get(name, 0)) for name, number in told.items()}
+        listed = told | {name: max(number, told.get(name, 0)) for name, number in self._ended_heads(look).items()}
+        found = {name: max(number, self._heads.get(name, 0)) for name, number in listed.items()}
         if look or time.monotonic() - self._looked_s > _LOOK_S:
             self._looked_s = time.monotonic()
             for name, row in self._lanes.rows({*told, ADMIN}).items():
@@ -90,6 +95,14 @@ class Tailer:
             found[name] = max(found.get(name, 0), number)
         self._heads.update(found)
         return found
+
+    def _ended_heads(self, look: bool) -> dict[str, int]:
+        """Asked after the others: a lane is listed here before it leaves there."""
+        if look or time.monotonic() - self._read_ended_s > _ENDED_S:
+            self._read_ended_s = time.monotonic()
+            rows = self._wire.scan(self._wire.bind("SELECT name, number FROM registry WHERE kind = 'ended'"))
+            self._ended = {row.name: row.number for row in rows}
+        return self._ended
 
     # --- merging --------------------------------------------------------------------------------------------------
 
@@ -214,7 +227,14 @@ class Tailer:
 
     def lost(self, one: Arrived) -> Gone:
         """Why a frame's row is not there although nobody took it away."""
-        return "expired" if self._ttl_s and one.received_s + self._ttl_s < self._clock.now() + _SLACK_S else "damaged"
+        return "expired" if self._is_past(one.received_s, self._ttl_s) else "damaged"
+
+    def has_run_out(self, at_s: float) -> bool:
+        """Whether a commit of this time may be gone by itself."""
+        return self._is_past(at_s, lasting_s("commits", self._ttl_s))
+
+    def _is_past(self, at_s: float, keep_s: float) -> bool:
+        return bool(self._ttl_s) and at_s + keep_s < self._clock.now() + _SLACK_S
 
     def frames(self, wanted: Iterable[Arrived]) -> dict[Key, Frame]:
         """The frames of these arrivals that are there and whole."""

@@ -26,6 +26,7 @@ from understudy.stores.cassandra.rows import (
     frame_rows,
     head_row,
     quarantine_rows,
+    released_row,
     state_rows,
 )
 from understudy.stores.cassandra.tags import Tags
@@ -78,7 +79,12 @@ class Writer:
         at_s = self._clock.now()
         rows.then.append(commit_row(self._wire, tag, facts, events=lane.events, at_s=at_s, before=lane.arrivals))
         rows.write(self._wire)
-        self._lanes.commit(lane, tag, n_arrivals=facts.n_arrivals, position=batch.position)
+        try:
+            self._lanes.commit(lane, tag, n_arrivals=facts.n_arrivals, position=batch.position)
+        except Outdated:
+            # An erasure may have looked through the quarantine before these were there.
+            self._wire.all([released_row(self._wire, one.id, attempt) for one in facts.quarantined])
+            raise
         self._tags.remember([tag])
         lane.remember(states.items())
         self._tell(tag)
