@@ -9,23 +9,34 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.backends.kafka import PATIENCE_S, Topic
 from tests.backends.kafka_table import TIMEOUT_S, Table, run
+from tests.ingest.specs import KnownSpecs
 from understudy.core import session as session_module
+from understudy.core.clock import SystemClock
 from understudy.core.errors import StorageFailed, Unreachable
 from understudy.core.frame import Frame
-from understudy.core.ports import Outcome, Stream
+from understudy.core.names import new_session
+from understudy.core.ports import Outcome, Stored, Stream
 from understudy.core.session import Arrival, SessionState
+from understudy.ingest.service import IngestConfig, IngestService
+from understudy.stores.local import LocalStore
+from understudy.streams.kafka import open_kafka
 from understudy.streams.kafka_writer import GRACE_S
+from understudy.testing.samples import cart_spec, random_session, stamped
 from understudy.testing.streams import read_all, sample_frames
+
+SPEC = cart_spec()
 
 
 @pytest.fixture
@@ -155,3 +166,49 @@ def test_a_broker_away_is_one_clear_error_and_closing_is_quick(topic: Topic):
         stream.close()
         assert time.monotonic() - began_s < 3.0
     topic.server.restart()
+
+
+class Skewed(SystemClock):
+    """The clock of a gateway that is set wrong."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_s = ahead_s
+
+    def now(self) -> float:
+        return super().now() + self._ahead_s
+
+
+def played(n_sessions: int, *, now_s: float, seed: int) -> list[Frame]:
+    rng = np.random.default_rng(seed)
+    sessions = [random_session(SPEC, rng, n_chunks=3, session=new_session(now_s)) for _ in range(n_sessions)]
+    return [frame for chunks in sessions for frame in stamped(chunks, received_s=now_s)]
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_draining_stores_what_was_there_and_ends_although_players_never_pause_and_clocks_differ(
+    topic: Topic, tmp_path: Path, ahead_s: float
+):
+    clock, stop, taken = Skewed(ahead_s), threading.Event(), threading.Event()
+    before, more = (played(20, now_s=clock.now(), seed=seed) for seed in (1, 2))
+    with open_kafka(topic.location(), clock=clock) as writer, topic.open() as reader:
+        assert all(outcome.durable for outcome in writer.append(before))
+
+        def play() -> None:
+            while not stop.is_set():
+                writer.append(more)
+                taken.set()
+
+        with contextlib.closing(LocalStore(tmp_path)) as store, ThreadPoolExecutor(2) as pool:
+            playing = pool.submit(play)
+            config = IngestConfig(max_read_bytes=4_000)
+            service = IngestService(reader, store, KnownSpecs(SPEC), owner="test", config=config)
+            assert taken.wait(PATIENCE_S)
+            draining = pool.submit(service.drain)
+            try:
+                draining.result(2 * PATIENCE_S)
+            finally:
+                stop.set()
+                playing.result(PATIENCE_S)
+            items = store.tail(None, max_items=10_000, wait_s=0.0).items
+    stored = {(item.frame.session, item.frame.chunk_no) for item in items if isinstance(item, Stored)}
+    assert {(frame.session, frame.chunk_no) for frame in before} <= stored

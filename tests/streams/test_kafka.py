@@ -1,20 +1,23 @@
 """The Kafka stream where no broker is needed: addresses, settings, errors, and what happens when nobody answers."""
 
+import math
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from understudy.core.errors import Closed, ConfigError, MissingExtra, Unreachable
+from understudy.core.errors import Closed, ConfigError, MissingExtra, PositionGone, Unreachable
 from understudy.core.location import Credentials, parse_location
 from understudy.core.ports import Outcome, Position
 from understudy.streams.kafka import open_kafka
 from understudy.streams.kafka_config import KafkaConfig, kafka_config
-from understudy.streams.kafka_lane import offset_behind, position_text
+from understudy.streams.kafka_lane import KafkaLane, offset_behind, position_text
 from understudy.streams.kafka_trouble import Trouble
 from understudy.streams.kafka_writer import GRACE_S, KafkaWriter, Waiting, lane_of
 from understudy.testing.clock import ManualClock
@@ -215,3 +218,78 @@ def test_after_a_fatal_error_the_next_append_begins_anew(nobody: str):
     writer.append(sample_frames(1))
     assert writer._sender is not first
     writer.close()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Said:
+    """What a consumer of the library hands out: a record, or an error instead of one."""
+
+    def __init__(self, offset: int, error: str = "") -> None:
+        self._offset = offset
+        self._error = confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, error)) if error else None
+
+    def error(self) -> object:
+        return self._error
+
+    def offset(self) -> int:
+        return self._offset
+
+    def value(self) -> bytes:
+        return f"record {self._offset}".encode()
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_760_000_000_000
+
+
+class Script:
+    """A partition in the words of the library, and where it begins and ends."""
+
+    def __init__(self, *said: Said, first: int = 0, end: int) -> None:
+        self.said, self.first, self.end, self.asked = list(said), first, end, 0
+
+    def assign(self, places: object) -> None: ...
+
+    def poll(self, wait_s: float) -> Said | None:
+        return self.said.pop(0) if self.said else None
+
+    def ask(self, number: int, *, timeout_s: float) -> tuple[int, int]:
+        self.asked += 1
+        return self.first, self.end
+
+    def lane(self, clock: ManualClock) -> KafkaLane:
+        bounds: Any = self
+        lane = KafkaLane(config_of("kafka://one/plays"), 0, 1, bounds=bounds, clock=clock, closed=threading.Event())
+        lane._consumer = self
+        return lane
+
+
+def test_records_in_hand_are_not_lost_when_those_behind_them_are_trimmed():
+    script = Script(Said(0), Said(1), Said(2, "_AUTO_OFFSET_RESET"), end=9)
+    lane = script.lane(ManualClock())
+    read = lane.read(None, max_bytes=1 << 20, wait_s=0.0)
+    assert [record.raw for record in read.records] == [b"record 0", b"record 1"]
+    script.first = 5
+    with pytest.raises(PositionGone) as told:
+        lane.read(read.next, max_bytes=1 << 20, wait_s=0.0)
+    assert told.value.earliest == position_text(4, 1)
+
+
+def test_a_read_says_since_when_it_knows_that_it_reached_the_end_also_when_records_never_pause():
+    clock = ManualClock()
+    script = Script(*(Said(number) for number in range(9)), end=3)
+    lane = script.lane(clock)
+    began_s, position = clock.monotonic(), None
+    said = []
+    for _ in range(6):
+        read = lane.read(position, max_bytes=1, wait_s=0.0)
+        position = read.next
+        said.append(read.complete_to_s)
+        clock.advance(0.4)
+        script.end += 1
+    assert said[:2] == [-math.inf] * 2, "three were there"
+    assert said[2] == began_s
+    assert said[-1] is not None
+    assert said[-1] > began_s + 1.0
+    assert script.asked == 2, "not with every read"

@@ -1,10 +1,11 @@
 """One partition of a topic, read from any place; going on where the last read ended costs no jump."""
 
+import math
 import threading
 from typing import Any
 
 from understudy.core.clock import Clock
-from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed
+from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, Unreachable
 from understudy.core.ports import Position, Read, Record
 from understudy.streams.kafka_bounds import Bounds
 from understudy.streams.kafka_config import KafkaConfig
@@ -12,6 +13,8 @@ from understudy.streams.kafka_trouble import Trouble, kafka_library
 
 _ASK_EVERY_S = 0.02
 """How often the end of a partition is asked for, at most, while nothing comes."""
+_HEAR_EVERY_S = 1.0
+"""How often it is asked for while records come."""
 _SLICE_S = 0.1
 
 
@@ -68,9 +71,13 @@ class KafkaLane:
             start = None if after is None else offset_behind(after, self._count, topic=self._config.topic)
             if self._place < 0 or self._place != (self._origin if start is None else start):
                 self._jump(start, after)
+            elif self._place >= self._end and self._clock.monotonic() - self._asked_s > _HEAR_EVERY_S:
+                # Records that come without a pause would leave it unknown for ever how far we are.
+                self._ask_again()
             first = self._first(deadline_s)
             records = [] if first is None else self._gather(first, max_bytes)
-            return Read(records, records[-1].position if records else after, False)
+            complete_to_s = self._asked_s if self._place >= self._end else -math.inf
+            return Read(records, records[-1].position if records else after, False, complete_to_s)
 
     def _jump(self, start: int | None, after: Position | None) -> None:
         """Let the consumer go on at another place; PositionGone when that was trimmed."""
@@ -126,7 +133,10 @@ class KafkaLane:
                 break
             records.append(Record(position_text(message.offset(), self._count), message.timestamp()[1] / 1000, raw))
             self._place = message.offset() + 1
-            message = self._next(_SLICE_S if self._place < self._end else 0.0)
+            try:
+                message = self._next(_SLICE_S if self._place < self._end else 0.0)
+            except (PositionGone, Unreachable):
+                break  # what we have is handed out; the next read jumps, and is told
         return records
 
     def _next(self, wait_s: float) -> Any:
