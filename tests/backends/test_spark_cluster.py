@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -119,17 +120,24 @@ def test_a_worker_that_cannot_open_the_stream_is_told_before_anything_is_read(
 
 
 @pytest.mark.usefixtures("with_spark")
-def test_a_master_that_does_not_answer_is_told_and_asked_to_stop_the_command_waits_no_longer(
-    mark: str, flags: list[str]
-):
-    job = started([*COMMAND, "--master", "spark://127.0.0.1:9", *flags], mark)
-    assert job.stderr is not None
-    for line in job.stderr:
-        if "spark_waits" in line:
-            assert "Spark has not started under master spark://127.0.0.1:9 yet" in line
-            break
-    job.send_signal(signal.SIGTERM)
-    _, errors = job.communicate(timeout=30.0)
+def test_a_master_that_says_nothing_is_told_and_asked_to_stop_the_command_waits_no_longer(mark: str, flags: list[str]):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
+        job = started([*COMMAND, "--master", master, *flags], mark)
+        assert job.stderr is not None
+        told = next(line for line in job.stderr if "spark_waits" in line)
+        assert f"Spark has not started under master {master} yet" in told
+        job.send_signal(signal.SIGTERM)
+        _, errors = job.communicate(timeout=30.0)
     assert job.returncode == 0, errors
     assert "Traceback" not in errors
     assert left_of(mark, timeout_s=5.0) == []
+
+
+@pytest.mark.usefixtures("with_spark")
+def test_a_master_that_is_not_there_is_told_at_once(mark: str, flags: list[str]):
+    job = started([*COMMAND, "--master", "spark://127.0.0.1:9", *flags, "--until-empty"], mark)
+    _, errors = job.communicate(timeout=60.0)
+    assert job.returncode == 3
+    (line,) = errors.strip().splitlines()
+    assert "no Spark master listens at 127.0.0.1:9: " in line

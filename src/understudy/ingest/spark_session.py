@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from understudy.core.errors import ConfigError, MissingExtra, StorageFailed
+from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, Unreachable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +35,7 @@ _LOCAL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Nearly all work is done in Python: a small and quickly started JVM serves best."""
 _STOP_S = 5.0
 """How long a JVM may take to end by itself."""
-_LOOK_S, _SAY_S = 0.1, 15.0
+_LOOK_S, _SAY_S, _CONNECT_S = 0.1, 15.0, 10.0
 _PYSPARK, _JAVA = 4, 17
 _MASTER = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -70,6 +71,22 @@ def check_master(master: str) -> None:
     """ConfigError for what no Spark takes, before anything is started."""
     if not _MASTER.fullmatch(master):
         raise ConfigError(f"master is {master!r}, which Spark does not know; give local[2] or spark://HOST:7077")
+
+
+def _find_master(master: str) -> None:
+    """Unreachable when no master listens where one should; Spark itself would try for a minute, and not say why."""
+    troubles = []
+    for place in master.removeprefix("spark://").split(",") if master.startswith("spark://") else ():
+        host, _, port = place.rpartition(":")
+        if not (host and port.isdecimal()):
+            raise ConfigError(f"master is {master!r}; give HOST:PORT, such as spark://{place or 'HOST'}:7077")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+            return
+        except OSError as error:
+            troubles.append(f"{place}: {error}")
+    if troubles:
+        raise Unreachable(f"no Spark master listens at {'; '.join(troubles)}; check the address, or start one")
 
 
 def require_spark() -> None:
@@ -120,6 +137,7 @@ def open_spark(
         with _submitted(name) as session:
             yield Spark(session, None)
         return
+    _find_master(master)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "spark.log"
     with log.open("wb") as file, _gateway(folder, file, master=master, name=name) as (gateway, conf):
@@ -251,6 +269,8 @@ def _session(gateway: Any, conf: Any, log: Path, *, master: str) -> "SparkSessio
         return SparkSession(context)
     except (Py4JError, OSError) as error:
         said = str(getattr(error, "java_exception", "") or error).splitlines()[0]
+        if "stopped SparkContext" in said:
+            said = last_words(log)  # it gave up before
         raise StorageFailed(f"Spark did not start under master {master!r}: {said}; all it said is in {log}") from None
 
 
@@ -291,5 +311,5 @@ def last_words(log: Path) -> str:
     """The line of a log that says most about why it ended."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     lines = [line for line in lines if line and not line.startswith("at ")]
-    errors = [line for line in lines if "rror" in line or "xception" in line]
+    errors = [line for line in lines if "rror" in line or "ERROR" in line or "xception" in line]
     return (errors or lines or ["it said nothing"])[-1][:300]
