@@ -193,6 +193,20 @@ def test_the_command_that_is_asked_to_stop_while_spark_starts_ends_well(
 
 
 @pytest.mark.timeout(600)
+def test_the_command_that_is_asked_twice_ends_at_once_and_leaves_nothing_running(process: Process, keyspace: Keyspace):
+    append(process.stream, some_frames(np.random.default_rng(11)))
+    with started(process, command_for(process, keyspace)) as command:
+        with closing(keyspace.open()) as store:
+            wait_until(lambda: store.audit().chunks == 20)
+        os.killpg(command.pid, signal.SIGINT)
+        time.sleep(0.2)  # two signals at the same moment are one
+        _, errors = asked_to_stop(command, signal.SIGINT, within_s=3.0)
+        assert left_of(process.mark) == []
+    assert command.returncode == 130, errors
+    assert errors.splitlines()[-1] == "interrupted; what is not stored yet is in the stream, for the next start"
+
+
+@pytest.mark.timeout(600)
 def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
     append(process.stream, some_frames(np.random.default_rng(6)))
     command = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", "scripts/submit_ingest.py",

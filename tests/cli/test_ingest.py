@@ -1,5 +1,8 @@
 """understudy ingest: what its flags ask for holds wherever the stream and the models lie."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +69,31 @@ def test_the_stream_keeps_what_is_stored_as_long_as_was_asked_for(data: DataFold
     kept = _ingested(data, "--retention", "4000000000")[1]
     assert kept > 300
     assert _ingested(data, "--retention", "0")[1] < kept
+
+
+HANGS = """
+import sys, time
+from understudy.cli.root import run
+from understudy.ingest.service import IngestService
+
+def drain(self):
+    print("draining", flush=True)
+    time.sleep(600)
+
+IngestService.drain = drain
+run(["ingest", "--data", sys.argv[1]])
+"""
+
+
+def test_a_second_interrupt_ends_at_once_whatever_is_waited_for(tmp_path: Path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGS, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline().startswith("following ")
+        command.send_signal(signal.SIGINT)
+        assert command.stdout.readline() == "draining\n"
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=10.0)
+    assert command.returncode == 130
+    assert errors == "interrupted; what is not stored yet is in the stream, for the next start\n"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -101,6 +102,18 @@ def test_one_that_died_is_shown_with_its_last_lines(capsys):
     assert "next: understudy dev servers start kafka" in capsys.readouterr().out
     code, again = said(capsys, "start", "kafka")
     assert (code, again["kafka"]["pid"] != pid) == (0, True)
+
+
+def test_the_next_step_names_the_folder_that_was_given(capsys, tmp_path):
+    place = ["--folder", str(tmp_path / "my servers")]
+    pid = said(capsys, "start", "kafka", *place)[1]["kafka"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    gone(pid)
+    assert run(["dev", "servers", "status", *place]) == 1
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == f"next: understudy dev servers start kafka --folder '{tmp_path}/my servers'"
+    assert run(shlex.split(told)[2:]) == 0
+    assert run(["dev", "servers", "stop", *place]) == 0
 
 
 def test_what_fails_is_told_and_holds_up_nobody(capsys, monkeypatch, tmp_path):

@@ -31,8 +31,10 @@ def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--engine", "spark"], "the store is a local folder, which has one writer while Spark has many"),
+        (["--engine", "spark"], "this store is in the data folder, which our own service alone writes; give --store"),
         (["--checkpoint", "C"], "--checkpoint is Spark's, and ingest.engine is native"),
+        (["--master", "local[2]"], "--master is Spark's, and ingest.engine is native; leave it out, or give --engine"),
+        (["--engine", "spark", "--store", STORE, "--checkpoint", ""], "--checkpoint is empty; give a folder"),
         (["--store", STORE, "--keep-days", "3"], "--keep-days is for a store in the data folder"),
         (["--stream", "ftp://x"], "stream.url begins with ftp://"),
         (["--stream", "kafka://nowhere:1/t", "--retention", "9"], "--retention is for a stream in the data folder"),
@@ -51,7 +53,7 @@ def test_what_cannot_work_is_refused_in_one_line(
 
 
 def test_a_role_with_a_local_store_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="needs a store that many processes can reach"):
+    with pytest.raises(ConfigError, match="a Spark job stores where it can be reached over the network"):
         SparkIngestRole(DataFolder(tmp_path), Config())
 
 
@@ -108,7 +110,7 @@ def test_java_that_is_too_old_is_told(version: str, is_enough: bool, monkeypatch
         require_spark()
 
 
-@pytest.mark.parametrize("master", ["here", "", "mesos://host", "spark:/host", "local[x]"])
+@pytest.mark.parametrize("master", ["here", "", "mesos://host", "spark:/host", "local[x]", "local[0]", "local[2,0]"])
 def test_a_master_that_no_spark_takes_is_told_before_anything_is_started(master: str):
     with pytest.raises(ConfigError, match=r"which Spark does not know; give local\[2\] or spark://HOST:7077"):
         check_master(master)

@@ -223,16 +223,23 @@ class Config(Section, frozen=True, kw_only=True):
             _check_hosts(self.gateway)
             _ = self.listen, self.gateway_config
         check_backends(stream=self.stream.url, store=self.store.url)
-        if self.ingest.engine == "spark" and not self.store.url:
-            raise ConfigError(
-                "ingest.engine is spark, and the store is a local folder, which has one writer while Spark has many; "
-                "give store.url, such as cassandra://HOST/KEYSPACE, or ingest.engine native"
-            )
+        if self.ingest.engine == "spark":
+            check_spark_store(self)
         if self.models.url:
             _check_models(self.models.url)
         if self.learner.simulator and "learner" in self.roles:
             _check_simulator(self.learner.simulator)
         return self
+
+
+def check_spark_store(config: Config) -> None:
+    """ConfigError when the store is one that a Spark job does not write."""
+    if not config.store.url:
+        raise ConfigError(
+            "a Spark job stores where it can be reached over the network, and this store is in the data folder, which "
+            "our own service alone writes; give --store, such as cassandra://HOST/KEYSPACE, or --engine native (in a "
+            "config: store.url, ingest.engine)"
+        )
 
 
 def _check_sections(config: Config) -> None:

@@ -1,14 +1,18 @@
 """What a data folder holds, counted without opening the store for writing."""
 
+import uuid
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from understudy.app.data import DataFolder
 from understudy.core.frame import FrameKind
-from understudy.core.ports import FullStore, SessionFilter
+from understudy.core.ports import Cursor, Forgotten, FullStore, SessionFilter, Stored
 from understudy.stores.catalogue import STORED
 from understudy.stores.view import StoreView
+
+_PAGE = 1000
 
 
 def stats(data: DataFolder) -> dict[str, Any]:
@@ -23,21 +27,40 @@ def stats(data: DataFolder) -> dict[str, Any]:
 
 
 def stats_elsewhere(data: DataFolder, store: FullStore) -> dict[str, Any]:
-    """The same of a store on other machines, by reading all of it."""
-    fields, found = no_counts() | {"writer": False}, store.audit()
+    """The same of a store on other machines, by reading all of it; what only its servers know is left out.
+
+    Everything is counted in one pass, so the figures belong together also while somebody writes.
+    """
     games: Counter[str] = Counter()
-    for one in store.sessions(SessionFilter()):
-        games[one.game] += one.n_steps
+    sessions: set[uuid.UUID] = set()
+    chunks = 0
+    for item in _held(store):
+        if isinstance(item, Stored) and item.chunk is not None:
+            sessions.add(item.frame.session)
+            games[item.chunk.meta.game] += item.chunk.meta.n_steps
+            chunks += 1
     reasons: Counter[str] = Counter()
-    after = 0
+    parked = after = 0
     while page := store.quarantined(after_id=after):
         after = page[-1].id
+        parked += sum(one.parked for one in page)
         reasons.update(one.reason for one in page if not one.parked)
-    return fields | {
-        "steps": found.steps, "chunks": found.chunks, "sessions": found.sessions, "games": dict(games),
-        "quarantined": dict(reasons), "parked": found.parked,
-        "bytes": {name: _size(path) for name, path in _parts(data).items()},
+    there = {name: path for name, path in _parts(data).items() if name != "store" and path.exists()}
+    return {
+        "steps": sum(games.values()), "chunks": chunks, "sessions": len(sessions), "games": dict(games),
+        "quarantined": dict(reasons), "parked": parked, "bytes": {name: _size(path) for name, path in there.items()},
     }  # fmt: skip
+
+
+def _held(store: FullStore) -> Iterator[Stored | Forgotten]:
+    """What a store holds now. However fast more comes, it ends: where a page was not full for the second time."""
+    cursor: Cursor | None = None
+    short = 0
+    while short < 2:
+        page = store.tail(cursor, max_items=_PAGE, wait_s=0.0)
+        yield from page.items
+        cursor = page.cursor
+        short += len(page.items) < _PAGE
 
 
 def no_counts() -> dict[str, Any]:

@@ -40,19 +40,26 @@ data.add_command(import_data)
 @data_option
 @json_option
 def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
-    """Count steps, sessions, segments, quarantine and bytes."""
+    """Count steps, sessions, segments, quarantine and bytes.
+
+    A store elsewhere is read from end to end. It has no segments, and how large it is its own tools tell.
+    """
     with store_elsewhere(data_text, store_url) as there:
         fields = stats_elsewhere(there.data, there.store) if there else count_stats(folder(data_text).must_exist())
     if not as_json:
         out = console()
-        out.print(
-            f"{count(fields['steps'])} steps in {count(fields['chunks'])} chunks of {count(fields['sessions'])} "
-            f"sessions; {fields['segments']} segments, {count(fields['unsealed_chunks'])} chunks unsealed"
-        )
-        for game, steps in fields["games"].items():
-            out.print(f"  {game}: {count(steps)} steps")
+        steps, chunks, sessions = (count(fields[name]) for name in ("steps", "chunks", "sessions"))
+        said = f"{steps} steps in {chunks} chunks of {sessions} sessions"
+        if there is None:
+            said += f"; {fields['segments']} segments, {count(fields['unsealed_chunks'])} chunks unsealed"
+        out.print(said)
+        for game, of_it in fields["games"].items():
+            out.print(f"  {game}: {count(of_it)} steps")
         out.print(f"quarantined {fields['quarantined'] or 0}, parked {fields['parked']}")
-        out.print(", ".join(f"{name} {size(used)}" for name, used in fields["bytes"].items()))
+        used = ", ".join(f"{name} {size(of_it)}" for name, of_it in fields["bytes"].items())
+        if there is not None:
+            used = f"in the data folder: {used or 'nothing'}; how large the store is, its servers tell"
+        out.print(used, soft_wrap=True)
     return finish(fields, as_json=as_json)
 
 

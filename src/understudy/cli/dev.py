@@ -1,5 +1,6 @@
 """understudy dev servers: real Cassandra, Kafka, Kinesis and S3 servers on this machine, for tests and development."""
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,7 @@ def status(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
         for one in found:
             if one.state == "died" and one.server is not None:
                 out.print(f"{one.name} died; {one.server.log} ends:\n{one.words}", soft_wrap=True, markup=False)
-                out.print(f"next: understudy dev servers start {one.name}", soft_wrap=True)
+                out.print(f"next: {_again('start', one.name, folder)}", soft_wrap=True, markup=False)
     return finish(fields, as_json=as_json, code=_DIED if any(one.state == "died" for one in found) else 0)
 
 
@@ -197,6 +198,11 @@ def _each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: C
 
 def _place(folder: Path | None) -> Path:
     return folder.expanduser().absolute() if folder else background.default_folder()
+
+
+def _again(command: str, name: str, folder: Path | None) -> str:
+    """A command to give next, for the folder that was named."""
+    return f"understudy dev servers {command} {name}" + (f" --folder {shlex.quote(str(folder))}" if folder else "")
 
 
 def _fields(server: Server) -> dict[str, Any]:

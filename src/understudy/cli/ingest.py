@@ -1,5 +1,7 @@
 """understudy ingest."""
 
+import contextlib
+import os
 import signal
 import threading
 from types import FrameType
@@ -8,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from understudy.app.config import Config
+from understudy.app.config import Config, hidden
 from understudy.app.origins import resolve
 from understudy.app.roles.ingest import RETENTION_S, IngestRole
 from understudy.app.roles.ingest_process import open_ingest
@@ -16,10 +18,12 @@ from understudy.app.roles.logs import log_to_stderr
 from understudy.app.roles.remote_ingest import RemoteIngestRole
 from understudy.app.roles.spark_ingest import SparkIngestRole
 from understudy.cli.elsewhere import store_option
+from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option
 from understudy.core.errors import ConfigError
 
 Role = IngestRole | RemoteIngestRole | SparkIngestRole
+_AT_ONCE = b"interrupted; what is not stored yet is in the stream, for the next start\n"
 
 
 @click.command(
@@ -44,7 +48,10 @@ Role = IngestRole | RemoteIngestRole | SparkIngestRole
 @data_option
 @json_option
 def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any) -> int:
-    """Follow a stream and store each step exactly once; Ctrl-C or SIGTERM drains and ends."""
+    """Follow a stream and store each step exactly once.
+
+    Ctrl-C or SIGTERM drains and ends. A second one ends at once, which loses nothing: the rest is in the stream.
+    """
     data, out, stop = folder(data_text), console(as_json=as_json), threading.Event()
     config = _config(data_text, flags)
     log_to_stderr(as_json=not out.is_terminal)
@@ -57,7 +64,8 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
             if not isinstance(role, SparkIngestRole):
                 role.step()  # once, for what is to expire and to be trimmed
         else:
-            out.print(f"following {config.stream.url or data.stream}; Ctrl-C drains and ends")
+            where = hidden(config.stream.url) or data.stream
+            out.print(f"following {where}; Ctrl-C drains and ends", soft_wrap=True, markup=False)
             role.run(stop)
         spark = role.figures() if isinstance(role, SparkIngestRole) else {}
         stats = role.service.stats
@@ -77,8 +85,11 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
     names = {"stream_url": "stream.url", "store_url": "store.url", "engine": "ingest.engine", "master": "ingest.master"}
     given = {name: flags[flag] for flag, name in names.items()}
     config = msgspec.structs.replace(resolve({"data": data_text, **given}).config, roles=("ingest",)).check()
-    if flags["checkpoint"] and config.ingest.engine != "spark":
-        raise ConfigError("--checkpoint is Spark's, and ingest.engine is native; leave it out, or give --engine spark")
+    for flag in ("master", "checkpoint"):
+        if flags[flag] is not None and config.ingest.engine != "spark":
+            raise ConfigError(f"--{flag} is Spark's, and ingest.engine is native; leave it out, or give --engine spark")
+    if flags["checkpoint"] == "":
+        raise ConfigError("--checkpoint is empty; give a folder, or leave it out: then it is in the data folder")
     if flags["keep_days"] is not None and config.store.url:
         raise ConfigError("--keep-days is for a store in the data folder; leave it out: a store elsewhere has its own")
     if flags["retention_s"] is not None and config.stream.url:
@@ -100,7 +111,13 @@ def _open(config: Config, flags: dict[str, Any]) -> Role:
 
 
 def _stop_on_signals(stop: threading.Event) -> None:
+    """The first one asks to drain. The second one ends at once, as `kill -9` might at any moment."""
+
     def ask(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            with contextlib.suppress(OSError):  # a terminal that closed takes no more
+                os.write(2, _AT_ONCE)
+            os._exit(INTERRUPTED)  # whatever is waited for: nothing is tidied, and Spark's processes end with ours
         stop.set()
 
     signal.signal(signal.SIGINT, ask)

@@ -37,7 +37,7 @@ _STOP_S = 5.0
 """How long a JVM may take to end by itself."""
 _LOOK_S, _SAY_S, _CONNECT_S = 0.1, 15.0, 10.0
 _PYSPARK, _JAVA = 4, 17
-_MASTER = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn")
+_MASTER = re.compile(r"local(\[(0*[1-9]\d*|\*)(, *0*[1-9]\d*)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 

@@ -11,7 +11,7 @@ from threading import Event
 from typing import Any
 
 from understudy.app.backends import open_store, open_stream
-from understudy.app.config import Config
+from understudy.app.config import Config, check_spark_store
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.roles.ingest import RETENTION_S, TRIM_EVERY_S
@@ -33,11 +33,7 @@ class SparkIngestRole:
 
     def __init__(self, data: DataFolder, config: Config, *, checkpoint: str = "") -> None:
         """`checkpoint`: where Spark notes how far it read, when not in the data folder."""
-        if not config.store.url:
-            raise ConfigError(
-                "a Spark job needs a store that many processes can reach, and this one is a local folder with one "
-                "writer; give --store, such as cassandra://HOST/KEYSPACE, or --engine native"
-            )
+        check_spark_store(config)
         require_spark()
         check_master(config.ingest.master)
         _refuse_own_stream(config, config.ingest.master)
