@@ -123,6 +123,16 @@ def test_a_tool_that_fails_is_quoted(monkeypatch, tmp_path):
     assert cache.cached("kafka") is None
 
 
+def test_a_tool_that_takes_too_long_is_stopped_and_the_limit_is_told(monkeypatch, tmp_path):
+    tool(monkeypatch, tmp_path, "echo 'Downloading from central'\nsleep 300")
+    monkeypatch.setattr("understudy.dev.packages._FETCH_S", 0.6)
+    with pytest.raises(
+        ServerFailed, match=r"^[^-]*mvn did not end within 0\.01 minutes(.|\n)*Downloading from central"
+    ):
+        cache.fetch("kafka")
+    assert cache.cached("kafka") is None
+
+
 def test_each_part_is_named_as_it_comes(monkeypatch, tmp_path):
     said = "\n".join(f"echo '[INFO] Downloaded from central: https://repo/a/{n}.jar (9 kB at 1 MB/s)'" for n in "ab")
     tool(monkeypatch, tmp_path, f"{said}\nmkdir lib\necho x > lib/a.jar")

@@ -75,7 +75,8 @@ class Package:
         else:
             words = ["install", "-v", *self.names]
         errors, said = list[str](), deque[str](maxlen=_SHOWN_LINES)
-        with self._running(into, words) as child:
+        late = threading.Event()
+        with self._running(into, words, late) as child:
             assert child.stdout is not None
             for raw in child.stdout:
                 line = raw.decode(errors="replace").rstrip()
@@ -85,14 +86,16 @@ class Package:
                     tell(part[1])
         if child.returncode != 0:
             text = "\n".join(errors or said).strip()
-            raise ServerFailed(
-                f"{self.tool} failed with {child.returncode}; is there a network? What it has is kept: try again. "
-                f"It said:\n{text}"
+            what = (
+                f"{self.tool} did not end within {_FETCH_S / 60:g} minutes and was stopped; is the network slow?"
+                if late.is_set()
+                else f"{self.tool} failed with {child.returncode}; is there a network?"
             )
+            raise ServerFailed(f"{what} What it has is kept: try again. It said:\n{text or 'nothing'}")
 
     @contextlib.contextmanager
-    def _running(self, into: Path, words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-        """The tool at work; it ends with us, and when it takes too long."""
+    def _running(self, into: Path, words: Sequence[str], late: threading.Event) -> Iterator[subprocess.Popen[bytes]]:
+        """The tool at work; it ends with us, and when it takes too long, which sets `late`."""
         env = plain_environment({"GOBIN": str(into)} if self.tool == "go" else None)
         with subprocess.Popen(
             [must_find(self.tool), *words], cwd=into, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -103,12 +106,16 @@ class Package:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
 
-            timer = threading.Timer(_FETCH_S, end)
+            def give_up() -> None:
+                late.set()
+                end()
+
+            timer = threading.Timer(_FETCH_S, give_up)
             timer.daemon = True
             timer.start()
             try:
                 yield child
-                child.wait(_FETCH_S)
+                child.wait()  # the timer ends it
             except BaseException:
                 end()
                 raise
