@@ -123,7 +123,7 @@ def test_a_topic_made_again_has_partitions_of_other_names(topic: Topic):
 
 def test_a_topic_is_made_once(topic: Topic):
     create_kafka(topic.location(), partitions=3)
-    with pytest.raises(ConfigError, match="with 3 partitions instead of 5"):
+    with pytest.raises(ConfigError, match="is there with 3 partitions, and 5 were asked for"):
         create_kafka(topic.location(), partitions=5)
 
 

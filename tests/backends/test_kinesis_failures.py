@@ -26,16 +26,18 @@ def test_a_stream_that_does_not_exist_is_told_with_how_to_create_it(kinesalite_s
     missing = parse_location(
         f"kinesis://never-made?region=us-east-1&endpoint={kinesalite_server.url}&credentials={location.text('credentials')}"
     )
-    with pytest.raises(ConfigError, match=r"'never-made' at http.* does not exist; create it"):
+    with pytest.raises(ConfigError, match=r"'never-made' at http.* does not exist; create it with `understudy stream"):
         open_kinesis(missing)
 
 
 def test_a_stream_for_development_is_made_once_and_can_be_used_at_once(kinesis_server):
     with desk(kinesis_server, shards=1) as table:
-        create_kinesis(table.location(), shards=3)
+        assert create_kinesis(table.location()) == create_kinesis(table.location(), shards=1) == 1
+        with pytest.raises(ConfigError, match=r"is there with 1 open shards, and 3 were asked for; name no number"):
+            create_kinesis(table.location(), shards=3)
         assert len(table.open_shards()) == 1
         table.name += "-other"
-        create_kinesis(table.location(), shards=3)
+        assert create_kinesis(table.location(), shards=3) == 3
         stream = table.open()
         assert len(stream.partitions()) == 3
         assert stream.append(sample_frames(1))[0].durable
@@ -65,7 +67,9 @@ def test_wrong_credentials_are_told_with_where_to_look_and_never_shown(kinesalit
             f"kinesis://{table.name}?"
             + "&".join(f"{k}={v}" for k, v in location.options.items()).replace(given, str(wrong))
         )
-        with pytest.raises(ConfigError, match="refused these credentials") as told:
+        with pytest.raises(
+            ConfigError, match=rf"refused these credentials.*\[default\] of credentials file {wrong}"
+        ) as told:
             open_kinesis(refused)
         assert "hidden-secret" not in str(told.value)
 

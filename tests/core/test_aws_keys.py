@@ -35,7 +35,7 @@ def test_a_named_file_goes_before_all_others_and_takes_nothing_of_them(home, tmp
     assert find_keys(credentials=own, profile="", environ=around) == AwsKeys("own", "s4")
     shared = str(tmp_path / "credentials")
     assert find_keys(credentials=shared, profile="games", environ=around) == AwsKeys("games", "100%s2", "t2")
-    with pytest.raises(ConfigError, match=r"own has no section \[games\]; it has a section \[games\] with"):
+    with pytest.raises(ConfigError, match=r"own has no section \[games\]; it must have a section \[games\] with"):
         find_keys(credentials=own, profile="games", environ=around)
 
 
@@ -105,6 +105,12 @@ def test_a_named_file_that_holds_no_keys_is_told_and_never_quoted(tmp_path, insi
         find_keys(credentials=str(tmp_path / "c"), profile="", environ=ENVIRONMENT)
     assert "hush" not in str(caught.value)
     assert "aws_access_key_id = ..." in str(caught.value)
+
+
+def test_a_section_of_a_named_file_may_get_its_keys_from_elsewhere(tmp_path):
+    (tmp_path / "c").write_text("[default]\ncredential_process = cat keys\nregion = eu-north-1\n")
+    file = str(tmp_path / "c")
+    assert find_keys(credentials=file, profile="", environ=ENVIRONMENT) == Profile("default", "eu-north-1", file)
 
 
 def test_no_text_of_keys_shows_a_secret(home):

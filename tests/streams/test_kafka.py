@@ -80,6 +80,10 @@ def test_a_reader_that_lost_its_place_is_told_so_and_commits_nothing():
         ("kafka://one/plays?ca=/no/such/file", "add tls=true"),
         ("kafka://one/plays?timeout_s=never", "give one from 0.1 to 300"),
         ("kafka://one/plays?partitions=-1", "partitions"),
+        ("kafka://one/plays?partitions=2.5", "give a whole number"),
+        (f"kafka://one/{'a' * 250}", "aaa...' is no name of a topic"),
+        ("kafka://one/пьеса", "TOPIC of 1 to 249 of A-Z a-z 0-9 . _ -"),
+        ("kafka://one/__consumer_offsets", "is Kafka's own"),
         ("kafka://ada:secret@one/plays", "credentials=FILE"),
     ],
 )
@@ -145,6 +149,7 @@ def explained(name: str, text: str = "", *, of_call: bool = False, at_start: boo
         ("_AUTHENTICATION", False, ConfigError, "refused user 'ada' (why); check the credentials file and mechanism="),
         ("_SSL", False, ConfigError, "ca= names the authority"),
         ("_RESOLVE", False, Unreachable, "(why); check that it runs"),
+        ("TOPIC_EXCEPTION", True, ConfigError, "makes no topic 'understudy' (why); mend the address"),
         ("_TRANSPORT", False, Unreachable, "whether it wants TLS (tls=true)"),
         ("UNKNOWN_TOPIC_OR_PART", True, ConfigError, "there is no topic 'understudy'"),
         ("TOPIC_AUTHORIZATION_FAILED", True, ConfigError, "needs Describe, Read and Write"),
@@ -156,6 +161,11 @@ def test_trouble_becomes_one_error_with_the_next_step(name: str, of_call: bool, 
     assert wanted in str(error)
     assert "secret" not in str(error)
     assert type(explained(name, "why", of_call=of_call, at_start=False)) is Unreachable, "later on it is tried again"
+
+
+def test_what_the_library_adds_for_itself_is_left_out():
+    text = "sasl_ssl://one:9093/bootstrap: Connect to one:9093 failed: Connection refused (after 12ms in state CONNECT)"
+    assert "served us (Connect to one:9093 failed: Connection refused); check" in str(explained("_TRANSPORT", text))
 
 
 def test_an_answer_ends_old_trouble():

@@ -35,13 +35,17 @@ def open_store(url: str, *, specs: Specs, clock: Clock | None = None) -> FullSto
     return store
 
 
-def create_stream(url: str, *, partitions: int) -> None:
-    """Make the stream of an address where it is not there yet; for development."""
+def create_stream(url: str, *, partitions: int | None = None) -> int:
+    """Make the stream of an address where it is not there yet; over how many partitions sessions are spread.
+
+    None: as many as there are, or as the address says, or 4. ConfigError when a stream is there with another number.
+    """
     location = _location(url, STREAMS, "stream", _STREAM_FORM)
     if location.scheme == "kinesis":
-        load("understudy.streams.kinesis:create_kinesis", what="stream")(location, shards=partitions)
+        count: int = load("understudy.streams.kinesis:create_kinesis", what="stream")(location, shards=partitions)
     else:
-        load("understudy.streams.kafka:create_kafka", what="stream")(location, partitions=partitions)
+        count = load("understudy.streams.kafka:create_kafka", what="stream")(location, partitions=partitions)
+    return count
 
 
 def init_store(url: str) -> None:

@@ -20,15 +20,17 @@ def stream() -> None:
     ),
 )
 @click.argument("url")
-@click.option("--partitions", type=click.IntRange(1, 10_000), default=4, show_default=True,
-              help="Shards of Kinesis, partitions of Kafka; those of Kafka cannot be changed later.")  # fmt: skip
+@click.option("--partitions", type=click.IntRange(1, 10_000), metavar="N",
+              help="Shards of Kinesis, partitions of Kafka; those of Kafka cannot be changed later "
+                   "(default: 4, or as many as are there).")  # fmt: skip
 @json_option
-def init_stream(url: str, partitions: int, as_json: bool) -> int:
-    """Make the stream at URL, where it is not there yet."""
-    create_stream(url, partitions=partitions)
+def init_stream(url: str, partitions: int | None, as_json: bool) -> int:
+    """Make the stream at URL, where it is not there yet; one that is there stays as it is."""
+    found = create_stream(url, partitions=partitions)
     if not as_json:
-        console().print(f"{hidden(url)} is ready; next: understudy up --stream URL", soft_wrap=True)
-    return finish({"stream": hidden(url), "partitions": partitions}, as_json=as_json)
+        said = f"is ready with {found} partition{'s' * (found != 1)}; next: understudy up --stream URL"
+        console().print(f"{hidden(url)} {said}", soft_wrap=True)
+    return finish({"stream": hidden(url), "partitions": found}, as_json=as_json)
 
 
 @click.group(epilog=examples("understudy store init 'cassandra://HOST:9042/games?credentials=FILE'"))

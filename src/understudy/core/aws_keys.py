@@ -12,7 +12,7 @@ from pathlib import Path
 
 from understudy.core.errors import ConfigError
 
-_FORM = "it has a section [{name}] with aws_access_key_id = ... and aws_secret_access_key = ..."
+_FORM = "it must have a section [{name}] with aws_access_key_id = ... and aws_secret_access_key = ..."
 _ELSEWHERE = (
     "role_arn",
     "sso_session",
@@ -42,6 +42,8 @@ class Profile:
 
     name: str
     region: str = ""
+    file: str = ""
+    """The credentials file that was named, which goes before the shared one."""
 
 
 def find_keys(*, credentials: str, profile: str, environ: Mapping[str, str] | None = None) -> AwsKeys | Profile | None:
@@ -58,12 +60,15 @@ def find_keys(*, credentials: str, profile: str, environ: Mapping[str, str] | No
     return _shared(name, environ, must_exist=name != "default" or bool(profile))
 
 
-def read_keys(path: Path, name: str) -> AwsKeys:
+def read_keys(path: Path, name: str) -> AwsKeys | Profile:
     """The keys of one section of a shared credentials file, which must be there."""
     sections, form = _parse(path, must_exist=True), _FORM.format(name=name)
     if not sections.has_section(name):
         raise ConfigError(f"credentials file {path} has no section [{name}]; {form}")
-    found = _keys(dict(sections[name]))
+    inside = dict(sections[name])
+    if any(option in inside for option in _ELSEWHERE):
+        return Profile(name, inside.get("region", ""), str(path))
+    found = _keys(inside)
     if found is None:
         raise ConfigError(f"[{name}] of credentials file {path} lacks a key or its secret; {form}")
     return found

@@ -22,6 +22,11 @@ from understudy.streams.kafka_trouble import Trouble, kafka_library
 from understudy.streams.kafka_writer import SPREAD, KafkaWriter
 
 _SLICE_S = 0.1
+_PARTITIONS = 4
+"""Of a topic that is made where nobody says how many."""
+_UNDERSTOOD_S = 2.0
+"""How long a listener may speak another language than we do: one that is just ending may seem to."""
+_MAKING, _OPENING = "making a Kafka topic", "opening a Kafka stream"
 
 
 def open_kafka(location: Location, *, clock: Clock | None = None) -> "KafkaStream":
@@ -29,26 +34,41 @@ def open_kafka(location: Location, *, clock: Clock | None = None) -> "KafkaStrea
     return KafkaStream(kafka_config(location), clock=clock)
 
 
-def create_kafka(location: Location, *, partitions: int, replication: int = 1) -> None:
-    """Make the topic of an address, for development; one that is there with as many partitions is fine.
+def create_kafka(location: Location, *, partitions: int | None = None, replication: int = 1) -> int:
+    """Make the topic of an address, for development; over how many partitions sessions are spread.
 
-    A frame is durable when all brokers that hold it but one have it.
+    One that is there stays as it is: fine when it has the number asked for, when none is asked for, or when the address
+    names the first ones of it. A frame is durable when all brokers that hold it but one have it.
     """
     config = kafka_config(location)
+    if partitions and config.partitions not in (0, partitions):
+        raise ConfigError(
+            f"the address says partitions={config.partitions}, and {partitions} were asked for besides; give one of "
+            "the two"
+        )
     kafka, trouble = kafka_library(), Trouble(config)
     admin = _admin(kafka, config, trouble)
     in_sync = {"min.insync.replicas": str(max(1, replication - 1))}
-    topic = kafka.admin.NewTopic(config.topic, partitions, replication, config=in_sync)
+    wanted = partitions or config.partitions or _PARTITIONS
+    topic = kafka.admin.NewTopic(config.topic, wanted, replication, config=in_sync)
     try:
         future = admin.create_topics([topic], request_timeout=config.open_timeout_s)[config.topic]
-        _answer(admin, future, trouble, doing="making a Kafka topic", timeout_s=config.open_timeout_s)
+        _answer(admin, future, trouble, doing=_MAKING, timeout_s=config.open_timeout_s)
     except kafka.KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-            raise trouble.explained("making a Kafka topic", error.args[0], at_start=True) from None
-    if (there := _count_when_known(kafka, config)) != partitions:
-        raise ConfigError(
-            f"topic {config.topic!r} is there, with {there} partitions instead of {partitions}; take another name"
-        )
+            raise trouble.explained(_MAKING, error.args[0], at_start=True) from None
+    there = _count_when_known(kafka, config)
+    if there < config.partitions or (partitions and there != partitions):
+        raise _other_count(config, there, wanted=wanted)
+    return config.partitions or there
+
+
+def _other_count(config: KafkaConfig, there: int, *, wanted: int) -> ConfigError:
+    first = f", add partitions={wanted} to the address to use the first {wanted}" if there > wanted else ""
+    return ConfigError(
+        f"topic {config.topic!r} at {config.where} is there with {there} partitions, and {wanted} were asked for; name "
+        f"no number to use it as it is{first}, or take another topic: the number is for good"
+    )
 
 
 def _count_when_known(kafka: Any, config: KafkaConfig) -> int:
@@ -74,7 +94,8 @@ class KafkaStream:
         """Over how many partitions sessions are spread."""
         if self.count > there:
             raise ConfigError(
-                f"topic {config.topic!r} has {there} partitions, and partitions={self.count} is asked for"
+                f"topic {config.topic!r} at {config.where} has {there} partitions, and partitions={self.count} is "
+                "asked for; give that many or fewer, or none for all"
             )
         self._bounds = Bounds(config)
         try:
@@ -136,26 +157,25 @@ def _admin(kafka: Any, config: KafkaConfig, trouble: Trouble) -> Any:
 def _answer(admin: Any, future: Any, trouble: Trouble, *, doing: str, timeout_s: float) -> Any:
     """What a request to the brokers gave; an error at once when they refuse us, and in time when none is there."""
     slices = max(1, round(timeout_s / _SLICE_S))
-    for _ in range(slices):
+    for number in range(slices):
         try:
             return future.result(timeout=_SLICE_S)
         except NotYet:
             admin.poll(0.0)
-            if trouble.is_refusal:
+            if trouble.is_refusal or (trouble.is_misunderstood and number >= _UNDERSTOOD_S / _SLICE_S):
                 break
     raise trouble.explained(doing, at_start=True)
 
 
 def _describe(kafka: Any, config: KafkaConfig, trouble: Trouble) -> tuple[str, int]:
     """The topic's own id, and how many partitions it has."""
-    doing = "opening a Kafka stream"
     admin = _admin(kafka, config, trouble)
     topics = kafka.TopicCollection([config.topic])
     future = admin.describe_topics(topics, request_timeout=config.open_timeout_s)[config.topic]
     try:
-        found = _answer(admin, future, trouble, doing=doing, timeout_s=config.open_timeout_s)
+        found = _answer(admin, future, trouble, doing=_OPENING, timeout_s=config.open_timeout_s)
     except kafka.KafkaException as error:
-        raise trouble.explained(doing, error.args[0], at_start=True) from None
+        raise trouble.explained(_OPENING, error.args[0], at_start=True) from None
     return str(found.topic_id).replace("+", "-").replace("/", "_"), len(found.partitions)
 
 
@@ -181,6 +201,6 @@ def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Boun
                 spreads |= {int(value) for name, value in headers if name == SPREAD and value and value.isdigit()}
             if not wanted:
                 return spreads
-        raise trouble.explained("opening a Kafka stream", at_start=True)
+        raise trouble.explained(_OPENING, at_start=True)
     finally:
         consumer.close()

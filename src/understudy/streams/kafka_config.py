@@ -14,6 +14,7 @@ _PORT = 9092
 _SOCKET_S = 15
 _FETCH_WAIT_MS = 100
 _SILENT = logging.Logger("understudy.kafka.library", level=logging.CRITICAL + 1)
+_OF_KAFKA = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -48,7 +49,10 @@ class KafkaConfig:
         if not self.servers:
             raise ConfigError(f"a Kafka address names no broker; write {FORM}")
         if not 0 < len(self.topic) <= 249 or not _LETTERS.issuperset(self.topic) or self.topic in (".", ".."):
-            raise ConfigError(f"{self.topic[:80]!r} is no name of a topic; write {FORM}, TOPIC of A-Z a-z 0-9 . _ -")
+            shown = self.topic if len(self.topic) <= 80 else f"{self.topic[:80]}..."
+            raise ConfigError(f"{shown!r} is no name of a topic; write {FORM}, TOPIC of 1 to 249 of A-Z a-z 0-9 . _ -")
+        if self.topic in _OF_KAFKA:
+            raise ConfigError(f"topic {self.topic!r} is Kafka's own, and no stream; name another one")
         if self.mechanism not in MECHANISMS:
             raise ConfigError(f"mechanism of kafka:// is {self.mechanism!r}; give one of {', '.join(MECHANISMS)}")
         if not self.tls and (self.ca or self.certificate):
@@ -145,11 +149,18 @@ def kafka_config(location: Location) -> KafkaConfig:
         tls=location.flag("tls"),
         ca=location.text("ca"),
         certificate=location.text("certificate"),
-        partitions=int(location.number("partitions", 0, most=100_000)),
+        partitions=_partitions(location),
         timeout_s=location.number("timeout_s", 5.0, least=0.1, most=300.0),
         open_timeout_s=location.number("open_timeout_s", 10.0, least=0.1, most=300.0),
         queue_mb=location.number("queue_mb", 64.0, least=1.0, most=2000.0),
     )
+
+
+def _partitions(location: Location) -> int:
+    number = location.number("partitions", 0, most=100_000)
+    if number != int(number):
+        raise ConfigError(f"partitions of kafka:// is {number:g}; give a whole number, or leave it out for all")
+    return int(number)
 
 
 def _bracketed(name: str) -> str:

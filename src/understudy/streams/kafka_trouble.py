@@ -1,11 +1,18 @@
 """What the Kafka library says only on the side, made into one error with the next step."""
 
+import re
 import threading
 from typing import Any
 
 from understudy.core.errors import ConfigError, MissingExtra, UnderstudyError, Unreachable
 from understudy.streams.kafka_config import KafkaConfig
 
+_REFUSED = ("TOPIC_EXCEPTION", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR", "INVALID_CONFIG", "POLICY_VIOLATION")
+"""What brokers say to a topic that they will never make."""
+_HTTP = f"Invalid response size {int.from_bytes(b'HTTP')}"
+"""What the library makes of the first letters that a web server answers with."""
+_ASIDE = re.compile(r"^(\w+://)?[^/\s]+/\w+: | \(after \d+ms in state \w+\)")
+"""What the library adds for itself: which connection, and how far it came."""
 _TLS_WORDS = ("SSL handshake", "SSL alert", "SSL routines")
 
 
@@ -34,7 +41,7 @@ class Trouble:
         name = error.name()
         if name != "_ALL_BROKERS_DOWN":
             with self._lock:
-                self._name, self._detail = name, error.str()
+                self._name, self._detail = name, _ASIDE.sub("", error.str())
 
     def clear(self) -> None:
         """Something was answered, so that older complaints explain nothing."""
@@ -45,6 +52,15 @@ class Trouble:
     def is_refusal(self) -> bool:
         """Whether a broker answered that we may not come in: waiting longer helps nobody."""
         return self._name == "_AUTHENTICATION"
+
+    @property
+    def is_misunderstood(self) -> bool:
+        """Whether who listens there speaks another language: no Kafka, or with TLS, or without."""
+        return self._is_about_tls or _HTTP in self._detail
+
+    @property
+    def _is_about_tls(self) -> bool:
+        return self._name == "_SSL" or any(word in self._detail for word in _TLS_WORDS)
 
     def explained(self, doing: str, error: Any = None, *, at_start: bool = False) -> UnderstudyError:
         """The error to raise, or to show, when something did not work; `error` is what the call itself said.
@@ -60,7 +76,12 @@ class Trouble:
         if code == "UNKNOWN_TOPIC_OR_PART":
             return lasting(
                 f"{doing}: there is no topic {topic!r} at {config.where}; make it with the partitions you want for "
-                f"good (kafka-topics.sh --create --topic {topic} --partitions 4 ...), or mend the address"
+                "good (`understudy stream init URL --partitions 4`, or kafka-topics.sh), or mend the address"
+            )
+        if code in _REFUSED:
+            return lasting(
+                f"{doing}: {config.where} makes no topic {topic!r} ({error.str()}); mend the address, or make it with "
+                "kafka-topics.sh"
             )
         if code.endswith("_AUTHORIZATION_FAILED"):
             return lasting(
@@ -73,15 +94,19 @@ class Trouble:
             return lasting(
                 f"{doing}: {config.where} refused {self._user()} ({detail}); check the credentials file and mechanism="
             )
-        if name == "_SSL" or any(word in detail for word in _TLS_WORDS):
+        if _HTTP in detail:
+            return lasting(f"{doing}: {config.where} is a web server, no broker of Kafka; mend host and port")
+        if self._is_about_tls:
             return lasting(
                 f"{doing}: TLS with {config.where} failed ({detail}); check that this listener speaks TLS, that ca= "
                 "names the authority of its certificate, that this names the host, and whether it wants certificate="
             )
-        what = "; ".join(text for text in (detail, "" if error is None else error.str()) if text) or "no answer in time"
+        # What a call says when no broker is there, such as that it waited for one, explains less than why.
+        said = "" if error is None or (detail and code.startswith("_")) else error.str()
+        what = "; ".join(text for text in (detail, said) if text) or "no answer in time"
         return Unreachable(
-            f"{doing}: no broker at {config.where} served us ({what}); check that it runs and has topic {topic!r}, "
-            f"that this is its port for clients, and whether it wants {self._wanted()}"
+            f"{doing}: no broker at {config.where} served us ({what}); check that it runs, that this is its port for "
+            f"clients, and whether it wants {self._wanted()}"
         )
 
     def _user(self) -> str:

@@ -15,9 +15,10 @@ from understudy.core.frame import MAX_FRAME_BYTES, Frame
 from understudy.core.group import GroupCommit
 from understudy.core.location import Location
 from understudy.core.ports import Outcome, Partition, Position, Read
-from understudy.streams.kinesis_api import CallFailed, KinesisApi, connect, pause_s
-from understudy.streams.kinesis_config import kinesis_config
+from understudy.streams.kinesis_api import KinesisApi, connect, pause_s
+from understudy.streams.kinesis_config import KinesisConfig, kinesis_config
 from understudy.streams.kinesis_shards import ShardList, ShardReader, partitions
+from understudy.streams.kinesis_trouble import CallFailed
 
 MOST_RECORDS = 500
 MOST_BYTES = 5 * 1024 * 1024
@@ -27,6 +28,8 @@ _LEAST_SIZE = MOST_BYTES // MOST_RECORDS
 _ACTIVE_S = 60.0
 _LOOK_S = 0.1
 _RETRY_AFTER_S = 1.0
+_SHARDS = 4
+"""Of a stream that is made where nobody says how many."""
 _TOO_LARGE = Outcome(durable=False, error=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
 
 _Put = tuple[str, bytes]
@@ -38,9 +41,9 @@ class KinesisStream:
 
     def __init__(self, api: KinesisApi) -> None:
         self._api, self._config, self._clock, self._closed = api, api.config, api.clock, api.closed
-        created_s = _wait_until_active(api)
+        created: datetime | None = _once_active(api).get("StreamCreationTimestamp")
         api.is_starting = False
-        self._prefix = f"{api.config.stream}@{created_s}"
+        self._prefix = f"{api.config.stream}@{int(created.timestamp()) if created is not None else 0}"
         self._shards = ShardList(api)
         self._readers: dict[str, ShardReader] = {}
         self._lock = threading.Lock()
@@ -166,40 +169,66 @@ def open_kinesis(location: Location, *, clock: Clock | None = None) -> KinesisSt
         raise
 
 
-def create_kinesis(location: Location, *, shards: int, clock: Clock | None = None) -> None:
-    """Make a stream for development and wait until it can be used; one that is there stays as it is."""
+def create_kinesis(location: Location, *, shards: int | None = None, clock: Clock | None = None) -> int:
+    """Make a stream for development and wait until it can be used; how many open shards it has.
+
+    One that is there stays as it is; ConfigError when it has another number than was asked for.
+    """
     config = kinesis_config(location)
-    if shards < 1:
+    if shards is not None and shards < 1:
         raise ConfigError(f"shards is {shards}; give at least 1")
     api = connect(config, clock=clock)
-
-    def create() -> Mapping[str, Any]:
-        try:
-            return api.call("create_stream", StreamName=config.stream, ShardCount=shards)
-        except CallFailed as error:
-            if error.code != "ResourceInUseException":
-                raise
-            return {}
-
     try:
-        api.patiently(create)
-        _wait_until_active(api)
+        api.patiently(lambda: _create(api, shards or _SHARDS))
+        there = int(_once_active(api)["OpenShardCount"])
     finally:
         api.close()
+    if shards not in (None, there):
+        raise _other_count(config, there, wanted=shards)
+    return there
 
 
-def _wait_until_active(api: KinesisApi) -> int:
-    """When the stream was created (seconds since 1970), once it takes records."""
+def _create(api: KinesisApi, shards: int) -> Mapping[str, Any]:
+    try:
+        return api.call("create_stream", StreamName=api.config.stream, ShardCount=shards)
+    except CallFailed as error:
+        if error.code == "ResourceInUseException":  # somebody has made it
+            return {}
+        if error.code == "LimitExceededException" and "shard" in error.detail:
+            raise ConfigError(
+                f"Kinesis at {api.config.place} makes no stream of {shards} shards ({error.detail}); ask for fewer, or "
+                "have the limit of the account raised"
+            ) from None
+        raise
+
+
+def _other_count(config: KinesisConfig, there: int, *, wanted: int | None) -> ConfigError:
+    return ConfigError(
+        f"Kinesis stream {config.stream!r} at {config.place} is there with {there} open shards, and {wanted} were "
+        "asked for; name no number to use it as it is, change it with `aws kinesis update-shard-count --stream-name "
+        f"{config.stream} --target-shard-count {wanted} --scaling-type UNIFORM_SCALING`, or take another name"
+    )
+
+
+def _once_active(api: KinesisApi) -> Mapping[str, Any]:
+    """What the server says about the stream, once it takes records."""
     give_up_s = api.clock.monotonic() + _ACTIVE_S
     while True:
-        summary = api.patient("describe_stream_summary", StreamName=api.config.stream)["StreamDescriptionSummary"]
+        summary = api.patiently(lambda: _summary(api))
         status = summary["StreamStatus"]
         if status in ("ACTIVE", "UPDATING"):
-            created: datetime | None = summary.get("StreamCreationTimestamp")
-            return int(created.timestamp()) if created is not None else 0
+            return summary
         if status == "DELETING" or api.clock.monotonic() >= give_up_s:
             raise StorageFailed(
                 f"Kinesis stream {api.config.stream!r} at {api.config.place} is {status}; wait until it is ACTIVE and "
                 "start again"
             )
         api.clock.wait(api.closed, _LOOK_S)
+
+
+def _summary(api: KinesisApi) -> Mapping[str, Any]:
+    answer = api.call("describe_stream_summary", StreamName=api.config.stream)
+    found: Mapping[str, Any] = answer.get("StreamDescriptionSummary", {})
+    if "StreamStatus" not in found:
+        raise CallFailed("NotKinesis", "its answer says nothing about the stream")
+    return found

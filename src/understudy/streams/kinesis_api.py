@@ -6,61 +6,13 @@ from collections.abc import Callable, Mapping
 from threading import Event
 from typing import Any
 
+from understudy.core.aws_keys import find_keys
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, UnderstudyError, Unreachable
+from understudy.core.errors import ConfigError, MissingExtra
 from understudy.streams.kinesis_config import KinesisConfig
+from understudy.streams.kinesis_trouble import CallFailed, explained
 
-_THROTTLES = {
-    "ProvisionedThroughputExceededException", "LimitExceededException", "KMSThrottlingException", "Throttling",
-    "ThrottlingException", "RequestLimitExceeded", "TooManyRequestsException", "SlowDown",
-}  # fmt: skip
-_ANOTHER_TIME = {"InternalFailure", "InternalServerError", "ServiceUnavailable", "RequestTimeout", "Unreachable"}
-_NO_ACCESS = {
-    "AccessDenied", "AccessDeniedException", "ExpiredToken", "ExpiredTokenException", "IncompleteSignature",
-    "IncompleteSignatureException", "InvalidClientTokenId", "InvalidSignatureException", "MissingAuthenticationToken",
-    "MissingAuthenticationTokenException", "NotAuthorized", "OptInRequired", "SignatureDoesNotMatch",
-    "UnrecognizedClientException",
-}  # fmt: skip
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-
-
-class CallFailed(Exception):
-    """A call or a record that Kinesis did not take; `code` is the server's, or `Unreachable`."""
-
-    def __init__(self, code: str, detail: str, *, retry_helps: bool | None = None) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code, self.detail = code, detail
-        self.is_throttle = code in _THROTTLES
-        self.retry_helps = self.is_throttle or code in _ANOTHER_TIME if retry_helps is None else retry_helps
-
-    def for_people(self, config: KinesisConfig, *, at_start: bool = False) -> UnderstudyError:
-        """What to raise: whose fault it is, and the next step.
-
-        ConfigError at the start only, where whoever gave the address is there to mend it; later on a stream or a right
-        may come back, and what was acknowledged is safe.
-        """
-        what = f"Kinesis stream {config.stream!r} at {config.place}"
-        lasting = ConfigError if at_start else Unreachable
-        if self.code == "ResourceNotFoundException":
-            return lasting(
-                f"{what} does not exist; create it (`aws kinesis create-stream --stream-name {config.stream}`), or "
-                "correct the stream or region of the address"
-            )
-        if self.code in _NO_ACCESS:
-            return lasting(
-                f"{what} refused these credentials ({self.code}: {self.detail}); docs/kinesis.md lists the permissions "
-                "that are needed; check AWS_PROFILE, AWS_ACCESS_KEY_ID or the role of this machine"
-            )
-        if self.code == "NoCredentials":
-            return lasting(
-                f"no AWS credentials for {what}: {self.detail}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-                "AWS_SHARED_CREDENTIALS_FILE, or give ?profile=NAME or ?credentials=FILE"
-            )
-        if self.code == "Unreachable":
-            return Unreachable(f"{what} cannot be reached: {self.detail}; start it, or correct endpoint= and region=")
-        if self.retry_helps:
-            return Unreachable(f"{what} takes no more calls now ({self.code}: {self.detail}); add shards, or wait")
-        return StorageFailed(f"{what} refused a call ({self.code}: {self.detail})")
 
 
 def pause_s(attempt: int, rng: random.Random) -> float:
@@ -79,30 +31,13 @@ class KinesisApi:
 
     def call(self, operation: str, **fields: Any) -> Mapping[str, Any]:
         """One try; CallFailed when it came to nothing."""
-        from botocore.exceptions import (
-            BotoCoreError,
-            ClientError,
-            CredentialRetrievalError,
-            NoCredentialsError,
-            PartialCredentialsError,
-        )
-        from botocore.exceptions import ConnectionError as NoConnection
-        from botocore.exceptions import HTTPClientError as NoAnswer
-
+        method: Callable[..., Mapping[str, Any]] = getattr(self._client, operation)
         try:
-            method: Callable[..., Mapping[str, Any]] = getattr(self._client, operation)
             return method(**fields)
-        except ClientError as error:
-            told = error.response.get("Error", {})
-            code, status = str(told.get("Code", "")), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            is_broken = isinstance(status, int) and status >= 500
-            raise CallFailed(code, str(told.get("Message", "")), retry_helps=True if is_broken else None) from error
-        except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
-            raise CallFailed("NoCredentials", str(error)) from error
-        except (NoAnswer, NoConnection) as error:
-            raise CallFailed("Unreachable", str(error)) from error
-        except BotoCoreError as error:
-            raise CallFailed(type(error).__name__, str(error)) from error
+        except Exception as error:
+            if (failed := explained(error)) is None:
+                raise
+            raise failed from error
 
     def patient(self, operation: str, **fields: Any) -> Mapping[str, Any]:
         """An answer, tried again for `retry_s` where that helps; then the error for people."""
@@ -136,8 +71,9 @@ def _client(config: KinesisConfig) -> Any:
     import boto3
     import botocore.session
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, NoRegionError
+    from botocore.exceptions import BotoCoreError, InvalidRegionError, NoRegionError
 
+    find_keys(credentials=config.credentials, profile=config.profile)  # for what it says about keys that are not there
     try:
         # A profile that is asked for goes before keys in the environment.
         profile = config.profile or ("default" if config.credentials else None)
@@ -161,5 +97,12 @@ def _client(config: KinesisConfig) -> Any:
             f"no AWS region for Kinesis stream {config.stream!r}; write kinesis://{config.stream}?region=eu-west-1, "
             "or set AWS_REGION"
         ) from None
+    except InvalidRegionError:
+        raise ConfigError(
+            f"region of Kinesis stream {config.stream!r} is {config.region[:40]!r}; give one such as eu-west-1"
+        ) from None
     except (BotoCoreError, ValueError) as error:
-        raise ConfigError(f"the AWS settings for Kinesis stream {config.stream!r} cannot be used: {error}") from None
+        raise ConfigError(
+            f"the AWS settings for Kinesis stream {config.stream!r} cannot be used: {error}; correct the address, or "
+            f"{config.keys_from}"
+        ) from None

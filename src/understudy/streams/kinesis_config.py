@@ -62,6 +62,15 @@ class KinesisConfig:
         """Where the stream is looked for, for people."""
         return self.endpoint or f"AWS region {self.region or 'of the environment'}"
 
+    @property
+    def keys_from(self) -> str:
+        """Where its keys come from, for people."""
+        if self.credentials:
+            return f"[{self.profile or 'default'}] of credentials file {self.credentials}"
+        if self.profile:
+            return f"profile [{self.profile}]"
+        return "AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine"
+
 
 def kinesis_config(location: Location) -> KinesisConfig:
     """The settings in a `kinesis://` address; ConfigError for what cannot work."""

@@ -10,7 +10,8 @@ import structlog
 
 from understudy.core.errors import Closed, ConfigError, PositionGone, Unreachable
 from understudy.core.ports import Partition, Position, Read, Record
-from understudy.streams.kinesis_api import CallFailed, KinesisApi, pause_s
+from understudy.streams.kinesis_api import KinesisApi, pause_s
+from understudy.streams.kinesis_trouble import CallFailed
 
 _log = structlog.get_logger("understudy.streams.kinesis")
 _SAFE_S = 23 * 3600.0
