@@ -3,9 +3,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.card import Card
+from tests.stores.desks import local_desk
+from understudy.testing.desk import Desk
 
 # A machine without keys would be asked for its own role, at an address that is none of a test's business.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
@@ -29,3 +32,16 @@ def quick_path() -> Iterator[Path]:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A local store in `remote` of the test's folder, which stands in for one elsewhere."""
+    made = local_desk(tmp_path / "remote")
+    yield made
+    made.store.close()

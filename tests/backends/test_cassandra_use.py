@@ -34,11 +34,6 @@ from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
-
-
 def refusal(url: str, kind: type[UnderstudyError] = ConfigError) -> str:
     with pytest.raises(kind) as caught:
         Keyspace.open_at(url)

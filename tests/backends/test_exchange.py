@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.app.exchange.exports import recorded, steps_in, to_parquet
+from tests.app.exchange.exports import file_of_steps, recorded, steps_in, to_parquet
 from tests.backends.kafka import Topic
 from tests.backends.keyspaces import Keyspace
 from tests.backends.kinesis import Desk as Shards
@@ -25,7 +25,7 @@ from understudy.cli.root import run as run_command
 from understudy.core.location import Location
 from understudy.core.names import new_session
 from understudy.dev.s3 import BUCKET
-from understudy.testing.clock import START_S, ManualClock
+from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import PLAYER, random_session
 
@@ -35,19 +35,6 @@ RECORD = {
     "next_state": [0.1, 0.2, 0.3, 0.4], "done": False, "game_id": "CartPole-v0",
 }  # fmt: skip
 SEED_A = ["--format", "seed-a", "--repair-shift", "--consent", "granted"]
-
-
-@pytest.fixture(scope="module")
-def made(cassandra_server: Any) -> Iterator[Keyspace]:
-    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "exchanged")
-    yield keyspace
-    keyspace.close()
-
-
-@pytest.fixture
-def keyspace(made: Keyspace) -> Keyspace:
-    made.empty()
-    return made
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -60,19 +47,6 @@ def configured(folder: Path, **sections: str) -> DataFolder:
     folder.mkdir()
     (folder / "understudy.toml").write_text("".join(f'[{name}]\nurl = "{url}"\n' for name, url in sections.items()))
     return DataFolder(folder)
-
-
-def file_of_steps(folder: Path, *, n_sessions: int = 3, n_chunks: int = 5) -> tuple[Path, int]:
-    """Sessions so old that they enter under new ids."""
-    rng = np.random.default_rng(0)
-    chunks = [
-        chunk
-        for _ in range(n_sessions)
-        for chunk in random_session(SPEC, rng, n_chunks=n_chunks, session=new_session(START_S, rng.bytes(10)))
-    ]
-    path = folder / "a.parquet"
-    to_parquet(recorded(folder / "source", SPEC, chunks), path)
-    return path, sum(chunk.meta.n_steps for chunk in chunks)
 
 
 def file_of_records(folder: Path) -> tuple[Path, int]:
@@ -122,7 +96,7 @@ def test_files_go_by_kafka_into_cassandra_each_step_once(
 ) -> None:
     topic = Topic(kafka_server)
     data = configured(tmp_path / "D", stream=topic.location().url, store=keyspace.url)
-    path, n_steps = file_of_steps(tmp_path)
+    path, n_steps = file_of_steps(tmp_path, SPEC)
     records, n_records = file_of_records(tmp_path)
     bring = ["data", "import", str(path), "--data", str(data.root), "--format", "parquet", "--json"]
     bring_records = ["data", "import", str(records), "--data", str(data.root), *SEED_A, "--json"]
@@ -161,7 +135,7 @@ def test_an_import_killed_with_9_ends_with_each_step_once(
 ) -> None:
     topic, rng = Topic(kafka_server), np.random.default_rng(1)
     data = configured(tmp_path / "D", stream=topic.location().url, store=keyspace.url)
-    path, n_steps = file_of_steps(tmp_path, n_sessions=40, n_chunks=20)
+    path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=40, n_chunks=20)
     bring = ["data", "import", str(path), "--data", str(data.root), "--format", "parquet", "--json"]
     kills = 0
     for turn in range(3):
@@ -222,7 +196,7 @@ def test_games_are_registered_where_the_config_keeps_models(
     models = Location("s3", ((BUCKET, None),), f"imported-{secrets.token_hex(4)}", options).url
     shards = Shards(kinesalite_server)
     data = configured(tmp_path / "D", stream=shards.location().url, models=models)
-    path, n_steps = file_of_steps(tmp_path)
+    path, n_steps = file_of_steps(tmp_path, SPEC)
     assert run_command(["data", "import", str(path), "--data", str(data.root), "--format", "parquet", "--json"]) == 0
     found = told(capsys)
     assert (found["stored_steps"], found["refused_steps"], found["waiting_steps"]) == (n_steps, 0, 0)

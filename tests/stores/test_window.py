@@ -1,6 +1,6 @@
 """A window is a local copy of another store: whole, without repeats, and without what was taken away there."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,8 @@ from understudy.core.names import new_session
 from understudy.core.ports import Cursor, SessionFilter, Stored, Tail
 from understudy.stores.local import LocalStore
 from understudy.stores.window import Window
-from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    clock = ManualClock()
-    made = Desk(LocalStore(tmp_path / "remote", clock=clock), clock, lambda store: store)
-    yield made
-    made.store.close()
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
 
 
 def opened(desk: Desk, folder: Path, *, max_steps: int | None = None) -> Window:

@@ -24,7 +24,7 @@ def store_option(command: Command) -> Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class OpenedStore:
     """A store on other machines, opened for one command."""
 
     data: DataFolder
@@ -35,7 +35,7 @@ class Elsewhere:
 
 
 @contextlib.contextmanager
-def store_elsewhere(data_text: str | None, store_url: str | None) -> Iterator[Elsewhere | None]:
+def store_elsewhere(data_text: str | None, store_url: str | None) -> Iterator[OpenedStore | None]:
     """The store that a flag or the config names; None where it is in the data folder."""
     config = resolve({"data": data_text, "store.url": store_url}).config
     check_backends(stream="", store=config.store.url)
@@ -45,4 +45,4 @@ def store_elsewhere(data_text: str | None, store_url: str | None) -> Iterator[El
     registry = open_deployment(config.folder, models=config.models.url).registry
     specs = RegistrySpecs(registry)
     with contextlib.closing(open_store(config.store.url, specs=specs)) as store:
-        yield Elsewhere(config.folder, store, specs, list(registry.games()))
+        yield OpenedStore(config.folder, store, specs, list(registry.games()))

@@ -20,8 +20,10 @@ from understudy.app.exchange.parquet_out import Written, write_parquet
 from understudy.core.chunk import Chunk
 from understudy.core.door import deployment_key
 from understudy.core.game import GameSpec
+from understudy.core.names import new_session
 from understudy.core.ports import Cursor, Forgotten, Stored
 from understudy.stores.view import StoreView
+from understudy.testing.clock import START_S
 from understudy.testing.samples import random_session, random_spec
 
 OPTIONAL = ("logp", "value", "version", "by", "frames", "t_ms", "event", "raw_action", "legal")
@@ -41,6 +43,21 @@ def random_chunks(seed: int, *, n_sessions: int = 2) -> tuple[GameSpec, list[Chu
     spec = random_spec(rng)
     chunks = [one for _ in range(n_sessions) for one in random_session(spec, rng, n_chunks=3, optional=OPTIONAL)]
     return spec, chunks
+
+
+def file_of_steps(
+    folder: Path, spec: GameSpec, *, n_sessions: int = 3, n_chunks: int = 5, began_s: float = START_S
+) -> tuple[Path, int]:
+    """A file of some sessions, and the steps in it; by themselves so old that they enter under new ids."""
+    rng = np.random.default_rng(0)
+    chunks = [
+        chunk
+        for _ in range(n_sessions)
+        for chunk in random_session(spec, rng, n_chunks=n_chunks, session=new_session(began_s, rng.bytes(10)))
+    ]
+    path = folder / "a.parquet"
+    to_parquet(recorded(folder / "source", spec, chunks), path)
+    return path, sum(chunk.meta.n_steps for chunk in chunks)
 
 
 def to_parquet(data: DataFolder, path: Path, *, with_player: bool = False, **wanted: Any) -> Written:

@@ -1,47 +1,23 @@
 """The copy from which a store elsewhere is exported: what the store holds, and nothing that was taken away."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.ingest.specs import KnownSpecs
 from understudy.app.exchange.copied import copied
 from understudy.app.exchange.history import Wanted
 from understudy.core.chunk import Chunk
 from understudy.core.errors import StorageFailed
 from understudy.core.frame import DropReport, drop_frame
-from understudy.core.game import GameSpec
 from understudy.core.names import new_session
 from understudy.core.ports import Candidate, Cursor, Stored, Tail
-from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.stores.window import Window
-from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import PLAYER, random_session
-
-
-class OneSpec:
-    def spec(self, game: str, schema: str) -> GameSpec | None:
-        return SPEC if (game, schema) == (SPEC.game, SPEC.schema) else None
-
-    def knows(self, game: str) -> bool:
-        return game == SPEC.game
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    clock = ManualClock()
-    made = Desk(LocalStore(tmp_path / "remote", clock=clock), clock, lambda store: store)
-    yield made
-    made.store.close()
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
 
 
 def chunks_in(view: StoreView) -> list[Chunk]:
@@ -50,7 +26,7 @@ def chunks_in(view: StoreView) -> list[Chunk]:
 
 
 def copy_of(desk: Desk, folder: Path) -> list[Chunk]:
-    with copied(desk.store, OneSpec(), Wanted(game=SPEC.game), beside=folder / "out.parquet") as view:
+    with copied(desk.store, KnownSpecs(SPEC), Wanted(game=SPEC.game), beside=folder / "out.parquet") as view:
         return chunks_in(view)
 
 
@@ -92,7 +68,7 @@ def test_a_store_that_is_written_to_all_the_time_is_copied_to_an_end(
 
     before = random_session(SPEC, rng, n_chunks=3)
     desk.put(*before)
-    with copied(Busy(), OneSpec(), Wanted(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
+    with copied(Busy(), KnownSpecs(SPEC), Wanted(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
         assert chunks_in(view)[:3] == before
 
 

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.app.exchange.exports import recorded, to_parquet
+from tests.app.exchange.exports import file_of_steps
 from understudy.app.config import Config, StoreSection
 from understudy.app.data import DataFolder
 from understudy.app.erase import forget_elsewhere
-from understudy.app.exchange import importing
+from understudy.app.exchange import sending
 from understudy.app.exchange.begun import Begun, Sent
 from understudy.app.exchange.destination import Destination
 from understudy.app.exchange.importing import Imported, import_files
@@ -31,7 +30,7 @@ from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
 from understudy.testing.clock import START_S, ManualClock
-from understudy.testing.samples import cart_spec, random_session
+from understudy.testing.samples import cart_spec
 
 SPEC = cart_spec()
 ADA = player_name("ada")
@@ -85,15 +84,7 @@ class Deployment:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
-    rng = np.random.default_rng(0)
-    # So old that they enter under new ids.
-    chunks = [
-        chunk
-        for _ in range(3)
-        for chunk in random_session(SPEC, rng, n_chunks=5, session=new_session(START_S, rng.bytes(10)))
-    ]
-    path = tmp_path / "a.parquet"
-    to_parquet(recorded(tmp_path / "source", SPEC, chunks), path)
+    path, _ = file_of_steps(tmp_path, SPEC)
     deployment = Deployment(tmp_path, path)
     monkeypatch.setattr("understudy.app.exchange.destination.open_store", lambda *_, **__: deployment.there)
     return deployment
@@ -160,7 +151,7 @@ def test_an_import_that_was_killed_ends_with_each_step_once(
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalLink, "send", kill)
-        patched.setattr(importing, "MAX_FRAMES_PER_SEND", 4)
+        patched.setattr(sending, "MAX_FRAMES_PER_SEND", 4)
         with pytest.raises(Killed):
             made.bring()
     if stores_between:

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.app.exchange.exports import from_parquet, recorded, steps_in, stored, to_parquet
+from tests.app.exchange.exports import file_of_steps, from_parquet, steps_in, stored, to_parquet
 from understudy.app.data import DataFolder
 from understudy.app.erase import forget_player
-from understudy.app.exchange import importing
-from understudy.app.exchange.feed import Feed
+from understudy.app.exchange import importing, sending
 from understudy.app.exchange.history import noise_of
 from understudy.app.exchange.incoming import session_of, survey
+from understudy.app.exchange.landing_here import LandingHere
 from understudy.app.exchange.parquet_in import ParquetFile
 from understudy.app.exchange.plan import Plan, entering, placed
 from understudy.app.roles.ingest import IngestRole
@@ -28,11 +28,11 @@ from understudy.core.ages import DAY_S
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError, Locked
 from understudy.core.lock import FileLock
-from understudy.core.names import new_session, player_name, session_time_s
+from understudy.core.names import player_name, session_time_s
 from understudy.core.ports import Ack, SessionFilter, SessionInfo
 from understudy.stores.view import StoreView
-from understudy.testing.clock import START_S, ManualClock
-from understudy.testing.samples import cart_spec, random_session
+from understudy.testing.clock import ManualClock
+from understudy.testing.samples import cart_spec
 
 SPEC = cart_spec()
 ADA = player_name("ada")
@@ -43,21 +43,8 @@ def sessions(data: DataFolder) -> list[SessionInfo]:
         return list(view.sessions(SessionFilter()))
 
 
-def export(tmp_path: Path, *, n_sessions: int = 3, began_s: float = START_S, n_chunks: int = 5) -> tuple[Path, int]:
-    """A file of some sessions, and the steps in it."""
-    rng = np.random.default_rng(0)
-    chunks = [
-        chunk
-        for _ in range(n_sessions)
-        for chunk in random_session(SPEC, rng, n_chunks=n_chunks, session=new_session(began_s, rng.bytes(10)))
-    ]
-    path = tmp_path / "a.parquet"
-    to_parquet(recorded(tmp_path / "source", SPEC, chunks), path)
-    return path, sum(chunk.meta.n_steps for chunk in chunks)
-
-
 def test_the_same_file_twice_is_stored_once_and_says_so(tmp_path: Path) -> None:
-    path, n_steps = export(tmp_path)
+    path, n_steps = file_of_steps(tmp_path, SPEC)
     data = DataFolder(tmp_path / "D")
     first = from_parquet(data, path, player=ADA)
     assert (first.stored_steps, first.there_steps, first.sessions) == (n_steps, 0, 3)
@@ -72,7 +59,7 @@ def test_the_same_file_twice_is_stored_once_and_says_so(tmp_path: Path) -> None:
 
 
 def test_what_was_recorded_here_is_not_imported_again(tmp_path: Path) -> None:
-    path, n_steps = export(tmp_path)
+    path, n_steps = file_of_steps(tmp_path, SPEC)
     source = DataFolder(tmp_path / "source")
     assert from_parquet(source, path).there_steps == n_steps
     # Also by the way of another folder, in which the sessions have other times.
@@ -84,7 +71,7 @@ def test_what_was_recorded_here_is_not_imported_again(tmp_path: Path) -> None:
 
 
 def test_old_sessions_get_the_time_of_the_import_and_young_ones_keep_theirs(tmp_path: Path) -> None:
-    path, _ = export(tmp_path)
+    path, _ = file_of_steps(tmp_path, SPEC)
     now_s = time.time()
     data = DataFolder(tmp_path / "D")
     from_parquet(data, path)
@@ -92,7 +79,7 @@ def test_old_sessions_get_the_time_of_the_import_and_young_ones_keep_theirs(tmp_
     source = {noise_of(info.session) for info in sessions(DataFolder(tmp_path / "source"))}
     assert {noise_of(info.session) for info in sessions(data)} == source
     (tmp_path / "young").mkdir()
-    path, _ = export(tmp_path / "young", began_s=now_s - 3 * DAY_S)
+    path, _ = file_of_steps(tmp_path / "young", SPEC, began_s=now_s - 3 * DAY_S)
     young = DataFolder(tmp_path / "young" / "D")
     from_parquet(young, path)
     origin = {info.session for info in sessions(DataFolder(tmp_path / "young" / "source"))}
@@ -107,7 +94,7 @@ class Killed(BaseException):
 def test_an_import_that_was_killed_goes_on_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    path, n_steps = export(tmp_path)
+    path, n_steps = file_of_steps(tmp_path, SPEC)
     whole = DataFolder(tmp_path / "whole")
     from_parquet(whole, path)
     data = DataFolder(tmp_path / "D")
@@ -121,8 +108,8 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalLink, "send", kill)
-        patched.setattr(importing, "MAX_FRAMES_PER_SEND", 4)
-        patched.setattr(Feed, "step", lambda _: None)  # killed before ingest came round
+        patched.setattr(sending, "MAX_FRAMES_PER_SEND", 4)
+        patched.setattr(LandingHere, "step", lambda _: None)  # killed before ingest came round
         with pytest.raises(Killed):
             from_parquet(data, path)
     result = from_parquet(data, path)
@@ -136,7 +123,7 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
 
 
 def test_a_narrower_export_keeps_its_gaps_and_is_not_mixed_with_a_fuller_one(tmp_path: Path) -> None:
-    path, n_steps = export(tmp_path, n_sessions=1)
+    path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=1)
     table = pq.read_table(path)
     numbers = np.array(table.column("chunk_no").to_pylist())
     narrow = tmp_path / "narrow.parquet"
@@ -154,7 +141,7 @@ def test_a_narrower_export_keeps_its_gaps_and_is_not_mixed_with_a_fuller_one(tmp
 
 
 def test_players_of_a_file_with_pseudonyms_stay_apart_and_can_be_forgotten(tmp_path: Path) -> None:
-    path, n_steps = export(tmp_path)
+    path, n_steps = file_of_steps(tmp_path, SPEC)
     source = DataFolder(tmp_path / "source")
     to_parquet(source, tmp_path / "named.parquet", with_player=True)
     data = DataFolder(tmp_path / "D")
@@ -168,7 +155,7 @@ def test_players_of_a_file_with_pseudonyms_stay_apart_and_can_be_forgotten(tmp_p
 
 
 def test_an_import_that_was_left_for_too_long_is_not_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, n_steps = export(tmp_path, n_sessions=1)
+    path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=1)
     data = DataFolder(tmp_path / "D")
     from_parquet(data, path)
     info = sessions(data)[0]
@@ -188,7 +175,7 @@ def test_an_import_that_was_left_for_too_long_is_not_mixed_up(tmp_path: Path, mo
 
 
 def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path: Path) -> None:
-    path, n_steps = export(tmp_path)
+    path, n_steps = file_of_steps(tmp_path, SPEC)
     data, stop = DataFolder(tmp_path / "D"), threading.Event()
     data.root.mkdir()
     with IngestRole(data) as role:
@@ -204,7 +191,7 @@ def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path:
 
 
 def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_export(tmp_path: Path) -> None:
-    path, n_steps = export(tmp_path, n_sessions=1, began_s=time.time() - 60)
+    path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=1, began_s=time.time() - 60)
     source = DataFolder(tmp_path / "source")
     (played,) = sessions(source)
     plan = Plan(0, survey(ParquetFile(path))[noise_of(played.session)], ADA)
@@ -214,7 +201,7 @@ def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_ex
 
 
 def test_two_imports_at_once_take_turns(tmp_path: Path) -> None:
-    path, _ = export(tmp_path)
+    path, _ = file_of_steps(tmp_path, SPEC)
     data = DataFolder(tmp_path / "D")
     with FileLock(data.root / "import.lock", what="an import"), pytest.raises(Locked, match="in use"):
         from_parquet(data, path)

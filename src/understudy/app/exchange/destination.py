@@ -8,8 +8,8 @@ from understudy.app.backends import open_store, open_stream
 from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.exchange.elsewhere import Elsewhere
-from understudy.app.exchange.feed import Feed
+from understudy.app.exchange.landing_elsewhere import LandingElsewhere
+from understudy.app.exchange.landing_here import LandingHere
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.specs import RegistrySpecs
 from understudy.client.local import LocalLink
@@ -19,6 +19,9 @@ from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.lock import is_locked
 from understudy.core.names import GameName
 from understudy.models.registry import Registry
+
+Landing = LandingHere | LandingElsewhere
+"""How what an import sends becomes stored, and how it sees that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,12 @@ class Destination:
         door = Door(deployment_key(self.data.root), spec.game, clock)
         return LocalLink(open_stream(self.config.stream.url, self.data), door=door, specs_folder=self.data.games)
 
-    def feed(self, clock: Clock) -> Feed | Elsewhere:
+    def landing(self, clock: Clock) -> Landing:
         """What stores, or waits until it is stored."""
         if not self.config.store.url:
-            return Feed(self.data, self._ingest)
+            return LandingHere(self.data, self._ingest)
         store = open_store(self.config.store.url, specs=RegistrySpecs(self._registry()), clock=clock)
-        return Elsewhere(store, clock=clock, wait_s=self.wait_s)
+        return LandingElsewhere(store, clock=clock, wait_s=self.wait_s)
 
     def _ingest(self) -> IngestRole:
         specs = RegistrySpecs(self._registry()) if self.config.models.url else None

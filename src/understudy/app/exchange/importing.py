@@ -5,39 +5,26 @@ where it is too old to enter. So whatever was imported before, or recorded here,
 out, and an import that was killed goes on where it ended.
 """
 
-import uuid
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from threading import Event
 from typing import Any
 
 from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.exchange.begun import Begun, Sent
-from understudy.app.exchange.destination import Destination
-from understudy.app.exchange.elsewhere import Elsewhere
-from understudy.app.exchange.feed import Feed
+from understudy.app.exchange.destination import Destination, Landing
 from understudy.app.exchange.history import OnSteps, noise_of
-from understudy.app.exchange.incoming import Incoming, same_spec, survey, with_session
+from understudy.app.exchange.incoming import Incoming, Outline, same_spec, survey
 from understudy.app.exchange.plan import Plan, placed
+from understudy.app.exchange.sending import Sender, send
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key, pseudonym
-from understudy.core.errors import ConfigError, StorageFailed
-from understudy.core.frame import (
-    MAX_FRAMES_PER_SEND,
-    CloseReport,
-    DropReport,
-    Frame,
-    close_frame,
-    drop_frame,
-)
+from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
 from understudy.core.names import PlayerName, player_name
-from understudy.core.ports import Link, SessionFilter, SessionInfo
+from understudy.core.ports import SessionFilter, SessionInfo
 
-SEND_BYTES = 4 * 1024 * 1024
-SEND_TRIES = 8
-"""How often frames are handed to a stream that is busy or away, a few seconds apart at last."""
 NOBODY = player_name("imported")
 """Whose steps they are, where neither file nor caller says."""
 
@@ -74,9 +61,30 @@ def import_files(
     on_steps: OnSteps | None = None,
 ) -> Imported:  # fmt: skip
     """Store every step of the files that is not in the store yet; nothing at all when one of the files is bad."""
-    clock, data = clock or SystemClock(), place.data
+    clock = clock or SystemClock()
     found = [survey(one, on_steps) for one in files]
     spec = same_spec(files)
+    plans = _planned(files, found, player)
+    lock = FileLock(place.data.root / "import.lock", what="an import into this folder")
+    with lock, place.landing(clock) as landing:
+        landing.settle(spec.game, {})  # what a killed import has sent counts as here
+        begun, key = Begun(place.data.root), deployment_key(place.data.root)
+        sent = _place(plans, _origins(files), landing, spec=spec, begun=begun, key=key, now_s=clock.now())
+        link = place.link(spec, clock)
+        with closing(LedgerLink(link, place.data.ledger)) as noting:
+            place.register(spec, link)
+            if sent and landing.is_elsewhere:
+                begun.add(sent)
+            if sent:
+                send(files, plans, Sender(noting, clock), after_each=landing.step, on_steps=on_steps)
+        after = _settled(landing, plans, sent, spec=spec, begun=begun)
+        return _counted(files, spec, plans, after, landing)
+
+
+def _planned(
+    files: Sequence[Incoming], found: Sequence[Mapping[int, Outline]], player: PlayerName | None
+) -> dict[int, Plan]:
+    """A plan for each session; ConfigError when two files contradict each other."""
     plans: dict[int, Plan] = {}
     for owner, outlines in enumerate(found):
         for noise, outline in outlines.items():
@@ -86,30 +94,7 @@ def import_files(
                     f"{files[first.owner].name} and {files[owner].name} hold different steps of session "
                     f"{outline.origin}; import the one that has them all"
                 )
-    with FileLock(data.root / "import.lock", what="an import into this folder"), place.feed(clock) as feed:
-        feed.settle(spec.game, {})  # what a killed import has sent counts as here
-        begun, key = Begun(data.root), deployment_key(data.root)
-        players = {one.player: pseudonym(key, spec.game, one.player) for one in plans.values()}
-        _place(plans, _origins(files), feed, spec, begun.sessions, players, clock.now())
-        sent = {
-            noise: Sent(plan.session, players[plan.player])
-            for noise, plan in plans.items() if plan.session is not None
-        }  # fmt: skip
-        link = place.link(spec, clock)
-        noting = LedgerLink(link, data.ledger)
-        try:
-            place.register(spec, link)
-            if sent:
-                if feed.is_elsewhere:
-                    begun.add(sent)
-                _send(_Sender(noting, clock), feed, files, plans, on_steps)
-        finally:
-            noting.close()
-        feed.settle(spec.game, {one.session: one.player for one in sent.values()})
-        after = _known(feed, spec, plans.keys())
-        if feed.is_elsewhere:
-            begun.finish([noise for noise in plans if noise in after and after[noise].closed])
-        return _counted(files, spec, plans, after, feed)
+    return plans
 
 
 def _origins(files: Sequence[Incoming]) -> dict[int, int]:
@@ -117,99 +102,42 @@ def _origins(files: Sequence[Incoming]) -> dict[int, int]:
 
 
 def _place(
-    plans: dict[int, Plan], origins: Mapping[int, int], feed: Feed | Elsewhere, spec: GameSpec,
-    begun: Mapping[int, Sent],
-    players: Mapping[PlayerName, bytes], now_s: float,
-) -> None:  # fmt: skip
-    """Give an id to each plan that is to be sent."""
-    known = _known(feed, spec, {*plans, *origins.values()})
+    plans: dict[int, Plan], origins: Mapping[int, int], landing: Landing, *, spec: GameSpec, begun: Begun, key: bytes,
+    now_s: float,
+) -> dict[int, Sent]:  # fmt: skip
+    """Give an id to each plan that is to be sent; what will be sent under them."""
+    known = _known(landing, spec, {*plans, *origins.values()})
+    players = {one.player: pseudonym(key, spec.game, one.player) for one in plans.values()}
     for noise, plan in plans.items():
         if known.get(origins.get(noise, -1)) is not None:
             continue  # recorded here, and exported from here
-        sent = begun.get(noise) if feed.is_elsewhere else None
-        plans[noise] = placed(plan, known.get(noise), players[plan.player], now_s=now_s, sent=sent)
+        before = begun.sessions.get(noise) if landing.is_elsewhere else None
+        plans[noise] = placed(plan, known.get(noise), players[plan.player], now_s=now_s, sent=before)
+    return {
+        noise: Sent(plan.session, players[plan.player])
+        for noise, plan in plans.items() if plan.session is not None
+    }  # fmt: skip
 
 
-def _known(feed: Feed | Elsewhere, spec: GameSpec, wanted: Container[int]) -> dict[int, SessionInfo]:
+def _settled(
+    landing: Landing, plans: Mapping[int, Plan], sent: Mapping[int, Sent], *, spec: GameSpec, begun: Begun
+) -> dict[int, SessionInfo]:
+    """What the store has of these sessions once what was sent is stored, or does not get on."""
+    landing.settle(spec.game, {one.session: one.player for one in sent.values()})
+    after = _known(landing, spec, plans.keys())
+    if landing.is_elsewhere:
+        begun.finish([noise for noise in plans if noise in after and after[noise].closed])
+    return after
+
+
+def _known(landing: Landing, spec: GameSpec, wanted: Container[int]) -> dict[int, SessionInfo]:
     """Sessions of the store by the random part of their ids; the fullest, should there be several."""
     known: dict[int, SessionInfo] = {}
-    for info in feed.sessions(SessionFilter(game=spec.game)):
+    for info in landing.sessions(SessionFilter(game=spec.game)):
         noise = noise_of(info.session)
         if noise in wanted and (noise not in known or known[noise].n_steps < info.n_steps):
             known[noise] = info
     return known
-
-
-def _send(
-    sender: "_Sender",
-    feed: Feed | Elsewhere,
-    files: Sequence[Incoming],
-    plans: Mapping[int, Plan],
-    on_steps: OnSteps | None,
-) -> None:
-    total, done = sum(plan.outline.steps for plan in plans.values()), 0
-    waiting: list[Frame] = []
-    players: dict[uuid.UUID, PlayerName] = {}
-    for frame, player, steps in _frames(files, plans):
-        if frame is not None:
-            waiting.append(frame)
-            players[frame.session] = player
-        done += steps
-        if len(waiting) == MAX_FRAMES_PER_SEND or sum(one.size_bytes for one in waiting) > SEND_BYTES:
-            sender.send(waiting, players)
-            waiting, players = [], {}
-            feed.step()
-        if on_steps is not None:
-            on_steps(done, total)
-    if waiting:
-        sender.send(waiting, players)
-
-
-def _frames(files: Sequence[Incoming], plans: Mapping[int, Plan]) -> Iterator[tuple[Frame | None, PlayerName, int]]:
-    """Every frame of the files, whose it is, and how many steps it brings; no frame for what stays out."""
-    sent: dict[int, int] = {}
-    for owner, one in enumerate(files):
-        for chunk, _ in one.chunks():
-            noise, n_steps = noise_of(chunk.meta.session), chunk.meta.n_steps
-            plan = plans.get(noise)
-            if plan is None or plan.owner != owner:
-                continue
-            outline, session = plan.outline, plan.session
-            if session is None:
-                yield None, plan.player, n_steps
-                continue
-            number = outline.last_no + 1
-            if noise not in sent and outline.missing:
-                report = DropReport(tuple(outline.missing), outline.missing_steps)
-                yield drop_frame(session, number, report), plan.player, 0
-            yield with_session(chunk, session).frame(), plan.player, n_steps
-            sent[noise] = sent.get(noise, 0) + 1
-            if sent[noise] == outline.chunks:
-                number += bool(outline.missing)
-                yield close_frame(session, number, CloseReport(number, outline.steps)), plan.player, 0
-
-
-class _Sender:
-    """Hands frames over, and again while that may help."""
-
-    def __init__(self, link: Link, clock: Clock) -> None:
-        self._link, self._clock = link, clock
-
-    def send(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> None:
-        """All of them are durable in the stream; StorageFailed when one is not."""
-        for tried in range(SEND_TRIES):
-            acks = self._link.send(frames, players)
-            left = [(frame, ack) for frame, ack in zip(frames, acks, strict=True) if not ack.accepted]
-            if not left:
-                return
-            refused = next((ack.refused for _, ack in left if ack.refused), None)
-            if refused or tried + 1 == SEND_TRIES:
-                raise StorageFailed(
-                    f"the stream did not take a frame: {refused or left[0][1].error}; mend that, then run the same "
-                    "command again, which goes on where this one ended"
-                )
-            frames = [frame for frame, _ in left]
-            self._clock.wait(Event(), min(max(ack.retry_after_s for _, ack in left), 0.1 * 2**tried))
 
 
 def _counted(
@@ -217,12 +145,12 @@ def _counted(
     spec: GameSpec,
     plans: Mapping[int, Plan],
     after: Mapping[int, SessionInfo],
-    feed: Feed | Elsewhere,
+    landing: Landing,
 ) -> Imported:
     sent = {noise: plan for noise, plan in plans.items() if plan.session is not None}
     now = {noise: after[noise].n_steps if noise in after else 0 for noise in sent}
     lacking = {noise: max(0, plan.outline.steps - now[noise]) for noise, plan in sent.items()}
-    is_waiting = {noise: feed.is_elsewhere and not (noise in after and after[noise].closed) for noise in sent}
+    is_waiting = {noise: landing.is_elsewhere and not (noise in after and after[noise].closed) for noise in sent}
     out = [plan.outline for plan in plans.values() if plan.session is None]
     details: dict[str, Any] = {}
     for one in files:
@@ -237,5 +165,5 @@ def _counted(
         there_steps=sum(one.steps for one in out) + sum(plan.had_steps for plan in sent.values()),
         refused_steps=sum(steps for noise, steps in lacking.items() if not is_waiting[noise]),
         waiting_steps=sum(steps for noise, steps in lacking.items() if is_waiting[noise]),
-        refusals=feed.refusals, by_running_ingest=not feed.is_ours, details=details,
+        refusals=landing.refusals, by_running_ingest=not landing.is_ours, details=details,
     )  # fmt: skip

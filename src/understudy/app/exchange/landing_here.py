@@ -1,4 +1,4 @@
-"""Feed: stores what lies in the stream while an import writes to it, into the data folder's own store."""
+"""Landing here: what an import sends is stored in the data folder's own store, by this process or by another."""
 
 import time
 import uuid
@@ -15,7 +15,7 @@ _ASK_S = 600.0
 _TRIES = 3
 
 
-class Feed:
+class LandingHere:
     """Ingest in this process, or the one that another process runs; a context manager."""
 
     is_elsewhere = False
@@ -74,7 +74,7 @@ class Feed:
             self._role.close()
             self._role = None
 
-    def __enter__(self) -> "Feed":
+    def __enter__(self) -> "LandingHere":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Elsewhere: a store on other machines, of which an import is no writer: ingest is, wherever it runs."""
+"""Landing elsewhere: in a store on other machines, of which an import is no writer: ingest is, wherever it runs."""
 
 import uuid
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ _MOST_PLAYERS = 8
 """Players whose sessions are asked for one by one; for more of them all sessions are read."""
 
 
-class Elsewhere:
+class LandingElsewhere:
     """Tells what the store holds, and waits until it holds what was sent; a context manager."""
 
     is_ours, is_elsewhere = False, True
@@ -61,7 +61,7 @@ class Elsewhere:
     def close(self) -> None:
         self._store.close()
 
-    def __enter__(self) -> "Elsewhere":
+    def __enter__(self) -> "LandingElsewhere":
         return self
 
     def __exit__(self, *_: object) -> None:
