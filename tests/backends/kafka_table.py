@@ -94,7 +94,8 @@ def drain(service: IngestService) -> None:
     give_up_s = time.monotonic() + 60.0
     while True:
         try:
-            return service.drain()
+            service.drain()
+            return
         except Unreachable:
             assert time.monotonic() < give_up_s
 

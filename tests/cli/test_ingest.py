@@ -76,7 +76,7 @@ import sys, time
 from understudy.cli.root import run
 from understudy.ingest.service import IngestService
 
-def drain(self):
+def drain(self, **_):
     print("draining", flush=True)
     time.sleep(600)
 

@@ -70,12 +70,15 @@ def test_a_pyspark_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch):
         require_spark()
 
 
+def script(home: Path, text: str) -> None:
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text(text)
+    (home / "bin" / "java").chmod(0o755)
+
+
 def java(home: Path, version: str) -> None:
     """A Java that says its version, as every one does: on standard error."""
-    (home / "bin").mkdir(parents=True)
-    file = home / "bin" / "java"
-    file.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2020-01-01' >&2\n")
-    file.chmod(0o755)
+    script(home, f"#!/bin/sh\necho 'openjdk version \"{version}\" 2020-01-01' >&2\n")
 
 
 @pytest.mark.usefixtures("with_pyspark")
@@ -108,6 +111,28 @@ def test_java_that_is_too_old_is_told(version: str, is_enough: bool, monkeypatch
         ConfigError, match=r"needs Java 17 or newer, and .*bin/java is (8|11); install Java 17, and set"
     ):
         require_spark()
+
+
+@pytest.mark.usefixtures("with_pyspark")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("#!/nowhere/at/all\n", "No such file"),
+        ("\x7fELF of another machine", "Exec format error"),
+        ("#!/bin/sh\nexec sleep 60\n", "it does not say its version in 0.2 s"),
+    ],
+)
+def test_java_that_cannot_be_run_is_told_in_one_line(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    script(tmp_path, text)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr("understudy.ingest.spark_session._JAVA_S", 0.2)
+    with pytest.raises(
+        ConfigError, match=rf"bin/java cannot be run: .*{said}.*; install Java 17 or newer, and"
+    ) as told:
+        require_spark()
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize("master", ["here", "", "mesos://host", "spark:/host", "local[x]", "local[0]", "local[2,0]"])

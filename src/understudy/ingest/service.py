@@ -84,10 +84,11 @@ class IngestService:
             if not moved:
                 self._clock.wait(stop, _IDLE_S)
 
-    def drain(self) -> None:
+    def drain(self, *, within_s: float = math.inf) -> bool:
         """Store everything that was in the stream when this was called; it ends however fast more comes.
 
-        Partitions that another owner holds are left to them.
+        Whether there was time for that; it is looked at between two reads. Partitions that another owner holds are
+        left to them.
         """
         called_s, called_at_s = self._clock.monotonic(), self._clock.now()
         caught_up: set[str] = set()
@@ -99,6 +100,9 @@ class IngestService:
                 moved = True
                 if _is_past(read, called_s, called_at_s):
                     caught_up.add(partition)
+                if self._clock.monotonic() - called_s >= within_s:
+                    return False
+        return True
 
     def positions(self) -> dict[str, Position | None]:
         """How far each partition that is ours is stored."""

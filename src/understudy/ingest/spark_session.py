@@ -36,7 +36,7 @@ _LOCAL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _STOP_S = 5.0
 """How long a JVM may take to end by itself."""
 _LOOK_S, _SAY_S, _CONNECT_S = 0.1, 15.0, 10.0
-_PYSPARK, _JAVA = 4, 17
+_PYSPARK, _JAVA, _JAVA_S = 4, 17, 60.0
 _MASTER = re.compile(r"local(\[(0*[1-9]\d*|\*)(, *0*[1-9]\d*)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -114,7 +114,16 @@ def _require_java() -> None:
     if java is None:
         where = f"there is none in JAVA_HOME, which is {home}" if home else "there is none"
         raise ConfigError(f"ingest with Spark needs Java, and {where}; install Java {_JAVA} or newer, or set JAVA_HOME")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60.0).stderr
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_S).stderr
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        trouble = (
+            f"it does not say its version in {_JAVA_S:g} s" if isinstance(error, subprocess.TimeoutExpired) else error
+        )
+        raise ConfigError(
+            f"ingest with Spark needs Java, and {java} cannot be run: {trouble}; install Java {_JAVA} or newer, and "
+            "set JAVA_HOME to it"
+        ) from None
     found = _VERSION.search(said)
     if found is not None and int(found[1]) < _JAVA:
         raise ConfigError(

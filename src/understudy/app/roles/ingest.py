@@ -16,8 +16,9 @@ from understudy.app.roles.requests import answer_all, forget_stale
 from understudy.app.roles.snapshot import snapshot_store
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
-from understudy.core.ports import Candidate, FullStore, Specs, Stream
+from understudy.core.ports import Candidate, FullStore, Position, Specs, Stream
 from understudy.ingest.check import check
+from understudy.ingest.draining import DRAIN_S, TOO_MUCH, tell_not_drained
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
 from understudy.stores.local import LocalStore
@@ -30,6 +31,8 @@ EXPIRE_EVERY_S = 600.0
 _IDLE_S, _TROUBLE_S = 0.004, 1.0
 RETENTION_S = 3600.0
 """How long the stream keeps what is already stored."""
+ROLE_DRAIN_S = 100.0
+"""What a gateway acknowledged last is stored, too, when `up` ends; a little less than a role is given."""
 
 
 def repeat(step: Callable[[], int], stop: Event) -> None:
@@ -49,12 +52,20 @@ def repeat(step: Callable[[], int], stop: Event) -> None:
             stop.wait(_IDLE_S)
 
 
-def drain(service: IngestService) -> None:
-    """Store what is still in the stream; what cannot be read or stored now is left to the next start."""
+def drain(service: IngestService, *, within_s: float) -> None:
+    """Store what is still in the stream; what cannot be read or stored now, or in time, is left to the next start."""
     try:
-        service.drain()
-    except Unreachable as error:
-        _log.warning("not_drained", error=str(error), next="it is in the stream, and stored at the next start")
+        if not service.drain(within_s=within_s):
+            tell_not_drained(TOO_MUCH)
+    except (StorageFull, Unreachable) as error:
+        tell_not_drained(error)
+
+
+def trim_own(stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float) -> int:
+    """Delete stored parts of a stream of our own that are older than this; one elsewhere has a rule of its own."""
+    if not isinstance(stream, FileStream):
+        return 0
+    return stream.trim(positions, before_s=time.time() - retention_s)
 
 
 def checked_retention(retention_s: float) -> float:
@@ -109,16 +120,16 @@ class IngestRole:
             _log.info("expired", chunks=gone)
         return self.service.step()
 
-    def run(self, stop: Event) -> None:
-        """Repeat `step` until told to stop, then store what is still in the stream."""
+    def run(self, stop: Event, *, drain_s: float = DRAIN_S) -> None:
+        """Repeat `step` until told to stop, then store what is still in the stream, for at most this long."""
         repeat(self.step, stop)
-        drain(self.service)
+        drain(self.service, within_s=drain_s)
 
     def trim(self, retention_s: float) -> int:
-        """Delete stored parts of the stream that are older than this; a stream elsewhere has a rule of its own."""
+        """Delete stored parts of a stream of our own that are older than this; how many bytes that freed."""
         if not isinstance(self._stream, FileStream):
             return 0
-        freed = self._stream.trim(self.store.positions(), before_s=time.time() - retention_s)
+        freed = trim_own(self._stream, self.store.positions(), retention_s=retention_s)
         left = {partition.id for partition in self._stream.partitions()}
         gone = [name for name in self.store.positions() if name not in left]
         if gone:

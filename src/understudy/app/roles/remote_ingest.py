@@ -7,12 +7,12 @@ from collections.abc import Callable
 from threading import Event
 
 from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import RETENTION_S, TRIM_EVERY_S, checked_retention, drain, repeat
+from understudy.app.roles.ingest import RETENTION_S, TRIM_EVERY_S, checked_retention, drain, repeat, trim_own
 from understudy.core.lock import FileLock
 from understudy.core.log import make_folder
 from understudy.core.ports import FullStore, Specs, Stream
+from understudy.ingest.draining import DRAIN_S
 from understudy.ingest.service import IngestService
-from understudy.streams.file import FileStream
 
 
 class RemoteIngestRole:
@@ -43,15 +43,15 @@ class RemoteIngestRole:
     def step(self) -> int:
         """One round: move what came, trim a stream of our own; how many records moved."""
         moved = self.service.step()
-        if isinstance(self._stream, FileStream) and time.monotonic() >= self._next_trim_s:
+        if time.monotonic() >= self._next_trim_s:
             self._next_trim_s = time.monotonic() + TRIM_EVERY_S
-            self._stream.trim(self.service.positions(), before_s=time.time() - self._retention_s)
+            trim_own(self._stream, self.service.positions(), retention_s=self._retention_s)
         return moved
 
-    def run(self, stop: Event) -> None:
-        """Repeat `step` until told to stop, then store what is still in the stream."""
+    def run(self, stop: Event, *, drain_s: float = DRAIN_S) -> None:
+        """Repeat `step` until told to stop, then store what is still in the stream, for at most this long."""
         repeat(self.step, stop)
-        drain(self.service)
+        drain(self.service, within_s=drain_s)
 
     def close(self) -> None:
         self._opened.close()

@@ -1,0 +1,111 @@
+"""The ingest role when it is asked to stop: it ends in time, and says what is left to the next start."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.ingest.specs import KnownSpecs
+from understudy.app.data import DataFolder
+from understudy.app.roles.ingest import IngestRole, drain, trim_own
+from understudy.app.roles.remote_ingest import RemoteIngestRole
+from understudy.core.errors import StorageFull
+from understudy.core.ports import Position, Read, Receipt, WriteBatch
+from understudy.ingest.service import IngestConfig, IngestService
+from understudy.stores.local import LocalStore
+from understudy.streams.file import FileStream
+from understudy.streams.memory import MemoryStream
+from understudy.testing.clock import ManualClock
+from understudy.testing.samples import cart_spec
+from understudy.testing.streams import sample_frames
+
+SPECS = KnownSpecs(cart_spec())
+NEXT = "it is in the stream, and stored at the next start"
+
+
+class Slow(MemoryStream):
+    """A stream of which each read takes a second, by a clock of its own."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self._time = clock
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        self._time.advance(1.0)
+        return super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
+
+
+def test_draining_ends_in_time_and_the_rest_is_stored_by_the_next_start(tmp_path: Path):
+    clock = ManualClock()
+    stream = Slow(clock)
+    stream.append(sample_frames(40))
+    with LocalStore(tmp_path, clock=clock) as store:
+        for within_s, chunks, said in ((15.0, 15, 1), (15.0, 30, 1), (15.0, 40, 0)):
+            config = IngestConfig(max_read_bytes=1)
+            service = IngestService(stream, store, SPECS, owner="test", config=config, clock=clock)
+            with capture_logs() as logs:
+                drain(service, within_s=within_s)
+            assert store.audit().chunks == chunks
+            assert [(one["event"], one["next"]) for one in logs] == [("not_drained", NEXT)] * said
+        audit = store.audit()
+    assert (audit.gap_chunks, audit.duplicate_chunks) == (0, 0)
+
+
+class Full:
+    """A store that has no room."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        raise StorageFull("no room; free some space")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_stop_while_the_disk_is_full_is_a_clean_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere):
+    stop, data = threading.Event(), DataFolder(tmp_path)
+    stop.set()
+
+    def filled() -> MemoryStream:
+        stream = MemoryStream(clock=ManualClock())
+        stream.append(sample_frames(3))
+        return stream
+
+    def role() -> Any:
+        if not is_elsewhere:
+            return IngestRole(data, specs=SPECS, open_stream=filled)
+        there = tmp_path / "there"
+        return RemoteIngestRole(
+            data, specs=SPECS, open_stream=filled, open_store=lambda: LocalStore(there, specs=SPECS)
+        )
+
+    with role() as one, capture_logs() as logs, monkeypatch.context() as full:
+        full.setattr(one.service._writer, "_store", Full(one.store))
+        one.run(stop)
+    assert [(log["event"], log["error"], log["next"]) for log in logs] == [
+        ("not_drained", "no room; free some space", NEXT)
+    ]
+    with role() as one:
+        one.run(stop)
+        assert one.store.audit().chunks == 3
+
+
+def test_only_a_stream_of_our_own_is_trimmed_and_only_what_is_stored_and_old(tmp_path: Path):
+    frames = sample_frames(3)
+    elsewhere = MemoryStream(clock=ManualClock())
+    elsewhere.append(frames)
+    assert trim_own(elsewhere, {"p0": Position("2")}, retention_s=0.0) == 0
+    stream = FileStream(tmp_path)
+    stream.append(frames)
+    (partition,) = [one.id for one in stream.partitions()]
+    stored = stream.read(partition, None, max_bytes=1 << 20, wait_s=0.0).next
+    stream.close()
+    stream = FileStream(tmp_path)
+    assert trim_own(stream, {partition: None}, retention_s=0.0) == 0
+    assert trim_own(stream, {partition: stored}, retention_s=3600.0) == 0
+    assert trim_own(stream, {partition: stored}, retention_s=-1.0) > 0
