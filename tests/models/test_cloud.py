@@ -51,7 +51,9 @@ def test_nobody_at_that_address_is_unreachable_with_the_address(
         taken.bind(("127.0.0.1", 0))
         gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
         objects = CloudObjects(f"s3://models/x?endpoint={gone}")
-        with pytest.raises(Unreachable, match=rf"s3://models/x: .*Connection refused.* by {gone}; check that it runs"):
+        with pytest.raises(
+            Unreachable, match=rf"s3://models/x \({gone}, region \S+\): .*Connection refused.* by {gone}; check"
+        ):
             CALLS[doing](objects)
 
 

@@ -14,6 +14,13 @@ from understudy.models.cloud import CloudObjects
         ("s3://", "names no bucket"),
         ("s3://bucket?regoin=x", "did you mean region"),
         ("s3://bucket?endpoint=http://elsewhere:9000", "insecure=true"),
+        ("s3://bucket?endpoint=nonsense", "give http://127.0.0.1:PORT"),
+        ("s3://bucket?endpoint=http://127.0.0.1:99999", "give http://127.0.0.1:PORT"),
+        ("s3://bucket?endpoint=http://me:secret@127.0.0.1:9", "no user in it"),
+        ("s3://bucket?region=eu west", "region of s3://bucket is 'eu west'; give one such as eu-west-1"),
+        ("s3://My Bucket/x", "'My Bucket' is no name of a bucket"),
+        ("s3://ведро/x", "is no name of a bucket; write s3://BUCKET/PATH"),
+        ("s3://bucket:80/x", "is no name of a bucket"),
         ("s3://key:secret@bucket/path", "credentials=FILE"),
     ],
 )
@@ -70,6 +77,14 @@ def test_a_file_or_a_profile_that_is_not_there_is_told(keys: Path):
         signed("&profile=other")
     with pytest.raises(ConfigError, match=r"credentials file \S+nowhere is not there"):
         signed(f"&credentials={keys.with_name('nowhere')}")
+
+
+def test_a_named_file_may_ask_a_program_for_its_keys(keys: Path, tmp_path: Path):
+    pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
+    said = tmp_path / "said.json"
+    said.write_text('{"Version": 1, "AccessKeyId": "asked", "SecretAccessKey": "s"}')
+    (tmp_path / "own").write_text(f"[default]\ncredential_process = cat {said}\n")
+    assert "X-Amz-Credential=asked%2F" in signed(f"&credentials={tmp_path / 'own'}")
 
 
 def test_a_profile_that_asks_a_program_gets_its_keys(keys: Path, tmp_path: Path):

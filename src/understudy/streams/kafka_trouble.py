@@ -105,8 +105,8 @@ class Trouble:
         said = "" if error is None or (detail and code.startswith("_")) else error.str()
         what = "; ".join(text for text in (detail, said) if text) or "no answer in time"
         return Unreachable(
-            f"{doing}: no broker at {config.where} served us for topic {topic!r} ({what}); check that it runs, that this is its "
-            f"port for clients, and whether it wants {self._wanted()}"
+            f"{doing}: no broker at {config.where} served us for topic {topic!r} ({what}); check that it runs, that "
+            f"this is its port for clients, and whether it wants {self._wanted()}"
         )
 
     def _user(self) -> str:

@@ -1,11 +1,10 @@
 """Which Kinesis stream, where, and how patiently: the settings behind `kinesis://STREAM?region=...`."""
 
-import ipaddress
 import math
 import re
 from dataclasses import dataclass, fields
-from urllib.parse import urlsplit
 
+from understudy.core.endpoint import check_endpoint, is_here
 from understudy.core.errors import ConfigError
 from understudy.core.location import Location
 
@@ -50,12 +49,12 @@ class KinesisConfig:
             if not least <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; give a number of seconds from {least:g}")
         if self.endpoint:
-            _check_endpoint(self.endpoint, insecure=self.insecure)
+            check_endpoint(self.endpoint, insecure=self.insecure)
 
     @property
     def is_local(self) -> bool:
         """Whether the endpoint is on this machine."""
-        return bool(self.endpoint) and _is_loopback(urlsplit(self.endpoint).hostname or "")
+        return bool(self.endpoint) and is_here(self.endpoint)
 
     @property
     def place(self) -> str:
@@ -90,25 +89,3 @@ def kinesis_config(location: Location) -> KinesisConfig:
         append_s=location.number("append_s", 3.0, most=600.0),
         timeout_s=location.number("timeout_s", 5.0, least=0.1, most=600.0),
     )
-
-
-def _check_endpoint(endpoint: str, *, insecure: bool) -> None:
-    try:
-        split = urlsplit(endpoint)
-        host, _port = split.hostname or "", split.port
-    except ValueError:
-        host, split = "", urlsplit("")
-    if split.scheme not in ("http", "https") or not host or split.username is not None:
-        raise ConfigError(f"endpoint is {endpoint[:80]!r}; give http://127.0.0.1:PORT or https://HOST, no user in it")
-    if split.scheme == "http" and not insecure and not _is_loopback(host):
-        raise ConfigError(
-            f"endpoint {endpoint[:80]} sends what players did over plain http to another machine; use https, or say "
-            "insecure=true where the network is your own"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
