@@ -31,7 +31,7 @@ def test_twenty_thousand_sessions_are_told_apart_in_bounded_memory(quick_path: P
     for start in range(0, N_SESSIONS, 500):
         receipt = desk.write([candidate(number) for number in range(start, start + 500)])
         assert set(receipt.fates) == {"new"}
-        assert len(local(desk)._known._recent) <= 4096
+        assert len(local(desk).known.sealed_sessions._recent) <= 4096
         assert sum(len(one.sessions) for one in local(desk)._unsealed()) <= 2 * (8000 // 2 + 500)
     for start in (0, 7500, N_SESSIONS - 500):
         receipt = desk.write([candidate(number) for number in range(start, start + 500)])

@@ -27,7 +27,6 @@ from understudy.core.errors import (
 from understudy.core.group import GroupCommit
 from understudy.core.lock import FileLock
 from understudy.core.log import LogFile, Sync, make_folder, no_sync, remove, sync_data
-from understudy.core.names import session_time_s
 from understudy.core.ports import (
     Audit,
     Candidate,
@@ -42,7 +41,6 @@ from understudy.core.ports import (
     Tail,
     WriteBatch,
 )
-from understudy.core.session import SessionState
 from understudy.stores.audit import audit, summary
 from understudy.stores.catalogue import FORGOTTEN, Catalogue, quarantined
 from understudy.stores.claims import Claims
@@ -51,7 +49,7 @@ from understudy.stores.disk import disk
 from understudy.stores.draft import Draft
 from understudy.stores.erasure import erase_pending, expire, has_pending
 from understudy.stores.generation import Generation
-from understudy.stores.known import KnownSessions
+from understudy.stores.local_known import LocalKnown
 from understudy.stores.recovery import Recovered, recover
 from understudy.stores.sealer import Sealer
 from understudy.stores.segments import MAX_BYTES
@@ -95,11 +93,12 @@ class LocalStore:
             opened.enter_context(FileLock(folder / ".lock", what="the store", patience_s=0.3))
             self._catalogue = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite")))
             self._lookup = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite", read_only=True)))
-            self._known = KnownSessions(self._lookup)
             self._mark = opened.enter_context(closing(WatermarkFile(folder / "watermark", create=True)))
             self._claims = Claims(self._catalogue)
             self._sealer = Sealer(folder, self._catalogue, specs)
-            self._open(recover(folder, self._catalogue, self._mark.read(), now_s=self._clock.now()))
+            found = recover(folder, self._catalogue, self._mark.read(), now_s=self._clock.now())
+            self.known = LocalKnown(self._lookup, self._unsealed)
+            self._open(found)
             opened.callback(lambda: self._log.close())
             if self._current.events or has_pending(self._catalogue):
                 self.erase()
@@ -113,9 +112,6 @@ class LocalStore:
         self._next_commit, self._next_arrival = found.first_commit, found.first_arrival
         self._next_quarantine = self._catalogue.fact("next_quarantine", 1)
         self._sealed_below = found.first_arrival
-        self._tombstones: dict[bytes, float] = dict(
-            self._catalogue.rows("SELECT player, max(at) FROM tombstones GROUP BY player")
-        )
         self._positions: dict[str, str | None] = dict(self._catalogue.rows("SELECT partition, position FROM positions"))
         self._file_no = found.next_file
         self._current = Generation(files=[self._file_no])
@@ -185,7 +181,7 @@ class LocalStore:
         with self._state:
             self.freeze(wait=True)
             self.is_erasing = not erase_pending(self.folder, self._catalogue)
-            self._known.clear()
+            self.known.sealed_sessions.clear()
             self._next_quarantine = self._catalogue.fact("next_quarantine", 1)
 
     # --- the StoreAdmin port ----------------------------------------------------------------------------------------
@@ -200,7 +196,7 @@ class LocalStore:
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
         with self._state:
-            wanted = {key for key in chunks if self.is_stored(*key)}
+            wanted = {key for key in chunks if self.known.is_stored(*key)}
             there = [(session.bytes, number) for session, number in sorted(wanted)]
             if there:
                 self.commit_event(Event(kind="quarantine", at_s=self._clock.now(), chunks=there, reason=reason))
@@ -211,7 +207,7 @@ class LocalStore:
         with self._state:
             self._check_open()
             self.freeze(wait=True)
-            draft = Draft(self, self._next_arrival, self._next_quarantine)
+            draft = Draft(self.known, self._next_arrival, self._next_quarantine)
             decided = [draft.replay(candidate, number) for number, candidate in zip(ids, candidates, strict=True)]
             if draft.is_worth_writing:
                 self._append(draft.trailer(self._next_commit), draft.raws, draft.candidates)
@@ -272,7 +268,7 @@ class LocalStore:
             self._finish_sealing(wait=False)
             if self._is_due():
                 self.freeze()
-            draft, now_s = Draft(self, self._next_arrival, self._next_quarantine), self._clock.now()
+            draft, now_s = Draft(self.known, self._next_arrival, self._next_quarantine), self._clock.now()
             results: list[Receipt | UnderstudyError] = []
             for batch in batches:
                 if self._claims.renew(batch.partition, batch.epoch, now_s=now_s):
@@ -303,7 +299,7 @@ class LocalStore:
     def _write_entry(self, parts: Sequence[bytes], candidates: Sequence[Candidate] | None) -> None:
         entry = self._log.append(parts)
         commit = read_commit(entry)
-        self._current.apply(commit, self._file_no, before=self._state_before, candidates=candidates)
+        self._current.apply(commit, self._file_no, before=self.known.state_of, candidates=candidates)
         trailer = commit.trailer
         self._next_commit = trailer.number + 1
         self._next_arrival = trailer.first_arrival + trailer.n_arrivals
@@ -311,54 +307,15 @@ class LocalStore:
         for facts in trailer.quarantined:
             self._next_quarantine = max(self._next_quarantine, facts.id + 1)
         if trailer.event is not None and trailer.event.kind == "forget":
-            player = trailer.event.player
-            self._tombstones[player] = max(trailer.event.at_s, self._tombstones.get(player, 0.0))
-            self._known.clear()
+            self.known.forget(trailer.event.player, trailer.event.at_s)
 
     def _write_mark(self) -> None:
         self._mark.write(Watermark(self._sealed_below, self._next_arrival, self._file_no, self._log.size_bytes))
 
-    # --- what is known of a session ---------------------------------------------------------------------------------
-
-    def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
-        return self._current.sessions.get(session) or self._state_before(session)
-
-    def _state_before(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
-        frozen = self._sealer.frozen
-        if frozen is not None and (known := frozen.sessions.get(session)):
-            return known
-        return self._known.get(session)
+    # --- sealing ----------------------------------------------------------------------------------------------------
 
     def _unsealed(self) -> list[Generation]:
         return [one for one in (self._current, self._sealer.frozen) if one is not None]
-
-    def key_of(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None:
-        """(crc, length) stored or recorded under a number."""
-        for generation in self._unsealed():
-            if key := generation.keys.get((session, chunk_no)):
-                return key
-        return self._lookup.key_of(session, chunk_no)
-
-    def is_stored(self, session: uuid.UUID, chunk_no: int) -> bool:
-        """Whether a frame can be read under a number."""
-        is_here = any((session, chunk_no) in generation.keys for generation in self._unsealed())
-        return is_here or self._lookup.is_stored(session, chunk_no)
-
-    def quarantined_crcs(self, session: bytes, chunk_no: int) -> list[int]:
-        found = self._lookup.quarantined_key(uuid.UUID(bytes=session), chunk_no)
-        for generation in self._unsealed():
-            found += generation.quarantined_keys.get((session, chunk_no), [])
-        return found
-
-    def waiting(self, quarantine_id: int) -> tuple[str, bytes] | None:
-        return self._lookup.waiting(quarantine_id)
-
-    def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
-        """Whether a player was erased after this session began, or after the frame came."""
-        at = self._tombstones.get(player)
-        return at is not None and (session_time_s(session) <= at or received_s < int(at))
-
-    # --- sealing ----------------------------------------------------------------------------------------------------
 
     def _is_due(self) -> bool:
         current = self._current
@@ -396,7 +353,7 @@ class LocalStore:
             raise
         if sealed is None:
             return
-        self._known.remember(sealed.sessions.items())
+        self.known.sealed_sessions.remember(sealed.sessions.items())
         self._sealed_below = self._catalogue.fact("sealed_below")
         self._write_mark()
         for number in sealed.files:

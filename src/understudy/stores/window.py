@@ -177,8 +177,8 @@ class Window:
 
     def _is_set_aside(self, frame: Frame) -> bool:
         """Whether these very bytes lie in quarantine here."""
-        crcs = self.local.quarantined_crcs(frame.session.bytes, frame.chunk_no)
-        return frame.body_crc in crcs and not self.local.is_stored(frame.session, frame.chunk_no)
+        crcs = self.local.known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
+        return frame.body_crc in crcs and not self.local.known.is_stored(frame.session, frame.chunk_no)
 
     def _follow(self, item: Forgotten) -> None:
         if item.chunks:
