@@ -54,7 +54,6 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
     config = resolve({}, environ=environ).config
     assert config.gateway.hosts == ("a.example", "b.example")
     assert (config.gateway.insecure, config.gateway.target_steps_s, config.roles) == (True, 2.5, ("gateway",))
-    assert config.gateway_config.follow_every_s == 1.0
     assert config.gateway_config.target_steps_s == 2.5
 
 

@@ -17,6 +17,9 @@ from understudy.core.policy import Policy
 from understudy.core.signed import open_signed, public_key_text
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.models.objects import FolderObjects
+from understudy.models.registry import Registry
+from understudy.serve.bots import Bots
 from understudy.serve.house import GatewayConfig
 from understudy.testing.samples import cart_spec
 
@@ -368,6 +371,16 @@ def test_advice_of_a_stochastic_bot_gives_probabilities(gateway: Running, key: s
 def test_questions_that_are_none_are_refused(gateway: Running, key: str, duel: Policy, asked: Any):
     for route in ("act", "advise"):
         assert gateway.ask("POST", f"/v1/games/duel/{route}", key, asked).status == 400
+
+
+def test_a_registry_where_a_look_costs_something_is_looked_at_as_seldom_as_it_says(tmp_path: Path):
+    near, far = FolderObjects(tmp_path / "near"), FolderObjects(tmp_path / "far")
+    far.look_every_s = 0.5
+    for objects, every_s in ((near, 0.03), (far, 0.5)):
+        registry = Registry(objects, trusted=TRUSTED)
+        with concurrent.futures.ThreadPoolExecutor() as executor:
+            bots = Bots(registry, executor, trust=[], canary_share=0.2, follow_every_s=GatewayConfig().follow_every_s)
+        assert bots.every_s == every_s
 
 
 def test_a_bot_that_takes_too_long_is_replaced_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,6 @@ import ipaddress
 import os
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 ROLES = ("gateway", "ingest", "learner")
 DEFAULT_PORT = 8600
+_HERE = "or empty: in the data folder; not set: as at the last start, else the same."
 _SCHEDULE, _BOUNDS = LearningSchedule(), Bounds()
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]{2,45}\]")
 _ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?")
@@ -60,7 +60,7 @@ class StreamSection(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(description="Where frames wait to be stored, such as kinesis://STREAM or kafka://HOST:PORT/TOPIC; "
-                         "file: in the data folder."),
+                         f"file {_HERE}"),
     ] = ""  # fmt: skip
 
 
@@ -68,8 +68,10 @@ class StoreSection(Section, frozen=True, kw_only=True):
     """[store]"""
 
     url: Annotated[
-        str, Meta(description="Where experience is kept, such as cassandra://HOST/KEYSPACE; local: in the data folder.")
-    ] = ""
+        str,
+        Meta(description="Where experience is kept, such as cassandra://HOST/KEYSPACE; "
+                         f"local {_HERE}"),
+    ] = ""  # fmt: skip
     window_hours: Annotated[
         float,
         Meta(ge=0, description="How long the learner keeps a copy of steps kept elsewhere; 0: as long as they do."),
@@ -89,8 +91,10 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """[models]"""
 
     url: Annotated[
-        str, Meta(description="Models, specs and keys elsewhere, such as s3://BUCKET/PATH; folder: in the data folder.")
-    ] = ""
+        str,
+        Meta(description="Models, specs and keys elsewhere, such as s3://BUCKET/PATH; "
+                         f"folder {_HERE}"),
+    ] = ""  # fmt: skip
 
 
 class LearnerSection(Section, frozen=True, kw_only=True):
@@ -188,11 +192,9 @@ class Config(Section, frozen=True, kw_only=True):
         from understudy.serve.house import GatewayConfig
 
         one = self.gateway
-        made = GatewayConfig(
+        return GatewayConfig(
             hosts=one.hosts, canary_share=one.canary_share, target_steps_s=one.target_steps_s or None
         )  # fmt: skip
-        # A cloud's store is not asked twenty times a second.
-        return replace(made, follow_every_s=1.0) if "://" in self.models.url else made
 
     @property
     def schedule(self) -> LearningSchedule:

@@ -134,10 +134,10 @@ def _print_export(fields: dict[str, Any]) -> None:
 )
 @click.option("--game-id", help="seed-a: only records with this game id.")
 @click.option("--stream", "stream_url", metavar="URL",
-              help="A stream elsewhere to send them by (default: stream.url of the config).")  # fmt: skip
+              help="A stream elsewhere to send them by (default: the deployment's own).")  # fmt: skip
 @store_option
 @click.option("--models", "models_url", metavar="URL",
-              help="Where games are registered (default: models.url of the config).")  # fmt: skip
+              help="Where games are registered (default: the deployment's own).")  # fmt: skip
 @click.option("--wait", "wait_s", type=click.FloatRange(min=0), default=60.0, show_default=True,
               help="With a store elsewhere: seconds to wait for its ingest while nothing gets on.")  # fmt: skip
 @data_option

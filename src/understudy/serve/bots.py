@@ -60,7 +60,9 @@ class Bots:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._registry, self._executor, self._monotonic = registry, executor, monotonic
-        self._trust, self._canary_share, self._every_s = trust, canary_share, follow_every_s
+        self._trust, self._canary_share = trust, canary_share
+        self.every_s = max(follow_every_s, registry.look_every_s)
+        """How often the registry is looked at."""
         self._games: dict[str, _Game] = {}
         self._is_stopping = False
 
@@ -103,7 +105,7 @@ class Bots:
     async def follow(self) -> None:
         """Look for news for ever; cancelled when the gateway stops."""
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self.every_s)
             for game, known in list(self._games.items()):
                 if self._monotonic() - known.asked_s > _IDLE_S:
                     del self._games[game]

@@ -38,7 +38,7 @@ class GatewayConfig:
     target_steps_s: float | None = None
     """Steps a second and game that are wanted of players together; none: all of them."""
     follow_every_s: float = 0.03
-    """How often the registry is asked for news; on a cloud's store give a second or more."""
+    """How often the registry is asked for news, unless a look at it costs something: then as seldom as it says."""
     keys_every_s: float = 0.5
     """How often revoked keys are looked for."""
     body_timeout_s: float = 10.0
