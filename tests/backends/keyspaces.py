@@ -34,6 +34,11 @@ class OneSpec:
         return game == SPEC.game
 
 
+def elsewhere(url: str, keyspace: str) -> str:
+    """The same address with another keyspace."""
+    return url.replace(f"/{parse_location(url).path}?", f"/{keyspace}?")
+
+
 class Keyspace:
     """A keyspace of a server, with tables that can be emptied."""
 
@@ -91,6 +96,10 @@ class Keyspace:
     def rows(self, query: str) -> list[Any]:
         """What the tables really hold."""
         return list(self._wire.session.execute(self._wire.qualified(query)))
+
+    def run(self, cql: str) -> list[Any]:
+        """The answer to a statement that names its keyspace itself."""
+        return list(self._wire.session.execute(cql, timeout=120.0))
 
     def close(self) -> None:
         self._wire.close()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends.keyspaces import Keyspace, OneSpec
+from tests.backends.keyspaces import Keyspace, OneSpec, elsewhere
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.location import parse_location
@@ -65,11 +65,6 @@ def test_a_keyspace_that_is_not_there_is_told_with_the_next_step(keyspace: Keysp
     assert "understudy store init" in told
 
 
-def elsewhere(url: str, keyspace: str) -> str:
-    """The same address with another keyspace."""
-    return url.replace(f"/{parse_location(url).path}?", f"/{keyspace}?")
-
-
 def refused_init(url: str) -> str:
     with pytest.raises(ConfigError) as caught:
         init(parse_location(url))
@@ -114,7 +109,7 @@ def test_tables_of_another_version_are_told_with_the_next_step(keyspace: Keyspac
         keyspace.rows(f"UPDATE meta SET number = {VERSION - 1} WHERE name = 'schema_version'")
         assert "run `understudy store migrate`" in refusal(keyspace.url)
         keyspace.rows("CREATE TABLE IF NOT EXISTS specs (schema_id text PRIMARY KEY, game text, spec blob)")
-        assert migrate(keyspace.location) == (VERSION - 1, VERSION)
+        assert migrate(keyspace.location) == (VERSION - 1, VERSION, 0)
         ours = f"keyspace_name = '{keyspace.location.path}'"
         tables_left = keyspace.rows(f"SELECT table_name FROM system_schema.tables WHERE {ours}")
         assert {row.table_name for row in tables_left} == set(tables.TABLES)
@@ -130,7 +125,7 @@ def test_migrate_changes_the_time_to_live_only_where_one_is_given(keyspace: Keys
 
     name, of = keyspace.location.path, "table_name = 'chunks'"
     for options, wanted in (("&ttl_s=86400", 86_400), ("", 86_400), ("&ttl_s=0", 0)):
-        migrate(parse_location(keyspace.url + options))
+        assert migrate(parse_location(keyspace.url + options)) == (VERSION, VERSION, wanted)
         assert kept_s() == (wanted, wanted)
 
 

@@ -1,5 +1,7 @@
 """What the Cassandra store decides without a server: its address, its cursor, its facts, what is gone."""
 
+import socketserver
+import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,11 @@ from understudy.core.ports import Cursor
 from understudy.core.session import Arrival, SessionState, admit
 from understudy.stores.cassandra import open_cassandra
 from understudy.stores.cassandra.cursor import Place, Places, read_cursor
+from understudy.stores.cassandra.driver import NoHostAvailable
 from understudy.stores.cassandra.facts import ADMIN, Arrived, Commit, CommitFacts, Event, Tag, read_facts
+from understudy.stores.cassandra.failures import refusal
 from understudy.stores.cassandra.journal import Journal
+from understudy.stores.cassandra.keyspace import Keyspace, check_columns, check_copies, columns_of, held
 from understudy.stores.cassandra.known import Stated
 from understudy.stores.cassandra.options import Options, read_options
 from understudy.stores.cassandra.stamps import RANGE, Stamps
@@ -65,9 +70,23 @@ def test_options_of_an_address_are_read(tmp_path: Path) -> None:
         ("cassandra:///k", "names no host"),
         ("cassandra://h/", "keyspace '' is not allowed"),
         ("cassandra://h/a-b", "keyspace 'a-b' is not allowed"),
+        ("cassandra://h/spielé", "keyspace 'spielé' is not allowed"),
+        (f"cassandra://h/{'a' * 49}", f"keyspace '{'a' * 49}' is not allowed"),
+        (f"cassandra://h/{'a' * 4900}", f"keyspace '{'a' * 80}' is not allowed"),
+        ("cassandra://h/system", "keyspace system is one of Cassandra's own; give another name"),
+        ("cassandra://h/System_Auth", "keyspace System_Auth is one of Cassandra's own"),
+        ("cassandra://h:0/k", "h:0 has no port to connect to"),
+        ("cassandra://h:99999/k", "'h:99999' is no host"),
+        ("cassandra://h/k?key=FILE", "key of cassandra:// is given without a certificate"),
         ("cassandra://h/k?consistency=most", "consistency 'MOST' is unknown"),
         ("cassandra://h/k?replication=0", "replication '0' cannot be read"),
         ("cassandra://h/k?replication=dc1", "replication 'dc1' cannot be read"),
+        ("cassandra://h/k?replication=²", "replication '²' cannot be read"),
+        ("cassandra://h/k?replication=99999999999", "replication '99999999999' cannot be read"),
+        ("cassandra://h/k?replication=dc1:1,dc1:2", "names a datacenter twice"),
+        ("cassandra://h/k?ttl_s=-1", "ttl_s of cassandra:// is '-1'; give a whole number from 0 to 630000000, such as"),
+        ("cassandra://h/k?ttl_s=1.5", "ttl_s of cassandra:// is '1.5'; give a whole number"),
+        ("cassandra://h/k?patience_s=nan", "patience_s of cassandra:// is 'nan'"),
         ("cassandra://h/k?ttl=5", "did you mean ttl_s"),
         ("cassandra://h/k?in_flight=0", "in_flight of cassandra:// is '0'"),
         ("cassandra://h/k?protocol=3", "protocol of cassandra:// is '3'"),
@@ -93,6 +112,62 @@ def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
         open_cassandra(parse_location("cassandra://127.0.0.1:1/k?patience_s=0"), specs=_NoSpecs())
     assert "\n" not in str(caught.value)
     assert caught.value.retry_helps
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_a_port_of_another_service_is_told_as_such(answer: bytes) -> None:
+    class Answers(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(64)
+            self.request.sendall(answer)
+            self.request.recv(64)  # until the other side gives up
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        address = f"cassandra://127.0.0.1:{server.server_address[1]}/k?patience_s=0&timeout_s=0.2"
+        with pytest.raises(Unreachable, match="check the port: whatever listens there does not answer as a") as caught:
+            open_cassandra(parse_location(address), specs=_NoSpecs())
+        server.shutdown()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_host_without_an_address_is_told_as_such() -> None:
+    with pytest.raises(Unreachable, match="check the host names"):
+        open_cassandra(parse_location("cassandra://nowhere.invalid/k?patience_s=0"), specs=_NoSpecs())
+
+
+def test_what_the_driver_raises_without_reasons_is_told_in_one_line() -> None:
+    options = options_of("cassandra://h/k?datacenter=moon")
+    error = NoHostAvailable("Unable to connect to any servers", ["h"])
+    assert "Cassandra at h:9042 cannot be reached (NoHostAvailable" in str(refusal(error, options, {}))
+    told = refusal(error, options, {"dc1": 2, "dc2": 1})
+    assert str(told) == "this cluster has no datacenter 'moon', its nodes are 2 in dc1, 1 in dc2; name one of those"
+    assert isinstance(told, ConfigError)
+
+
+def test_columns_of_a_definition_are_read() -> None:
+    assert columns_of(TABLES["meta"]) == {"name": "text", "number": "bigint", "value": "text"}
+    assert columns_of(TABLES["players"]) == {"player": "blob", "session": "uuid"}
+    assert columns_of(TABLES["sessions"])["state_commit"] == "bigint"
+    for name, definition in TABLES.items():
+        here = Keyspace({}, {name: columns_of(definition)}, {})
+        check_columns(here, "games", name, definition)
+
+
+def test_copies_are_the_same_however_they_are_written() -> None:
+    one, two = {"dc1": 3}, {"dc1": 3, "dc2": 3}
+    simple = Keyspace({"class": "org.apache.cassandra.locator.SimpleStrategy", "replication_factor": "3"}, {}, {})
+    named = Keyspace({"class": "NetworkTopologyStrategy", "dc1": "3"}, {}, {})
+    odd = Keyspace({"class": "LocalStrategy"}, {}, {})
+    assert (held(simple, one), held(named, one), held(odd, one)) == ({"dc1": 3}, {"dc1": 3}, None)
+    assert (held(simple, two), held(named, two)) == ({"": 3}, {"dc1": 3})
+    for keyspace, address in ((simple, "replication=3"), (named, "replication=3"), (simple, "replication=dc1:3")):
+        check_copies(keyspace, options_of(f"cassandra://h/k?{address}"), one)
+    check_copies(named, options_of("cassandra://h/k?datacenter=dc1"), two)
+    with pytest.raises(ConfigError, match="has replication=3 and the address asks for dc1:3,dc2:3"):
+        check_copies(simple, options_of("cassandra://h/k?replication=dc1:3,dc2:3"), two)
+    with pytest.raises(ConfigError, match=r"has {'class': 'LocalStrategy'} and the address asks for dc1:3"):
+        check_copies(odd, options_of("cassandra://h/k"), one)
 
 
 def test_a_ca_that_cannot_be_read_is_told() -> None:
@@ -211,11 +286,11 @@ def test_the_keyspace_stands_before_every_table() -> None:
     def qualified(cql: str) -> str:
         return Wire.qualified(Somewhere(), cql)  # type: ignore[arg-type]
 
-    assert qualified("SELECT a FROM lanes WHERE b = ?") == "SELECT a FROM games.lanes WHERE b = ?"
-    assert qualified("INSERT INTO chunks (a) VALUES (?)") == "INSERT INTO games.chunks (a) VALUES (?)"
-    assert qualified("UPDATE lanes SET a = ?") == "UPDATE games.lanes SET a = ?"
+    assert qualified("SELECT a FROM lanes WHERE b = ?") == 'SELECT a FROM "games".lanes WHERE b = ?'
+    assert qualified("INSERT INTO chunks (a) VALUES (?)") == 'INSERT INTO "games".chunks (a) VALUES (?)'
+    assert qualified("UPDATE lanes SET a = ?") == 'UPDATE "games".lanes SET a = ?'
     assert (
         qualified("DELETE raw FROM quarantine USING TIMESTAMP ?")
-        == "DELETE raw FROM games.quarantine USING TIMESTAMP ?"
+        == 'DELETE raw FROM "games".quarantine USING TIMESTAMP ?'
     )
-    assert qualified("CREATE TABLE IF NOT EXISTS meta (a text)") == "CREATE TABLE IF NOT EXISTS games.meta (a text)"
+    assert qualified("CREATE TABLE IF NOT EXISTS meta (a text)") == 'CREATE TABLE IF NOT EXISTS "games".meta (a text)'

@@ -54,11 +54,11 @@ def init_store(url: str) -> None:
     load("understudy.stores.cassandra:init", what="store")(location)
 
 
-def migrate_store(url: str) -> tuple[int, int]:
-    """Bring the tables of an older release forward; their version before and after."""
+def migrate_store(url: str) -> tuple[int, int, int]:
+    """Bring the tables of an older release forward; their version before and after, and how long chunks are kept."""
     location = _location(url, STORES, "store", _STORE_FORM)
-    before, after = load("understudy.stores.cassandra:migrate", what="store")(location)
-    return before, after
+    before, after, ttl_s = load("understudy.stores.cassandra:migrate", what="store")(location)
+    return before, after, ttl_s
 
 
 def check_backends(*, stream: str, store: str) -> None:

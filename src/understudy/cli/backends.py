@@ -48,7 +48,7 @@ def store() -> None:
 @click.argument("url")
 @json_option
 def init_tables(url: str, as_json: bool) -> int:
-    """Make the keyspace and tables at URL, where they are not there yet."""
+    """Make the keyspace and tables at URL, where they are not there yet; what is there stays as it is."""
     init_store(url)
     if not as_json:
         console().print(f"{hidden(url)} is ready; next: understudy up --store URL", soft_wrap=True)
@@ -60,8 +60,9 @@ def init_tables(url: str, as_json: bool) -> int:
 @json_option
 def migrate(url: str, as_json: bool) -> int:
     """Bring the tables at URL to this release, with the ttl_s of the address; run it before `understudy up`."""
-    before, after = migrate_store(url)
+    before, after, ttl_s = migrate_store(url)
     if not as_json:
         said = f"were at version {after} already" if before == after else f"went from version {before} to {after}"
-        console().print(f"the tables of {hidden(url)} {said}", soft_wrap=True)
-    return finish({"store": hidden(url), "before": before, "after": after}, as_json=as_json)
+        kept = f"for {ttl_s} s" if ttl_s else "for ever"
+        console().print(f"the tables of {hidden(url)} {said}; new chunks are kept {kept}", soft_wrap=True)
+    return finish({"store": hidden(url), "before": before, "after": after, "ttl_s": ttl_s}, as_json=as_json)

@@ -2,6 +2,8 @@
 
 import ssl
 import time
+from collections import Counter
+from collections.abc import Mapping
 
 from understudy.core.errors import ConfigError
 from understudy.stores.cassandra.driver import (
@@ -37,12 +39,17 @@ def connect(options: Options) -> tuple[Cluster, Session]:
             raise ConfigError(f"no host of {places(options)} has an address; check the host names") from error
         except (*FAILED, OSError) as error:
             cluster.shutdown()
-            trouble = refusal(error, options)
+            trouble = refusal(error, options, nodes(cluster))
             patience_s = SETTLE_S if isinstance(trouble, ConfigError) else options.patience_s
             if time.monotonic() - start + pause_s > min(patience_s, options.patience_s):
                 raise trouble from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def nodes(cluster: Cluster) -> Mapping[str, int]:
+    """How many nodes each datacenter of a cluster has, up or down; none before the first connection."""
+    return Counter(host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter)
 
 
 def _cluster(options: Options) -> Cluster:

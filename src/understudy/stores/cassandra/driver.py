@@ -23,7 +23,7 @@ try:
     )
     from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
-    from cassandra.connection import ConnectionException, DefaultEndPoint
+    from cassandra.connection import ConnectionException, DefaultEndPoint, ProtocolError
     from cassandra.policies import (
         DCAwareRoundRobinPolicy,
         ExponentialReconnectionPolicy,
@@ -49,6 +49,7 @@ __all__ = [
     "ConsistencyLevel", "DCAwareRoundRobinPolicy", "DefaultEndPoint", "DriverException", "ErrorMessage",
     "ExecutionProfile", "ExponentialReconnectionPolicy", "FallthroughRetryPolicy", "InvalidRequest",
     "IsBootstrappingErrorMessage", "NoHostAvailable", "OperationTimedOut", "OverloadedErrorMessage",
-    "PlainTextAuthProvider", "ReadFailure", "ReadTimeout", "RequestValidationException", "ServerError", "Session",
-    "TokenAwarePolicy", "Unauthorized", "Unavailable", "UnresolvableContactPoints", "WriteFailure", "WriteTimeout",
+    "PlainTextAuthProvider", "ProtocolError", "ReadFailure", "ReadTimeout", "RequestValidationException", "ServerError",
+    "Session", "TokenAwarePolicy", "Unauthorized", "Unavailable", "UnresolvableContactPoints", "WriteFailure",
+    "WriteTimeout",
 ]  # fmt: skip

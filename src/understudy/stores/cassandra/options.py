@@ -51,11 +51,18 @@ def read_options(location: Location) -> Options:
     location.refuse_others(_KNOWN)
     if not location.hosts:
         raise ConfigError("cassandra:// names no host; write cassandra://HOST:PORT,HOST2/KEYSPACE")
+    for host, port in location.hosts:
+        if port == 0:
+            raise ConfigError(f"{host}:0 has no port to connect to; give the port of a node, such as {host}:{PORT}")
     if not _KEYSPACE.fullmatch(location.path):
         raise ConfigError(
-            f"keyspace {location.path!r} is not allowed; give 1 to 48 letters, digits and _, such as "
+            f"keyspace {location.path[:80]!r} is not allowed; give 1 to 48 letters, digits and _, such as "
             f"cassandra://{location.hosts[0][0]}/understudy"
         )
+    if location.path.lower().partition("_")[0] == "system":
+        raise ConfigError(f"keyspace {location.path} is one of Cassandra's own; give another name, such as understudy")
+    if location.text("key") and not location.text("certificate"):
+        raise ConfigError("key of cassandra:// is given without a certificate; add certificate=FILE")
     consistency = location.text("consistency", "LOCAL_QUORUM").upper()
     if consistency not in _CONSISTENCIES:
         raise ConfigError(f"consistency {consistency!r} is unknown; give one of {', '.join(_CONSISTENCIES)}")
@@ -67,7 +74,7 @@ def read_options(location: Location) -> Options:
         datacenter=location.text("datacenter"),
         consistency=consistency,
         replication=_replication(location.text("replication", "3")),
-        ttl_s=int(location.number("ttl_s", 0, most=630_000_000)) if "ttl_s" in location.options else None,
+        ttl_s=_whole(location, "ttl_s", 7_776_000, most=630_000_000) if "ttl_s" in location.options else None,
         tls=location.flag("tls", default=bool(location.text("ca") or location.text("certificate"))),
         ca=location.text("ca"),
         certificate=location.text("certificate"),
@@ -75,20 +82,34 @@ def read_options(location: Location) -> Options:
         check_hostname=location.flag("check_hostname", default=True),
         patience_s=location.number("patience_s", 20.0, least=0.0, most=3600.0),
         timeout_s=location.number("timeout_s", 10.0, least=0.1, most=600.0),
-        protocol=int(location.number("protocol", 5, least=4, most=5)),
-        in_flight=int(location.number("in_flight", 64, least=1, most=4096)),
+        protocol=_whole(location, "protocol", 5, least=4, most=5),
+        in_flight=_whole(location, "in_flight", 64, least=1, most=4096),
     )
+
+
+def _whole(location: Location, name: str, default: int, *, least: int = 0, most: int) -> int:
+    """An option as a whole number."""
+    text = location.text(name, str(default))
+    if not (text.isascii() and text.isdigit() and least <= int(text[:20]) <= most):
+        raise ConfigError(
+            f"{name} of cassandra:// is {text[:80]!r}; give a whole number from {least} to {most}, such as {default}"
+        )
+    return int(text)
 
 
 def _replication(text: str) -> Mapping[str, int] | int:
     """`3`, or `dc1:3,dc2:2`."""
     try:
-        if text.isdigit() and int(text) > 0:
+        if text.isdigit() and 0 < int(text) < 1000:
             return int(text)
-        pairs = dict(part.split(":") for part in text.split(","))
-        copies = {name: int(count) for name, count in pairs.items()}
+        pairs = [part.split(":") for part in text.split(",")]
+        copies = {name: int(count) for name, count in pairs}
+        if len(copies) < len(pairs):
+            raise ConfigError(f"replication {text[:80]!r} names a datacenter twice; name it once")
     except ValueError:
         copies = {}
-    if not copies or any(count < 1 or not re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name, count in copies.items()):
-        raise ConfigError(f"replication {text!r} cannot be read; give copies, such as 3, or dc1:3,dc2:2")
+    if not copies or any(
+        not 0 < count < 1000 or not re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name, count in copies.items()
+    ):
+        raise ConfigError(f"replication {text[:80]!r} cannot be read; give copies, such as 3, or dc1:3,dc2:2")
     return copies

@@ -33,7 +33,9 @@ def draw(wire: Wire, clock: Clock) -> int:
         last = getattr(answer, "number", None)
         if last is None:
             break
-    raise StorageFailed("no stamp could be drawn; run `understudy store init` on this keyspace")
+    raise StorageFailed(
+        "no stamp could be drawn: the row stamp of table meta is lost or changes all the time; restore it from a backup"
+    )
 
 
 class Stamps:

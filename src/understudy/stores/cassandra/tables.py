@@ -16,6 +16,16 @@ import uuid
 from understudy.core.ages import REMEMBER_S
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.location import Location
+from understudy.stores.cassandra.failures import is_unknown_table
+from understudy.stores.cassandra.keyspace import (
+    Keyspace,
+    check_asked,
+    check_columns,
+    check_copies,
+    check_held,
+    look,
+    replication,
+)
 from understudy.stores.cassandra.options import Options, read_options
 from understudy.stores.cassandra.wire import Wire
 
@@ -55,76 +65,100 @@ TABLES = {
     ),
 }
 
+_SETTLE_S = (0.1, 0.2, 0.4, 0.8)
 _KEPT_LONGER = ("commits", "sessions", "players")
 """Tables that must know of a chunk for as long as it can be sent again."""
 
 
 def init(location: Location) -> None:
-    """Make the keyspace and its tables where they are not there yet; older ones are left to `migrate`."""
+    """Make the keyspace and its tables where they are not there yet; what is there stays as it is.
+
+    ConfigError when the address asks for something else than is there; older tables are left to `migrate`.
+    """
     options = read_options(location)
     wire = Wire(options)
     try:
-        _check_nodes(wire)
-        wire.define(f"CREATE KEYSPACE IF NOT EXISTS {options.keyspace} WITH replication = {_replication(options)}")
-        for name, columns in TABLES.items():
-            wire.define(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {settings(name, options.ttl_s or 0)}")
-        found = _version(wire)
-        if found not in (None, VERSION):
-            raise _other_version(options, found)
+        found, nodes = look(wire), wire.nodes()
         if found is None:
-            wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('stamp', 0) IF NOT EXISTS"))
-            wire.one(wire.bind("INSERT INTO meta (name, value) VALUES ('id', ?) IF NOT EXISTS", uuid.uuid4().hex))
-            wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", options.ttl_s or 0))
-            wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
+            check_asked(options, nodes)
+            wire.define(f'CREATE KEYSPACE IF NOT EXISTS "{options.keyspace}" WITH replication = {replication(options)}')
+            _make(wire, Keyspace({}, {}, {}))
+            return
+        if "replication" in location.options:
+            check_copies(found, options, nodes)
+        check_held(found, options, nodes)
+        version = _version(wire, found)
+        if version is None:
+            _make(wire, found)
+        elif version < VERSION:
+            raise _older(options, version)
+        elif options.ttl_s is not None and options.ttl_s != (kept_s := ttl_s(wire)):
+            raise ConfigError(
+                f"keyspace {options.keyspace} has ttl_s={kept_s} and the address asks for ttl_s={options.ttl_s}, which "
+                "init does not change; run `understudy store migrate` with this address, or leave ttl_s out"
+            )
     finally:
         wire.close()
 
 
-def migrate(location: Location) -> tuple[int, int]:
-    """Bring the tables to this release's version, and to the address's ttl_s if it has one; version before, after."""
+def _make(wire: Wire, found: Keyspace) -> None:
+    """Make what is not there of a store that was never whole; the version comes last."""
+    keep_s = wire.options.ttl_s or 0
+    for name, columns in TABLES.items():
+        if name not in found.columns:
+            wire.define(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {settings(name, keep_s)}")
+        elif found.lasting_s.get(name) != default_s(name, keep_s):
+            # An init that was cut off began it with another time to live.
+            wire.define(f"ALTER TABLE {name} WITH {settings(name, keep_s)}")
+    wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('stamp', 0) IF NOT EXISTS"))
+    wire.one(wire.bind("INSERT INTO meta (name, value) VALUES ('id', ?) IF NOT EXISTS", uuid.uuid4().hex))
+    wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", keep_s))
+    wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
+
+
+def migrate(location: Location) -> tuple[int, int, int]:
+    """Bring the tables to this release's version, and to the address's ttl_s if it has one.
+
+    The version before and after, and how long new chunks are kept (0: for ever).
+    """
     options = read_options(location)
     wire = Wire(options)
     try:
-        found = check(wire, any_version=True)
-        if found > VERSION:
-            raise _other_version(options, found)
+        found = check(wire, may_be_older=True)
         keep_s = ttl_s(wire) if options.ttl_s is None else options.ttl_s
         for name in TABLES:
             wire.define(f"ALTER TABLE {name} WITH {settings(name, keep_s)}")
-        wire.define("DROP TABLE IF EXISTS specs")
+        if found < 2:
+            wire.define("DROP TABLE IF EXISTS specs")
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", keep_s))
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
-        return found, VERSION
+        return found, VERSION, keep_s
     finally:
         wire.close()
 
 
-def check(wire: Wire, *, any_version: bool = False) -> int:
-    """The version of the keyspace of an address; ConfigError when it is not there, or of another one."""
+def check(wire: Wire, *, may_be_older: bool = False) -> int:
+    """The version of the keyspace of an address; ConfigError or StorageFailed when it holds no store to be used."""
     options = wire.options
-    cql = "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = ?"
-    if wire.one(wire.bind(cql, options.keyspace)) is None:
+    if (found := look(wire)) is None:
         raise ConfigError(
             f"there is no keyspace {options.keyspace} in this Cassandra; make it with `understudy store init "
             f"cassandra://.../{options.keyspace}`"
         )
-    tables = wire.scan(
-        wire.bind("SELECT table_name FROM system_schema.tables WHERE keyspace_name = ?", options.keyspace)
-    )
-    if "meta" not in {row.table_name for row in tables} or (found := _version(wire)) is None:
+    if (version := _version(wire, found)) is None:
         raise ConfigError(
             f"keyspace {options.keyspace} holds no whole store; run `understudy store init cassandra://.../"
             f"{options.keyspace}`"
         )
-    if not any_version and found != VERSION:
-        raise _other_version(options, found)
-    return found
+    if version < VERSION and not may_be_older:
+        raise _older(options, version)
+    return version
 
 
 def ttl_s(wire: Wire) -> int:
     """How long this store keeps chunks; 0: for ever."""
     row = wire.one(wire.bind("SELECT number FROM meta WHERE name = 'ttl_s'"))
-    return 0 if row is None else int(row.number)
+    return 0 if row is None else int(row.number or 0)
 
 
 def identity(wire: Wire) -> str:
@@ -133,55 +167,70 @@ def identity(wire: Wire) -> str:
     return "" if row is None else str(row.value)
 
 
-def _version(wire: Wire) -> int | None:
-    row = wire.one(wire.bind("SELECT number FROM meta WHERE name = 'schema_version'"))
-    return None if row is None else int(row.number)
+def _version(wire: Wire, found: Keyspace) -> int | None:
+    """The version of the tables that were found, ours and whole; None where no store was ever made to its end."""
+    for pause_s in _SETTLE_S:
+        try:
+            return _version_now(wire, found)
+        except StorageFailed as error:
+            if not is_unknown_table(error.__cause__):
+                raise
+            wire.wait(pause_s)  # another process is making it
+    return _version_now(wire, found)
 
 
-def _other_version(options: Options, found: int | None) -> Exception:
-    if found is not None and found < VERSION:
-        return ConfigError(
-            f"keyspace {options.keyspace} has tables of version {found}, this release wants {VERSION}; "
-            "run `understudy store migrate`"
+def _version_now(wire: Wire, found: Keyspace) -> int | None:
+    name = wire.options.keyspace
+    is_used = _is_used(wire, found)
+    facts = _facts(wire, found)
+    version = facts.get("schema_version")
+    if version is not None and version > VERSION:
+        raise StorageFailed(
+            f"keyspace {name} has tables of version {version}, newer than this release's {VERSION}; install the "
+            "release that made them"
         )
-    return StorageFailed(
-        f"keyspace {options.keyspace} has tables of version {found}, newer than this release's {VERSION}; "
-        "install the release that made them"
-    )
-
-
-def _check_nodes(wire: Wire) -> None:
-    """Refuse copies that the nodes of this cluster cannot hold: not one request of the store would be answered."""
-    nodes, wanted = wire.nodes(), wire.options.replication
-    if isinstance(wanted, int):
-        wanted = {wire.options.datacenter: wanted}
-    there = ", ".join(f"{count} in {name}" for name, count in sorted(nodes.items()))
-    for name, copies in wanted.items():
-        if name and name not in nodes:
-            raise ConfigError(f"this cluster has no datacenter {name!r}, its nodes are {there}; name one of those")
-        if (has := nodes[name] if name else sum(nodes.values())) < copies // 2 + 1:
-            raise ConfigError(
-                f"replication={copies} needs {copies // 2 + 1} nodes at least and this cluster has {has}; "
-                f"add nodes, or give &replication={has}"
+    for table, definition in TABLES.items():
+        check_columns(found, name, table, definition)
+    if version is not None or is_used:
+        if not TABLES.keys() <= found.columns.keys():
+            # What another process was making when we looked is whole by now.
+            found = look(wire) or found
+        lost = [f"table {table}" for table in TABLES if table not in found.columns]
+        lost += [f"row {fact} of table meta" for fact in ("schema_version", "stamp") if facts.get(fact) is None]
+        if lost:
+            raise StorageFailed(
+                f"keyspace {name} has lost its {lost[0]}; restore that from a backup, or name another keyspace: where "
+                "experience was stored, init makes nothing anew"
             )
+    return version
 
 
-def _replication(options: Options) -> str:
-    wanted = options.replication
-    if isinstance(wanted, int):
-        if options.datacenter:
-            wanted = {options.datacenter: wanted}
-        else:
-            return f"{{'class': 'SimpleStrategy', 'replication_factor': {wanted}}}"
-    copies = ", ".join(f"'{name}': {count}" for name, count in wanted.items())
-    return f"{{'class': 'NetworkTopologyStrategy', {copies}}}"
+def _is_used(wire: Wire, found: Keyspace) -> bool:
+    """Whether a partition was ever claimed, which a store allows once it is whole."""
+    if "partition" not in found.columns.get("lanes", {}):
+        return False
+    return wire.one(wire.bind("SELECT partition FROM lanes LIMIT 1")) is not None
+
+
+def _facts(wire: Wire, found: Keyspace) -> dict[str, int | None]:
+    """The numbers in `meta`."""
+    check_columns(found, wire.options.keyspace, "meta", TABLES["meta"])
+    if "meta" not in found.columns:
+        return {}
+    return {row.name: row.number for row in wire.scan(wire.bind("SELECT name, number FROM meta"))}
+
+
+def _older(options: Options, version: int) -> ConfigError:
+    return ConfigError(
+        f"keyspace {options.keyspace} has tables of version {version}, this release wants {VERSION}; run `understudy "
+        "store migrate`"
+    )
 
 
 def settings(name: str, keep_s: int) -> str:
     """How a table is kept, in a store that keeps chunks for this long (0: for ever)."""
     parts = []
-    lasting = lasting_s(name, keep_s)
-    if keep_s and name in (*_KEPT_LONGER, "chunks", "quarantine"):
+    if lasting := default_s(name, keep_s):
         window_s = max(60, lasting // 30)
         compaction = {
             "class": "TimeWindowCompactionStrategy", "compaction_window_unit": "MINUTES",
@@ -194,6 +243,11 @@ def settings(name: str, keep_s: int) -> str:
         # Bodies are compressed by whoever made them, where that helps.
         parts.append(f"compression = {_map({'enabled': 'false'})}")
     return " AND ".join(parts)
+
+
+def default_s(name: str, keep_s: int) -> int:
+    """The time to live that a table gives its rows; 0: none."""
+    return lasting_s(name, keep_s) if keep_s and name in (*_KEPT_LONGER, "chunks", "quarantine") else 0
 
 
 def lasting_s(name: str, keep_s: int) -> int:

@@ -3,13 +3,12 @@
 import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from understudy.core.errors import Closed, ConfigError, StorageFailed
-from understudy.stores.cassandra.connecting import connect
+from understudy.stores.cassandra.connecting import connect, nodes
 from understudy.stores.cassandra.driver import BatchStatement, BatchType, ConsistencyLevel, Unauthorized
 from understudy.stores.cassandra.failures import FAILED, REFUSED, lasting, short, too_long
 from understudy.stores.cassandra.options import Options
@@ -55,8 +54,11 @@ class Wire:
         return prepared.bind(values)
 
     def qualified(self, cql: str) -> str:
-        """A statement with the keyspace before its table, so that it means the same on every connection."""
-        return _TABLE.sub(rf"\1 {self.options.keyspace}.\2", cql, count=1)
+        """A statement with the keyspace before its table, so that it means the same on every connection.
+
+        It is quoted, since it may be a word of CQL.
+        """
+        return _TABLE.sub(rf'\1 "{self.options.keyspace}".\2', cql, count=1)
 
     def serial(self, cql: str, *values: object) -> Statement:
         """A read that sees every compare-and-set that has ended, and ends one that was left half way."""
@@ -130,9 +132,9 @@ class Wire:
                 "replication, datacenter and ttl_s of the address, and that the server is Cassandra 5.0 or newer"
             ) from error.__cause__
 
-    def nodes(self) -> dict[str, int]:
+    def nodes(self) -> Mapping[str, int]:
         """How many nodes each datacenter has, up or down."""
-        return Counter(host.datacenter for host in self._cluster.metadata.all_hosts())
+        return nodes(self._cluster)
 
     def post(self, statement: Statement) -> None:
         """Send one whose loss does no harm, and do not wait for it."""
