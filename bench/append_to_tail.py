@@ -24,6 +24,7 @@ from understudy.app.roles.children import Child, python_module
 from understudy.core.chunk import chunk_of
 from understudy.core.log import make_folder
 from understudy.core.ports import Candidate, Cursor, FullStore, Stored, Stream
+from understudy.dev.addresses import on_host
 from understudy.dev.servers import Server
 
 STEPS = 512
@@ -117,7 +118,7 @@ class _Way:
 @contextlib.contextmanager
 def _way(server: Server, folder: Path, engine: str) -> Iterator[_Way]:
     keyspace = f"bench_{secrets.token_hex(4)}"
-    url = f"cassandra://{server.address}/{keyspace}?replication=1&credentials={server.credentials_file}"
+    url = on_host(server, "cassandra", keyspace, replication="1").url
     init_store(url)
     data = DataFolder(folder / engine)
     with (

@@ -33,6 +33,7 @@ from understudy.app.data import DataFolder  # noqa: E402
 from understudy.core.frame import Frame  # noqa: E402
 from understudy.core.ports import Candidate, FullStore, Position, Stream, WriteBatch  # noqa: E402
 from understudy.dev import aws  # noqa: E402
+from understudy.dev.addresses import on_aws, on_host  # noqa: E402
 from understudy.dev.servers import Server, start, why_not  # noqa: E402
 
 SHARD_BYTES_S = 1_000_000
@@ -89,12 +90,11 @@ def on_server(*measures: Callable[[Server, Path, Size, Findings], None]) -> Call
 
 def kinesis(server: Server, _: Path, size: Size, found: Findings) -> None:
     """Frames into one shard, beside one JSON record a step and call, into a shard of the same server."""
-    name, region = f"bench-{secrets.token_hex(4)}", server.credentials["region"]
-    place = f"?endpoint={server.url}&region={region}&credentials={server.credentials_file}"
+    name = f"bench-{secrets.token_hex(4)}"
     for stream in (name, f"{name}-seed"):
-        create_stream(f"kinesis://{stream}{place}", partitions=1)
+        create_stream(on_aws(server, "kinesis", stream).url, partitions=1)
     client, frames = aws.client("kinesis", server), _frames(size)
-    with contextlib.closing(_stream(f"kinesis://{name}{place}")) as stream_:
+    with contextlib.closing(_stream(on_aws(server, "kinesis", name).url)) as stream_:
         took = in_turn(
             size.rounds,
             {
@@ -120,13 +120,12 @@ def kinesis(server: Server, _: Path, size: Size, found: Findings) -> None:
 
 def kafka(server: Server, _: Path, size: Size, found: Findings) -> None:
     """Frames into one partition, beside one JSON record a step into a partition of the same broker."""
-    topic, place = f"bench-{secrets.token_hex(4)}", f"?credentials={server.credentials_file}"
-    url, frames = f"kafka://{server.address}/{topic}{place}", _frames(size)
-    for one in (url, f"kafka://{server.address}/{topic}-seed{place}"):
-        create_stream(one, partitions=1)
+    topic, frames = f"bench-{secrets.token_hex(4)}", _frames(size)
+    for one in (topic, f"{topic}-seed"):
+        create_stream(on_host(server, "kafka", one).url, partitions=1)
     producer = a_step_each.producer(server)
     a_step_each.produce_steps(producer, f"{topic}-seed", 1)  # until the broker knows the producer
-    with contextlib.closing(_stream(url)) as stream:
+    with contextlib.closing(_stream(on_host(server, "kafka", topic).url)) as stream:
         took = in_turn(
             size.rounds,
             {
@@ -177,7 +176,7 @@ def _all_read(stream: Stream, frames: Sequence[Frame], rounds: int) -> Gate:
 def cassandra(server: Server, _: Path, size: Size, found: Findings) -> None:
     """Chunks by one writer, beside one row a step; and how long a chunk takes into a tail elsewhere."""
     keyspace = f"bench_{secrets.token_hex(4)}"
-    url = f"cassandra://{server.address}/{keyspace}?replication=1&credentials={server.credentials_file}"
+    url = on_host(server, "cassandra", keyspace, replication="1").url
     init_store(url)
     with (
         contextlib.closing(open_store(url, specs=OneGame(CART))) as store,

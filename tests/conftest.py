@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 
 from tests.card import Card
 from tests.stores.desks import local_desk
@@ -24,6 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def card(record_property: Callable[[str, object], None]) -> Card:
     return Card(record_property)
+
+
+@pytest.fixture(autouse=True)
+def logs_of_its_own() -> Iterator[None]:
+    """A command that ran inside a test set up logging to a file that is closed when the test ends."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

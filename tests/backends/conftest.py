@@ -7,6 +7,7 @@ A server that cannot be had here skips its tests by name and reason. Instead of 
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -88,6 +89,18 @@ def kinesalite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | External]:
     yield from serve("s3", tmp_path_factory)
+
+
+@pytest.fixture
+def bucket(s3_server: Server | External, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a folder in a bucket of its own; the keys are where AWS's own tools find them."""
+    boto3 = pytest.importorskip("boto3")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(s3_server.credentials_file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    name, region = f"models-{uuid.uuid4().hex[:12]}", s3_server.credentials["region"]
+    boto3.client("s3", endpoint_url=s3_server.url, region_name=region).create_bucket(Bucket=name)
+    return f"s3://{name}/deployment?endpoint={s3_server.url}&region={region}"
 
 
 @pytest.fixture(scope="module")

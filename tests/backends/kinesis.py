@@ -8,7 +8,8 @@ from typing import Any
 
 import boto3
 
-from understudy.core.location import Location, parse_location
+from understudy.core.location import Location
+from understudy.dev.addresses import on_aws
 from understudy.streams.kinesis import KinesisStream, open_kinesis
 
 PATIENCE_S = 20.0
@@ -26,11 +27,8 @@ class Desk:
 
     def location(self, *, url: str = "", **options: float) -> Location:
         given = {"poll_s": 0.02, "append_s": PATIENCE_S, **options}
-        more = "".join(f"&{name}={value}" for name, value in given.items())
-        return parse_location(
-            f"kinesis://{self.name}?region={self.server.credentials['region']}&endpoint={url or self.url}"
-            f"&credentials={self.server.credentials_file}{more}"
-        )
+        more = {name: str(value) for name, value in given.items()}
+        return on_aws(self.server, "kinesis", self.name, **{"endpoint": url or self.url, **more})
 
     def open(self, *, url: str = "", **options: float) -> KinesisStream:
         return open_kinesis(self.location(url=url, **options))

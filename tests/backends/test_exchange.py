@@ -22,8 +22,8 @@ from tests.backends.kinesis import Desk as Shards
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.cli.root import run as run_command
-from understudy.core.location import Location
 from understudy.core.names import new_session
+from understudy.dev.addresses import on_aws
 from understudy.dev.s3 import BUCKET
 from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
@@ -189,11 +189,7 @@ def test_records_go_by_kinesis_into_a_store_here_and_into_one_elsewhere(
 def test_games_are_registered_where_the_config_keeps_models(
     s3_server: Any, kinesalite_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {
-        "endpoint": s3_server.url, "region": s3_server.credentials["region"],
-        "credentials": str(s3_server.credentials_file),
-    }  # fmt: skip
-    models = Location("s3", ((BUCKET, None),), f"imported-{secrets.token_hex(4)}", options).url
+    models = on_aws(s3_server, "s3", BUCKET, f"imported-{secrets.token_hex(4)}").url
     shards = Shards(kinesalite_server)
     data = configured(tmp_path / "D", stream=shards.location().url, models=models)
     path, n_steps = file_of_steps(tmp_path, SPEC)

@@ -19,14 +19,6 @@ from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import random_session
 
 
-@pytest.fixture
-def keyspace(cassandra_server: Any) -> Iterator[Keyspace]:
-    made = Keyspace(cassandra_server, cassandra_server.credentials_file, "learnt")
-    made.empty()
-    yield made
-    made.close()
-
-
 @contextmanager
 def learner(folder: Path, keyspace: Keyspace) -> Iterator[Child]:
     """The learner's process."""

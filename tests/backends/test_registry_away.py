@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.backends.spark import append, some_frames, wait_until
-from tests.backends.test_s3 import bucket  # noqa: F401  (a fixture)
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import repeat
 from understudy.app.roles.spark_stream import OPENER, name_of, text_of
@@ -77,7 +76,7 @@ class Deployed:
 
 
 @pytest.fixture
-def deployed(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:  # noqa: F811
+def deployed(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
     monkeypatch.setattr("understudy.models.s3._PATIENCE_S", 0.5)
     deployed = Deployed(bucket, tmp_path)
     with closing(deployed.stream), closing(deployed.store):

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends.cluster import Cluster
 from tests.backends.kafka import Topic
 from tests.backends.keyspaces import Keyspace
 from tests.backends.spark import (
@@ -28,6 +27,7 @@ from tests.backends.spark import (
     some_frames,
     wait_until,
 )
+from tests.backends.spark_cluster import Cluster
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.testing.desk import SPEC

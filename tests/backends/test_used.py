@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.cli.platforms import Sender, Up
 from understudy.app.backends import create_stream, init_store
-from understudy.core.location import Location
+from understudy.dev.addresses import on_aws, on_host
 from understudy.dev.s3 import BUCKET
 
 ROLES = ("--role", "gateway,ingest")
@@ -17,11 +17,9 @@ ROLES = ("--role", "gateway,ingest")
 
 def test_a_start_without_flags_goes_on_with_the_same_servers(kinesalite_server, cassandra_server, s3_server, tmp_path):
     data, mark = tmp_path / "D", secrets.token_hex(4)
-    host, _, port = cassandra_server.address.rpartition(":")
-    file = str(cassandra_server.credentials_file)
-    stream = Location("kinesis", ((f"used-{mark}", None),), options=aws(kinesalite_server)).url
-    store = Location("cassandra", ((host, int(port)),), f"used_{mark}", {"credentials": file, "replication": "1"}).url
-    models = Location("s3", ((BUCKET, None),), f"used-{mark}", aws(s3_server)).url
+    stream = on_aws(kinesalite_server, "kinesis", f"used-{mark}").url
+    store = on_host(cassandra_server, "cassandra", f"used_{mark}", replication="1").url
+    models = on_aws(s3_server, "s3", BUCKET, f"used-{mark}").url
     create_stream(stream, partitions=2)
     init_store(store)
     with Up(data, *ROLES, "--stream", stream, "--store", store, "--models", models) as first:
@@ -30,7 +28,7 @@ def test_a_start_without_flags_goes_on_with_the_same_servers(kinesalite_server, 
         assert second.ready["key"] == first.ready["key"]
         steps += send(second)
         assert say(data, "status")["elsewhere"] == {
-            "stream": f"kinesis://used-{mark}?***", "store": f"cassandra://{host}:{port}/used_{mark}?***",
+            "stream": f"kinesis://used-{mark}?***", "store": f"cassandra://{cassandra_server.address}/used_{mark}?***",
             "models": f"s3://{BUCKET}/used-{mark}?***",
         }  # fmt: skip
     say(data, "ingest", "--until-empty")
@@ -40,12 +38,6 @@ def test_a_start_without_flags_goes_on_with_the_same_servers(kinesalite_server, 
     assert {found[name]["colour"] for name in ("stream", "store", "models")} == {"green"}
     assert "2 partitions at kinesis://" in found["stream"]["found"]
     assert not any((data / name).exists() for name in ("stream", "store", "models"))
-
-
-def aws(server: Any) -> dict[str, str]:
-    return {
-        "endpoint": server.url, "region": server.credentials["region"], "credentials": str(server.credentials_file)
-    }  # fmt: skip
 
 
 def send(up: Up) -> int:

@@ -24,7 +24,7 @@ def test_an_address_that_was_written_is_read_back_whatever_is_in_it(odd: str):
     assert parse_location(one.url) == one
     assert " " not in one.url
     assert Location("kinesis", (("steps", None),)).url == "kinesis://steps"
-    url = "s3://bots/games?endpoint=http://127.0.0.1:9000&credentials=/home/me/c"
+    url = "s3://bots/games?endpoint=http://127.0.0.1:9000&credentials=/srv/me/c"
     assert parse_location(url).url == url
 
 

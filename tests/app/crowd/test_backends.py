@@ -10,7 +10,7 @@ from understudy.dev.process import Identity, Process
 from understudy.dev.recipe import Place
 from understudy.dev.servers import Server
 
-ODD = Path("/home/A & B/100%41 #1+2/Zürich=?")
+ODD = Path("/srv/A & B/100%41 #1+2/Zürich=?")
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from understudy.app.config import Config, GatewaySection, IngestSection, ModelsS
 from understudy.app.data import DataFolder
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
-from understudy.core.location import Location
+from understudy.dev.addresses import on_aws, on_host
 from understudy.dev.background import default_folder, look
-from understudy.dev.ports import HOST
 from understudy.dev.s3 import BUCKET
 from understudy.dev.servers import Server, start
 
@@ -108,10 +107,9 @@ def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], N
 
 def _stream(word: str, servers: dict[str, Server], mark: str) -> str:
     if word == "kinesis":
-        one = servers["kinesalite"]
-        url = Location("kinesis", ((f"demo-{mark}", None),), options=_aws(one)).url
+        url = on_aws(servers["kinesalite"], "kinesis", f"demo-{mark}").url
     elif word == "kafka":
-        url = _at(servers["kafka"], "kafka", f"demo-{mark}").url
+        url = on_host(servers["kafka"], "kafka", f"demo-{mark}").url
     else:
         return STREAMS.get(word, word)
     create_stream(url, partitions=2)
@@ -121,7 +119,7 @@ def _stream(word: str, servers: dict[str, Server], mark: str) -> str:
 def _store(word: str, servers: dict[str, Server], mark: str) -> str:
     if word != "cassandra":
         return STORES.get(word, word)
-    url = _at(servers["cassandra"], "cassandra", f"demo_{mark}", replication="1").url
+    url = on_host(servers["cassandra"], "cassandra", f"demo_{mark}", replication="1").url
     init_store(url)
     return url
 
@@ -129,17 +127,4 @@ def _store(word: str, servers: dict[str, Server], mark: str) -> str:
 def _models(word: str, servers: dict[str, Server], mark: str) -> str:
     if word != "s3":
         return MODELS.get(word, word)
-    return Location("s3", ((BUCKET, None),), f"demo-{mark}", _aws(servers["s3"])).url
-
-
-def _at(server: Server, scheme: str, path: str, **more: str) -> Location:
-    """A place on a server that is spoken to by host and port."""
-    host = (HOST, server.place.ports["client"])
-    return Location(scheme, (host,), path, {"credentials": str(server.credentials_file), **more})
-
-
-def _aws(server: Server) -> dict[str, str]:
-    """The options of an address on a server that stands in for AWS."""
-    return {
-        "endpoint": server.url, "region": server.credentials["region"], "credentials": str(server.credentials_file)
-    }  # fmt: skip
+    return on_aws(servers["s3"], "s3", BUCKET, f"demo-{mark}").url
