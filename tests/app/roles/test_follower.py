@@ -64,7 +64,7 @@ def test_a_learner_ends_when_its_follower_has_died(tmp_path: Path, capsys: pytes
     window = Window(remote, data.store)  # type: ignore[arg-type]
     registry = recording(data, SPEC).registry()
     with window, pytest.raises(StorageFailed, match="gone"), Follower(window, stop) as follower:
-        assert learn(data, registry, LearnerServiceConfig(), stop, standing=follower.standing) == 0
+        assert learn(data, registry, LearnerServiceConfig(), stop, fields=follower.fields) == 0
     assert '"window": {"items": 6, "error": ""}' in capsys.readouterr().out
 
 
@@ -72,10 +72,10 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_told(tmp_path: Path)
     remote = Remote(tmp_path / "there", lambda call: Unreachable("nobody answers") if call == 2 else None)
     stop, window = threading.Event(), Window(remote, tmp_path / "window")  # type: ignore[arg-type]
     with window, Follower(window, stop) as follower:
-        until(stop, lambda: bool(follower.standing()["window"]["error"]))
-        assert follower.standing()["window"] == {"items": 2, "error": "nobody answers"}
+        until(stop, lambda: bool(follower.fields()["window"]["error"]))
+        assert follower.fields()["window"] == {"items": 2, "error": "nobody answers"}
         until(stop, lambda: window.items == 6 and not window.trouble)
-        assert follower.standing()["window"] == {"items": 6, "error": ""}
+        assert follower.fields()["window"] == {"items": 6, "error": ""}
         assert not stop.is_set()
 
 

@@ -10,7 +10,7 @@ class Follower:
     """Fills a window until told to stop; a context manager that raises what the thread died of, behind the role's end.
 
     A learner must not go on with old data: what ends the thread sets `stop` as well, and whoever runs the role starts
-    it again. A store that is away for a while ends nothing; `standing` tells.
+    it again. A store that is away for a while ends nothing; `fields` tells.
     """
 
     def __init__(self, window: Window, stop: threading.Event) -> None:
@@ -25,7 +25,7 @@ class Follower:
             self._error = error
             self._stop.set()
 
-    def standing(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """What a role reports about it: how much was copied, and why nothing is at present, if so."""
         return {"window": {"items": self._window.items, "error": self._window.trouble}}
 

@@ -27,7 +27,7 @@ from understudy.learn.compile_cache import use_compile_cache
 from understudy.models.registry import Registry
 from understudy.stores.window import Window
 
-Standing = Callable[[], dict[str, Any]]
+Fields = Callable[[], dict[str, Any]]
 """What else a report says."""
 
 _REPORT_EVERY_S = 0.25
@@ -46,20 +46,20 @@ def main(data: DataFolder, config: Config) -> int:
     """Learn until told to stop, as a config says; the process's exit code."""
     stop = stop_with_parent()
     registry = open_deployment(data, models=config.models.url).registry
-    with _copied(data, config, registry, stop) as (folder, standing):
-        return learn(folder, registry, service_config(config), stop, standing=standing)
+    with _copied(data, config, registry, stop) as (folder, fields):
+        return learn(folder, registry, service_config(config), stop, fields=fields)
 
 
 def learn(
     data: DataFolder, registry: Registry, config: LearnerServiceConfig, stop: threading.Event, *,
-    standing: Standing = dict,
+    fields: Fields = dict,
 ) -> int:  # fmt: skip
     """Learn from the store of a data folder until told to stop; the process's exit code."""
     use_compile_cache()
     with LearnerRole(data, registry, config=config) as role:
 
         def tell(**more: str) -> None:
-            report(role.status() | {"is_ready": True} | standing() | more)
+            report(role.status() | {"is_ready": True} | fields() | more)
 
         reporter = threading.Thread(target=_repeat, args=(tell, stop), daemon=True)
         reporter.start()
@@ -79,7 +79,7 @@ def learn(
 @contextlib.contextmanager
 def _copied(
     data: DataFolder, config: Config, registry: Registry, stop: threading.Event
-) -> Iterator[tuple[DataFolder, Standing]]:
+) -> Iterator[tuple[DataFolder, Fields]]:
     """The folder to learn from; where experience is kept elsewhere, with a copy of it that grows while this lasts."""
     if not config.store.url:
         yield data, dict
@@ -92,7 +92,7 @@ def _copied(
         Window(remote, folder.store, specs=specs, keep_s=keep_s) as window,
         Follower(window, stop) as follower,
     ):
-        yield folder, follower.standing
+        yield folder, follower.fields
 
 
 def _repeat(tell: Callable[[], None], stop: threading.Event) -> None:
