@@ -14,18 +14,18 @@ from understudy.app.backends import open_store, open_stream
 from understudy.app.config import Config, check_spark_store
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.roles.ingest import RETENTION_S, TRIM_EVERY_S
+from understudy.app.roles.ingest import RETENTION_S, TRIM_EVERY_S, trim_own
 from understudy.app.roles.spark_stream import OPENER, name_of, text_of
 from understudy.app.specs import RegistrySpecs
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError
 from understudy.core.lock import FileLock
 from understudy.core.log import make_folder
+from understudy.ingest.draining import DRAIN_S
 from understudy.ingest.service import IngestConfig
-from understudy.ingest.spark import DRAIN_S, SparkIngest, SparkJob
+from understudy.ingest.spark import SparkIngest, SparkJob
 from understudy.ingest.spark_session import Spark, check_master, is_local, open_spark, require_spark
 from understudy.ingest.writer import Writer
-from understudy.streams.file import FileStream
 
 
 class SparkIngestRole:
@@ -68,11 +68,11 @@ class SparkIngestRole:
         self.service.run(stop, self._trim, drain_s=drain_s)
 
     def _trim(self) -> None:
-        """Delete stored parts of a stream of our own that are old; one elsewhere has a rule of its own."""
-        if isinstance(self._stream, FileStream) and time.monotonic() >= self._next_trim_s:
+        """Delete stored parts of a stream of our own that are old, every now and then."""
+        if time.monotonic() >= self._next_trim_s:
             self._next_trim_s = time.monotonic() + TRIM_EVERY_S
             positions = {name: held.position for name, held in dict(self._writer.held).items()}
-            self._stream.trim(positions, before_s=time.time() - RETENTION_S)
+            trim_own(self._stream, positions, retention_s=RETENTION_S)
 
     def close(self) -> None:
         self._opened.close()

@@ -10,12 +10,12 @@ from pathlib import Path
 from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import report, run_role, stop_with_parent
+from understudy.app.roles.ingest import ROLE_DRAIN_S
+from understudy.app.roles.ingest_report import report_of
 from understudy.app.roles.logs import log_to_stderr
 from understudy.app.roles.spark_ingest import SparkIngestRole
 
 _REPORT_EVERY_S = 0.5
-_DRAIN_S = 100.0
-"""What a gateway acknowledged last is stored, too; a little less than the role is given."""
 
 
 def main(data: DataFolder, config: Config, *, checkpoint: str = "") -> None:
@@ -26,7 +26,7 @@ def main(data: DataFolder, config: Config, *, checkpoint: str = "") -> None:
         reporter = threading.Thread(target=_report_often, args=(role, is_over), daemon=True)
         reporter.start()
         try:
-            role.run(stop, drain_s=_DRAIN_S)
+            role.run(stop, drain_s=ROLE_DRAIN_S)
         finally:
             is_over.set()
             reporter.join()
@@ -41,9 +41,7 @@ def _report_often(role: SparkIngestRole, is_over: threading.Event) -> None:
 
 
 def _report(role: SparkIngestRole) -> None:
-    stats = role.service.stats
-    fields = {"stored": stats.steps, "lag_s": round(stats.lag_s, 4), "fates": dict(stats.fates)}
-    report({**fields, "refusals": dict(stats.refusals), "engine": "spark", **role.figures()})
+    report(report_of(role.service.stats, engine="spark", **role.figures()))
 
 
 if __name__ == "__main__":
