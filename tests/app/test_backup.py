@@ -11,6 +11,7 @@ import pytest
 
 from tests.app.test_deployment import a_run
 from understudy.app.backup import back_up, prove, restore
+from understudy.app.config import Config, ModelsSection
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.roles.ingest import IngestRole
@@ -167,7 +168,7 @@ def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
 def test_models_elsewhere_are_backed_up_and_restored_elsewhere(tmp_path: Path):
     data, url = DataFolder(tmp_path / "D"), f"file://{tmp_path / 'elsewhere'}"
     release_run(open_deployment(data, models=url), a_run(tmp_path / "run"))
-    assert back_up(data, tmp_path / "B", models=url).models == 1
+    assert back_up(data, tmp_path / "B", config=Config(models=ModelsSection(url=url))).models == 1
     other = f"file://{tmp_path / 'other'}"
     assert restore(tmp_path / "B", DataFolder(tmp_path / "E"), models=other).models == 1
     assert (tmp_path / "other" / "blobs").is_dir()

@@ -1,11 +1,13 @@
 """What a game developer meets: connecting, playing in every shape of game, and doing it wrong."""
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -464,3 +466,16 @@ def test_a_data_folder_is_all_a_local_game_needs(tmp_path, monkeypatch):
     assert len({frame.player for frame in frames}) == 1
     assert frames[0].player != bytes(16)
     assert (tmp_path / "models" / "games" / "my-game" / f"{game.spec.schema}.json").read_bytes() == game.spec.to_json()
+
+
+@pytest.mark.parametrize("part", ["stream", "models"])
+def test_a_folder_whose_platform_looks_elsewhere_takes_no_steps(tmp_path: Path, part: str):
+    used = {"stream.url": "", "store.url": "", "models.url": ""}
+    (tmp_path / "backends.json").write_text(json.dumps({**used, "store.url": "cassandra://db/games"}))
+    connect("pong", obs=2, actions=2, data=tmp_path).close()
+    (tmp_path / "backends.json").write_text(json.dumps({**used, f"{part}.url": "far://away"}))
+    with pytest.raises(ConfigError, match=f"has its {part} elsewhere .far://away.*record over HTTP"):
+        connect("pong", obs=2, actions=2, data=tmp_path)
+    (tmp_path / "backends.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"cannot be read .JSONDecodeError.; restore it"):
+        connect("pong", obs=2, actions=2, data=tmp_path)

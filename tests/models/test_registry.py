@@ -11,7 +11,7 @@ import pytest
 
 from tests.act.policies import random_policy
 from tests.card import Card
-from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused
+from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused, Unreachable
 from understudy.core.game import game_spec
 from understudy.core.manifest import Lineage
 from understudy.core.policy import Policy
@@ -79,6 +79,17 @@ def test_where_a_look_costs_something_it_is_taken_now_and_then_and_own_writes_ar
         ours.release(policy(1), LINEAGE, epoch=epoch)
     clock.advance(0.5)
     assert ours.catalogue("pong").points_to("champion") == 1
+
+
+def test_a_look_that_failed_is_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    registry(tmp_path).takeover("pong", owner="a")
+    ours = Registry(FarObjects(tmp_path), trusted=TRUSTED, signer=SIGNER, clock=ManualClock())
+    with monkeypatch.context() as broken:
+        broken.setattr(FarObjects, "get", lambda *_: (_ for _ in ()).throw(Unreachable("nobody answers")))
+        for _ in range(2):
+            with pytest.raises(Unreachable):
+                ours.catalogue("pong")
+    assert ours.catalogue("pong").epoch == 1
 
 
 def test_an_old_learner_releases_nothing_after_another_took_over(tmp_path: Path):

@@ -4,6 +4,7 @@ DIR/backup.json           what is in it, with the SHA-256 of every file; written
 DIR/store/                as of one moment after the backup was asked for; nothing that was stored before is missing
 DIR/models/               specs, keys and models; journals are copied before the policies they name
 DIR/key, signing.key      secrets: whoever has them can speak for the deployment
+DIR/backends.json         where its stream, store and models were; those elsewhere are named, only models are copied
 """
 
 import contextlib
@@ -18,10 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
-from understudy.app.roles.ingest import IngestRole
+from understudy.app.roles.opening import open_own_ingest
 from understudy.app.roles.requests import ask
+from understudy.app.used import FILE_NAME as USED
+from understudy.app.used import restore_used
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.lock import FileLock
 from understudy.core.log import make_folder, sync_folder, write_file
@@ -35,7 +39,7 @@ from understudy.stores.view import StoreView
 
 FORMAT = "understudy-backup/1"
 _FACTS = "backup.json"
-_FILES = ("key", "signing.key", "development.json", "understudy.toml")
+_FILES = ("key", "signing.key", "development.json", "understudy.toml", USED)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
 _PIECE = 1024 * 1024
@@ -56,18 +60,22 @@ class Proof:
     """Models whose policy was missing or damaged already; everything else is whole."""
 
 
-def back_up(data: DataFolder, target: Path, *, models: str = "", timeout_s: float = 600.0) -> Proof:
-    """Copy a deployment into an empty folder and prove the copy; the platform may run."""
+def back_up(data: DataFolder, target: Path, *, config: Config | None = None, timeout_s: float = 600.0) -> Proof:
+    """Copy a deployment into an empty folder and prove the copy; the platform may run.
+
+    `config`: where stream and models are; by itself, in the data folder.
+    """
+    config = config or Config()
     _must_be_free(target, "the backup")
     if not (data.store / "catalogue.sqlite").exists() and not signing_key(data).exists():
         raise ConfigError(f"{data.root} holds nothing to back up; is --data right?")
     make_folder(target.absolute())
     os.chmod(target, 0o700)
     try:
-        with _snapshot(data, timeout_s) as snapshot:
+        with _snapshot(data, config, timeout_s) as snapshot:
             if snapshot is not None:
                 _copy_tree(snapshot, target / "store")
-        _copy_objects(open_objects(models or data.root / "models"), FolderObjects(target / "models"))
+        _copy_objects(open_objects(config.models.url or data.root / "models"), FolderObjects(target / "models"))
         for name in _FILES:
             if (data.root / name).exists():
                 _copy_file(data.root / name, target / name)
@@ -96,6 +104,7 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
         for name in _FILES:
             if (source / name).exists() and data.root / name in made:
                 _copy_file(source / name, data.root / name)
+        restore_used(data.root, models=models)
         _sync_tree(data.root)
         if _contents(data, models) != _contents(DataFolder(source), ""):
             raise Corrupt(f"{data.root} is not what {source} holds; check the disk and restore again")
@@ -164,7 +173,7 @@ def _is_whole(registry: Registry, manifest: Manifest) -> bool:
 
 
 @contextlib.contextmanager
-def _snapshot(data: DataFolder, timeout_s: float) -> Iterator[Path | None]:
+def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Path | None]:
     """The store as it is at one moment, by whoever has it open, or by ourselves."""
     if not (data.store / "catalogue.sqlite").exists():
         yield None
@@ -181,7 +190,7 @@ def _snapshot(data: DataFolder, timeout_s: float) -> Iterator[Path | None]:
             if data.has_writer():
                 ask(data.requests, "snapshot", timeout_s=timeout_s, name=target.name)
             else:
-                with IngestRole(data) as role:
+                with open_own_ingest(data, config) as role:
                     role.snapshot(target)
             yield target
         finally:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from understudy.app.config import Config
 from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
 from understudy.app.exchange.begun import Begun
-from understudy.app.roles.ingest import IngestRole
+from understudy.app.roles.opening import open_own_ingest
 from understudy.app.roles.requests import ask
 from understudy.client.spooled import forget_spooled
 from understudy.core.door import deployment_key, pseudonym
@@ -13,15 +15,20 @@ from understudy.core.names import PlayerName, game_name, player_name
 from understudy.core.ports import FullStore
 
 
-def forget_player(data: DataFolder, player: str, *, game: str | None, timeout_s: float) -> dict[str, Any]:
-    """Erase a player by name, in one game or in all."""
-    name, games = player_name(player), _games(data, data.game_names(), game)
+def forget_player(
+    data: DataFolder, player: str, *, game: str | None, timeout_s: float, config: Config | None = None
+) -> dict[str, Any]:
+    """Erase a player by name, in one game or in all; `config`: where stream and games are, if not in the folder."""
+    config = config or Config()
+    models = config.models.url
+    known = list(open_deployment(data, models=models).registry.games()) if models else data.game_names()
+    name, games = player_name(player), _games(data, known, game)
     players = _pseudonyms(data, games, name)
     spooled = forget_spooled(data.spool, name, games)
     if data.has_writer():
         found = ask(data.requests, "forget", timeout_s=timeout_s, players=[one.hex() for one in players])
     else:
-        with IngestRole(data) as role:
+        with open_own_ingest(data, config) as role:
             found = role.forget(players)
     return {**found, "spooled_sessions": spooled, "games": games}
 
@@ -32,9 +39,9 @@ def forget_elsewhere(
     """The same in a store on other machines; what waits in a stream elsewhere is refused when it comes."""
     name, games = player_name(player), _games(data, known, game)
     players = _pseudonyms(data, games, name)
+    spooled = forget_spooled(data.spool, name, games)
     chunks = sum(store.forget(one) for one in players)
     Begun(data.root).forget(players)
-    spooled = forget_spooled(data.spool, name, games)
     return {"chunks": chunks, "stream_bytes": 0, "is_finished": True, "spooled_sessions": spooled, "games": games}
 
 
@@ -51,15 +58,17 @@ def _pseudonyms(data: DataFolder, games: list[str], name: PlayerName) -> list[by
     if not (data.root / "key").exists():
         raise ConfigError(
             f"{data.root} has no key, so nobody can be found by name; give the deployment's own folder as --data, or "
-            "copy its `key` there"
+            "restore the key from a backup"
         )
     key = deployment_key(data.root)
     return [pseudonym(key, game_name(one), name) for one in games]
 
 
-def replay_quarantine(data: DataFolder, ids: list[int] | None, *, timeout_s: float) -> dict[str, Any]:
+def replay_quarantine(
+    data: DataFolder, ids: list[int] | None, *, timeout_s: float, config: Config | None = None
+) -> dict[str, Any]:
     """Store quarantined frames that now pass every check."""
     if data.has_writer():
         return dict(ask(data.requests, "replay", timeout_s=timeout_s, ids=ids))
-    with IngestRole(data) as role:
+    with open_own_ingest(data, config or Config()) as role:
         return role.replay(ids)

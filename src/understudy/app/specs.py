@@ -1,13 +1,22 @@
-"""Where ingest finds game specs when they do not lie on its own disk: in the registry."""
+"""Where ingest finds game specs: in the data folder, or in a registry on other machines."""
 
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import InvalidName, SpecError
 from understudy.core.game import GameSpec
+from understudy.core.ports import Specs
+from understudy.ingest.specs import SpecFolder
 from understudy.models.registry import Registry
 
 MISS_S = 1.0
 """How long it is believed that a schema is not registered: a flood of its frames costs one question a second."""
 _MOST_MISSES = 4096
+
+
+def registered_specs(data: DataFolder, *, models: str) -> Specs:
+    """The specs of a deployment's games; `models`: the address of its registry, if that is elsewhere."""
+    return RegistrySpecs(open_deployment(data, models=models).registry) if models else SpecFolder(data.games)
 
 
 class RegistrySpecs:

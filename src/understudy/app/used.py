@@ -45,6 +45,13 @@ def keep_used(config: Config) -> None:
         write_file(config.folder.root / FILE_NAME, json.dumps(now).encode(), mode=0o600)
 
 
+def restore_used(root: Path, *, models: str) -> None:
+    """After a backup was restored: stream and store are where they were, models where they were restored to."""
+    if before := read_used(root):
+        now = {**before, "models.url": _absolute(models)}
+        write_file(root / FILE_NAME, json.dumps(now).encode(), mode=0o600)
+
+
 def used_by(config: Config) -> Mapping[str, str]:
     """A config's addresses by name, as they hold from any folder that a command is called in."""
     urls = {"stream.url": config.stream.url, "store.url": config.store.url, "models.url": config.models.url}

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from understudy.app.config import Config
 from understudy.app.crowd.ledger import LedgerLink, Promise, read_ledger
 from understudy.app.data import DataFolder
 from understudy.app.digest import items_of
-from understudy.app.roles.ingest import IngestRole
+from understudy.app.links import open_link, register
+from understudy.app.roles.opening import open_own_ingest
 from understudy.app.roles.requests import ask
-from understudy.client.connect import local_link
 from understudy.client.leftovers import send_leftovers
 from understudy.core.clock import SystemClock
 from understudy.core.errors import Corrupt, Locked, Refused, StorageFailed
@@ -62,14 +63,18 @@ class Verdict:
         return {**fields, "corrupt": list(self.corrupt), "ok": self.exit_code == 0}
 
 
-def verify(data: DataFolder, *, finish: bool = True) -> Verdict:
-    """Everything recorded before this call is brought into the store and checked."""
+def verify(data: DataFolder, *, config: Config | None = None, finish: bool = True) -> Verdict:
+    """Everything recorded before this call is brought into the data folder's own store and checked.
+
+    `config`: where stream and games are; by itself, in the data folder.
+    """
+    config = config or Config()
     promises = list(read_ledger(data.ledger))
     # Without a ledger there is nothing to prove, and what is finished here must not make it look otherwise.
-    recovered = finish_leftovers(data, with_ledger=bool(promises)) if finish else 0
+    recovered = finish_leftovers(data, config, with_ledger=bool(promises)) if finish else 0
     promises = list(read_ledger(data.ledger)) if recovered else promises
     try:
-        live = _settle(data) if finish else data.has_writer()
+        live = _settle(data, config) if finish else data.has_writer()
         with StoreView(data.store) as view:
             findings = audit(view)
     except sqlite3.OperationalError as error:
@@ -105,18 +110,19 @@ def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verdi
     return _judge(findings, promises, 0, live, found=found)
 
 
-def finish_leftovers(data: DataFolder, *, with_ledger: bool) -> int:
+def finish_leftovers(data: DataFolder, config: Config, *, with_ledger: bool) -> int:
     """Send what killed games left in the spool; how many frames were acknowledged."""
 
     def link_to(spec: GameSpec) -> Link:
-        link = local_link(data.root, spec, SystemClock())
+        link = open_link(data, config, spec, SystemClock())
+        register(data, config, spec, link)
         return LedgerLink(link, data.ledger) if with_ledger else link
 
     folders = sorted(data.spool.iterdir()) if data.spool.is_dir() else []
     return sum(send_leftovers(folder, link_to) for folder in folders if folder.is_dir())
 
 
-def _settle(data: DataFolder) -> bool:
+def _settle(data: DataFolder, config: Config) -> bool:
     """Store what is in the stream: by the process that has the store open, or here; whether there is one."""
     for _ in range(3):
         if data.has_writer():
@@ -128,7 +134,7 @@ def _settle(data: DataFolder) -> bool:
                 continue
             return True
         try:
-            with IngestRole(data) as role:
+            with open_own_ingest(data, config) as role:
                 role.service.drain()
             return False
         except Locked:

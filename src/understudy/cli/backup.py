@@ -26,7 +26,7 @@ def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float)
     """
     config = resolve({"data": data_text}).config
     began_s = time.monotonic()
-    proof = back_up(config.folder, target, models=config.models.url, timeout_s=timeout_s)
+    proof = back_up(config.folder, target, config=config, timeout_s=timeout_s)
     if not as_json:
         console().print(f"backed up {_words(proof)} in {time.monotonic() - began_s:.1f} s", soft_wrap=True)
         if proof.damaged:

@@ -16,7 +16,7 @@ from understudy.app.stats import stats as count_stats
 from understudy.app.stats import stats_elsewhere
 from understudy.app.verify import Verdict, verify_elsewhere
 from understudy.app.verify import verify as verify_data
-from understudy.cli.deployed import released_models
+from understudy.cli.deployed import config_of, released_models
 from understudy.cli.elsewhere import store_elsewhere, store_option
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
@@ -119,7 +119,7 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
         verdict = (
             verify_elsewhere(where, there.store, live=is_locked(where.root / "ingest.lock"))
             if there
-            else verify_data(where)
+            else verify_data(where, config=config_of(data_text, store_url=store_url))
         )
         if digest:
             store = there.store if there else opened.enter_context(StoreView(where.store))
@@ -179,7 +179,8 @@ def forget(
         if there:
             fields = forget_elsewhere(there.data, there.store, player, known=there.games, game=game)
         else:
-            fields = forget_player(folder(data_text).must_exist(), player, game=game, timeout_s=timeout_s)
+            where, config = folder(data_text).must_exist(), config_of(data_text, store_url=store_url)
+            fields = forget_player(where, player, game=game, timeout_s=timeout_s, config=config)
     fields["models"] = released_models(data_text, fields["games"])
     if not as_json:
         if not fields["chunks"] and not fields["spooled_sessions"]:
@@ -265,11 +266,12 @@ def _quarantined_here(where: DataFolder, limit: int) -> list[_Row]:
 def replay(data_text: str | None, as_json: bool, store_url: str | None, ids: tuple[int, ...], timeout_s: float) -> int:
     """Check quarantined frames again (all, or IDS) and store those that pass now, each once."""
     with store_elsewhere(data_text, store_url) as there:
-        fields = (
-            replay_frames(there.store, there.specs, list(ids) or None)
-            if there
-            else replay_quarantine(folder(data_text).must_exist(), list(ids) or None, timeout_s=timeout_s)
-        )
+        chosen = list(ids) or None
+        if there:
+            fields = replay_frames(there.store, there.specs, chosen)
+        else:
+            where, config = folder(data_text).must_exist(), config_of(data_text, store_url=store_url)
+            fields = replay_quarantine(where, chosen, timeout_s=timeout_s, config=config)
     if not as_json:
         console().print(
             f"tried {fields['tried']}: stored {fields['stored']}, still refused {fields['still_refused']}, "

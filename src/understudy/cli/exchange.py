@@ -16,6 +16,8 @@ from understudy.app.exchange.copied import copied
 from understudy.app.exchange.history import OnSteps, Wanted, open_history
 from understudy.app.exchange.target import must_be_free
 from understudy.app.origins import resolve
+from understudy.app.specs import registered_specs
+from understudy.cli.deployed import config_of
 from understudy.cli.elsewhere import store_elsewhere, store_option
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
 from understudy.core.errors import ConfigError
@@ -71,7 +73,8 @@ def export_data(
             view = opened.enter_context(copied(there.store, there.specs, wanted, beside=out))
         else:
             view = opened.enter_context(StoreView(data.store))
-        history = open_history(data, view, wanted, specs=there.specs if there else None)
+        specs = there.specs if there else registered_specs(data, models=config_of(data_text).models.url)
+        history = open_history(data, view, wanted, specs=specs)
         with _progress(console(as_json=as_json), f"exporting {history.spec.game}") as show:
             if kind == "parquet":
                 from understudy.app.exchange.parquet_out import write_parquet

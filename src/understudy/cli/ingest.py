@@ -13,8 +13,8 @@ import msgspec
 from understudy.app.config import Config, hidden
 from understudy.app.origins import resolve
 from understudy.app.roles.ingest import RETENTION_S, IngestRole
-from understudy.app.roles.ingest_process import open_ingest
 from understudy.app.roles.logs import log_to_stderr
+from understudy.app.roles.opening import open_ingest
 from understudy.app.roles.remote_ingest import RemoteIngestRole
 from understudy.app.roles.spark_ingest import SparkIngestRole
 from understudy.cli.elsewhere import store_option

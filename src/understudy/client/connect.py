@@ -17,7 +17,7 @@ from understudy.client.bot import Bots
 from understudy.client.counts import Stats
 from understudy.client.episode import Episode
 from understudy.client.local import LocalLink
-from understudy.client.place import Address, own_player, place_of, spool_tag, user_folder
+from understudy.client.place import Address, must_record_into, own_player, place_of, spool_tag, user_folder
 from understudy.client.recorder import Recorder
 from understudy.client.sender import Sender, SenderConfig
 from understudy.client.session import RecordingWarning, Sessions, Tolerance
@@ -313,6 +313,7 @@ def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
     """The link into the embedded platform's own stream."""
     from understudy.streams.file import FileStream
 
+    must_record_into(data_folder)
     door = Door(deployment_key(data_folder), spec.game, clock)
     return LocalLink(FileStream(data_folder / "stream"), door=door, specs_folder=data_folder / "models" / "games")
 

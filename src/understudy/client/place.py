@@ -1,6 +1,7 @@
 """Where a game records to: a data folder or an address with a key, and what a client keeps beside its spool."""
 
 import hashlib
+import json
 import os
 import secrets
 import sys
@@ -31,6 +32,27 @@ def place_of(data: str | os.PathLike[str] | None, url: str | None, key: str | No
     if key is not None:
         raise ConfigError("connect was given a key and no url; give url= too, or set UNDERSTUDY_URL")
     return _data_folder(data)
+
+
+def must_record_into(folder: Path) -> None:
+    """ConfigError when the platform of a data folder takes steps or games elsewhere: nobody would look there."""
+    path = folder / "backends.json"
+    try:
+        used = json.loads(path.read_bytes())
+        places = {part: str(used[f"{part}.url"]) for part in ("stream", "models")}
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}, which says where the platform takes steps, cannot be read ({type(error).__name__}); restore it, "
+            "or record over HTTP: url= and key= as `understudy up` prints them"
+        ) from None
+    for part, url in places.items():
+        if url:
+            raise ConfigError(
+                f"the platform of {folder} has its {part} elsewhere ({url}), so what is recorded into the folder would "
+                "not be stored; record over HTTP: url= and key= as `understudy up` prints them"
+            )
 
 
 def _data_folder(data: str | os.PathLike[str] | None) -> Path:

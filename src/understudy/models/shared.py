@@ -56,7 +56,7 @@ class Shared(Generic[S]):
     def _read_on(self) -> S:
         """The state at the newest entry."""
         with self.lock:
-            state, self._looked_s = self._state, self._clock.monotonic()
+            state, began_s = self._state, self._clock.monotonic()
             for number, raw in self._journal.read(state.number):
                 try:
                     entry = open_signed(raw, self._trusted)
@@ -66,6 +66,7 @@ class Shared(Generic[S]):
                 except (Refused, KeyError, TypeError, ValueError):
                     state.bad_entries += 1
                 state.number = number
+            self._looked_s = began_s
             return state
 
     @property

@@ -18,6 +18,10 @@ QUARANTINE_BYTES = 256 * 1024 * 1024
 """How much of refused frames is kept; what bad clients send must not fill the disk."""
 
 _NO_ID = bytes(16)
+_ADD_SCHEMA = (
+    "INSERT INTO schemas (game, schema, spec) VALUES (?, ?, ?) "
+    "ON CONFLICT (schema) DO UPDATE SET spec = coalesce(spec, excluded.spec)"
+)
 _EVENT_FATES = {"forget": FORGOTTEN, "quarantine": QUARANTINED, "damaged": DAMAGED}
 
 SegmentRow = tuple[int, str, int, int, int, int, int]
@@ -57,7 +61,7 @@ def register(
     # Asked before anything is locked: specs may lie on other machines.
     schemas = _new_schemas(catalogue, generation, specs)
     with _readers(folder, generation) as readers, catalogue.changing():
-        catalogue.many("INSERT INTO schemas (game, schema, spec) VALUES (?, ?, ?)", schemas)
+        catalogue.many(_ADD_SCHEMA, schemas)
         catalogue.many("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", sealed.segments)
         catalogue.add_arrivals(sealed.arrivals)
         catalogue.add_arrivals(_control_rows(generation, readers, forgets))
@@ -160,7 +164,8 @@ def _new_schemas(
 ) -> list[tuple[str, str, bytes | None]]:  # fmt: skip
     found: list[tuple[str, str, bytes | None]] = []
     for game, schema in {(item.facts.game, item.facts.schema) for item in generation.items if item.facts.schema}:
-        if catalogue.one("SELECT 1 FROM schemas WHERE schema = ?", schema) is None:
+        row = catalogue.one("SELECT spec FROM schemas WHERE schema = ?", schema)
+        if row is None or row[0] is None:
             spec = specs.spec(game, schema) if specs is not None else None
             found.append((game, schema, spec.to_json() if spec is not None else None))
     return found

@@ -74,10 +74,10 @@ class Window:
         self.local = LocalStore(folder, specs=specs, clock=clock)
         try:
             self._partition = self._source()
+            claim = self.local.claim(self._partition, owner="window", ttl_s=60.0)
         except BaseException:
             self.local.close()
             raise
-        claim = self.local.claim(self._partition, owner="window", ttl_s=60.0)
         self._epoch = claim.epoch
         self._cursor = None if claim.position is None else Cursor(claim.position)
         self._next_bound_s = 0.0

@@ -230,6 +230,22 @@ def test_another_store_is_counted_from_its_beginning_and_the_first_one_goes_on_w
         assert until_idle(role)["usable_steps"] == first + third
 
 
+def test_what_was_set_aside_is_found_again_after_a_kill_between_two_renames(made: Recording):
+    first = made.play(person(0.5), 4)
+    with role_of(made) as role:
+        until_idle(role)
+    learner, store_id = made.data.root / "learner", (made.data.store / "id").read_text()
+    learner.rename(learner.with_name(f"learner-{store_id}"))
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] == first
+    assert not learner.with_name(f"learner-{store_id}").exists()
+    (learner.with_name("learner-another") / "kept").mkdir(parents=True)
+    (learner / "store.txt").write_text("another")
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] == first
+    assert sorted(path.name for path in made.data.root.glob("learner-*")) == ["learner-another", "learner-another-2"]
+
+
 class AwayObjects(FolderObjects):
     """Objects that cannot be reached for a while."""
 

@@ -142,7 +142,7 @@ class Loop:
 
     def _prove(self, settings: Config, registry: Registry) -> Verdict:
         if not settings.store.url:
-            return verify(self._data)
+            return verify(self._data, config=settings)
         with closing(open_store(settings.store.url, specs=RegistrySpecs(registry))) as store:
             return verify_elsewhere(self._data, store, live=False)
 

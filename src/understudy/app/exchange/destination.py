@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from understudy.app.backends import open_store, open_stream
+from understudy.app.backends import open_store
 from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.exchange.landing_elsewhere import LandingElsewhere
 from understudy.app.exchange.landing_here import LandingHere
+from understudy.app.links import open_link, register
 from understudy.app.roles.ingest import IngestRole
+from understudy.app.roles.opening import open_own_ingest
 from understudy.app.specs import RegistrySpecs
 from understudy.client.local import LocalLink
 from understudy.core.clock import Clock
-from understudy.core.door import Door, deployment_key
 from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.lock import is_locked
 from understudy.core.names import GameName
@@ -40,16 +40,10 @@ class Destination:
         return [spec_from_json(path.read_bytes()) for path in sorted((self.data.games / game).glob("*.json"))]
 
     def register(self, spec: GameSpec, link: LocalLink) -> None:
-        """Make a spec known to whoever stores."""
-        if self.config.models.url:
-            self._registry().register(spec)
-        else:
-            link.register(spec)
+        register(self.data, self.config, spec, link)
 
     def link(self, spec: GameSpec, clock: Clock) -> LocalLink:
-        """The way into the stream, through the same door as every game's."""
-        door = Door(deployment_key(self.data.root), spec.game, clock)
-        return LocalLink(open_stream(self.config.stream.url, self.data), door=door, specs_folder=self.data.games)
+        return open_link(self.data, self.config, spec, clock)
 
     def landing(self, clock: Clock) -> Landing:
         """What stores, or waits until it is stored."""
@@ -59,8 +53,7 @@ class Destination:
         return LandingElsewhere(store, clock=clock, wait_s=self.wait_s)
 
     def _ingest(self) -> IngestRole:
-        specs = RegistrySpecs(self._registry()) if self.config.models.url else None
-        return IngestRole(self.data, specs=specs, open_stream=partial(open_stream, self.config.stream.url, self.data))
+        return open_own_ingest(self.data, self.config)
 
     def _registry(self) -> Registry:
         return open_deployment(self.data, models=self.config.models.url).registry

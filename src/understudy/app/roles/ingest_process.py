@@ -5,18 +5,15 @@ Run as `python -m understudy.app.roles.ingest_process DATA [CONFIG]`, where CONF
 
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 
-from understudy.app.backends import open_store, open_stream
 from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
 from understudy.app.roles.children import report, run_role, stop_with_parent
-from understudy.app.roles.ingest import RETENTION_S, IngestRole
+from understudy.app.roles.ingest import IngestRole
 from understudy.app.roles.logs import log_to_stderr
+from understudy.app.roles.opening import open_ingest
 from understudy.app.roles.remote_ingest import RemoteIngestRole
-from understudy.app.specs import RegistrySpecs
 
 _REPORT_EVERY_S = 0.25
 
@@ -30,23 +27,6 @@ def main(data: DataFolder, config: Config) -> None:
         role.run(stop)
         reporter.join()
         _report(role)
-
-
-def open_ingest(
-    data: DataFolder, config: Config, *, retention_s: float = RETENTION_S, keep_s: float | None = None
-) -> IngestRole | RemoteIngestRole:
-    """The role between the stream and the store that a config names.
-
-    `retention_s`: how long a stream in the data folder keeps what is stored; `keep_s`: how long a store in it does.
-    """
-    stream, models = partial(open_stream, config.stream.url, data), config.models.url
-    if not (models or config.store.url):
-        return IngestRole(data, open_stream=stream, retention_s=retention_s, keep_s=keep_s)
-    specs = RegistrySpecs(open_deployment(data, models=models).registry)
-    if not config.store.url:
-        return IngestRole(data, specs=specs, open_stream=stream, retention_s=retention_s, keep_s=keep_s)
-    store = partial(open_store, config.store.url, specs=specs)
-    return RemoteIngestRole(data, open_stream=stream, open_store=store, specs=specs, retention_s=retention_s)
 
 
 def _report_often(role: IngestRole | RemoteIngestRole, stop: threading.Event) -> None:

@@ -5,10 +5,12 @@
 It only reads the store and writes models and checkpoints; whoever starts later takes over, and this one is fenced.
 """
 
+import itertools
 import json
 import os
 import secrets
 import socket
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -123,11 +125,11 @@ class LearnerRole:
             create_once(mark, secrets.token_hex(8).encode())
         here, before = mark.read_text(), self._folder / "store.txt"
         if before.exists() and (other := before.read_text()) != here:
-            aside = self._folder.with_name(f"learner-{other}")
+            aside = _free(self._folder.with_name(f"learner-{other}"))
             _log.warning("store_changed", before=other, now=here, kept=str(aside))
             self._folder.rename(aside)
-            if (known := self._folder.with_name(f"learner-{here}")).exists():
-                known.rename(self._folder)
+        if not self._folder.exists() and (known := self._folder.with_name(f"learner-{here}")).exists():
+            known.rename(self._folder)
         make_folder(self._folder)
         write_file(self._folder / "store.txt", here.encode())
 
@@ -163,3 +165,9 @@ class LearnerRole:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _free(folder: Path) -> Path:
+    """A name that nothing has, this one if it can be."""
+    others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([folder], others) if not name.exists())

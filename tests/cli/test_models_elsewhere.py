@@ -1,0 +1,92 @@
+"""Commands on a data folder whose store is its own, while its games and models are registered elsewhere."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.test_backup import play
+from understudy.app.data import DataFolder
+from understudy.app.deployment import open_deployment
+from understudy.app.roles.ingest import IngestRole
+from understudy.app.used import read_used
+from understudy.cli.root import run as run_command
+from understudy.core.game import spec_from_json
+from understudy.stores.view import StoreView
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataFolder:
+    """40 steps wait in the stream, of a game that is known at the registry alone."""
+    data, url = DataFolder(tmp_path / "D"), f"file://{tmp_path / 'elsewhere'}"
+    play(data.root)
+    registry = open_deployment(data, models=url).registry
+    for path in data.games.glob("*/*.json"):
+        registry.register(spec_from_json(path.read_bytes()))
+    shutil.rmtree(data.root / "models")
+    (data.root / "understudy.toml").write_text(f'[models]\nurl = "{url}"\n')
+    return data
+
+
+def play_more(data: DataFolder) -> None:
+    """40 more, by a game that leaves its spec nowhere in the folder."""
+    play(data.root)
+    shutil.rmtree(data.root / "models")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, data: DataFolder, code: int = 0) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run_command([*words, "--data", str(data.root), "--json"]) == code
+    fields: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return fields
+
+
+def test_verify_stores_what_waits_in_the_stream(data: DataFolder, capsys: pytest.CaptureFixture[str]):
+    found = said(capsys, "data", "verify", data=data, code=2)
+    assert (found["steps"], found["quarantined_chunks"], found["parked_chunks"]) == (40, 0, 0)
+
+
+def test_a_player_is_forgotten(data: DataFolder, capsys: pytest.CaptureFixture[str]):
+    found = said(capsys, "data", "forget", "ada", data=data)
+    assert (found["games"], found["chunks"] > 0) == (["pong"], True)
+    assert said(capsys, "data", "stats", data=data)["steps"] == 0
+
+
+def test_steps_are_exported(data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    said(capsys, "data", "verify", data=data, code=2)
+    out = str(tmp_path / "steps.parquet")
+    assert said(capsys, "data", "export", out, "--format", "parquet", data=data)["steps"] == 40
+
+
+def test_what_was_refused_without_the_registry_is_replayed(data: DataFolder, capsys: pytest.CaptureFixture[str]):
+    with IngestRole(data) as role:  # by itself it looks for games in the data folder
+        role.service.drain()
+    assert said(capsys, "data", "stats", data=data)["steps"] == 0
+    replayed = said(capsys, "data", "quarantine", "replay", data=data)
+    assert (replayed["still_refused"], replayed["stored"] > 0) == (0, True)
+    assert said(capsys, "data", "stats", data=data)["steps"] == 40
+
+
+def test_a_backup_seals_with_the_registered_spec(data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    backup = tmp_path / "B"
+    said(capsys, "data", "verify", data=data, code=2)
+    play_more(data)
+    assert said(capsys, "backup", str(backup), data=data)["steps"] == 80
+    with StoreView(backup / "store") as view:
+        assert [bool(spec) for (spec,) in view.catalogue.rows("SELECT spec FROM schemas")] == [True]
+
+
+def test_a_restored_deployment_goes_on_with_its_stream_and_store_and_with_the_restored_models(
+    data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (data.root / "understudy.toml").unlink()
+    before = {"stream.url": "kinesis://steps", "store.url": "", "models.url": f"file://{tmp_path / 'elsewhere'}"}
+    (data.root / "backends.json").write_text(json.dumps(before))
+    shutil.rmtree(data.root / "stream")
+    said(capsys, "backup", str(tmp_path / "B"), data=data)
+    restored = DataFolder(tmp_path / "E")
+    said(capsys, "restore", str(tmp_path / "B"), data=restored)
+    assert read_used(restored.root) == {**before, "models.url": ""}
+    assert restored.game_names() == ["pong"]
