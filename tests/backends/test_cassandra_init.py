@@ -60,6 +60,10 @@ def scratch(keyspace: Keyspace) -> Iterator[str]:
     keyspace.run("DROP KEYSPACE IF EXISTS scratch")
 
 
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 def columns(keyspace: Keyspace, name: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for row in keyspace.run(f"SELECT * FROM system_schema.columns WHERE keyspace_name = '{name}'"):
@@ -90,8 +94,10 @@ def test_init_says_what_a_keyspace_has_when_another_time_to_live_is_asked_for(ke
     said = told(init_at, keyspace.url + "&ttl_s=86400")
     assert "has ttl_s=0 and the address asks for ttl_s=86400" in said
     assert "run `understudy store migrate` with this address, or leave ttl_s out" in said
-    migrate_at(keyspace.url + "&ttl_s=86400")
+    with start("migrate", keyspace.url + "&ttl_s=86400") as process:
+        said, _ = process.communicate(timeout=120)
     try:
+        assert said.endswith(f"were at version {VERSION} already; new chunks are kept for 86400 s\n")
         init_at(keyspace.url + "&ttl_s=86400")
         init_at(keyspace.url)
     finally:
@@ -202,10 +208,6 @@ def test_an_init_that_was_cut_off_goes_on_as_it_is_asked_now(
 
 
 # --- at the same time, and cut off ------------------------------------------------------------------------------------
-
-
-def start(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_four_inits_at_once_make_one_store(keyspace: Keyspace, scratch: str) -> None:
