@@ -16,7 +16,7 @@ from tests.backends.keyspaces import Keyspace
 from tests.backends.kinesis import Desk
 from tests.backends.spark import Job, append, digests_of, native_digests, some_frames, wait_until
 from understudy.app.data import DataFolder
-from understudy.core.errors import ConfigError, Unreachable
+from understudy.core.errors import ConfigError, StorageFailed, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.ports import Receipt, WriteBatch
 from understudy.ingest.spark import SparkIngest
@@ -107,11 +107,46 @@ def test_a_checkpoint_that_would_leave_something_out_is_refused(job: Job, rng: n
     job.keyspace.empty()
     job.store = job.keyspace.open()
     append(stream, some_frames(rng))
-    with pytest.raises(ConfigError, match=r"which is stored up to None; remove the checkpoint"):
+    with pytest.raises(ConfigError, match=r"is stored up to None; give another --checkpoint, or remove"):
         job.drain(stream)
     assert digests_of(job.store) == {}
     job.lose_checkpoint()
     assert job.drain(stream).stats.fates == {"new": 40}
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["nothing more came", "more came to other partitions"])
+def test_a_checkpoint_is_refused_although_nothing_comes_behind_it(job: Job, rng: np.random.Generator, more: bool):
+    stream = file_stream(job)
+    append(stream, some_frames(rng))
+    job.drain(stream)
+    stream.close()
+    job.store.close()
+    job.keyspace.empty()
+    job.store = job.keyspace.open()
+    stream = file_stream(job)  # in which it has another partition
+    append(stream, some_frames(rng) if more else [])
+    with pytest.raises(ConfigError, match=r"is stored up to None; give another --checkpoint, or remove this one"):
+        job.drain(stream)
+    with pytest.raises(ConfigError, match=r"is stored up to None; give another --checkpoint, or remove this one"):
+        job.ingest(stream).run(Event())
+    job.lose_checkpoint()
+    job.drain(stream)
+    assert job.store.audit().chunks == (40 if more else 20)
+
+
+@pytest.mark.parametrize("damaged", ["offsets/0", "metadata"])
+def test_a_damaged_checkpoint_is_told_with_the_next_step(job: Job, rng: np.random.Generator, damaged: str):
+    stream = file_stream(job)
+    append(stream, some_frames(rng))
+    job.drain(stream)
+    file = job.checkpoint / damaged
+    file.write_bytes(b"v1 {")
+    file.with_name(f".{file.name}.crc").unlink()
+    with pytest.raises(StorageFailed, match=rf"if checkpoint {job.checkpoint} is damaged, give another --checkpoint"):
+        job.drain(stream)
+    job.lose_checkpoint()
+    append(stream, some_frames(rng))
+    assert job.drain(stream).stats.fates == {"new": 20}
 
 
 def test_a_checkpoint_of_another_stream_is_refused(job: Job, rng: np.random.Generator, tmp_path: Path):

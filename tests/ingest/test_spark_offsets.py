@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.ports import Position, Read
-from understudy.ingest.offsets import Passed, Place, offset_of, places_of, read_between, read_on
+from understudy.ingest.offsets import Passed, Place, first_left_out, offset_of, places_of, read_between, read_on
 from understudy.streams.memory import MemoryStream
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec, random_session, stamped
@@ -178,3 +178,18 @@ def test_partitions_that_the_stream_has_forgotten_leave_the_offset():
         between = read_between(lane.stream, START, {"gone": Place(Position("3"))}, max_bytes=1)
         assert list(between) == []
     assert [one["event"] for one in logs] == ["partition_gone"]
+
+
+def test_what_was_read_to_its_end_and_is_not_stored_is_left_out():
+    lane = Lane(2)
+    lane.send()
+    *_, (_, _, end) = lane.batches()
+    stored = {name: place.position for name, place in end.items()}
+    assert first_left_out(lane.stream, end, stored) is None
+    first = read_all(lane.stream)["p1"][0].position
+    for behind in (None, first):
+        assert first_left_out(lane.stream, end, stored | {"p1": behind}) == ("p1", end["p1"].position)
+    # Of what the stream or the offset does not know, and of what a batch will show, nothing is said.
+    assert first_left_out(lane.stream, end, stored | {"gone": None}) is None
+    assert first_left_out(lane.stream, {"p0": end["p0"]}, stored | {"p1": None}) is None
+    assert first_left_out(lane.stream, end | {"p1": Place(first)}, stored | {"p1": None}) is None

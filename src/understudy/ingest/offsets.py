@@ -6,6 +6,7 @@ An offset names records that were really read, since not every stream can say wh
 offsets can be read again, the same records in the same order, as long as the stream keeps them.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,27 @@ def read_between(
             _log.error("partition_gone", partition=name, position=after, next="what it held is not read again")
             continue
         yield from _up_to(stream, name, after, last, max_bytes=max_bytes)
+
+
+def first_left_out(
+    stream: Stream, places: Mapping[str, Place], stored: Mapping[str, Position | None]
+) -> tuple[str, Position] | None:
+    """A partition of which nobody would ever store some: it was read to its end, and not all of that was stored."""
+    there = {one.id for one in stream.partitions()}
+    for name, position in stored.items():
+        place = places.get(name, Place())
+        if name not in there or place.position is None or place.position == position:
+            continue
+        try:
+            if stream.read(name, place.position, max_bytes=1, wait_s=0.0).records:
+                continue  # a batch will hold them, and is looked at
+        except PositionGone:
+            continue  # so is all before it
+        with contextlib.suppress(PositionGone):
+            if not stream.read(name, position, max_bytes=1, wait_s=0.0).records:
+                continue
+        return name, place.position
+    return None
 
 
 def _up_to(

@@ -9,6 +9,7 @@ Spark's batch number.
 import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from understudy.core import errors
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, ConfigError, StorageFailed, StorageFull, Unreachable
 from understudy.core.ports import Position, Record, Stream
-from understudy.ingest.offsets import Passed
+from understudy.ingest.offsets import Passed, first_left_out, places_of
 from understudy.ingest.spark_session import Spark, is_local, while_waiting
 from understudy.ingest.writer import IngestStats, Writer
 
@@ -37,6 +38,10 @@ OpenSpark = Callable[[Event], AbstractContextManager[Spark]]
 DRAIN_S = 15.0
 """How long storing what is left may take when a job is asked to stop."""
 _LOOK_S, _TROUBLE_S, _WORKERS_S = 0.1, 1.0, 5.0
+_TELLS = 100
+"""How often Spark is looked at for what it tells behind a batch."""
+_ANOTHER = "give another --checkpoint, or remove this one: the job then begins where the store stands"
+_QUERY = re.compile(r"\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
 _OURS = re.compile(r"understudy\.core\.errors\.(\w+): (.+)")
 _PYTHON = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 
@@ -92,6 +97,8 @@ class SparkIngest:
         self._said: Path | None = None
         self._query: StreamingQuery | None = None
         self._figures: BatchFigures | None = None
+        self._begun_at: Mapping[str, Position | None] = {}
+        self._has_met = True
         self._next_look_s, self._has_workers = 0.0, True
         self.ui: str | None = None
         """Where people can watch Spark, once it runs."""
@@ -109,6 +116,7 @@ class SparkIngest:
                     each()
                     if not self._active.isActive:
                         self._restart(stop)
+                    self._meet()
                     self._look_at_workers()
                 self._drain(drain_s)
         except (StorageFull, StorageFailed, ClaimLost) as error:
@@ -171,6 +179,10 @@ class SparkIngest:
             if not self._active.isActive:
                 self._query = self._start()
             self._active.processAllAvailable()
+            for _ in range(_TELLS):  # what was processed is told a moment later
+                if self._meet():
+                    break
+                time.sleep(_LOOK_S)
         except StreamingQueryException as error:
             if not isinstance(self._failure, _Drained):
                 raise self._trouble(error) from None
@@ -199,23 +211,48 @@ class SparkIngest:
     # --- the job ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> "StreamingQuery":
+        from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         from understudy.ingest.spark_source import NAME, FrameSource
 
-        self._failure = None
+        self._failure, self._has_met = None, False
+        self._begun_at = self._patiently(self._positions)
         session, job = self._spark.session, self._job
         session.dataSource.register(FrameSource)
         options = {
             "opener": job.opener, "address": job.address, "stream": job.stream,
-            "start": json.dumps(self._patiently(self._positions)), "max_bytes": str(job.max_batch_bytes),
+            "start": json.dumps(self._begun_at), "max_bytes": str(job.max_batch_bytes),
         }  # fmt: skip
         frames = session.readStream.format(NAME).options(**options).load()
         query = frames.writeStream.queryName("ingest").option("checkpointLocation", job.checkpoint)
         try:
             return query.foreachBatch(self._store_batch).start()
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             raise self._trouble(error) from None
+
+    def _meet(self) -> bool:
+        """Whether Spark has told by now where its checkpoint goes on; ConfigError when the store is not that far.
+
+        A batch that comes shows it, too. In a partition to which nothing comes any more it would never show.
+        """
+        last = None if self._has_met else self._active.lastProgress
+        if last is not None:
+            self._has_met = True
+            told = json.loads(last["sources"][0]["endOffset"] or "null")
+            places = places_of(told, self._job.stream) if told else {}
+            held = {name: one.position for name, one in dict(self._writer.held).items()}
+            # What was written since the start was looked at then.
+            idle = {name: at for name, at in self._begun_at.items() if held.get(name, at) == at}
+            if found := self._patiently(partial(first_left_out, self._stream, places, idle)):
+                raise self._does_not_meet(*found, idle[found[0]])
+        return self._has_met or not self._active.isActive
+
+    def _does_not_meet(self, partition: str, after: Position | None, stored: Position | None) -> ConfigError:
+        return ConfigError(
+            f"checkpoint {self._job.checkpoint} goes on behind {after} of partition {partition}, which is stored up to "
+            f"{stored}; {_ANOTHER}"
+        )
 
     def _try_worker(self, stop: Event) -> None:
         """ConfigError when a worker on another machine cannot open the stream: it has to, to read a batch again."""
@@ -269,13 +306,19 @@ class SparkIngest:
         """What made the job fail, as one of our own errors where it was one."""
         if self._failure is not None:
             return self._failure
-        text = "it ended by itself" if error is None else str(error)
+        text = str(getattr(error, "java_exception", None) or error or "it ended by itself")
         for name, said in reversed(_OURS.findall(text)):
             kind = getattr(errors, name, None)
             if kind in (ConfigError, errors.MissingExtra, StorageFailed, StorageFull, Unreachable):
                 return kind(said)  # type: ignore[no-any-return]
-        said = [f"{name}: {rest}" for name, rest in _PYTHON.findall(text)] or [text.strip().splitlines()[0]]
-        return StorageFailed(f"the Spark job failed: {said[-1][:300]}{self._where()}")
+        if "CONCURRENT_STREAM_LOG_UPDATE" in text:
+            return ConfigError(
+                f"another job uses checkpoint {self._job.checkpoint}; give another --checkpoint, or end it"
+            )
+        said = [f"{name}: {rest}" for name, rest in _PYTHON.findall(text)] or [_QUERY.sub("", text.strip(), count=1)]
+        # Before it told of anything it has done little but read its checkpoint.
+        advice = f"; if checkpoint {self._job.checkpoint} is damaged, {_ANOTHER}" if not self._has_met else ""
+        return StorageFailed(f"the Spark job failed: {said[-1].splitlines()[0][:300]}{advice}{self._where()}")
 
     def _where(self) -> str:
         return f"; all it said is in {self._said}" if self._said else ""
@@ -300,10 +343,7 @@ class SparkIngest:
         after = records[0].after
         # What begins at the partition's first record leaves nothing out, and so does what reaches over our position.
         if after not in (None, held.position) and held.position not in {one.position for one in records}:
-            raise ConfigError(
-                f"checkpoint {self._job.checkpoint} goes on behind {after} of partition {partition}, which "
-                f"is stored up to {held.position}; remove the checkpoint: the job then begins where the store stands"
-            )
+            raise self._does_not_meet(partition, after, held.position)
         read = [Record(one.position, one.time_s, one.raw) for one in records]
         self._writer.write(partition, read, read[-1].position)
 
