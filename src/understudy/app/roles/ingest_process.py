@@ -10,7 +10,8 @@ from pathlib import Path
 from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import report, run_role, stop_with_parent
-from understudy.app.roles.ingest import IngestRole
+from understudy.app.roles.ingest import ROLE_DRAIN_S, IngestRole
+from understudy.app.roles.ingest_report import report_of
 from understudy.app.roles.logs import log_to_stderr
 from understudy.app.roles.opening import open_ingest
 from understudy.app.roles.remote_ingest import RemoteIngestRole
@@ -24,7 +25,7 @@ def main(data: DataFolder, config: Config) -> None:
     with open_ingest(data, config) as role:
         reporter = threading.Thread(target=_report_often, args=(role, stop), daemon=True)
         reporter.start()
-        role.run(stop)
+        role.run(stop, drain_s=ROLE_DRAIN_S)
         reporter.join()
         _report(role)
 
@@ -36,9 +37,7 @@ def _report_often(role: IngestRole | RemoteIngestRole, stop: threading.Event) ->
 
 
 def _report(role: IngestRole | RemoteIngestRole) -> None:
-    stats = role.service.stats
-    fields = {"stored": stats.steps, "lag_s": round(stats.lag_s, 4), "fates": dict(stats.fates)}
-    report({**fields, "refusals": dict(stats.refusals), "storage_error": stats.trouble[:300]})
+    report(report_of(role.service.stats))
 
 
 if __name__ == "__main__":
