@@ -25,6 +25,7 @@ from understudy.app.deployment import open_deployment
 from understudy.app.origins import resolve
 from understudy.app.play_web import answer_of, play_key
 from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, development_keys
+from understudy.app.roles.supervise import Role, Standing
 from understudy.app.stats import stats
 from understudy.app.status import status
 from understudy.cli.root import run as run_command
@@ -226,6 +227,20 @@ def test_what_roles_say_while_they_start_is_shown_unless_the_command_ends_with_i
     said = written.getvalue()
     assert said.index("one") < said.index("two") < said.index("three")
     assert "the end" not in said
+
+
+def test_why_a_role_ended_is_shown_once_however_often_it_says_so():
+    written = io.StringIO()
+    view = _View(Console(file=written, force_terminal=True, width=200), is_json=False)
+    standing = Standing(Role(name="ingest", command=lambda _: [], drains_s=1.0))
+    view.standings = {"ingest": standing}
+    for said in ("ended with 3: no broker; restart 1 in 0.1 s", "ended with 3 as before; restart 2 in 0.2 s"):
+        view.log("ingest", "no broker")
+        standing.last_error = "ended with 3: no broker"
+        view.tell(standing, said)
+    view.log("ingest", "no broker")
+    view.close()
+    assert written.getvalue().count("no broker") == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

@@ -1,5 +1,6 @@
 """A gateway starts only where keys are safe, says where it listens, and stops without losing what it acked."""
 
+import asyncio
 import datetime
 import http.client
 import signal
@@ -10,18 +11,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import urllib3
+from structlog.testing import capture_logs
 
 from tests.serve.gateways import as_columns, frames_of, played, running
 from understudy.core.clock import SystemClock
-from understudy.core.errors import ConfigError, StorageFailed
+from understudy.core.errors import ConfigError, StorageFailed, Unreachable
 from understudy.core.names import player_name
 from understudy.core.parcel import encode_parcel
 from understudy.models.objects import FolderObjects
-from understudy.serve.gateway import Gateway
+from understudy.serve.gateway import Gateway, _follow_keys
 from understudy.serve.house import GatewayConfig
 from understudy.serve.server import Listen, Server, is_loopback
 
@@ -84,6 +87,30 @@ def test_a_gateway_that_cannot_start_says_so_and_leaves_nothing_open():
     server = Server(Gateway(broken), Listen())
     with pytest.raises(ConfigError, match="could not start"):
         server.run()
+
+
+def test_a_stream_that_is_away_at_the_start_is_told_as_that_and_once(caplog: pytest.LogCaptureFixture):
+    def away() -> Any:
+        raise Unreachable("no broker; start one")
+
+    server = Server(Gateway(away), Listen())
+    with capture_logs() as logs, pytest.raises(Unreachable, match="no broker; start one"):
+        server.run()
+    assert (logs, caplog.records) == ([], [])
+
+
+def test_keys_that_cannot_be_read_are_told_once_and_when_they_can_again():
+    answers = iter([None, *[Unreachable("no answer")] * 4, None, None, Unreachable("no answer"), None])
+
+    def follow() -> None:
+        answer = next(answers, GeneratorExit)
+        if answer is not None:
+            raise answer
+
+    house = SimpleNamespace(config=SimpleNamespace(keys_every_s=0.001), disk=None, keys=SimpleNamespace(follow=follow))
+    with capture_logs() as logs, pytest.raises(GeneratorExit):
+        asyncio.run(_follow_keys(house))  # type: ignore[arg-type]
+    assert [line["event"] for line in logs] == ["keys_not_readable", "keys_readable_again"] * 2
 
 
 def test_tls_is_served_and_checked(tmp_path: Path):

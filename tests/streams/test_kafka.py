@@ -165,9 +165,9 @@ def test_trouble_becomes_one_error_with_the_next_step(name: str, of_call: bool, 
 
 def test_what_the_library_adds_for_itself_is_left_out():
     text = "sasl_ssl://one:9093/bootstrap: Connect to one:9093 failed: Connection refused (after 12ms in state CONNECT)"
-    assert "served us for topic 'understudy' (Connect to one:9093 failed: Connection refused); check" in str(
-        explained("_TRANSPORT", text)
-    )
+    for more in ("", ", 17 identical error(s) suppressed"):
+        said = str(explained("_TRANSPORT", text.replace("CONNECT", f"CONNECT{more}")))
+        assert "served us for topic 'understudy' (Connect to one:9093 failed: Connection refused); check" in said
 
 
 def test_an_answer_ends_old_trouble():

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote
 import structlog
 from starlette.routing import compile_path
 
-from understudy.core.errors import Refused
+from understudy.core.errors import Refused, UnderstudyError
 from understudy.core.names import game_name
 from understudy.serve.bodies import Receive, announced_bytes, read_body
 from understudy.serve.call import Answer, Call, Route, refusal
@@ -52,6 +52,8 @@ class Gateway:
         self._house: House | None = None
         self._routes = [(route, *compile_path(route.path)) for route in routes]
         self._tasks: list[asyncio.Task[None]] = []
+        self.failure: Exception | None = None
+        """Why it could not start."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -68,9 +70,11 @@ class Gateway:
         try:
             await self.start()
         except Exception as error:
-            _log.error("gateway_not_started", error=repr(error)[:300])
+            if not isinstance(error, UnderstudyError):  # those are told by whoever runs it
+                _log.error("gateway_not_started", error=repr(error)[:300])
+            self.failure = error
             await self.stop()
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            await send({"type": "lifespan.startup.failed"})
             return
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -204,14 +208,20 @@ def _query(text: str) -> dict[str, str]:
 
 
 async def _follow_keys(house: House) -> None:
-    loop = asyncio.get_running_loop()
+    """Keep the keys fresh; while they cannot be read the old ones stay in force, which is told once, as is its end."""
+    loop, is_failing = asyncio.get_running_loop(), False
     while True:
         await asyncio.sleep(house.config.keys_every_s)
         try:
             await loop.run_in_executor(house.disk, house.keys.follow)
         except Exception as error:
-            # Old keys go on working meanwhile; a store that is away must not stop the games.
-            _log.warning("keys_not_readable", error=str(error)[:300], next="the keys known so far stay in force")
+            if not is_failing:
+                _log.warning("keys_not_readable", error=str(error)[:300], next="the keys known so far stay in force")
+            is_failing = True
+        else:
+            if is_failing:
+                _log.info("keys_readable_again")
+            is_failing = False
 
 
 async def _reply(send: Send, answer: Answer, cors_headers: Mapping[str, str]) -> None:

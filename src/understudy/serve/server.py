@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvicorn
 
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.serve.connection import PatientConnection
 from understudy.serve.gateway import Gateway
 
@@ -71,7 +71,7 @@ class Server:
     """Serves a gateway until it is told to stop; the address is bound, and `url` known, once this is made."""
 
     def __init__(self, gateway: Gateway, listen: Listen) -> None:
-        self._uvicorn = _Uvicorn(gateway, _config(gateway, listen))
+        self._gateway, self._uvicorn = gateway, _Uvicorn(gateway, _config(gateway, listen))
         self._socket = _bound(listen)
         self.port: int = self._socket.getsockname()[1]
         name = f"[{listen.host}]" if ":" in listen.host else listen.host
@@ -84,6 +84,9 @@ class Server:
         try:
             self._uvicorn.run(sockets=[self._socket])
         except SystemExit:
+            failure = self._gateway.failure
+            if isinstance(failure, UnderstudyError):
+                raise failure from None
             raise ConfigError("the gateway could not start; its log says why") from None
         finally:
             self._socket.close()
@@ -106,7 +109,12 @@ class _Uvicorn(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        log = logging.getLogger("uvicorn.error")
+        log.disabled = True  # that it did not start, and why, is said once, by the gateway
+        try:
+            await super().startup(sockets)
+        finally:
+            log.disabled = False
         if self.on_ready is not None:
             self.on_ready()
 

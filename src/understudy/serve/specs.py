@@ -29,6 +29,8 @@ _HOW = (
 class _Known:
     specs: dict[str, GameSpec]
     at_s: float
+    is_failing: bool = False
+    """Whether the last look came to nothing, which is said once."""
 
 
 class Specs:
@@ -51,7 +53,11 @@ class Specs:
         except (UnderstudyError, OSError) as error:
             if known is None:
                 raise
-            _log.warning("specs_not_readable", game=game, error=str(error)[:300], next="the known ones stay in force")
+            if not known.is_failing:
+                _log.warning(
+                    "specs_not_readable", game=game, error=str(error)[:300], next="the known ones stay in force"
+                )
+            self._known[game] = replace(known, at_s=now_s, is_failing=True)
             return known.specs
         if not specs:
             raise Refused("not_registered", f"{game} is not registered; {_HOW}")

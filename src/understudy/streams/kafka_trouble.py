@@ -11,7 +11,7 @@ _REFUSED = ("TOPIC_EXCEPTION", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR
 """What brokers say to a topic that they will never make."""
 _HTTP = f"Invalid response size {int.from_bytes(b'HTTP')}"
 """What the library makes of the first letters that a web server answers with."""
-_ASIDE = re.compile(r"^(\w+://)?[^/\s]+/\w+: | \(after \d+ms in state \w+\)")
+_ASIDE = re.compile(r"^(\w+://)?[^/\s]+/\w+: | \(after \d+ms in state \w+(, \d+ [^)]*\(s\) suppressed)?\)")
 """What the library adds for itself: which connection, and how far it came."""
 _TLS_WORDS = ("SSL handshake", "SSL alert", "SSL routines")
 

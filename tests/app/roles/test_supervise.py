@@ -21,6 +21,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 GOOD = "import sys; print('{\"stored\": 1}', flush=True); sys.stdin.read()"
 CRASHING = "import sys; print('{\"stored\": 1}', flush=True); sys.stderr.write('no luck\\n'); sys.exit(7)"
 WRONG = "import sys; sys.stderr.write('give another port\\n'); sys.exit(2)"
+WAITING = "import sys; sys.stderr.write('no broker\\n'); sys.exit(3)"
 DEAF = "import time; print('{}', flush=True); print('{\"a\": 1}', flush=True); time.sleep(600)"
 
 
@@ -80,6 +81,19 @@ def test_a_role_that_crashes_is_restarted_after_pauses_that_grow_and_are_told(wa
     assert "no luck" in found["last_error"]
     assert one.it.standings["good"].restarts == 0
     assert one.it.stop()
+
+
+def test_a_reason_is_said_once_however_often_and_by_whomever_it_is_met(watched, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("understudy.app.roles.supervise._LONGEST_PAUSE_S", 0.2)
+    one = watched({"first": WAITING, "second": WAITING})
+    one.until(lambda: all(standing.restarts >= 5 for standing in one.it.standings.values()))
+    said = [text for _, text in one.told]
+    assert [text for text in said if "no broker" in text] == ["ended with 3: no broker; restart 1 in 0.1 s"]
+    assert [text for text in said if " did; " in text] in (
+        ["ended with 3 as first did; restart 1 in 0.1 s"], ["ended with 3 as second did; restart 1 in 0.1 s"],
+    )  # fmt: skip
+    assert said[2:] == ["ended with 3 as before; restart 2 in 0.2 s, and so on until it runs"] * 2
+    assert all(standing.last_error == "ended with 3: no broker" for standing in one.it.standings.values())
 
 
 def test_a_killed_role_comes_back_and_its_standing_says_so(watched, tmp_path: Path):

@@ -60,6 +60,8 @@ class Standing:
     last_error: str = ""
     started_s: float = 0.0
     due_s: float = 0.0
+    pause_s: float = 0.0
+    """How long it waited for its restart the last time."""
     crashes: int = 0
     """In a row."""
     last_report: Mapping[str, Any] = field(default_factory=dict)
@@ -165,21 +167,41 @@ class Supervisor:
         assert child is not None
         has_run, code = bool(standing.report), child.wait(1.0)
         lines = child.errors.strip().splitlines()
-        standing.child, standing.last_error = None, _reason(code, lines[-1] if lines else "")
+        before, reason = standing.last_error, _reason(code, lines[-1] if lines else "")
+        standing.child, standing.last_error = None, reason
         if code == WRONG_USE and not has_run:
             raise ConfigError(lines[-1] if lines else f"the {standing.role.name} cannot work as it is set up")
         if code is not None and code == standing.role.gives_way_with:
             self._becomes(standing, "ended", f"gave way and is not started again: {lines[-1] if lines else ''}")
             return
         pause_s = min(_FIRST_PAUSE_S * 2**standing.crashes, _LONGEST_PAUSE_S)
+        is_news = reason != before or not standing.crashes
+        told = self._told(standing, reason, is_news=is_news)
         standing.crashes, standing.restarts = standing.crashes + 1, standing.restarts + 1
         standing.due_s = now_s + pause_s
-        self._becomes(standing, "waiting", f"{standing.last_error}; restart {standing.restarts} in {pause_s:.1f} s")
+        if not is_news and pause_s == standing.pause_s:
+            told = ""  # it goes on like this: `status` says so, and a line when it runs
+        elif pause_s == _LONGEST_PAUSE_S:
+            told = f"{told}; restart {standing.restarts} in {pause_s:.1f} s, and so on until it runs"
+        else:
+            told = f"{told}; restart {standing.restarts} in {pause_s:.1f} s"
+        standing.pause_s = pause_s
+        self._becomes(standing, "waiting", told)
+
+    def _told(self, standing: Standing, reason: str, *, is_news: bool) -> str:
+        """Why a role ended; a reason of many words is said once, however often and by whomever it is met."""
+        how, has_words, _ = reason.partition(": ")
+        if has_words and not is_news:
+            return f"{how} as before"
+        others = (one for one in self.standings.values() if one is not standing and one.crashes)
+        same = next((one.role.name for one in others if one.state != "running" and one.last_error == reason), "")
+        return f"{how} as {same} did" if has_words and same else reason
 
     def _becomes(self, standing: Standing, state: str, said: str) -> None:
         standing.state, standing.since_s = state, self._clock.now()
         self._write(standing)
-        self._tell(standing, said)
+        if said:
+            self._tell(standing, said)
 
     def _write(self, standing: Standing) -> None:
         path, text = self._folder / f"{standing.role.name}.json", json.dumps(standing.to_json(self._clock.now()))

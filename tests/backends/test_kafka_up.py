@@ -1,0 +1,51 @@
+"""`understudy up` on a real Kafka that is not there, or has no such topic."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.kafka import PATIENCE_S, Topic
+from tests.cli.platforms import Up
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_missing_topic_ends_it_with_the_command_that_makes_one(kafka_server: Any, tmp_path: Path):
+    url = f"kafka://{kafka_server.address}/nowhere?credentials={kafka_server.credentials_file}"
+    command = [sys.executable, "-m", "understudy.cli.main", "up", "--data", str(tmp_path / "D"), "--port", "0"]
+    ended = subprocess.run(
+        [*command, "--role", "gateway,ingest", "--stream", url], capture_output=True, text=True, timeout=4 * PATIENCE_S
+    )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.strip().splitlines()
+    assert "there is no topic 'nowhere'" in line
+    assert "`understudy stream init URL --partitions 4`" in line
+
+
+def test_a_broker_that_is_down_is_told_once_and_waited_for(kafka_server: Any, tmp_path: Path):
+    url = Topic(kafka_server, partitions=2).location(open_timeout_s=2).url
+    kafka_server.kill()
+    errors = tmp_path / "D.err"
+
+    def bring_it_back() -> None:
+        deadline = time.monotonic() + 4 * PATIENCE_S
+        while "as before" not in (errors.read_text() if errors.exists() else "") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        kafka_server.restart()
+
+    bringing = threading.Thread(target=bring_it_back)
+    bringing.start()
+    try:
+        with Up(tmp_path / "D", "--role", "gateway,ingest", "--stream", url) as up:
+            assert up.ready["url"]
+            said = up.errors
+    finally:
+        bringing.join()
+    assert sum("no broker at" in line for line in said.splitlines()) == 1, said
+    assert " did; restart 1 in 0.1 s" in said
+    assert "startup failed" not in said
