@@ -1,0 +1,78 @@
+"""What a real S3, and what is none, says to a wrong address or wrong keys: one line with what to mend."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.web_page import web_page
+from understudy.core.errors import StorageFailed
+from understudy.models.cloud import CloudObjects
+
+CALLS: dict[str, Callable[[CloudObjects], Any]] = {
+    "read": lambda objects: objects.get("a"),
+    "list": lambda objects: objects.list("a"),
+    "create": lambda objects: objects.create("a", b"b"),
+}
+
+
+def told(url: str, doing: str = "read") -> str:
+    """The error of a call, which is one line and comes soon."""
+    began_s = time.monotonic()
+    with pytest.raises(StorageFailed) as caught:
+        CALLS[doing](CloudObjects(url))
+    assert time.monotonic() - began_s < 15.0
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"cannot {doing} a at s3://")
+    assert "hush-hush" not in line
+    return line
+
+
+@pytest.mark.parametrize("doing", CALLS)
+def test_a_bucket_that_is_not_there_is_told_with_how_to_make_it(bucket: str, s3_server: Any, doing: str):
+    line = told(bucket.replace("models-", "nowhere-"), doing)
+    assert f"({s3_server.url}, region us-east-1): there is no bucket 'nowhere-" in line
+    assert f"--endpoint-url {s3_server.url}`), or correct the address" in line
+
+
+@pytest.mark.parametrize("doing", CALLS)
+def test_a_key_that_nobody_has_is_no_object_that_is_not_there(bucket: str, monkeypatch: pytest.MonkeyPatch, doing: str):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    line = told(bucket, doing)
+    assert "these keys were refused (" in line
+    assert "check AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine, and the rights in docs/s3.md" in line
+
+
+def test_a_wrong_secret_is_told_with_the_file_it_is_from(bucket: str, s3_server: Any, tmp_path: Path):
+    wrong, key = tmp_path / "keys", s3_server.credentials["access_key_id"]
+    wrong.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush-hush\n")
+    line = told(f"{bucket}&credentials={wrong}")
+    assert "refused (SignatureDoesNotMatch" in line
+    assert f"check [default] of credentials file {wrong}" in line
+
+
+def test_another_region_is_told_with_that_of_the_bucket(bucket: str):
+    line = told(bucket.replace("region=us-east-1", "region=eu-x-1"))
+    assert "region eu-x-1): the bucket is of another region; give region=us-east-1" in line
+
+
+def test_tls_that_a_server_does_not_speak_is_told(bucket: str):
+    assert "it speaks no TLS; give http:// in endpoint=" in told(bucket.replace("http://", "https://"))
+
+
+@pytest.mark.parametrize("doing", ["read", "create"])
+def test_a_web_server_is_told_as_one(bucket: str, s3_server: Any, doing: str):
+    with web_page() as page:
+        line = told(bucket.replace(s3_server.url, page), doing)
+    assert f"({page}, region us-east-1): who listens there is no S3 (" in line
+    assert line.endswith("; correct endpoint=")
+
+
+def test_servers_of_other_kinds_are_told(bucket: str, s3_server: Any, kinesis_server: Any, kafka_server: Any):
+    line = told(bucket.replace(s3_server.url, kinesis_server.url), "create")
+    assert "who listens there is no S3 (404 Not Found); correct endpoint=" in line
+    line = told(bucket.replace(s3_server.url, f"http://{kafka_server.address}"))
+    assert "it hung up without an answer" in line
