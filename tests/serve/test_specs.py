@@ -1,0 +1,40 @@
+"""Specs of games while the registry cannot be read: the known ones stay in force, and that is logged once."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from understudy.core.errors import Unreachable
+from understudy.models.objects import FolderObjects
+from understudy.models.registry import Registry
+from understudy.serve.specs import Specs
+from understudy.testing.clock import ManualClock
+from understudy.testing.samples import cart_spec
+
+SPEC = cart_spec()
+
+
+def test_specs_that_cannot_be_read_stay_in_force_and_that_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    registry, clock = Registry(FolderObjects(tmp_path), trusted={}), ManualClock()
+    registry.register(SPEC)
+
+    async def look(specs: Specs, times: int) -> None:
+        for _ in range(times):
+            assert SPEC.schema in await specs.of(SPEC.game)
+            clock.advance(60.0)
+
+    def away(*_: object) -> None:
+        raise Unreachable("no answer")
+
+    with ThreadPoolExecutor(1) as pool, capture_logs() as logs:
+        specs = Specs(registry, pool, clock)
+        asyncio.run(look(specs, 1))
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(specs, "_read", away)
+                asyncio.run(look(specs, 3))
+            asyncio.run(look(specs, 1))
+    assert [line["event"] for line in logs] == ["specs_not_readable"] * 2
