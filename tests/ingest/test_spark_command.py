@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +15,7 @@ from understudy.app.roles.spark_ingest import SparkIngestRole
 from understudy.app.roles.spark_stream import name_of, open_from_text, text_of
 from understudy.cli.root import run
 from understudy.core.errors import ConfigError, MissingExtra
-from understudy.ingest.spark import SparkJob
+from understudy.ingest.spark import SparkIngest, SparkJob
 from understudy.ingest.spark_session import check_master, last_words, require_spark
 
 STORE = "cassandra://nowhere:9042/play"
@@ -165,6 +166,14 @@ def test_workers_open_the_stream_that_the_driver_named(tmp_path: Path):
 def test_a_batch_of_nothing_is_no_job():
     with pytest.raises(ConfigError, match="max_batch_bytes is 0; give a number above 0"):
         SparkJob(opener="a:b", address="", stream="s", checkpoint="c", max_batch_bytes=0)
+
+
+def test_a_checkpoint_that_another_job_uses_is_told():
+    job = SparkJob(opener="a:b", address="", stream="s", checkpoint="C")
+    ingest = SparkIngest(Mock(), Mock(), Mock(), job=job)
+    told = ingest._trouble(RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple jobs"))
+    assert isinstance(told, ConfigError)
+    assert str(told) == "another job uses checkpoint C; give another --checkpoint, or end it"
 
 
 def test_the_line_of_a_log_that_tells_why_is_found(tmp_path: Path):
