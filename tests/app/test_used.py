@@ -1,11 +1,13 @@
 """The backends on which a deployment ran last are kept, and every command on its folder goes by them."""
 
+import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from understudy.app.config import Config, ModelsSection, StoreSection, StreamSection
+from understudy.app.config import Config, IngestSection, ModelsSection, StoreSection, StreamSection
 from understudy.app.origins import resolve
 from understudy.app.used import FILE_NAME, keep_used, moved, read_used, used_by
 from understudy.core.errors import ConfigError
@@ -48,6 +50,25 @@ def test_flags_variables_and_the_file_go_before_the_last_start(tmp_path):
     found = resolve(flags, environ={"UNDERSTUDY_STORE_URL": "local"})
     assert (found.config.store.url, found.config.stream.url) == ("cassandra://other/games", "")
     assert found.origins["store.url"] == "flag --url"
+
+
+def test_a_spark_job_goes_on_where_the_store_lies_elsewhere_still(tmp_path):
+    def engine(**flags: str) -> tuple[str, str]:
+        found = resolve({"data": str(tmp_path), **flags}, environ={})
+        return found.config.ingest.engine, found.origins["ingest.engine"]
+
+    keep_used(msgspec.structs.replace(config(tmp_path), ingest=IngestSection(engine="spark")))
+    assert engine() == ("spark", f"last start ({tmp_path / FILE_NAME})")
+    assert engine(**{"ingest.engine": "native"}) == ("native", "flag --engine")
+    assert engine(**{"store.url": "local"}) == ("native", "default")
+    keep_used(config(tmp_path))
+    assert engine() == ("native", "default")
+
+
+def test_a_note_of_before_there_were_engines_in_it_is_read(tmp_path):
+    (tmp_path / FILE_NAME).write_text(json.dumps(used_by(config(tmp_path))))
+    found = resolve({"data": str(tmp_path)}, environ={}).config
+    assert (found.store.url, found.ingest.engine) == (STORE, "native")
 
 
 def test_files_that_an_address_names_are_found_from_any_folder(tmp_path, monkeypatch):

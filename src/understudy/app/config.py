@@ -82,7 +82,10 @@ class IngestSection(Section, frozen=True, kw_only=True):
     """[ingest]"""
 
     engine: Annotated[
-        Literal["native", "spark"], Meta(description="native: our own service; spark: a streaming job.")
+        Literal["native", "spark"],
+        Meta(
+            description="native: our own service; spark: a streaming job; not set: as at the last start, else native."
+        ),
     ] = "native"
     master: Annotated[str, Meta(description="Where Spark runs: this machine, or spark://HOST:7077.")] = "local[2]"
 
@@ -151,8 +154,8 @@ class Config(Section, frozen=True, kw_only=True):
     roles: Annotated[tuple[str, ...], Meta(description="What runs on this machine.")] = ROLES
     gateway: GatewaySection = GatewaySection()
     stream: StreamSection = StreamSection()
-    ingest: IngestSection = IngestSection()
     store: StoreSection = StoreSection()
+    ingest: IngestSection = IngestSection()
     models: ModelsSection = ModelsSection()
     learner: LearnerSection = LearnerSection()
     gate: GateSection = GateSection()

@@ -2,7 +2,7 @@
 
 flag  >  UNDERSTUDY_GATEWAY_PORT  >  UNDERSTUDY_GATEWAY_PORT_FILE  >  understudy.toml  >  last start  >  default
 
-The last start is asked for stream, store and models alone: see `used.py`.
+The last start is asked for stream, store, models and the engine alone: see `used.py`.
 """
 
 import difflib
@@ -16,8 +16,8 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from understudy.app.config import Config, Section, hidden
+from understudy.app.used import ENGINE, HERE, read_used
 from understudy.app.used import FILE_NAME as USED_FILE
-from understudy.app.used import HERE, read_used
 from understudy.core.errors import ConfigError
 
 FILE_NAME = "understudy.toml"
@@ -76,7 +76,7 @@ def resolve(
     origins: dict[str, str] = {}
     for leaf in leaves():
         value, origin = _find(leaf, flags, environ, written, path)
-        if origin == "default" and leaf.name in HERE and values["data"]:
+        if origin == "default" and _is_kept(leaf, values) and values["data"]:
             value, origin = _last(leaf, Path(values["data"]).expanduser())
         origins[leaf.name] = origin
         _put(values, leaf.name, leaf.default if origin == "default" else _convert(leaf, value, origin))
@@ -106,9 +106,14 @@ def _find(
     return (None, "default") if found is None else (found, str(path))
 
 
+def _is_kept(leaf: Leaf, values: Mapping[str, Any]) -> bool:
+    """Whether the last start is asked; for the engine only where the store, which comes first, lies elsewhere still."""
+    return leaf.name in HERE or (leaf.name == ENGINE and bool(values["store"]["url"]))
+
+
 def _last(leaf: Leaf, root: Path) -> tuple[Any, str]:
-    url = read_used(root).get(leaf.name)
-    return (url, f"last start ({root / USED_FILE})") if url else (None, "default")
+    value = read_used(root).get(leaf.name)
+    return (value, f"last start ({root / USED_FILE})") if value and value != leaf.default else (None, "default")
 
 
 def _convert(leaf: Leaf, value: Any, origin: str) -> Any:

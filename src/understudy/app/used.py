@@ -1,8 +1,8 @@
 """Used: the backends on which a deployment ran last, kept in its data folder.
 
 Flags and variables belong to one start; what players did must not go elsewhere because the next one lacks them. So
-`up` keeps its addresses, and every command on the folder goes by them until a flag, a variable or the file says
-otherwise.
+`up` keeps its addresses and its engine, and every command on the folder goes by them until a flag, a variable or the
+file says otherwise.
 """
 
 import json
@@ -17,17 +17,19 @@ from understudy.core.log import write_file
 
 FILE_NAME = "backends.json"
 HERE = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
-"""What is kept, and the word for each that means: in the data folder."""
+"""The addresses that are kept, and the word for each that means: in the data folder."""
+ENGINE = "ingest.engine"
+"""Kept too: a Spark job that another engine took over from does not go on by itself."""
 _FILES = ("ca", "certificate", "credentials", "key")
 """Options of an address that name a file."""
 
 
 def read_used(root: Path) -> Mapping[str, str]:
-    """Addresses by name, empty text for the data folder itself; nothing where no platform has run."""
+    """Addresses by name, empty text for the data folder itself, and the engine; nothing where no platform has run."""
     path = root / FILE_NAME
     try:
         found = json.loads(path.read_bytes())
-        return {name: str(found[name]) for name in HERE}
+        return {**{name: str(found[name]) for name in HERE}, ENGINE: str(found.get(ENGINE, ""))}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -39,8 +41,8 @@ def read_used(root: Path) -> Mapping[str, str]:
 
 
 def keep_used(config: Config) -> None:
-    """Keep the addresses of a platform that runs."""
-    now = used_by(config)
+    """Keep the addresses and the engine of a platform that runs."""
+    now = {**used_by(config), ENGINE: config.ingest.engine}
     if read_used(config.folder.root) != now:
         write_file(config.folder.root / FILE_NAME, json.dumps(now).encode(), mode=0o600)
 
