@@ -226,7 +226,9 @@ class _View:
             self._live = None
 
     def tell(self, standing: Standing, said: str) -> None:
-        """What became of a role."""
+        """What became of a role; its own last line is left out where that is the reason."""
+        if self._held and (line := self._held.get(standing.role.name)) and line[:300] in standing.last_error:
+            del self._held[standing.role.name]
         self._release(standing.role.name)
         if self._lines is not None:
             self._lines.put(f"{standing.role.name:<8} {said}")
@@ -236,6 +238,9 @@ class _View:
 
     def log(self, role: str, line: str) -> None:
         """What a role wrote to standard error: as it is for programs, as words in a terminal."""
+        # Why a role ended is told already.
+        if (standing := self.standings.get(role)) is not None and line and line[:300] in standing.last_error:
+            return
         self._release(role)
         if self._held is None:
             self._put(role, line)
