@@ -199,6 +199,31 @@ def test_commits_that_ran_out_by_themselves_are_no_damage(
     keyspace.close()
 
 
+def test_what_ran_out_before_the_time_to_live_was_changed_is_no_damage_and_what_is_lost_afterwards_is(
+    cassandra_server: Any, rng: np.random.Generator
+) -> None:
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "changed", options="&ttl_s=4")
+    keyspace.empty()
+    clock = ManualClock(time.time())
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk.put(*random_session(SPEC, rng))
+    deadline = time.monotonic() + 60.0
+    while keyspace.rows("SELECT chunk_no FROM chunks") and time.monotonic() < deadline:
+        time.sleep(0.5)
+    desk.store.close()
+    migrate(parse_location(keyspace.url.replace("ttl_s=4", "ttl_s=0")))
+    clock.advance(3600.0)
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    assert list(desk.store.audit().corrupt) == []
+    later = random_session(SPEC, rng)
+    desk.put(*later)
+    (session,) = {chunk.meta.session for chunk in later}
+    keyspace.rows(f"DELETE FROM chunks USING TIMESTAMP {1 << 62} WHERE session = {session} AND bucket = 0")
+    assert len(desk.store.audit().corrupt) == len(later)
+    desk.store.close()
+    keyspace.close()
+
+
 @pytest.mark.parametrize("options", ["", "&ttl_s=86400"])
 def test_commits_that_are_lost_before_their_time_are_damage(
     cassandra_server: Any, rng: np.random.Generator, options: str

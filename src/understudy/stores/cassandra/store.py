@@ -24,12 +24,13 @@ from understudy.stores.audit import Findings, summary
 from understudy.stores.cassandra.auditing import audit
 from understudy.stores.cassandra.erasing import Eraser
 from understudy.stores.cassandra.journal import Journal
+from understudy.stores.cassandra.keeping import read_keeping
 from understudy.stores.cassandra.known import STATICS, stated, tag_of
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.quarantine import Quarantine
 from understudy.stores.cassandra.retiring import Retirer
-from understudy.stores.cassandra.tables import check, identity, ttl_s
+from understudy.stores.cassandra.tables import check, identity
 from understudy.stores.cassandra.tags import Tags
 from understudy.stores.cassandra.tailing import Tailer
 from understudy.stores.cassandra.turns import Turns
@@ -64,7 +65,7 @@ class CassandraStore:
         self._tags, self._journal, self._lanes = Tags(wire), Journal(wire), Lanes(wire, clock)
         self.turns = Turns(wire, self._lanes, self._journal, clock=clock)
         self._writer = Writer(wire, self._lanes, self._journal, tags=self._tags, turns=self.turns, clock=clock)
-        self._tailer = Tailer(wire, self._lanes, self._journal, clock=clock, ttl_s=ttl_s(wire))
+        self._tailer = Tailer(wire, self._lanes, self._journal, clock=clock, keeping=read_keeping(wire))
         self._retirer = Retirer(wire, self._lanes, clock=clock)
         self._quarantine = Quarantine(wire, self._journal, self._tags)
         self._eraser = Eraser(

@@ -17,6 +17,7 @@ from understudy.core.ages import REMEMBER_S
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.location import Location
 from understudy.stores.cassandra.failures import is_unknown_table
+from understudy.stores.cassandra.keeping import Keeping, read_keeping, write_keeping
 from understudy.stores.cassandra.keyspace import (
     Keyspace,
     check_asked,
@@ -92,7 +93,7 @@ def init(location: Location) -> None:
             _make(wire, found)
         elif version < VERSION:
             raise _older(options, version)
-        elif options.ttl_s is not None and options.ttl_s != (kept_s := ttl_s(wire)):
+        elif options.ttl_s is not None and options.ttl_s != (kept_s := read_keeping(wire).ttl_s):
             raise ConfigError(
                 f"keyspace {options.keyspace} has ttl_s={kept_s} and the address asks for ttl_s={options.ttl_s}, which "
                 "init does not change; run `understudy store migrate` with this address, or leave ttl_s out"
@@ -112,7 +113,7 @@ def _make(wire: Wire, found: Keyspace) -> None:
             wire.define(f"ALTER TABLE {name} WITH {settings(name, keep_s)}")
     wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('stamp', 0) IF NOT EXISTS"))
     wire.one(wire.bind("INSERT INTO meta (name, value) VALUES ('id', ?) IF NOT EXISTS", uuid.uuid4().hex))
-    wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", keep_s))
+    write_keeping(wire, Keeping(keep_s))
     wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
 
 
@@ -125,12 +126,13 @@ def migrate(location: Location) -> tuple[int, int, int]:
     wire = Wire(options)
     try:
         found = check(wire, may_be_older=True)
-        keep_s = ttl_s(wire) if options.ttl_s is None else options.ttl_s
+        before = read_keeping(wire)
+        keep_s = before.ttl_s if options.ttl_s is None else options.ttl_s
         for name in TABLES:
             wire.define(f"ALTER TABLE {name} WITH {settings(name, keep_s)}")
         if found < 2:
             wire.define("DROP TABLE IF EXISTS specs")
-        wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", keep_s))
+        write_keeping(wire, before.changed_to(keep_s))
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
         return found, VERSION, keep_s
     finally:
@@ -153,12 +155,6 @@ def check(wire: Wire, *, may_be_older: bool = False) -> int:
     if version < VERSION and not may_be_older:
         raise _older(options, version)
     return version
-
-
-def ttl_s(wire: Wire) -> int:
-    """How long this store keeps chunks; 0: for ever."""
-    row = wire.one(wire.bind("SELECT number FROM meta WHERE name = 'ttl_s'"))
-    return 0 if row is None else int(row.number or 0)
 
 
 def identity(wire: Wire) -> str:

@@ -14,6 +14,7 @@ from understudy.core.ports import Cursor, Forgotten, Gone, Stored, Tail
 from understudy.stores.cassandra.cursor import Place, Places, read_cursor
 from understudy.stores.cassandra.facts import ADMIN, Arrived, Commit, Event, Key, keys
 from understudy.stores.cassandra.journal import Journal
+from understudy.stores.cassandra.keeping import Keeping
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.reading import commit_of, select
 from understudy.stores.cassandra.tables import CHUNK_BUCKET, COMMIT_BUCKET, lasting_s
@@ -51,9 +52,9 @@ class Shown:
 class Tailer:
     """Reads pages of the tail; many threads may ask at once."""
 
-    def __init__(self, wire: Wire, lanes: Lanes, journal: Journal, *, clock: Clock, ttl_s: int) -> None:
+    def __init__(self, wire: Wire, lanes: Lanes, journal: Journal, *, clock: Clock, keeping: Keeping) -> None:
         self._wire, self._lanes, self._journal, self._clock = wire, lanes, journal, clock
-        self._ttl_s = ttl_s
+        self._keeping = keeping
         self._heads: dict[str, int] = {}
         self._looked_s = self._read_ended_s = float("-inf")
         self._ended: dict[str, int] = {}
@@ -205,7 +206,7 @@ class Tailer:
 
     def _item(self, number: int, one: Shown, frames: Mapping[Key, Frame]) -> Stored | Forgotten:
         if one.commit is None:
-            return Forgotten(number, number + one.n_lost - 1, "expired" if self._ttl_s else "damaged")
+            return Forgotten(number, number + one.n_lost - 1, "damaged" if self._keeping.is_for_ever else "expired")
         if one.arrived is None:
             assert one.commit.facts.event is not None
             return _event(number, one.commit.facts.event)
@@ -227,14 +228,16 @@ class Tailer:
 
     def lost(self, one: Arrived) -> Gone:
         """Why a frame's row is not there although nobody took it away."""
-        return "expired" if self._is_past(one.received_s, self._ttl_s) else "damaged"
+        return "expired" if self._is_past(one.received_s, "chunks") else "damaged"
 
     def has_run_out(self, at_s: float) -> bool:
-        """Whether a commit of this time may be gone by itself."""
-        return self._is_past(at_s, lasting_s("commits", self._ttl_s))
+        """Whether commits since this time may be gone by themselves."""
+        return any(self._is_past(one, "commits") for one in {at_s, max(at_s, self._keeping.changed_s)})
 
-    def _is_past(self, at_s: float, keep_s: float) -> bool:
-        return bool(self._ttl_s) and at_s + keep_s < self._clock.now() + _SLACK_S
+    def _is_past(self, at_s: float, table: str) -> bool:
+        """Whether what was written into a table at a time may have run out."""
+        keep_s = self._keeping.of(at_s)
+        return bool(keep_s) and at_s + lasting_s(table, keep_s) < self._clock.now() + _SLACK_S
 
     def frames(self, wanted: Iterable[Arrived]) -> dict[Key, Frame]:
         """The frames of these arrivals that are there and whole."""
