@@ -281,7 +281,7 @@ def _check_models(url: str) -> None:
         open_objects(url)
     except ConfigError as error:
         said = str(error).replace(url, str(hidden(url)))
-        raise ConfigError(f"models.url cannot be used: {said}") from None
+        raise ConfigError(f"models.url is {hidden(url)!r}, which cannot be used: {said}") from None
 
 
 def _check_simulator(env_id: str) -> None:
