@@ -1,4 +1,4 @@
-"""Commands on a data folder whose store is its own, while its stream is a real topic."""
+"""Commands on a data folder whose steps wait in a real topic."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.backends.kafka import Topic
-from understudy.app.config import Config, StreamSection
+from tests.backends.keyspaces import Keyspace
+from understudy.app.config import Config, StoreSection, StreamSection
 from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.data import DataFolder
 from understudy.app.links import open_link, register
@@ -19,11 +20,12 @@ from understudy.core.clock import SystemClock
 from understudy.testing.samples import cart_spec
 
 
-def test_verify_finds_what_was_acknowledged_and_waits_in_the_topic(
-    kafka_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    topic, data, spec = Topic(kafka_server), DataFolder(tmp_path), cart_spec()
-    config = Config(data=str(tmp_path), stream=StreamSection(url=topic.location().url))
+def record(folder: Path, topic: Topic, *, store: str = "") -> None:
+    """50 steps, acknowledged by the topic and noted in the folder's ledger; nobody has stored them."""
+    data, spec = DataFolder(folder), cart_spec()
+    config = Config(
+        data=str(folder), stream=StreamSection(url=topic.location().url), store=StoreSection(url=store)
+    )  # fmt: skip
     keep_used(config)
     link = open_link(data, config, spec, SystemClock())
     register(data, config, spec, link)
@@ -34,7 +36,25 @@ def test_verify_finds_what_was_acknowledged_and_waits_in_the_topic(
             episode.reward(1.0)
         episode.end(np.zeros(4, np.float32))
     link.close()
+
+
+def test_verify_finds_what_was_acknowledged_and_waits_in_the_topic(
+    kafka_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    record(tmp_path, Topic(kafka_server))
     capsys.readouterr()
     assert run_command(["data", "verify", "--data", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["steps"], found["ledger_steps"], found["lost_steps"]) == (50, 50, 0)
+
+
+def test_verify_of_a_store_elsewhere_names_ingest_while_steps_may_wait_in_the_topic(
+    kafka_server: Any, keyspace: Keyspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    record(tmp_path, Topic(kafka_server), store=keyspace.url)
+    assert run_command(["data", "verify", "--data", str(tmp_path)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "lost 50" in said
+    assert "let ingest store them (understudy ingest --until-empty), then verify again" in said
+    assert run_command(["ingest", "--data", str(tmp_path), "--until-empty"]) == 0
+    assert run_command(["data", "verify", "--data", str(tmp_path)]) == 0

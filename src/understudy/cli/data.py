@@ -125,14 +125,14 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
             store = there.store if there else opened.enter_context(StoreView(where.store))
             found = digests(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0))
     if not as_json:
-        _print_verdict(verdict, time.monotonic() - began_s)
+        _print_verdict(verdict, time.monotonic() - began_s, is_elsewhere=there is not None)
         for session, text in found.items():
             console().print(f"{session} {text}")
     fields = verdict.to_json() | ({"digest": whole(found), "digests": found} if digest else {})
     return finish(fields, as_json=as_json, code=verdict.exit_code)
 
 
-def _print_verdict(verdict: Verdict, took_s: float) -> None:
+def _print_verdict(verdict: Verdict, took_s: float, *, is_elsewhere: bool) -> None:
     out = console()
     if verdict.recovered_frames:
         out.print(f"sent {count(verdict.recovered_frames)} frames that a killed game had spooled")
@@ -149,6 +149,11 @@ def _print_verdict(verdict: Verdict, took_s: float) -> None:
     )
     if verdict.exit_code == 2:
         out.print("no ledger here, so nothing was promised that could be proved; checksums, gaps and copies are fine")
+    elif is_elsewhere and verdict.lost_steps and not (verdict.duplicate_steps or verdict.corrupt):
+        out.print(
+            "[red]NOT fine[/red], unless these steps still wait in the stream: let ingest store them (understudy "
+            "ingest --until-empty), then verify again"
+        )
     elif verdict.exit_code == 1:
         out.print("[red]NOT fine[/red]: restore what is damaged from a backup; nothing here mends itself")
     elif verdict.set_aside_steps:
