@@ -15,6 +15,8 @@ from typing import NoReturn
 import pytest
 
 from tests.backends.keyspaces import Keyspace
+from tests.backends.spark import Job
+from understudy.app.data import DataFolder
 from understudy.core.errors import ConfigError
 from understudy.dev import credentials
 from understudy.dev.servers import Server, start, why_not
@@ -133,3 +135,11 @@ def spark(with_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """One session for all tests of a file: it takes long to start."""
     with open_spark(tmp_path_factory.mktemp("spark"), master="local[2]") as spark:
         yield spark
+
+
+@pytest.fixture
+def job(spark: Spark, keyspace: Keyspace, tmp_path: Path) -> Iterator[Job]:
+    """Between a stream in a folder of its own and the emptied keyspace."""
+    job = Job(spark, keyspace, DataFolder(tmp_path / "D"))
+    yield job
+    job.store.close()

@@ -7,6 +7,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
+from understudy.core.clock import SystemClock
 from understudy.core.location import Location, parse_location
 from understudy.core.ports import Position
 from understudy.streams.kafka import KafkaStream, create_kafka, open_kafka
@@ -49,3 +50,13 @@ class Topic:
 def number_of(partition: str) -> int:
     """The number that Kafka knows a partition by."""
     return int(partition.partition("@")[0].rpartition("-")[2])
+
+
+class Skewed(SystemClock):
+    """The clock of a gateway that is set wrong."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_s = ahead_s
+
+    def now(self) -> float:
+        return super().now() + self._ahead_s

@@ -6,9 +6,10 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from understudy.app.digest import digests
 from understudy.app.roles.children import Child, python_module
 from understudy.app.roles.spark_stream import OPENER, name_of, text_of
 from understudy.core.clock import SystemClock
+from understudy.core.errors import Unreachable
 from understudy.core.frame import Frame
 from understudy.core.names import new_session
-from understudy.core.ports import FullStore, Stream
+from understudy.core.ports import FullStore, Receipt, Stream, WriteBatch
 from understudy.ingest.service import IngestService
 from understudy.ingest.spark import SparkIngest, SparkJob
 from understudy.ingest.spark_session import Spark
@@ -35,13 +37,15 @@ from understudy.testing.samples import random_session, stamped
 MARK = "UNDERSTUDY_TEST_MARK"
 
 
-def some_frames(rng: np.random.Generator, *, n_sessions: int = 4, n_chunks: int = 5) -> list[Frame]:
+def some_frames(
+    rng: np.random.Generator, *, n_sessions: int = 4, n_chunks: int = 5, now_s: float | None = None
+) -> list[Frame]:  # fmt: skip
     """Frames of people who play now, a few at the same time."""
+    now_s = time.time() if now_s is None else now_s
     sessions = [
-        list(stamped(random_session(SPEC, rng, n_chunks=n_chunks, session=new_session(time.time())),
-                     received_s=time.time()))
+        list(stamped(random_session(SPEC, rng, n_chunks=n_chunks, session=new_session(now_s)), received_s=now_s))
         for _ in range(n_sessions)
-    ]  # fmt: skip
+    ]
     return [frame for frames in zip(*sessions, strict=True) for frame in frames]
 
 
@@ -174,3 +178,39 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 120.0) -> None:
 
 def append(stream: Stream, frames: Sequence[Frame]) -> None:
     assert all(one.durable for one in stream.append(frames))
+
+
+class Away:
+    """A store that can be claimed, perhaps, and takes nothing until it is back; `asked` is set when it was asked to."""
+
+    def __init__(self, inner: Any, *, takes_claims: bool) -> None:
+        self._inner, self._takes_claims, self.asked, self.is_back = inner, takes_claims, Event(), False
+
+    def claim(self, *of: Any, **who: Any) -> Any:
+        if not (self._takes_claims or self.is_back):
+            self._refuse()
+        return self._inner.claim(*of, **who)
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        if not self.is_back:
+            self._refuse()
+        receipt: Receipt = self._inner.write(batch)
+        return receipt
+
+    def _refuse(self) -> NoReturn:
+        self.asked.set()
+        raise Unreachable("it does not answer")
+
+
+@contextlib.contextmanager
+def following(ingest: SparkIngest, *, ends_in_s: float) -> Iterator[None]:
+    """A job that follows its stream meanwhile, and ends in time when it is asked to stop."""
+    stop = Event()
+    thread = Thread(target=ingest.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(ends_in_s)
+    assert not thread.is_alive(), f"asked to stop, it goes on after {ends_in_s} s"

@@ -6,8 +6,6 @@ Each claim has a control: the same run with one safeguard taken away must be see
 """
 
 import contextlib
-import os
-import signal
 import sys
 import threading
 import time
@@ -19,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends.kafka import PATIENCE_S, Topic
+from tests.backends.hanging import hanging
+from tests.backends.kafka import PATIENCE_S, Skewed, Topic
 from tests.backends.kafka_table import TIMEOUT_S, Table, run
 from tests.ingest.specs import KnownSpecs
 from understudy.core import session as session_module
-from understudy.core.clock import SystemClock
 from understudy.core.errors import StorageFailed, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.names import new_session
@@ -44,18 +42,6 @@ def topic(kafka_server: Any) -> Iterator[Topic]:
     yield Topic(kafka_server)
     if not kafka_server.is_alive:  # a test that failed half way leaves the broker to the next one
         kafka_server.restart()
-
-
-@contextlib.contextmanager
-def hanging(server: Any) -> Iterator[None]:
-    """A broker that takes connections and bytes, and says nothing."""
-    if not server.pid:
-        pytest.skip("the broker is somebody else's: tests may not stop it")
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
 
 
 def kill_and_hang(server: Any, table: Table) -> None:
@@ -166,16 +152,6 @@ def test_a_broker_away_is_one_clear_error_and_closing_is_quick(topic: Topic):
         stream.close()
         assert time.monotonic() - began_s < 3.0
     topic.server.restart()
-
-
-class Skewed(SystemClock):
-    """The clock of a gateway that is set wrong."""
-
-    def __init__(self, ahead_s: float) -> None:
-        self._ahead_s = ahead_s
-
-    def now(self) -> float:
-        return super().now() + self._ahead_s
 
 
 def played(n_sessions: int, *, now_s: float, seed: int) -> list[Frame]:

@@ -2,37 +2,27 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.backends.kafka import Topic
-from tests.backends.keyspaces import Keyspace
 from tests.backends.kinesis import Desk
-from tests.backends.spark import Job, append, digests_of, native_digests, some_frames, wait_until
+from tests.backends.spark import Away, Job, append, digests_of, following, native_digests, some_frames, wait_until
 from understudy.app.data import DataFolder
 from understudy.core.errors import ConfigError, StorageFailed, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.ports import Receipt, WriteBatch
-from understudy.ingest.spark import SparkIngest
-from understudy.ingest.spark_session import Spark
 from understudy.streams.file import FileStream
 from understudy.testing.desk import SPEC
 from understudy.testing.samples import OTHER_PLAYER, random_session, stamped
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture
-def job(spark: Spark, keyspace: Keyspace, tmp_path: Path) -> Iterator[Job]:
-    job = Job(spark, keyspace, DataFolder(tmp_path / "D"))
-    yield job
-    job.store.close()
 
 
 @pytest.fixture
@@ -162,61 +152,31 @@ def test_a_checkpoint_of_another_stream_is_refused(job: Job, rng: np.random.Gene
 
 
 class Shaky:
-    """A store whose writes fail a few times, before or after they were made."""
+    """A store of which one write fails before it was made, and one after."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner, self.claim, self.failures = inner, inner.claim, 0
+        self._inner, self.claim, self.writes = inner, inner.claim, 0
 
     def write(self, batch: WriteBatch) -> Receipt:
-        self.failures += 1
-        if self.failures == 1:
+        self.writes += 1
+        if self.writes == 1:
             raise Unreachable("it does not answer")
         receipt: Receipt = self._inner.write(batch)
-        if self.failures == 3:
+        if self.writes == 3:
             raise Unreachable("it answered too late")
         return receipt
 
 
-class Away:
-    """A store that can be claimed, perhaps, and takes nothing; `asked` is set when it was asked to."""
-
-    def __init__(self, inner: Any, *, takes_claims: bool) -> None:
-        self._inner, self._takes_claims, self.asked = inner, takes_claims, Event()
-
-    def claim(self, *of: Any, **who: Any) -> Any:
-        if not self._takes_claims:
-            self._refuse()
-        return self._inner.claim(*of, **who)
-
-    def write(self, batch: WriteBatch) -> Receipt:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        self.asked.set()
-        raise Unreachable("it does not answer")
-
-
-@contextmanager
-def following(ingest: SparkIngest, *, ends_in_s: float) -> Iterator[None]:
-    """A job that follows its stream meanwhile, and ends in time when it is asked to stop."""
-    stop = Event()
-    thread = Thread(target=ingest.run, args=(stop,))
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(ends_in_s)
-    assert not thread.is_alive(), f"asked to stop, it goes on after {ends_in_s} s"
-
-
 def test_a_store_that_is_away_for_a_while_makes_the_job_wait(job: Job, rng: np.random.Generator):
-    stream = file_stream(job)
+    stream, shaky = file_stream(job), Shaky(job.store)
     append(stream, some_frames(rng))
-    ingest = job.ingest(stream, store=Shaky(job.store), max_batch_bytes=40_000)
+    ingest = job.ingest(stream, store=shaky, max_batch_bytes=20_000)
     with following(ingest, ends_in_s=30.0):
         wait_until(lambda: ingest.stats.frames >= 20)
+    assert shaky.writes > 3, "it answered too late once"
+    assert ingest.stats.fates["duplicate"] > 0, "what it took then came again"
     assert ingest.stats.fates["new"] + ingest.stats.fates["duplicate"] == 20
+    assert ingest.stats.trouble == ""
     audit = job.store.audit()
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
 

@@ -1,15 +1,16 @@
 """What a Spark source reads: offsets of records that were really read, and the same records again between two."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from understudy.core.errors import ConfigError, Unreachable
+from understudy.core.errors import ConfigError, PositionGone, Unreachable
 from understudy.core.frame import Frame
-from understudy.core.ports import Position, Read
+from understudy.core.ports import Partition, Position, Read, Record
 from understudy.ingest.offsets import Passed, Place, first_left_out, offset_of, places_of, read_between, read_on
 from understudy.streams.memory import MemoryStream
 from understudy.testing.clock import ManualClock
@@ -193,3 +194,44 @@ def test_what_was_read_to_its_end_and_is_not_stored_is_left_out():
     assert first_left_out(lane.stream, end, stored | {"gone": None}) is None
     assert first_left_out(lane.stream, {"p0": end["p0"]}, stored | {"p1": None}) is None
     assert first_left_out(lane.stream, end | {"p1": Place(first)}, stored | {"p1": None}) is None
+
+
+class Endless:
+    """A stream to which more comes than anybody reads; its records before a position were trimmed."""
+
+    def __init__(self, earliest: int) -> None:
+        self._earliest, self.reads = earliest, 0
+
+    def partitions(self) -> list[Partition]:
+        return [Partition("p0")]
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        self.reads += 1
+        number = self._earliest if after is None else int(after) + 1
+        if number < self._earliest:
+            raise PositionGone(str(after), earliest=str(self._earliest - 1))
+        return Read([Record(Position(str(number)), 0.0, BODY)], Position(str(number)), False)
+
+    def append(self, frames: Sequence[Frame]) -> NoReturn:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+BODY = bytes(1 << 20)
+
+
+@pytest.mark.parametrize("start", [{}, {"p0": Place(Position("3"))}])
+def test_a_replay_of_what_was_trimmed_ends_although_more_comes_all_the_time(start: Mapping[str, Place]):
+    stream = Endless(100)
+    with capture_logs() as logs:
+        assert list(read_between(stream, start, {"p0": Place(Position("7"))}, max_bytes=1 << 20)) == []
+    assert logs[-1]["event"] == "batch_gone"
+    assert 16 < stream.reads < 100, "no more than a batch may cover, and a batch that is there is found"
+
+
+def test_a_record_that_does_not_come_although_more_comes_is_asked_for_again():
+    start = {"p0": Place(Position("100"))}
+    with pytest.raises(Unreachable, match="does not give it now, though nothing was trimmed"):
+        list(read_between(Endless(100), start, {"p0": Place(Position("7"))}, max_bytes=1 << 20))

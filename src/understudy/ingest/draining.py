@@ -1,4 +1,6 @@
-"""Draining: how long storing what is left may take, and what is said when it was not enough."""
+"""Draining: when it is done, how long it may take, and what is said when that was not enough."""
+
+from collections.abc import Mapping
 
 import structlog
 
@@ -11,3 +13,18 @@ TOO_MUCH = "there is more in the stream than can be stored now"
 def tell_not_drained(error: object) -> None:
     """Say why something is left, and that nothing of it is lost."""
     _log.warning("not_drained", error=str(error), next="it is in the stream, and stored at the next start")
+
+
+class Drain:
+    """Knows when all is stored that was in a stream when draining began, however fast more comes."""
+
+    def __init__(self, since_s: float) -> None:
+        """`since_s`: the beginning, by the monotonic clock of whoever reads."""
+        self._since_s = since_s
+        self._caught_up: set[str] = set()
+        self.is_done = False
+
+    def note(self, complete: Mapping[str, float]) -> None:
+        """A batch was stored, and each partition that may hold more was read to such a time; empty: nobody knows."""
+        self._caught_up |= {name for name, to_s in complete.items() if to_s >= self._since_s}
+        self.is_done = bool(complete) and complete.keys() <= self._caught_up

@@ -7,17 +7,21 @@ offsets can be read again, the same records in the same order, as long as the st
 """
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
+from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, PositionGone, Unreachable
 from understudy.core.ports import Position, Read, Stream
 
 _log = structlog.get_logger("understudy.ingest")
 Offset = dict[str, Any]
+_MOST_BYTES = 64 * 1024 * 1024
+"""More than a batch ever held of one partition: what is not found among so much is not there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Place:
 
     position: Position | None = None
     ended: bool = False
+    complete_to_s: float = field(default=-math.inf, compare=False)
+    """By the reader's monotonic clock: all that came in before this was read by now. No part of an offset."""
 
 
 def offset_of(stream: str, places: Mapping[str, Place]) -> Offset:
@@ -54,12 +60,14 @@ def places_of(offset: Offset, stream: str) -> dict[str, Place]:
     return {name: Place(one["position"], one["ended"]) for name, one in offset["places"].items()}
 
 
-def read_on(stream: Stream, places: Mapping[str, Place], *, max_bytes: int) -> tuple[list[Passed], dict[str, Place]]:
+def read_on(
+    stream: Stream, places: Mapping[str, Place], *, max_bytes: int, clock: Clock | None = None
+) -> tuple[list[Passed], dict[str, Place]]:  # fmt: skip
     """What stands behind these places now, each readable partition once, and the places behind that.
 
     A partition is read only when its parents have ended; those the stream has forgotten are left out.
     """
-    partitions = stream.partitions()
+    clock, partitions = clock or SystemClock(), stream.partitions()
     found: dict[str, Place] = {one.id: places.get(one.id, Place()) for one in partitions}
     share = max(1, max_bytes // max(1, sum(not one.ended for one in found.values())))
     records: list[Passed] = []
@@ -67,10 +75,31 @@ def read_on(stream: Stream, places: Mapping[str, Place], *, max_bytes: int) -> t
         place = found[partition.id]
         if place.ended or not all(parent not in found or found[parent].ended for parent in partition.parents):
             continue
+        asked_s = clock.monotonic()
         passed, read, _ = _read(stream, partition.id, place.position, max_bytes=share)
         records += passed
-        found[partition.id] = Place(read.next, read.ended)
+        found[partition.id] = Place(read.next, read.ended, _complete_to_s(read, asked_s, clock))
     return records, found
+
+
+def complete_of(before: Mapping[str, Place], after: Mapping[str, Place]) -> dict[str, float]:
+    """To when, by the reader's monotonic clock, each partition that may hold more was read between these places.
+
+    One that ended just now is not read, since its children may not have been seen yet.
+    """
+    had_ended = {name for name, one in before.items() if one.ended}
+    return {name: -math.inf if one.ended else one.complete_to_s
+            for name, one in after.items() if name not in had_ended}  # fmt: skip
+
+
+def _complete_to_s(read: Read, asked_s: float, clock: Clock) -> float:
+    if not read.records:
+        return asked_s
+    if read.complete_to_s is not None:
+        return read.complete_to_s
+    # In this order it is rather too early than too late, however long we are held up in between.
+    monotonic_s, now_s = clock.monotonic(), clock.now()
+    return monotonic_s - (now_s - read.records[-1].time_s)
 
 
 def read_between(
@@ -114,6 +143,7 @@ def _up_to(
     stream: Stream, partition: str, after: Position | None, last: Position, *, max_bytes: int
 ) -> Iterable[Passed]:
     found: list[Passed] = []
+    size, most = 0, max(max_bytes, _MOST_BYTES)
     # What begins with the first record of a partition may have lost that one without a word.
     may_be_gone = after is None
     while True:
@@ -121,13 +151,15 @@ def _up_to(
         may_be_gone |= was_gone or read.ended
         for one in records:
             found.append(one)
+            size += len(one.raw)
             if one.position == last:
                 return found
-        if may_be_gone and (read.ended or not read.records):
+        is_over = not read.records or size > most
+        if may_be_gone and (read.ended or is_over):
             # All of it was trimmed; what is left comes behind, and comes with the next batch.
             _log.error("batch_gone", partition=partition, position=last, next="the stream no longer holds it")
             return ()
-        if not read.records:
+        if is_over:
             raise Unreachable(
                 f"partition {partition} gave a record at {last} before, and does not give it now, though nothing was "
                 "trimmed; it is asked for again"

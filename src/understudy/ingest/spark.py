@@ -24,7 +24,9 @@ from understudy.core import errors
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, ConfigError, StorageFailed, StorageFull, Unreachable
 from understudy.core.ports import Position, Record, Stream
+from understudy.ingest.draining import DRAIN_S, TOO_MUCH, Drain, tell_not_drained
 from understudy.ingest.offsets import Passed, first_left_out, places_of
+from understudy.ingest.spark_batch import batch_of
 from understudy.ingest.spark_session import Spark, is_local, while_waiting
 from understudy.ingest.writer import IngestStats, Writer
 
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("understudy.ingest")
 T = TypeVar("T")
 OpenSpark = Callable[[Event], AbstractContextManager[Spark]]
-DRAIN_S = 15.0
-"""How long storing what is left may take when a job is asked to stop."""
 _LOOK_S, _TROUBLE_S, _WORKERS_S = 0.1, 1.0, 5.0
 _TELLS = 100
 """How often Spark is looked at for what it tells behind a batch."""
@@ -90,8 +90,8 @@ class SparkIngest:
         """
         self._open_spark, self._stream, self._writer, self._job = open_spark, stream, writer, job
         self._clock = clock or SystemClock()
-        self._stop = Event()
-        self._drains_since_s: float | None = None
+        self._stop, self._ends = Event(), Event()
+        self._draining: Drain | None = None
         self._failure: Exception | None = None
         self._spark: Spark
         self._said: Path | None = None
@@ -100,6 +100,7 @@ class SparkIngest:
         self._begun_at: Mapping[str, Position | None] = {}
         self._has_met = True
         self._next_look_s, self._has_workers = 0.0, True
+        self._was_restarted = False
         self.ui: str | None = None
         """Where people can watch Spark, once it runs."""
 
@@ -116,13 +117,14 @@ class SparkIngest:
                     each()
                     if not self._active.isActive:
                         self._restart(stop)
+                    self._look_at_progress()
                     self._meet()
                     self._look_at_workers()
                 self._drain(drain_s)
         except (StorageFull, StorageFailed, ClaimLost) as error:
             if not stop.is_set():
                 raise
-            _log.warning("not_drained", error=str(error), next="it is in the stream, and stored at the next start")
+            tell_not_drained(error)
 
     def drain(self) -> None:
         """Store everything that is in the stream now, and end; it does however fast more comes. It never waits."""
@@ -153,7 +155,7 @@ class SparkIngest:
     @contextlib.contextmanager
     def _running(self, stop: Event, impatient: Event) -> Iterator[None]:
         """A session and the job in it, until the end; `stop` ends the start, `impatient` every wait for a server."""
-        self._stop, self._drains_since_s = impatient, None
+        self._stop, self._ends, self._draining = impatient, Event(), None
         with self._watching(), self._open_spark(stop) as self._spark:
             self.ui, self._said = self._spark.ui, self._spark.log
             self._try_worker(stop)
@@ -161,17 +163,19 @@ class SparkIngest:
                 self._query = self._start()
                 yield
             finally:
+                self._ends.set()
                 self.figures()
                 query, self._query = self._query, None
                 with contextlib.suppress(*_spark_gone()):
-                    # A batch under way is finished first: Spark waits for us.
+                    # A batch under way is finished first, or given up where it waits: Spark waits for us.
                     if query is not None:
                         query.stop()
 
     def _drain(self, within_s: float | None) -> None:
         from pyspark.errors import StreamingQueryException
 
-        self._drains_since_s = self._clock.now()
+        # The clock of this machine, on which Spark's source reads as well.
+        self._draining = Drain(self._clock.monotonic())
         late = Timer(within_s or 0.0, self._give_up)
         if within_s is not None:
             late.start()
@@ -190,8 +194,7 @@ class SparkIngest:
             late.cancel()
 
     def _give_up(self) -> None:
-        _log.warning("not_drained", error="there is more in the stream than can be stored now",
-                     next="it is in the stream, and stored at the next start")  # fmt: skip
+        tell_not_drained(TOO_MUCH)
         with contextlib.suppress(*_spark_gone()):
             self._active.stop()
 
@@ -298,9 +301,15 @@ class SparkIngest:
         trouble = self._trouble(self._active.exception())
         if not isinstance(trouble, StorageFull | Unreachable):
             raise trouble
+        self._was_restarted, self.stats.trouble = True, str(trouble)
         _log.warning("unreachable", error=str(trouble), next="it is tried again; nothing acknowledged is lost")
         if not stop.wait(_TROUBLE_S):
             self._query = self._start()
+
+    def _look_at_progress(self) -> None:
+        """Forget why the job had to be started again, once it has read the stream."""
+        if self._was_restarted and self._active.lastProgress is not None:
+            self._was_restarted, self.stats.trouble = False, ""
 
     def _trouble(self, error: Exception | None) -> Exception:
         """What made the job fail, as one of our own errors where it was one."""
@@ -327,12 +336,14 @@ class SparkIngest:
 
     def _store_batch(self, frames: "DataFrame", _batch: int) -> None:
         try:
-            parts = _by_partition(frames)
-            times_s = [records[0].time_s for records in parts.values()]
-            if self._drains_since_s is not None and min(times_s, default=0.0) > self._drains_since_s:
+            draining = self._draining
+            if draining is not None and draining.is_done:
                 raise _Drained  # Spark has noted this batch, and will hand it over again next time
-            for partition, records in parts.items():
+            batch = batch_of(frames)
+            for partition, records in batch.parts.items():
                 self._patiently(partial(self._store, partition, records))
+            if draining is not None:
+                draining.note(batch.complete)
         except Exception as error:
             # Spark shows it as a text; whoever started the job wants to know what it was.
             self._failure = error
@@ -349,14 +360,21 @@ class SparkIngest:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """The call's result, tried again while the store is full, away or another's; until told to stop."""
+        has_waited = False
         while True:
             try:
-                return call()
+                result = call()
             except (StorageFull, Unreachable, ClaimLost) as error:
-                if self._stop.is_set():
+                self.stats.trouble = str(error)
+                if self._stop.is_set() or self._ends.is_set():
                     raise
                 _log.warning("store_waits", error=str(error), next="it is tried again; nothing acknowledged is lost")
                 self._stop.wait(_TROUBLE_S)
+                has_waited = True
+                continue
+            if has_waited:
+                self.stats.trouble = ""
+            return result
 
 
 def _spark_gone() -> tuple[type[Exception], ...]:
@@ -364,15 +382,3 @@ def _spark_gone() -> tuple[type[Exception], ...]:
     from py4j.protocol import Py4JError
 
     return (Py4JError, ConnectionError)
-
-
-def _by_partition(frames: "DataFrame") -> dict[str, list[Passed]]:
-    """A batch's records of each partition, in the order in which they were read; parents before their children."""
-    table = frames.toArrow()
-    names = ("partition", "after", "position", "time_s", "frame")
-    columns = [table.column(name).to_pylist() for name in names]
-    found: dict[str, list[Passed]] = {}
-    for row in zip(*columns, strict=True):
-        one = Passed(*row)
-        found.setdefault(one.partition, []).append(one)
-    return found

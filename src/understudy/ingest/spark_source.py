@@ -5,6 +5,7 @@ Kinesis cannot say where an open shard ends. What a batch held can be read again
 Workers are other processes, so a stream is named by text: an opener (`module:function`) and what it is called with.
 """
 
+import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -16,10 +17,10 @@ from pyspark.sql.types import StructType
 
 from understudy.core.import_path import load
 from understudy.core.ports import Position, Stream
-from understudy.ingest.offsets import Offset, Passed, Place, offset_of, places_of, read_between, read_on
+from understudy.ingest.offsets import Offset, Passed, Place, complete_of, offset_of, places_of, read_between, read_on
 
 NAME = "understudy"
-SCHEMA = "partition string, after string, position string, time_s double, frame binary"
+SCHEMA = "partition string, after string, position string, time_s double, frame binary, complete map<string, double>"
 _IDLE_S = 0.05
 """How long to wait when nothing came: Spark asks again at once."""
 
@@ -27,7 +28,11 @@ Row = tuple[Any, ...]
 
 
 class FrameSource(DataSource):
-    """Frames as rows: partition, the position they stand behind, their own, when they came in, and their bytes."""
+    """Frames as rows: partition, the position they stand behind, their own, when they came in, and their bytes.
+
+    The first row of what was read now also tells how complete that is, see `complete_of`: the clock is that of the
+    machine on which Spark's driver runs. What is read again tells nothing of it.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -67,7 +72,9 @@ class FrameReader(SimpleDataSourceStreamReader):
         records, end = read_on(self._opened(), places, max_bytes=self._max_bytes)
         if not records:
             time.sleep(_IDLE_S)
-        return iter([_row(one) for one in records]), offset_of(self._name, end)
+        complete = [complete_of(places, end), *itertools.repeat(None, len(records))]
+        rows = [_row(one, told) for one, told in zip(records, complete, strict=False)]
+        return iter(rows), offset_of(self._name, end)
 
     def readBetweenOffsets(self, start: Offset, end: Offset) -> Iterator[Row]:  # noqa: N802
         first, last = (places_of(offset, self._name) for offset in (start, end))
@@ -92,5 +99,5 @@ def _open(opener: str, address: str) -> Stream:
     return stream
 
 
-def _row(one: Passed) -> Row:
-    return astuple(one)
+def _row(one: Passed, complete: Mapping[str, float] | None = None) -> Row:
+    return (*astuple(one), complete)
