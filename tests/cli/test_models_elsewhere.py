@@ -82,7 +82,8 @@ def test_a_restored_deployment_goes_on_with_its_stream_and_store_and_with_the_re
     data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (data.root / "understudy.toml").unlink()
-    before = {"stream.url": "kinesis://steps", "store.url": "", "models.url": f"file://{tmp_path / 'elsewhere'}"}
+    places = {"stream.url": "kinesis://steps", "store.url": "", "models.url": f"file://{tmp_path / 'elsewhere'}"}
+    before = {**places, "ingest.engine": "native"}
     (data.root / "backends.json").write_text(json.dumps(before))
     shutil.rmtree(data.root / "stream")
     said(capsys, "backup", str(tmp_path / "B"), data=data)
