@@ -76,6 +76,7 @@ class Keyspace:
             future.result()
         # No row has a stamp any more: clocks of the next test begin anew.
         session.execute(qualified("UPDATE meta SET number = 0 WHERE name = 'stamp' IF EXISTS"))
+        session.execute(qualified("DELETE FROM meta WHERE name IN ('ttl_changed_s', 'ttl_least_s')"))
 
     def open(
         self, clock: Clock | None = None, *, options: str = "", between: Callable[[Send], Send] | None = None

@@ -24,6 +24,7 @@ from understudy.core.ports import (
     WriteBatch,
 )
 from understudy.stores.cassandra import init, migrate, tables
+from understudy.stores.cassandra.keeping import SLACK_S
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.tables import VERSION
@@ -212,7 +213,7 @@ def test_what_ran_out_before_the_time_to_live_was_changed_is_no_damage_and_what_
         time.sleep(0.5)
     desk.store.close()
     migrate(parse_location(keyspace.url.replace("ttl_s=4", "ttl_s=0")))
-    clock.advance(3600.0)
+    clock.advance(2 * SLACK_S)
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     assert list(desk.store.audit().corrupt) == []
     later = random_session(SPEC, rng)
@@ -221,7 +222,42 @@ def test_what_ran_out_before_the_time_to_live_was_changed_is_no_damage_and_what_
     keyspace.rows(f"DELETE FROM chunks USING TIMESTAMP {1 << 62} WHERE session = {session} AND bucket = 0")
     assert len(desk.store.audit().corrupt) == len(later)
     desk.store.close()
+    migrate(keyspace.location)  # as it was, for a server that is not ours
     keyspace.close()
+
+
+def test_forgetting_is_known_for_longer_than_what_was_forgotten(
+    cassandra_server: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written when chunks were kept for ever, forgotten when they are kept for seconds."""
+    monkeypatch.setattr(tables, "REMEMBER_S", 0.0)  # else it takes 16 days
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "forgetting")
+    keyspace.empty()
+    clock = ManualClock(time.time())
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk.put(*random_session(SPEC, rng))
+    migrate(parse_location(keyspace.url + "&ttl_s=4"))
+    assert desk.store.forget(PLAYER) > 0
+    desk.store.close()
+    time.sleep(6.0)
+    clock.advance(2 * SLACK_S)
+    with keyspace.open(clock) as store:
+        audit = store.audit()
+        assert (list(audit.corrupt), audit.forgotten_chunks > 0) == ([], True)
+    migrate(parse_location(keyspace.url + "&ttl_s=0"))
+    keyspace.close()
+
+
+def test_a_partition_whose_row_is_lost_is_damage(keyspace: Keyspace, rng: np.random.Generator) -> None:
+    clock = ManualClock()
+    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk.put(*random_session(SPEC, rng))
+    (lane,) = {row.partition for row in keyspace.rows("SELECT partition FROM commits")}
+    keyspace.rows(f"DELETE FROM lanes WHERE partition = '{lane}' IF EXISTS")
+    assert list(desk.store.audit().corrupt) == [
+        f"the row of partition {lane}, which was committed up to 1, is not there"
+    ]
+    desk.store.close()
 
 
 @pytest.mark.parametrize("options", ["", "&ttl_s=86400"])

@@ -25,7 +25,13 @@ _FATES: dict[Gone, int] = {"forgotten": FORGOTTEN, "expired": EXPIRED, "quaranti
 def audit(wire: Wire, lanes: Lanes, journal: Journal, *, tailer: Tailer, quarantine: Quarantine) -> Findings:
     """Read every stored byte once."""
     findings = Findings()
-    rows = lanes.rows(tailer.heads(look=True))
+    heads = tailer.heads(look=True)
+    rows = lanes.rows(heads)
+    findings.corrupt += [
+        f"the row of partition {name}, which was committed up to {head}, is not there"
+        for name, head in sorted(heads.items())
+        if head and name not in rows
+    ]
     journal.refresh()
     arrivals = (
         one
@@ -74,7 +80,7 @@ def _audit_page(page: Sequence[tuple[Commit, Arrived]], journal: Journal, tailer
         gone = journal.gone(one, commit.events)
         frame = frames.get(one.key)
         if gone is None and frame is None:
-            gone = tailer.lost(one)
+            gone = tailer.lost(commit)
         if gone == "damaged":
             findings.corrupt.append(f"{_name(one)} is not there, or not whole")
         elif gone is not None:

@@ -4,10 +4,12 @@ Cassandra gives a row its time to live when it is written. So what was written b
 to then, and only what is missing too early is damage.
 """
 
-import time
 from dataclasses import dataclass
 
 from understudy.stores.cassandra.wire import Wire
+
+SLACK_S = 3600.0
+"""How much clocks may differ, and a change of all tables take, before what ran out looks like what was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +23,18 @@ class Keeping:
     """The shortest of those before."""
 
     def of(self, at_s: float) -> int:
-        """How long what was written at a time is kept, at least."""
-        return self.ttl_s if at_s >= self.changed_s else self.least_s
+        """How long what was committed at a time is kept, at least."""
+        if at_s >= self.changed_s + SLACK_S:
+            return self.ttl_s
+        return self.least_s if at_s < self.changed_s - SLACK_S else _shortest(self.ttl_s, self.least_s)
 
-    @property
-    def is_for_ever(self) -> bool:
-        return not (self.ttl_s or self.least_s)
-
-    def changed_to(self, ttl_s: int) -> "Keeping":
+    def changed_to(self, ttl_s: int, *, now_s: float) -> "Keeping":
         """As it is from now on."""
-        if ttl_s == self.ttl_s:
-            return self
-        before = [one for one in (self.ttl_s, self.least_s) if one]
-        return Keeping(ttl_s, int(time.time()) + 1, min(before, default=0))
+        return self if ttl_s == self.ttl_s else Keeping(ttl_s, int(now_s), _shortest(self.ttl_s, self.least_s))
+
+
+def _shortest(*times_s: int) -> int:
+    return min((one for one in times_s if one), default=0)
 
 
 _NAMES = {"ttl_s": "ttl_s", "changed_s": "ttl_changed_s", "least_s": "ttl_least_s"}

@@ -5,14 +5,18 @@ What they hold is read as before, up to the last commit, which no owner of befor
 
 import time
 
+import structlog
+
 from understudy.core.ages import DAY_S
 from understudy.core.clock import Clock
+from understudy.core.errors import UnderstudyError
 from understudy.stores.cassandra.facts import ADMIN
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.rows import ended_row
 from understudy.stores.cassandra.stamps import draw
 from understudy.stores.cassandra.wire import Row, Unsure, Wire
 
+_log = structlog.get_logger("understudy.store")
 IDLE_S = 7 * DAY_S
 """How long nobody has claimed a partition or stored anything of it; whom that hits too early claims again."""
 _EVERY_S = 3600.0
@@ -29,6 +33,13 @@ class Retirer:
         """Retire what is idle; does nothing within an hour of the last time."""
         if time.monotonic() < self._next_s:
             return
+        self._next_s = time.monotonic() + _EVERY_S
+        try:
+            self._look()
+        except (UnderstudyError, Unsure) as error:
+            _log.warning("partitions_not_retired", error=str(error), next="it is tried again in an hour")
+
+    def _look(self) -> None:
         names = [row.name for row in self._wire.scan(self._wire.bind("SELECT name FROM registry WHERE kind = 'head'"))]
         mine, now_s = self._lanes.own_heads(), self._clock.now()
         rows = self._lanes.rows(name for name in names if not name.startswith(ADMIN[0]) and name not in mine)
@@ -36,7 +47,6 @@ class Retirer:
             stamp = draw(self._wire, self._clock)
             for row in idle:
                 self._retire(row, stamp)
-        self._next_s = time.monotonic() + _EVERY_S
 
     def _retire(self, row: Row, stamp: int) -> None:
         """End a lane as it was seen, by a new epoch; one that was claimed or written meanwhile stays as it is."""

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from understudy.stores.cassandra.facts import Arrived, CommitFacts, Tag
+from understudy.stores.cassandra.facts import ADMIN, Arrived, CommitFacts, Tag
 from understudy.stores.cassandra.known import QUARANTINED, STORED, Known, Stated
 from understudy.stores.cassandra.tables import CHUNK_BUCKET, COMMIT_BUCKET, QUARANTINE_BUCKET
 from understudy.stores.cassandra.wire import Statement, Wire
@@ -117,8 +117,10 @@ def state_rows(wire: Wire, tag: Tag, states: Mapping[uuid.UUID, Stated], known: 
 
 def commit_row(wire: Wire, tag: Tag, facts: CommitFacts, *, events: int, at_s: float, before: int) -> Statement:
     """What arrived."""
+    # What was forgotten or set aside must be known for as long as anything tells of it.
+    statement = f"{_COMMIT} AND TTL 0" if tag.partition == ADMIN else _COMMIT
     return wire.bind(
-        _COMMIT, tag.partition, tag.commit_no >> COMMIT_BUCKET, tag.commit_no, tag.attempt, events, at_s, before,
+        statement, tag.partition, tag.commit_no >> COMMIT_BUCKET, tag.commit_no, tag.attempt, events, at_s, before,
         facts.pack(), tag.attempt,
     )  # fmt: skip
 

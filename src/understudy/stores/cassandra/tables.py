@@ -14,6 +14,7 @@ import json
 import uuid
 
 from understudy.core.ages import REMEMBER_S
+from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.location import Location
 from understudy.stores.cassandra.failures import is_unknown_table
@@ -132,7 +133,7 @@ def migrate(location: Location) -> tuple[int, int, int]:
             wire.define(f"ALTER TABLE {name} WITH {settings(name, keep_s)}")
         if found < 2:
             wire.define("DROP TABLE IF EXISTS specs")
-        write_keeping(wire, before.changed_to(keep_s))
+        write_keeping(wire, before.changed_to(keep_s, now_s=SystemClock().now()))
         wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
         return found, VERSION, keep_s
     finally:

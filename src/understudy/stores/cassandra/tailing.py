@@ -14,7 +14,7 @@ from understudy.core.ports import Cursor, Forgotten, Gone, Stored, Tail
 from understudy.stores.cassandra.cursor import Place, Places, read_cursor
 from understudy.stores.cassandra.facts import ADMIN, Arrived, Commit, Event, Key, keys
 from understudy.stores.cassandra.journal import Journal
-from understudy.stores.cassandra.keeping import Keeping
+from understudy.stores.cassandra.keeping import SLACK_S, Keeping
 from understudy.stores.cassandra.lanes import Lanes
 from understudy.stores.cassandra.reading import commit_of, select
 from understudy.stores.cassandra.tables import CHUNK_BUCKET, COMMIT_BUCKET, lasting_s
@@ -25,8 +25,6 @@ _LOOK_S = 1.0
 """How often lanes themselves are asked, for heads that their writers could not tell any more."""
 _ENDED_S = 60.0
 """How often the list of retired lanes is read: a week may pass before one is in it."""
-_SLACK_S = 3600.0
-"""How much clocks may differ before a chunk that ran out looks like one that was lost."""
 _FRAMES = "SELECT chunk_no, frame FROM chunks WHERE session = ? AND bucket = ? AND chunk_no IN ?"
 _FRAME = "SELECT chunk_no, frame FROM chunks WHERE session = ? AND bucket = ? AND chunk_no = ?"
 _AT_ONCE = 16
@@ -206,7 +204,8 @@ class Tailer:
 
     def _item(self, number: int, one: Shown, frames: Mapping[Key, Frame]) -> Stored | Forgotten:
         if one.commit is None:
-            return Forgotten(number, number + one.n_lost - 1, "damaged" if self._keeping.is_for_ever else "expired")
+            # How old they were is not known.
+            return Forgotten(number, number + one.n_lost - 1, "expired" if self.has_run_out(0.0) else "damaged")
         if one.arrived is None:
             assert one.commit.facts.event is not None
             return _event(number, one.commit.facts.event)
@@ -214,7 +213,7 @@ class Tailer:
         frame = frames.get(arrived.key)
         gone = self.gone(arrived, one.commit.events)
         if gone is None and frame is None:
-            gone = self.lost(arrived)
+            gone = self.lost(one.commit)
         if gone is None and frame is not None:
             try:
                 return Stored(number, frame, chunk_of(frame) if frame.kind is FrameKind.DATA else None)
@@ -226,9 +225,9 @@ class Tailer:
     def gone(self, one: Arrived, events: int) -> Gone | None:
         return self._journal.gone(one, events)
 
-    def lost(self, one: Arrived) -> Gone:
+    def lost(self, commit: Commit) -> Gone:
         """Why a frame's row is not there although nobody took it away."""
-        return "expired" if self._is_past(one.received_s, "chunks") else "damaged"
+        return "expired" if self._is_past(commit.at_s, "chunks") else "damaged"
 
     def has_run_out(self, at_s: float) -> bool:
         """Whether commits since this time may be gone by themselves."""
@@ -237,7 +236,7 @@ class Tailer:
     def _is_past(self, at_s: float, table: str) -> bool:
         """Whether what was written into a table at a time may have run out."""
         keep_s = self._keeping.of(at_s)
-        return bool(keep_s) and at_s + lasting_s(table, keep_s) < self._clock.now() + _SLACK_S
+        return bool(keep_s) and at_s + lasting_s(table, keep_s) < self._clock.now() + SLACK_S
 
     def frames(self, wanted: Iterable[Arrived]) -> dict[Key, Frame]:
         """The frames of these arrivals that are there and whole."""
