@@ -123,11 +123,16 @@ def test_a_port_of_another_service_is_told_as_such(answer: bytes) -> None:
             self.request.recv(64)  # until the other side gives up
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answers) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = f"cassandra://127.0.0.1:{server.server_address[1]}/k?patience_s=0&timeout_s=0.2"
-        with pytest.raises(Unreachable, match="check the port: whatever listens there does not answer as a") as caught:
-            open_cassandra(parse_location(address), specs=_NoSpecs())
-        server.shutdown()
+        try:
+            with pytest.raises(
+                Unreachable, match="check the port: whatever listens there does not answer as a"
+            ) as caught:
+                open_cassandra(parse_location(address), specs=_NoSpecs())
+        finally:
+            server.shutdown()
     assert "\n" not in str(caught.value)
 
 
