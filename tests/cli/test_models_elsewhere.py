@@ -91,3 +91,22 @@ def test_a_restored_deployment_goes_on_with_its_stream_and_store_and_with_the_re
     said(capsys, "restore", str(tmp_path / "B"), data=restored)
     assert read_used(restored.root) == {**before, "models.url": ""}
     assert restored.game_names() == ["pong"]
+
+
+def test_models_that_a_restored_file_names_elsewhere_are_told(
+    data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    said(capsys, "backup", str(tmp_path / "B"), data=data)
+    assert run_command(["restore", str(tmp_path / "B"), "--data", str(tmp_path / "E")]) == 0
+    assert f"names models elsewhere (file://{tmp_path / 'elsewhere'}), which `up` will use" in capsys.readouterr().out
+
+
+def test_what_needs_no_stream_does_without_one_that_is_away(
+    data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    said(capsys, "data", "verify", data=data, code=2)
+    with (data.root / "understudy.toml").open("a") as file:
+        file.write('[stream]\nurl = "kafka://127.0.0.1:9/steps"\n')
+    assert said(capsys, "data", "quarantine", "replay", data=data)["tried"] == 0
+    assert said(capsys, "backup", str(tmp_path / "B"), data=data)["steps"] == 40
+    assert said(capsys, "data", "forget", "ada", data=data)["chunks"] > 0

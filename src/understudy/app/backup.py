@@ -22,8 +22,9 @@ from typing import Any
 from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
-from understudy.app.roles.opening import open_own_ingest
+from understudy.app.roles.opening import open_own_ingest, open_own_store
 from understudy.app.roles.requests import ask
+from understudy.app.roles.snapshot import snapshot_store
 from understudy.app.used import FILE_NAME as USED
 from understudy.app.used import restore_used
 from understudy.core.errors import ConfigError, Corrupt, Refused
@@ -190,11 +191,20 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
             if data.has_writer():
                 ask(data.requests, "snapshot", timeout_s=timeout_s, name=target.name)
             else:
-                with open_own_ingest(data, config) as role:
-                    role.snapshot(target)
+                _snapshot_alone(data, config, target)
             yield target
         finally:
             shutil.rmtree(target, ignore_errors=True)
+
+
+def _snapshot_alone(data: DataFolder, config: Config, target: Path) -> None:
+    """With all that a stream of our own holds; what waits in one elsewhere stays there."""
+    if config.stream.url:
+        with open_own_store(data, config) as store:
+            snapshot_store(store, target)
+    else:
+        with open_own_ingest(data, config) as role:
+            role.snapshot(target)
 
 
 def _copy_tree(source: Path, target: Path) -> None:

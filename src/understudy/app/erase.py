@@ -6,8 +6,10 @@ from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.exchange.begun import Begun
-from understudy.app.roles.opening import open_own_ingest
+from understudy.app.roles.ingest import replay
+from understudy.app.roles.opening import open_own_ingest, open_own_store
 from understudy.app.roles.requests import ask
+from understudy.app.specs import registered_specs
 from understudy.client.spooled import forget_spooled
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError
@@ -27,6 +29,11 @@ def forget_player(
     spooled = forget_spooled(data.spool, name, games)
     if data.has_writer():
         found = ask(data.requests, "forget", timeout_s=timeout_s, players=[one.hex() for one in players])
+    elif config.stream.url:
+        # What waits in a stream elsewhere is refused when it comes.
+        with open_own_store(data, config) as store:
+            found = {"chunks": sum(store.forget(one) for one in players), "stream_bytes": 0}
+            found["is_finished"] = not store.is_erasing
     else:
         with open_own_ingest(data, config) as role:
             found = role.forget(players)
@@ -70,5 +77,5 @@ def replay_quarantine(
     """Store quarantined frames that now pass every check."""
     if data.has_writer():
         return dict(ask(data.requests, "replay", timeout_s=timeout_s, ids=ids))
-    with open_own_ingest(data, config or Config()) as role:
-        return role.replay(ids)
+    with open_own_store(data, config := config or Config()) as store:
+        return dict(replay(store, registered_specs(data, models=config.models.url), ids))

@@ -115,7 +115,11 @@ def finish_leftovers(data: DataFolder, config: Config, *, with_ledger: bool) -> 
 
     def link_to(spec: GameSpec) -> Link:
         link = open_link(data, config, spec, SystemClock())
-        register(data, config, spec, link)
+        try:
+            register(data, config, spec, link)
+        except BaseException:
+            link.close()
+            raise
         return LedgerLink(link, data.ledger) if with_ledger else link
 
     folders = sorted(data.spool.iterdir()) if data.spool.is_dir() else []

@@ -8,6 +8,7 @@ import click
 
 from understudy.app.backup import Proof, back_up
 from understudy.app.backup import restore as restore_backup
+from understudy.app.config import hidden
 from understudy.app.origins import resolve
 from understudy.cli.options import console, count, data_option, examples, finish, json_option, size
 
@@ -47,6 +48,12 @@ def restore(data_text: str | None, as_json: bool, source: Path) -> int:
     if not as_json:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(proof.at_s))
         console().print(f"restored {_words(proof)}, as of {made}", soft_wrap=True)
+        if (named := resolve({"data": data_text}).config.models.url) != config.models.url:
+            console().print(
+                f"[yellow]![/] its understudy.toml names models elsewhere ({hidden(named)}), which `up` will use; the "
+                "backup's own are in the data folder: to use those, take that line out",
+                soft_wrap=True,
+            )
         console().print(f"[dim]next: understudy up --data {config.folder.root}[/]", soft_wrap=True)
     return finish({"data": str(config.folder.root), **asdict(proof)}, as_json=as_json)
 

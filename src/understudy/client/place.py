@@ -50,8 +50,8 @@ def must_record_into(folder: Path) -> None:
     for part, url in places.items():
         if url:
             raise ConfigError(
-                f"the platform of {folder} has its {part} elsewhere ({url}), so what is recorded into the folder would "
-                "not be stored; record over HTTP: url= and key= as `understudy up` prints them"
+                f"the platform of {folder} has its {part} elsewhere ({url.partition('?')[0]}), so what is recorded "
+                "into the folder would not be stored; record over HTTP: url= and key= as `understudy up` prints them"
             )
 
 

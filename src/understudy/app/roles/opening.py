@@ -9,6 +9,7 @@ from understudy.app.deployment import open_deployment
 from understudy.app.roles.ingest import RETENTION_S, IngestRole
 from understudy.app.roles.remote_ingest import RemoteIngestRole
 from understudy.app.specs import RegistrySpecs, registered_specs
+from understudy.stores.local import LocalStore
 
 
 def open_ingest(
@@ -24,6 +25,11 @@ def open_ingest(
     stream = partial(open_stream, config.stream.url, data)
     store = partial(open_store, config.store.url, specs=specs)
     return RemoteIngestRole(data, open_stream=stream, open_store=store, specs=specs, retention_s=retention_s)
+
+
+def open_own_store(data: DataFolder, config: Config) -> LocalStore:
+    """The data folder's own store, for whoever needs no stream: one elsewhere may not answer."""
+    return LocalStore(data.store, specs=registered_specs(data, models=config.models.url))
 
 
 def open_own_ingest(
