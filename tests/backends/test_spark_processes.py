@@ -119,6 +119,24 @@ def test_a_job_that_is_killed_again_and_again_loses_and_doubles_nothing(
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (player.frames, 0, 0, 0)
 
 
+def test_a_role_that_is_interrupted_beside_its_parent_while_spark_starts_hears_nothing_and_leaves_nothing(
+    process: Process,
+):
+    """As Ctrl-C in a terminal, which reaches every process; the parent then asks its roles to finish."""
+    child = process.start()
+    deadline_s = time.monotonic() + 120.0
+    while process.jvm() is None and time.monotonic() < deadline_s:
+        os.kill(child.pid, signal.SIGINT)
+        time.sleep(0.05)
+    for _ in range(40):
+        os.kill(child.pid, signal.SIGINT)
+        time.sleep(0.05)
+    child.stop()
+    assert child.wait(120.0) in (0, NOT_CARRIED_OUT), child.errors
+    assert "Traceback" not in child.errors
+    assert process.wait_until_gone() == [], "no process is left"
+
+
 @contextmanager
 def started(process: Process, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """A command in a session of its own, as a terminal starts it."""

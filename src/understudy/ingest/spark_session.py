@@ -258,12 +258,19 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
 
 @contextlib.contextmanager
 def _taking_signals() -> Iterator[None]:
-    """Roles ignore being asked to stop, and what they start inherits it; Spark ends its own workers that way."""
-    before = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    """Roles block being asked to stop, and what they start inherits it; Spark ends its own workers that way.
+
+    What comes while nothing is blocked is heard by nobody all the same: a JVM whose start was cut off would stay.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before = {one: signal.signal(one, lambda *_: None) for one in blocked}
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _session(gateway: Any, conf: Any, log: Path, *, master: str) -> "SparkSession":
