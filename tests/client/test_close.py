@@ -68,6 +68,15 @@ def test_a_second_close_answers_what_the_first_answered(tmp_path, is_down):
     assert [game.close(), game.close(), game.flush()] == [not is_down] * 3
 
 
+def test_steps_that_are_left_are_told_of(tmp_path):
+    link = MemoryLink()
+    link.is_down = True
+    game = client(link, tmp_path)
+    play(game.episode(player="anna"), 3)
+    with pytest.warns(RecordingWarning, match="they stay spooled on this machine and are sent by the next start"):
+        assert not game.close()
+
+
 def test_a_sender_that_hangs_in_its_link_is_told_of(tmp_path, monkeypatch):
     class Hanging(MemoryLink):
         def __init__(self):

@@ -33,6 +33,11 @@ def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float)
         if proof.damaged:
             names = ", ".join(proof.damaged[:10])
             console().print(f"[yellow]![/] damaged before it was copied, and in the backup: {names}", soft_wrap=True)
+        if config.store.url:
+            console().print(
+                f"[yellow]![/] steps are not in it: {hidden(config.store.url)} keeps them, and has backups of its own",
+                soft_wrap=True,
+            )  # fmt: skip
         console().print("[dim]it holds the deployment's secrets: keep it as you keep them[/]")
     return finish({"backup": str(target), **asdict(proof)}, as_json=as_json)
 

@@ -36,7 +36,7 @@ from understudy.core.errors import ConfigError, UnderstudyError
 )
 @click.option("--game", default="rally", show_default=True, metavar="ID", help="rally, or a Gymnasium id.")
 @click.option("--players", default=8, show_default=True, help="How many simulated people.")
-@click.option("--seconds", default=75.0, show_default=True, help="How long they play at most.")
+@click.option("--seconds", default=150.0, show_default=True, help="How long they play at most.")
 @click.option("--kill", type=click.Choice(KILLABLE), help="Kill this role with kill -9 once the first bot plays.")
 @click.option("--stream", default="file", show_default=True, metavar="S", help="file, kinesis, kafka, or an address.")
 @click.option("--store", default="local", show_default=True, metavar="S", help="local, cassandra, or an address.")

@@ -190,6 +190,9 @@ class Game:
             self._sender.release()
             self._link.close()
             self._bots.join(_JOIN_S)
+            if not self._all_sent:
+                self._sender.warn("left", "not all recorded steps are acknowledged yet; they stay spooled on this "
+                                          "machine and are sent by the next start")  # fmt: skip
         else:
             warnings.warn(
                 f"the sender of {self.spec.game} did not end within {_JOIN_S} s, so its link is still busy; what was "

@@ -105,7 +105,7 @@ class Sender:
             try:
                 wait_s = self.step()
             except Exception as error:
-                self._warn("sender", f"a round of the sender failed and is tried again: {error!r}")
+                self.warn("sender", f"a round of the sender failed and is tried again: {error!r}")
                 wait_s = 1.0
             if wait_s > 0:
                 self._clock.wait(self.wake, wait_s)
@@ -186,7 +186,7 @@ class Sender:
                 left_steps -= encoded.n_steps
         except Exception as error:
             self.counts.last_error = repr(error)[:300]
-            self._warn("sender", f"recorded steps could not be spooled and are dropped: {error!r}")
+            self.warn("sender", f"recorded steps could not be spooled and are dropped: {error!r}")
         finally:
             # Nobody holds the block any more: what is not spooled by now is lost, and must be known to be.
             if left_steps:
@@ -246,7 +246,7 @@ class Sender:
     def _lose(self, spool: SessionSpool, numbers: Sequence[int], n_steps: int) -> None:
         self._losses.add(spool.session, numbers, n_steps)
         self.counts.dropped_steps += n_steps
-        self._warn("dropped", "recorded steps had to be dropped; game.stats().dropped_steps counts them")
+        self.warn("dropped", "recorded steps had to be dropped; game.stats().dropped_steps counts them")
 
     def _report_lost(self) -> None:
         for session, report in self._losses.reports():
@@ -292,7 +292,7 @@ class Sender:
         except LinkFailed as failed:
             # Whoever answers next may know nothing of us: another gateway, or a new one.
             self._registered.clear()
-            self._warn(failed.code, f"recorded steps wait on this machine and are sent later: {failed}")
+            self.warn(failed.code, f"recorded steps wait on this machine and are sent later: {failed}")
             return [Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))] * len(batch), str(failed)
         except Exception as error:
             # A timeout after success looks the same; sending again is a duplicate, which the store knows.
@@ -330,7 +330,7 @@ class Sender:
         self.counts.refused_frames += 1
         self.counts.refused_steps += entry.n_steps
         self.counts.last_error = reason
-        self._warn("refused", f"the platform refused recorded steps for good: {reason}")
+        self.warn("refused", f"the platform refused recorded steps for good: {reason}")
         self._waiting.finish(entry, arrived=False)
         if entry.is_data:
             self._losses.add(entry.spool.session, [entry.chunk_no], entry.n_steps)
@@ -405,7 +405,8 @@ class Sender:
                 waited_s += pause_s
         return True
 
-    def _warn(self, topic: str, text: str) -> None:
+    def warn(self, topic: str, text: str) -> None:
+        """Say something once; nothing ends by it."""
         if topic not in self._warned:
             self._warned.add(topic)
             # Raised warnings (-W error) must not end a background thread.

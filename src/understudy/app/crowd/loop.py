@@ -47,7 +47,7 @@ class LoopConfig:
 
     env_id: str = GAME_ID
     people: int = 8
-    max_seconds: float = 75.0
+    max_seconds: float = 150.0
     """When to stop, however good the bots are by then, counted from when everything runs."""
     kill: Killable | None = None
     """A role that is killed once the first bot plays; nothing may be lost by it."""
@@ -58,7 +58,7 @@ class LoopConfig:
         if not 1 <= self.people <= 1_000:
             raise ConfigError(f"--players is {self.people}; give a number from 1 to 1000")
         if not 5 <= self.max_seconds <= 86_400:
-            raise ConfigError(f"--seconds is {self.max_seconds}; give at least 5, such as 75")
+            raise ConfigError(f"--seconds is {self.max_seconds}; give at least 5, such as 150")
         if self.kill is not None and self.kill not in KILLABLE:
             raise ConfigError(f"--kill is {self.kill}; give one of {', '.join(KILLABLE)}")
 
