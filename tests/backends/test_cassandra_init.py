@@ -2,18 +2,17 @@
 
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.backends.commands import four_at_once, started
 from tests.backends.keyspaces import Keyspace, elsewhere
+from tests.servers.withholding import withholding
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.location import parse_location
 from understudy.stores.cassandra import init, migrate, tables
@@ -22,7 +21,6 @@ from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import random_session
 
-COMMAND = [sys.executable, "-m", "understudy.cli.main", "store"]
 ONE_COPY = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
 PATIENCE_S = 120.0
 """Of the addresses here: what no waiting mends is told long before that."""
@@ -60,10 +58,6 @@ def scratch(keyspace: Keyspace) -> Iterator[str]:
     keyspace.run("DROP KEYSPACE IF EXISTS scratch")
 
 
-def start(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 def columns(keyspace: Keyspace, name: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for row in keyspace.run(f"SELECT * FROM system_schema.columns WHERE keyspace_name = '{name}'"):
@@ -94,7 +88,7 @@ def test_init_says_what_a_keyspace_has_when_another_time_to_live_is_asked_for(ke
     said = told(init_at, keyspace.url + "&ttl_s=86400")
     assert "has ttl_s=0 and the address asks for ttl_s=86400" in said
     assert "run `understudy store migrate` with this address, or leave ttl_s out" in said
-    with start("migrate", keyspace.url + "&ttl_s=86400") as process:
+    with started("store", "migrate", keyspace.url + "&ttl_s=86400") as process:
         said, _ = process.communicate(timeout=120)
     try:
         assert said.endswith(f"were at version {VERSION} already; new chunks are kept for 86400 s\n")
@@ -212,10 +206,7 @@ def test_an_init_that_was_cut_off_goes_on_as_it_is_asked_now(
 
 def test_four_inits_at_once_make_one_store(keyspace: Keyspace, scratch: str) -> None:
     url = elsewhere(keyspace.url, scratch)
-    with ExitStack() as processes:
-        started = [processes.enter_context(start("init", url)) for _ in range(4)]
-        ended = [(process.communicate(timeout=120)[0], process.returncode) for process in started]
-    for said, code in ended:
+    for code, said in four_at_once("store", "init", url):
         assert (code, said.count("\n")) == (0, 1), said
         assert "is ready" in said
     Keyspace.open_at(url).close()
@@ -223,13 +214,17 @@ def test_four_inits_at_once_make_one_store(keyspace: Keyspace, scratch: str) -> 
 
 
 def test_ctrl_c_in_mid_init_ends_it_and_the_next_one_goes_on(keyspace: Keyspace, scratch: str) -> None:
-    url = elsewhere(keyspace.url, scratch)
-    with start("init", url) as process:
-        while not columns(keyspace, scratch) and process.poll() is None:
-            time.sleep(0.01)
+    url, (name, port) = elsewhere(keyspace.url, scratch), keyspace.location.hosts[0]
+    there, words = keyspace.place.rpartition("/")[0], f'CREATE TABLE IF NOT EXISTS "{scratch}".chunks '
+    with (
+        withholding((name, port or 9042), words.encode()) as server,
+        started("store", "init", url.replace(there, f"cassandra://{server.address}")) as process,
+    ):
+        assert server.is_heard.wait(PATIENCE_S)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
     assert (process.returncode, said.strip()) == (130, "interrupted")
+    assert 0 < len(columns(keyspace, scratch)) < len(TABLES)
     init_at(url)
     Keyspace.open_at(url).close()
 

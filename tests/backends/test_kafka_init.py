@@ -1,18 +1,21 @@
 """`understudy stream init` on a real Kafka: what is there and what was asked for, and one line for what cannot work."""
 
 import signal
-import subprocess
-import sys
+import socket
 import time
 import uuid
 from typing import Any
 
 import pytest
 
-from tests.backends.kafka import PATIENCE_S, Topic
+from tests.backends.commands import four_at_once, started
+from tests.backends.kafka import Topic
 from understudy.cli.root import run
 from understudy.core.errors import ConfigError
 from understudy.streams.kafka import create_kafka, open_kafka
+
+OPEN_S = 120.0
+"""How long some addresses wait for an answer: what no waiting mends is told long before that."""
 
 
 @pytest.fixture
@@ -76,42 +79,32 @@ def test_a_name_too_like_another_ones_is_refused_by_the_broker_in_one_line(kafka
 
 
 def test_a_server_of_another_kind_is_told_soon(s3_server: Any, kafka_server: Any, capsys):
-    began_s = time.monotonic()
-    code, line = said(capsys, new_url(kafka_server).replace(kafka_server.address, s3_server.address))
+    url, began_s = new_url(kafka_server, open_timeout_s=OPEN_S), time.monotonic()
+    code, line = said(capsys, url.replace(kafka_server.address, s3_server.address))
     assert (code, f"{s3_server.address} is a web server, no broker of Kafka" in line) == (2, True)
-    assert time.monotonic() - began_s < 8.0
+    assert time.monotonic() - began_s < OPEN_S / 2
 
 
 def test_tls_with_a_listener_that_speaks_none_is_told_soon(topic: Topic):
     began_s = time.monotonic()
     with pytest.raises(ConfigError, match="TLS with"):
-        topic.open(tls="true")
-    assert time.monotonic() - began_s < 8.0
+        topic.open(tls="true", open_timeout_s=OPEN_S)
+    assert time.monotonic() - began_s < OPEN_S / 2
 
 
 def test_four_at_once_make_one_topic(kafka_server: Any):
-    command = [
-        sys.executable,
-        "-m",
-        "understudy.cli.main",
-        "stream",
-        "init",
-        new_url(kafka_server),
-        "--partitions",
-        "2",
-    ]
-    at_once = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(4)]
-    told = [one.communicate(timeout=3 * PATIENCE_S)[0] for one in at_once]
-    assert [one.returncode for one in at_once] == [0] * 4, told
-    assert all("is ready with 2 partitions" in text for text in told)
+    for code, text in four_at_once("stream", "init", new_url(kafka_server), "--partitions", "2"):
+        assert (code, "is ready with 2 partitions" in text) == (0, True), text
 
 
 def test_ctrl_c_while_nobody_answers_ends_with_130_and_a_word(kafka_server: Any):
-    url = f"kafka://127.0.0.1:1/plays?credentials={kafka_server.credentials_file}&open_timeout_s=60"
-    command = [sys.executable, "-m", "understudy.cli.main", "stream", "init", url]
-    waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    with pytest.raises(subprocess.TimeoutExpired):
-        waiting.wait(4.0)
-    waiting.send_signal(signal.SIGINT)
-    assert waiting.communicate(timeout=PATIENCE_S)[0].strip() == "interrupted"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(OPEN_S)
+        url = new_url(kafka_server, open_timeout_s=OPEN_S)
+        url = url.replace(kafka_server.address, f"127.0.0.1:{listener.getsockname()[1]}")
+        with started("stream", "init", url) as waiting:
+            listener.accept()[0].close()  # it asks: from here on nobody is there any more
+            listener.close()
+            waiting.send_signal(signal.SIGINT)
+            assert waiting.communicate(timeout=OPEN_S / 2)[0].strip() == "interrupted"
     assert waiting.returncode == 130
