@@ -226,6 +226,7 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
     from pyspark.java_gateway import launch_gateway
 
     _set_environment(local=is_local(master))
+    shutil.rmtree(_scratch(folder), ignore_errors=True)
     settings = _settings(folder, local=is_local(master))
     conf = SparkConf(loadDefaults=False).setAll([("spark.master", master), ("spark.app.name", name), *settings.items()])
     try:
@@ -252,6 +253,7 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
         late.cancel()
         gateway.proc.kill()
         gateway.proc.wait()
+        shutil.rmtree(_scratch(folder), ignore_errors=True)
         # Another session in this process starts a JVM of its own.
         SparkContext._gateway = SparkContext._jvm = None
 
@@ -310,10 +312,16 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return "py4j" not in Path(record.pathname).parts
 
 
+def _scratch(folder: Path) -> Path:
+    """Where a JVM keeps what it needs for a while; one that was killed leaves it lying."""
+    return folder.absolute() / "scratch"
+
+
 def _settings(folder: Path, *, local: bool) -> dict[str, str]:
     settings = folder / "log4j2.properties"
     settings.write_text(_LOG4J)
-    java = f"-Dlog4j2.configurationFile={settings.as_uri()}"
+    _scratch(folder).mkdir()
+    java = f'-Dlog4j2.configurationFile={settings.as_uri()} -Djava.io.tmpdir="{_scratch(folder)}"'
     return {
         "spark.driver.extraJavaOptions": f"{java} {_LOCAL_JVM}" if local else java,
         "spark.sql.adaptive.enabled": "false",
