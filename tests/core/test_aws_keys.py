@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.core.aws_keys import AwsKeys, Profile, find_keys
+from understudy.core.aws_keys import AwsKeys, Profile, find_keys, source_of_keys
 from understudy.core.errors import ConfigError
 
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "env", "AWS_SECRET_ACCESS_KEY": "env-secret", "AWS_SESSION_TOKEN": "env-token"}
@@ -116,3 +116,10 @@ def test_a_section_of_a_named_file_may_get_its_keys_from_elsewhere(tmp_path):
 def test_no_text_of_keys_shows_a_secret(home):
     assert "s2" not in repr(find_keys(credentials="", profile="games", environ=home))
     assert "t2" not in repr(find_keys(credentials="", profile="games", environ=home))
+
+
+def test_where_keys_come_from_is_told_as_they_are_found():
+    assert source_of_keys(credentials="F", profile="games") == "[games] of credentials file F"
+    assert source_of_keys(credentials="F", profile="") == "[default] of credentials file F"
+    assert source_of_keys(credentials="", profile="games") == "profile [games]"
+    assert "AWS_ACCESS_KEY_ID" in source_of_keys(credentials="", profile="")

@@ -1,5 +1,6 @@
 """A small S3 in memory, over real HTTP: what CloudObjects needs of one, and the ways in which it is away."""
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-Trouble = int | Literal["", "cut", "half"]
-"""A status to answer with; hang up without a word; hang up in the middle of an object."""
+Trouble = int | Literal["", "cut", "half", "proxy"]
+"""A status to answer with; hang up without a word, or in the middle of an object; a proxy answers 404 for it."""
 
 
 class SmallS3:
@@ -84,9 +85,24 @@ def _handler(s3: SmallS3) -> type[BaseHTTPRequestHandler]:
                 s3.objects[key] = raw
                 self._answer(200, b"")
 
+        def do_POST(self) -> None:
+            raw = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            s3.calls.append("POST delete")
+            if s3.trouble:
+                self._fail()
+                return
+            keys = re.findall(r"<Key>([^<]+)</Key>", raw)
+            for key in keys:
+                s3.objects.pop(key, None)
+            gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+            self._answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
+
         def _fail(self) -> None:
             if isinstance(s3.trouble, int):
                 self._answer(s3.trouble, b"<Error><Code>NotNow</Code></Error>")
+                return
+            if s3.trouble == "proxy":
+                self._answer(404, b"default backend - 404")
                 return
             self.close_connection = True
             if s3.trouble == "half" and not self.headers.get("Range"):

@@ -14,6 +14,7 @@ CALLS: dict[str, Callable[[CloudObjects], Any]] = {
     "read": lambda objects: objects.get("games/cart/1.json"),
     "list": lambda objects: objects.list("games"),
     "create": lambda objects: objects.create("games/cart/2.json", b"two"),
+    "delete": lambda objects: objects.delete("games/cart/3.json"),
 }
 
 
@@ -67,6 +68,18 @@ def test_a_refusal_is_told_at_once_and_as_one(s3: SmallS3, doing: str, status: i
     assert not isinstance(caught.value, Unreachable)
     assert len(s3.calls) == 1
     assert "hush-hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("doing", CALLS)
+def test_a_proxy_that_answers_for_it_makes_no_object_look_missing(s3: SmallS3, doing: str):
+    objects = CloudObjects(s3.url)
+    objects.create("games/cart/1.json", b"one")
+    s3.trouble = "proxy"
+    with pytest.raises(StorageFailed, match=rf"cannot {doing} games.* is no S3 \(404 Not Found\); correct endpoint="):
+        CALLS[doing](objects)
+    s3.trouble = ""
+    assert objects.get("games/cart/1.json") == b"one"
+    assert objects.get("games/cart/9.json") is None
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,13 @@ def find_keys(*, credentials: str, profile: str, environ: Mapping[str, str] | No
     return _shared(name, environ, must_exist=name != "default" or bool(profile))
 
 
+def source_of_keys(*, credentials: str, profile: str) -> str:
+    """Where the keys come from that an address with these two options means, for people."""
+    if credentials:
+        return f"[{profile or 'default'}] of credentials file {credentials}"
+    return f"profile [{profile}]" if profile else "AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine"
+
+
 def read_keys(path: Path, name: str) -> AwsKeys | Profile:
     """The keys of one section of a shared credentials file, which must be there."""
     sections, form = _parse(path, must_exist=True), _FORM.format(name=name)

@@ -9,7 +9,7 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store, from_url
 
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.location import parse_location
-from understudy.models.cloud_trouble import Place, explained, is_missing, said, without_secrets
+from understudy.models.cloud_trouble import Whereabouts, explained, is_missing, said, without_secrets
 from understudy.models.objects import check_object_name
 from understudy.models.s3 import open_s3
 
@@ -28,17 +28,17 @@ class CloudObjects:
     """
 
     def __init__(self, url: str) -> None:
-        self._place = Place(without_secrets(url))
+        self._where = Whereabouts(without_secrets(url))
         self.look_every_s = 0.0 if url.startswith(_NEAR) else _LOOK_EVERY_S
         self._store: ObjectStore
         try:
             if url.startswith("s3://"):
-                self._store, self._place = open_s3(parse_location(url))
+                self._store, self._where = open_s3(parse_location(url))
             else:
                 self._store = _open_other(url)
         except (BaseError, ValueError) as error:
             raise ConfigError(
-                f"{self._place.url!r} is no place for models: {said(error)}; try s3://BUCKET/PATH"
+                f"{self._where.url!r} is no place for models: {said(error)}; try s3://BUCKET/PATH"
             ) from None
 
     def get(self, name: str) -> bytes | None:
@@ -46,14 +46,14 @@ class CloudObjects:
             found = obstore.get(self._store, check_object_name(name))
             raw = bytes(found.bytes())
         except FileNotFoundError as error:
-            if is_missing(error):
+            if is_missing(error, self._where):
                 return None
             raise self._failed(f"read {name}", error) from error
         except (BaseError, OSError) as error:
             raise self._failed(f"read {name}", error) from error
-        if self._place.bucket and not found.meta.get("e_tag"):
+        if self._where.bucket and not found.meta.get("e_tag"):
             raise StorageFailed(
-                f"cannot read {name} at {self._place}: who listens there is no S3 (its answer has no ETag); correct "
+                f"cannot read {name} at {self._where}: who listens there is no S3 (its answer has no ETag); correct "
                 "endpoint="
             )
         return raw
@@ -78,8 +78,9 @@ class CloudObjects:
     def delete(self, name: str) -> None:
         try:
             obstore.delete(self._store, check_object_name(name))
-        except FileNotFoundError:
-            return
+        except FileNotFoundError as error:
+            if not is_missing(error, self._where):
+                raise self._failed(f"delete {name}", error) from error
         except (BaseError, OSError) as error:
             raise self._failed(f"delete {name}", error) from error
 
@@ -87,15 +88,15 @@ class CloudObjects:
         """An address that gives anybody who has it this one object, until the time is over."""
         if not isinstance(self._store, S3Store | GCSStore | AzureStore):
             raise ConfigError(
-                f"{self._place.url} gives no signed addresses; models in S3, Google Cloud or Azure have them"
+                f"{self._where.url} gives no signed addresses; models in S3, Google Cloud or Azure have them"
             )
         try:
             return obstore.sign(self._store, "GET", check_object_name(name), timedelta(seconds=for_s))
         except (BaseError, ValueError) as error:
-            raise ConfigError(f"{self._place.url} gives no signed address: {said(error)}; check its keys") from None
+            raise ConfigError(f"{self._where.url} gives no signed address: {said(error)}; check its keys") from None
 
     def _failed(self, doing: str, error: Exception) -> StorageFailed:
-        return explained(doing, error, self._place)
+        return explained(doing, error, self._where)
 
 
 def _open_other(url: str) -> ObjectStore:

@@ -31,7 +31,7 @@ _ELSEWHERE = ("AuthorizationHeaderMalformed", "PermanentRedirect")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Whereabouts:
     """Where objects lie, for people; what only S3 has is empty elsewhere."""
 
     url: str
@@ -50,40 +50,43 @@ def without_secrets(text: str) -> str:
     return _SECRETS.sub("", text)
 
 
-def is_missing(error: Exception) -> bool:
-    """Whether an object is not there; a bucket, or a key to it, that is not there is told by the same status."""
+def is_missing(error: Exception, where: Whereabouts) -> bool:
+    """Whether an object is not there; a bucket, or a key to it, that is not there is told by the same status.
+
+    S3 says so with a code of its own. A proxy before it that answers for it has none, and knows nothing of objects.
+    """
     code = _first(_CODE, str(error))
-    return not code or code in _NOT_THERE
+    return code in _NOT_THERE or not (code or where.bucket)
 
 
-def explained(doing: str, error: Exception, place: Place) -> StorageFailed:
+def explained(doing: str, error: Exception, where: Whereabouts) -> StorageFailed:
     """The error to raise: Unreachable when nobody answered or only that they cannot now, else StorageFailed."""
-    text, what = str(error), f"cannot {doing} at {place}"
+    text, what = str(error), f"cannot {doing} at {where}"
     code, region = _first(_CODE, text), _first(_REGION, text)
     if any(asked in text for asked in _NO_ROLE):
         return Unreachable(
             f"{what}: no keys were found, and this machine has none of its own; set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or give ?credentials=FILE or ?profile=NAME"
         )
-    if place.bucket and code in _NO_BUCKET:
-        there = f" --endpoint-url {place.endpoint}" if place.endpoint else ""
+    if where.bucket and code in _NO_BUCKET:
+        there = f" --endpoint-url {where.endpoint}" if where.endpoint else ""
         return StorageFailed(
-            f"{what}: there is no bucket {place.bucket!r}; make it (`aws s3 mb s3://{place.bucket}{there}`), or "
+            f"{what}: there is no bucket {where.bucket!r}; make it (`aws s3 mb s3://{where.bucket}{there}`), or "
             "correct the address"
         )
-    if place.bucket and (code in _ELSEWHERE or "incorrectly configured region" in text):
-        wanted = region if region and region != place.region else "that of the bucket"
+    if where.bucket and (code in _ELSEWHERE or "incorrectly configured region" in text):
+        wanted = region if region and region != where.region else "that of the bucket"
         return StorageFailed(f"{what}: the bucket is of another region; give region={wanted}")
-    if code in _NO_ACCESS and place.keys_from:
+    if code in _NO_ACCESS and where.keys_from:
         return StorageFailed(
-            f"{what}: these keys were refused ({code}: {_first(_MESSAGE, text)}); check {place.keys_from}, and the "
+            f"{what}: these keys were refused ({code}: {_first(_MESSAGE, text)}); check {where.keys_from}, and the "
             "rights in docs/s3.md"
         )
-    if place.bucket and not code and _is_stranger(text):
+    if where.bucket and not code and _is_stranger(text):
         return StorageFailed(
             f"{what}: who listens there is no S3 ({_first(_STATUS, text) or said(error)}); correct endpoint="
         )
-    if place.endpoint and _NO_TLS in text:
+    if where.endpoint and _NO_TLS in text:
         return StorageFailed(f"{what}: it speaks no TLS; give http:// in endpoint=")
     if _is_passing(text):
         return Unreachable(f"{what}: {said(error)}; check that it runs and that the network leads there")

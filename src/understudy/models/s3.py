@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from obstore.store import S3Store
 
-from understudy.core.aws_keys import AwsKeys, Profile, find_keys
+from understudy.core.aws_keys import AwsKeys, Profile, find_keys, source_of_keys
 from understudy.core.endpoint import check_endpoint
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.location import Location
-from understudy.models.cloud_trouble import Place
+from understudy.models.cloud_trouble import Whereabouts
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -34,7 +34,7 @@ _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OPTIONS = ("credentials", "endpoint", "insecure", "profile", "region")
 
 
-def open_s3(location: Location) -> tuple[S3Store, Place]:
+def open_s3(location: Location) -> tuple[S3Store, Whereabouts]:
     """The store of a bucket, and where it is; nothing is asked of the network yet."""
     location.refuse_others(_OPTIONS)
     bucket = _bucket(location)
@@ -47,9 +47,9 @@ def open_s3(location: Location) -> tuple[S3Store, Place]:
     region = region or (keys.region if keys else "") or "us-east-1"
     if not _REGION.fullmatch(region):
         raise ConfigError(f"region of s3://{bucket} is {region[:40]!r}; give one such as eu-west-1")
-    place = Place(
+    where = Whereabouts(
         f"s3://{bucket}{'/' * bool(location.path)}{location.path}", bucket=bucket, region=region,
-        endpoint=endpoint or "", keys_from=_keys_from(credentials, profile),
+        endpoint=endpoint or "", keys_from=source_of_keys(credentials=credentials, profile=profile),
     )  # fmt: skip
     store = S3Store(
         bucket,
@@ -64,7 +64,7 @@ def open_s3(location: Location) -> tuple[S3Store, Place]:
         },
         retry_config={"max_retries": 6, "retry_timeout": timedelta(seconds=_PATIENCE_S)},
     )
-    return store, place
+    return store, where
 
 
 def _bucket(location: Location) -> str:
@@ -74,13 +74,6 @@ def _bucket(location: Location) -> str:
     if port is not None or not _BUCKET.fullmatch(name):
         raise ConfigError(f"{name[:80]!r} is no name of a bucket; write s3://BUCKET/PATH, BUCKET of a-z 0-9 . -")
     return name
-
-
-def _keys_from(credentials: str, profile: str) -> str:
-    """Where keys come from, for people."""
-    if credentials:
-        return f"[{profile or 'default'}] of credentials file {credentials}"
-    return f"profile [{profile}]" if profile else "AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine"
 
 
 def _provider(keys: AwsKeys | Profile) -> "Callable[[], S3Credential]":

@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 
+from understudy.core.aws_keys import source_of_keys
 from understudy.core.endpoint import check_endpoint, is_here
 from understudy.core.errors import ConfigError
 from understudy.core.location import Location
@@ -64,11 +65,7 @@ class KinesisConfig:
     @property
     def keys_from(self) -> str:
         """Where its keys come from, for people."""
-        if self.credentials:
-            return f"[{self.profile or 'default'}] of credentials file {self.credentials}"
-        if self.profile:
-            return f"profile [{self.profile}]"
-        return "AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine"
+        return source_of_keys(credentials=self.credentials, profile=self.profile)
 
 
 def kinesis_config(location: Location) -> KinesisConfig:
