@@ -55,6 +55,14 @@ def test_options_that_do_not_fit_are_refused():
         parse_location("kafka://h/t?tls=1").flag("tls")
 
 
+def test_whole_numbers_are_digits_within_their_range():
+    given = parse_location(f"kafka://h/t?a=64&b=2.5&c=-1&d=99&e=²&f={'0' * 20}99&g={'9' * 5000}&h=")
+    assert (given.whole("a", 1, most=64), given.whole("none", 7, least=5, most=9)) == (64, 7)
+    for name in "bcdefgh":
+        with pytest.raises(ConfigError, match=f"{name} of kafka:// is .*; give a whole number from 1 to 64, such as 8"):
+            given.whole(name, 8, least=1, most=64)
+
+
 def test_credentials_come_from_a_file_and_are_not_shown(tmp_path: Path):
     path = tmp_path / "credentials.toml"
     path.write_text('username = "u"\npassword = "hush"\n')

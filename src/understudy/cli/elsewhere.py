@@ -9,8 +9,8 @@ import click
 from understudy.app.backends import check_backends, open_store
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.origins import resolve
 from understudy.app.specs import RegistrySpecs
+from understudy.cli.deployed import config_of
 from understudy.cli.options import Command
 from understudy.core.ports import FullStore, Specs
 
@@ -37,7 +37,7 @@ class OpenedStore:
 @contextlib.contextmanager
 def store_elsewhere(data_text: str | None, store_url: str | None) -> Iterator[OpenedStore | None]:
     """The store that a flag or the config names; None where it is in the data folder."""
-    config = resolve({"data": data_text, "store.url": store_url}).config
+    config = config_of(data_text, store_url=store_url)
     check_backends(stream="", store=config.store.url)
     if not config.store.url:
         yield None

@@ -12,6 +12,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from understudy.core.errors import ConfigError
 
+_MOST_DIGITS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
@@ -53,6 +55,17 @@ class Location:
                 f"{name} of {self.scheme}:// is {given!r}; give one from {least:g} to {most:g}, such as {default:g}"
             )
         return value
+
+    def whole(self, name: str, default: int, *, least: int = 0, most: int) -> int:
+        """An option as a whole number, written in digits; ConfigError when it is none, or out of range."""
+        given = self.options.get(name, str(default))
+        is_number = given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS
+        if not (is_number and least <= int(given) <= most):
+            raise ConfigError(
+                f"{name} of {self.scheme}:// is {given[:80]!r}; give a whole number from {least} to {most}, such as "
+                f"{default}"
+            )
+        return int(given)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """An option as true or false."""

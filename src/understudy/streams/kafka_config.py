@@ -149,18 +149,11 @@ def kafka_config(location: Location) -> KafkaConfig:
         tls=location.flag("tls"),
         ca=location.text("ca"),
         certificate=location.text("certificate"),
-        partitions=_partitions(location),
+        partitions=location.whole("partitions", 0, most=100_000),
         timeout_s=location.number("timeout_s", 5.0, least=0.1, most=300.0),
         open_timeout_s=location.number("open_timeout_s", 10.0, least=0.1, most=300.0),
         queue_mb=location.number("queue_mb", 64.0, least=1.0, most=2000.0),
     )
-
-
-def _partitions(location: Location) -> int:
-    number = location.number("partitions", 0, most=100_000)
-    if number != int(number):
-        raise ConfigError(f"partitions of kafka:// is {number:g}; give a whole number, or leave it out for all")
-    return int(number)
 
 
 def _bracketed(name: str) -> str:

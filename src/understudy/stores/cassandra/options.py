@@ -74,7 +74,7 @@ def read_options(location: Location) -> Options:
         datacenter=location.text("datacenter"),
         consistency=consistency,
         replication=_replication(location.text("replication", "3")),
-        ttl_s=_whole(location, "ttl_s", 7_776_000, most=630_000_000) if "ttl_s" in location.options else None,
+        ttl_s=location.whole("ttl_s", 7_776_000, most=630_000_000) if "ttl_s" in location.options else None,
         tls=location.flag("tls", default=bool(location.text("ca") or location.text("certificate"))),
         ca=location.text("ca"),
         certificate=location.text("certificate"),
@@ -82,19 +82,9 @@ def read_options(location: Location) -> Options:
         check_hostname=location.flag("check_hostname", default=True),
         patience_s=location.number("patience_s", 20.0, least=0.0, most=3600.0),
         timeout_s=location.number("timeout_s", 10.0, least=0.1, most=600.0),
-        protocol=_whole(location, "protocol", 5, least=4, most=5),
-        in_flight=_whole(location, "in_flight", 64, least=1, most=4096),
+        protocol=location.whole("protocol", 5, least=4, most=5),
+        in_flight=location.whole("in_flight", 64, least=1, most=4096),
     )
-
-
-def _whole(location: Location, name: str, default: int, *, least: int = 0, most: int) -> int:
-    """An option as a whole number."""
-    text = location.text(name, str(default))
-    if not (text.isascii() and text.isdigit() and least <= int(text[:20]) <= most):
-        raise ConfigError(
-            f"{name} of cassandra:// is {text[:80]!r}; give a whole number from {least} to {most}, such as {default}"
-        )
-    return int(text)
 
 
 def _replication(text: str) -> Mapping[str, int] | int:
