@@ -4,10 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from tests.backends.hanging import hanging
 from tests.backends.kafka import PATIENCE_S, Skewed, Topic
@@ -111,6 +112,24 @@ def test_an_error_beside_a_batch_that_waits_ends_the_job(job: Job):
         finally:
             stop.set()
     assert digests_of(job.store) == {}
+    assert job.drain(stream).stats.fates == {"new": 20}
+    stream.close()
+
+
+class Broken(Away):
+    """A store on a disk that refuses."""
+
+    def _refuse(self) -> NoReturn:
+        raise StorageFailed("the disk refuses")
+
+
+def test_a_store_that_refuses_while_the_job_is_asked_to_stop_is_an_error(job: Job):
+    stream, stop = FileStream(job.data.stream), Event()
+    append(stream, some_frames(np.random.default_rng(86)))
+    stop.set()
+    with capture_logs() as logs, pytest.raises(StorageFailed, match="the disk refuses"):
+        job.ingest(stream, store=Broken(job.store, takes_claims=True)).run(stop)
+    assert logs == []
     assert job.drain(stream).stats.fates == {"new": 20}
     stream.close()
 

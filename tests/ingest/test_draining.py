@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
+from understudy.core.errors import ClaimLost, ConfigError, Corrupt, StorageFailed, StorageFull, Unreachable
 from understudy.core.ports import Partition, Position, Read
-from understudy.ingest.draining import Drain
+from understudy.ingest.draining import Drain, leaving_the_rest
 from understudy.ingest.offsets import Place, complete_of, read_on
 from understudy.streams.memory import MemoryStream
 from understudy.testing.clock import ManualClock
@@ -115,3 +117,24 @@ def test_a_batch_that_was_read_again_says_nothing_about_a_drain():
     assert not drain.is_done
     drain.note({"a": -math.inf, "b": 5.0})
     assert drain.is_done, "each was read far enough at some time"
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [StorageFull("why"), Unreachable("why"), ClaimLost("why")])
+def test_what_passes_by_itself_is_left_to_the_next_start_when_somebody_asked_to_stop(error: Exception):
+    with capture_logs() as logs, leaving_the_rest():
+        fail(error)
+    assert [(one["event"], one["error"]) for one in logs] == [("not_drained", "why")]
+    with capture_logs() as logs, pytest.raises(type(error)), leaving_the_rest(lambda: False):
+        fail(error)
+    assert logs == []
+
+
+@pytest.mark.parametrize("error", [StorageFailed("why"), ConfigError("why"), Corrupt("why")])
+def test_what_the_next_start_meets_again_is_raised_whoever_asked(error: Exception):
+    with capture_logs() as logs, pytest.raises(type(error), match="why"), leaving_the_rest():
+        fail(error)
+    assert logs == []

@@ -2,11 +2,13 @@
 
 import sys
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from structlog.testing import capture_logs
 
 from understudy.app.config import Config, GatewaySection, IngestSection, StoreSection
 from understudy.app.data import DataFolder
@@ -14,7 +16,7 @@ from understudy.app.roles.platform import Platform
 from understudy.app.roles.spark_ingest import SparkIngestRole
 from understudy.app.roles.spark_stream import name_of, open_from_text, text_of
 from understudy.cli.root import run
-from understudy.core.errors import ConfigError, MissingExtra
+from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, Unreachable
 from understudy.ingest.spark import SparkIngest, SparkJob
 from understudy.ingest.spark_session import check_master, last_words, require_spark
 
@@ -174,6 +176,38 @@ def test_a_checkpoint_that_another_job_uses_is_told():
     told = ingest._trouble(RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple jobs"))
     assert isinstance(told, ConfigError)
     assert str(told) == "another job uses checkpoint C; give another --checkpoint, or end it"
+
+
+def test_time_that_is_up_when_all_is_done_says_nothing():
+    ingest = SparkIngest(Mock(), Mock(), Mock(), job=SparkJob(opener="a:b", address="", stream="s", checkpoint="C"))
+    with capture_logs() as logs:
+        ingest._give_up()
+    assert logs == []
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_spark_that_has_ended_is_an_error_unless_somebody_asked_to_stop(is_asked: bool):
+    pytest.importorskip("pyspark", reason="pip install 'understudy[spark]'")
+    job, stop = SparkJob(opener="a:b", address="", stream="s", checkpoint="C"), Event()
+    ingest = SparkIngest(Mock(side_effect=ConnectionRefusedError), Mock(), Mock(), job=job)
+    with capture_logs() as logs:
+        if is_asked:
+            stop.set()
+            ingest.run(stop)
+        else:
+            with pytest.raises(Unreachable, match=r"Spark has ended \(ConnectionRefusedError\); start it again"):
+                ingest.run(stop)
+    assert [one["event"] for one in logs] == ["not_drained"] * is_asked
+
+
+def test_a_job_that_failed_because_spark_was_stopped_may_be_started_again():
+    ingest = SparkIngest(Mock(), Mock(), Mock(), job=SparkJob(opener="a:b", address="", stream="s", checkpoint="C"))
+    ingest._spark, is_stopped = Mock(), Mock(return_value=True)
+    ingest._spark.session.sparkContext._jsc.sc().isStopped = is_stopped
+    told = ingest._trouble(RuntimeError("the scheduler is null"))
+    assert (type(told), str(told)) == (Unreachable, "Spark was stopped; start it again")
+    is_stopped.return_value = False
+    assert type(ingest._trouble(RuntimeError("the scheduler is null"))) is StorageFailed
 
 
 def test_the_line_of_a_log_that_tells_why_is_found(tmp_path: Path):

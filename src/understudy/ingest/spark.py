@@ -24,7 +24,7 @@ from understudy.core import errors
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, ConfigError, StorageFailed, StorageFull, Unreachable
 from understudy.core.ports import Position, Record, Stream
-from understudy.ingest.draining import DRAIN_S, TOO_MUCH, Drain, tell_not_drained
+from understudy.ingest.draining import DRAIN_S, TOO_MUCH, Drain, leaving_the_rest, tell_not_drained
 from understudy.ingest.offsets import Passed, first_left_out, places_of
 from understudy.ingest.spark_batch import batch_of
 from understudy.ingest.spark_session import Spark, is_local, while_waiting
@@ -111,20 +111,15 @@ class SparkIngest:
 
         Draining ends after `drain_s`, and at once where nothing can be read or stored: the rest is left in the stream.
         """
-        try:
-            with self._running(stop, stop):
-                while not stop.wait(_LOOK_S):
-                    each()
-                    if not self._active.isActive:
-                        self._restart(stop)
-                    self._look_at_progress()
-                    self._meet()
-                    self._look_at_workers()
-                self._drain(drain_s)
-        except (StorageFull, StorageFailed, ClaimLost) as error:
-            if not stop.is_set():
-                raise
-            tell_not_drained(error)
+        with leaving_the_rest(stop.is_set), self._running(stop, stop):
+            while not stop.wait(_LOOK_S):
+                each()
+                if not self._active.isActive:
+                    self._restart(stop)
+                self._look_at_progress()
+                self._meet()
+                self._look_at_workers()
+            self._drain(drain_s)
 
     def drain(self) -> None:
         """Store everything that is in the stream now, and end; it does however fast more comes. It never waits."""
@@ -194,9 +189,12 @@ class SparkIngest:
             late.cancel()
 
     def _give_up(self) -> None:
+        query = self._query
+        if query is None:
+            return  # it ended a moment ago
         tell_not_drained(TOO_MUCH)
         with contextlib.suppress(*_spark_gone()):
-            self._active.stop()
+            query.stop()
 
     @property
     def _active(self) -> "StreamingQuery":
@@ -205,11 +203,11 @@ class SparkIngest:
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """StorageFailed when Spark itself dies; whoever starts the job again goes on where the store stands."""
+        """Unreachable when Spark itself dies; whoever starts the job again goes on where the store stands."""
         try:
             yield
         except _spark_gone() as error:
-            raise StorageFailed(f"Spark has ended ({type(error).__name__}){self._where()}; start it again") from None
+            raise Unreachable(f"Spark has ended ({type(error).__name__}){self._where()}; start it again") from None
 
     # --- the job ----------------------------------------------------------------------------------------------------
 
@@ -324,6 +322,8 @@ class SparkIngest:
             return ConfigError(
                 f"another job uses checkpoint {self._job.checkpoint}; give another --checkpoint, or end it"
             )
+        if self._spark.session.sparkContext._jsc.sc().isStopped():
+            return Unreachable(f"Spark was stopped{self._where()}; start it again")
         said = [f"{name}: {rest}" for name, rest in _PYTHON.findall(text)] or [_QUERY.sub("", text.strip(), count=1)]
         # Before it told of anything it has done little but read its checkpoint.
         advice = f"; if checkpoint {self._job.checkpoint} is damaged, {_ANOTHER}" if not self._has_met else ""

@@ -138,7 +138,7 @@ def open_spark(
 ) -> Iterator[Spark]:
     """A session under a master, its log in `folder`, or the one that spark-submit made; closed at the end.
 
-    StorageFailed when `stop` is set before it runs.
+    Unreachable when `stop` is set before it runs.
     """
     require_spark()
     stop = stop or threading.Event()
@@ -176,7 +176,7 @@ def _submitted(name: str) -> Iterator["SparkSession"]:
 def while_waiting(stop: threading.Event, end: Callable[[], object], *, wait: str) -> Iterator[None]:
     """While a call into Spark is under way: `end` it when told to stop, and say what it waits for when it takes long.
 
-    StorageFailed instead of whatever the call raises when it was ended.
+    Unreachable instead of whatever the call raises when it was ended.
     """
     over = threading.Event()
 
@@ -198,7 +198,7 @@ def while_waiting(stop: threading.Event, end: Callable[[], object], *, wait: str
         yield
     except Exception:
         if stop.is_set():
-            raise StorageFailed("Spark was asked to stop before it ran") from None
+            raise Unreachable("Spark was asked to stop before it ran") from None
         raise
     finally:
         over.set()

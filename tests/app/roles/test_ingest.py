@@ -11,7 +11,7 @@ from tests.ingest.specs import KnownSpecs
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import IngestRole, drain, trim_own
 from understudy.app.roles.remote_ingest import RemoteIngestRole
-from understudy.core.errors import StorageFull
+from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.ports import Position, Read, Receipt, WriteBatch
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.stores.local import LocalStore
@@ -53,14 +53,14 @@ def test_draining_ends_in_time_and_the_rest_is_stored_by_the_next_start(tmp_path
     assert (audit.gap_chunks, audit.duplicate_chunks) == (0, 0)
 
 
-class Full:
-    """A store that has no room."""
+class Refusing:
+    """A store that takes nothing: it has no room, or its disk is broken."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any, error: Exception) -> None:
+        self._inner, self._error = inner, error
 
     def write(self, batch: WriteBatch) -> Receipt:
-        raise StorageFull("no room; free some space")
+        raise self._error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -85,7 +85,7 @@ def test_a_stop_while_the_disk_is_full_is_a_clean_one(tmp_path: Path, monkeypatc
         )
 
     with role() as one, capture_logs() as logs, monkeypatch.context() as full:
-        full.setattr(one.service._writer, "_store", Full(one.store))
+        full.setattr(one.service._writer, "_store", Refusing(one.store, StorageFull("no room; free some space")))
         one.run(stop)
     assert [(log["event"], log["error"], log["next"]) for log in logs] == [
         ("not_drained", "no room; free some space", NEXT)
@@ -93,6 +93,18 @@ def test_a_stop_while_the_disk_is_full_is_a_clean_one(tmp_path: Path, monkeypatc
     with role() as one:
         one.run(stop)
         assert one.store.audit().chunks == 3
+
+
+def test_a_stop_while_the_disk_refuses_is_no_clean_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stop = threading.Event()
+    stop.set()
+    stream = MemoryStream(clock=ManualClock())
+    stream.append(sample_frames(3))
+    with IngestRole(DataFolder(tmp_path), specs=SPECS, open_stream=lambda: stream) as role, capture_logs() as logs:
+        monkeypatch.setattr(role.service._writer, "_store", Refusing(role.store, StorageFailed("the disk refuses")))
+        with pytest.raises(StorageFailed, match="the disk refuses"):
+            role.run(stop)
+    assert logs == []
 
 
 def test_only_a_stream_of_our_own_is_trimmed_and_only_what_is_stored_and_old(tmp_path: Path):

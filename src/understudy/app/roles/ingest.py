@@ -18,7 +18,7 @@ from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.ports import Candidate, FullStore, Position, Specs, Stream
 from understudy.ingest.check import check
-from understudy.ingest.draining import DRAIN_S, TOO_MUCH, tell_not_drained
+from understudy.ingest.draining import DRAIN_S, TOO_MUCH, leaving_the_rest, tell_not_drained
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
 from understudy.stores.local import LocalStore
@@ -54,11 +54,9 @@ def repeat(step: Callable[[], int], stop: Event) -> None:
 
 def drain(service: IngestService, *, within_s: float) -> None:
     """Store what is still in the stream; what cannot be read or stored now, or in time, is left to the next start."""
-    try:
+    with leaving_the_rest():
         if not service.drain(within_s=within_s):
             tell_not_drained(TOO_MUCH)
-    except (StorageFull, Unreachable) as error:
-        tell_not_drained(error)
 
 
 def trim_own(stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float) -> int:
@@ -127,13 +125,10 @@ class IngestRole:
 
     def trim(self, retention_s: float) -> int:
         """Delete stored parts of a stream of our own that are older than this; how many bytes that freed."""
-        if not isinstance(self._stream, FileStream):
-            return 0
         freed = trim_own(self._stream, self.store.positions(), retention_s=retention_s)
-        left = {partition.id for partition in self._stream.partitions()}
-        gone = [name for name in self.store.positions() if name not in left]
-        if gone:
-            self.store.release(gone)
+        if freed:  # only that makes partitions go
+            left = {partition.id for partition in self._stream.partitions()}
+            self.store.release([name for name in self.store.positions() if name not in left])
         return freed
 
     def _handlers(self) -> Mapping[str, Any]:
