@@ -239,6 +239,7 @@ def test_a_session_belongs_to_its_first_player():
 def test_a_forgotten_session_takes_nothing():
     state = SessionState(player=ME, forgotten=True)
     assert admit(state, data(0)) == (state, "forgotten")
+    assert admit(state, data(0, player=OTHER)) == (state, "forgotten"), "whoever it is said to be of"
     assert unpack_state(state.pack()) == state
 
 

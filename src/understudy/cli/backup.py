@@ -53,7 +53,11 @@ def restore(data_text: str | None, as_json: bool, source: Path) -> int:
     if not as_json:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(proof.at_s))
         console().print(f"restored {_words(proof)}, as of {made}", soft_wrap=True)
-        if (named := resolve({"data": data_text}).config.models.url) != config.models.url:
+        now = resolve({"data": data_text}).config
+        for part, url in (("stream", now.stream.url), ("store", now.store.url)):
+            if url:
+                console().print(f"[yellow]![/] its {part} is where it was: {hidden(url)}", soft_wrap=True)
+        if (named := now.models.url) != config.models.url:
             console().print(
                 f"[yellow]![/] its understudy.toml names models elsewhere ({hidden(named)}), which `up` will use; the "
                 "backup's own are in the data folder: to use those, take that line out",

@@ -113,10 +113,10 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, V
     "seen" is no fault: the caller compares bytes to tell a duplicate from a conflict.
     """
     before = SessionState(player=arrival.player) if state is None else state
+    if before.forgotten:
+        return before, "forgotten"  # whoever sends it now: an import may name somebody else
     if before.player != arrival.player:
         return before, "other_player"
-    if before.forgotten:
-        return before, "forgotten"
     if before.has_seen(arrival.number):
         return before, "seen"
     if before.closed and arrival.number > before.closed_at:
