@@ -54,10 +54,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setitem(servers._RECIPES, "kafka", Node)
     monkeypatch.setattr(Node, "voters", ",".join(f"{one}@{HOST}:{ports[one]}" for one in NODES))
     secret = credentials.make(is_aws=False)
+    monkeypatch.setattr(credentials, "make", lambda **_: secret)  # one login for all of them
 
     def start(one: str) -> servers.Server:
-        (folder / one).mkdir()
-        credentials.write(folder / one / "credentials", secret)
         return servers.start("kafka", folder / one, ports={"client": ports[f"a{one}"], "controller": ports[one]})
 
     nodes: list[servers.Server] = []
