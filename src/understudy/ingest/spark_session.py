@@ -262,17 +262,17 @@ def _gateway(folder: Path, log: Any, *, master: str, name: str) -> Iterator[tupl
 def _taking_signals() -> Iterator[None]:
     """Roles block being asked to stop, and what they start inherits it; Spark ends its own workers that way.
 
-    What comes while nothing is blocked is heard by nobody all the same: a JVM whose start was cut off would stay.
+    What comes then is heard by nobody all the same, since a JVM whose start was cut off would stay; and so it is from
+    then on, since threads that are started meanwhile never block anything.
     """
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    before = {one: signal.signal(one, lambda *_: None) for one in blocked}
+    for one in blocked:
+        signal.signal(one, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 def _session(gateway: Any, conf: Any, log: Path, *, master: str) -> "SparkSession":
