@@ -4,7 +4,7 @@ from understudy.client.connect import ClientConfig, Game, connect
 from understudy.client.counts import Stats
 from understudy.client.episode import Episode
 from understudy.client.recorder import Recorder
-from understudy.client.sender import SenderConfig
+from understudy.client.sender_config import SenderConfig
 from understudy.client.session import RecordingWarning
 from understudy.core.builder import Extras
 

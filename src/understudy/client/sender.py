@@ -6,17 +6,17 @@ import threading
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from understudy.client.backoff import Backoff
 from understudy.client.counts import Counts
 from understudy.client.losses import Losses
+from understudy.client.sender_config import SenderConfig
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import Entry, SessionSpool, Spool
 from understudy.client.waiting import Waiting
 from understudy.core.block import Block, encode_block
 from understudy.core.clock import Clock
-from understudy.core.errors import ConfigError, LinkFailed
+from understudy.core.errors import LinkFailed
 from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, Frame, close_frame, drop_frame
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
@@ -28,26 +28,6 @@ _TELL_EVERY_S = 10.0
 """Skipped steps travel with what is sent; when nothing is, they are told this often, and the share is heard again."""
 _CHECK_BYTES = 1024 * 1024
 """The cap is looked at whenever this much was spooled, or a 32nd of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SenderConfig:
-    """When chunks are cut and how a link that does not answer is tried again."""
-
-    linger_s: float = 1.0
-    """A closed step waits at most this long for others."""
-    idle_s: float = 60.0
-    """A session without an episode for this long is closed."""
-    adopt_every_s: float = 30.0
-    """How often to look for sessions that another, killed process left."""
-    retry_first_s: float = 0.5
-    retry_cap_s: float = 30.0
-    """Waits before a retry are random between 0 and a bound that doubles up to this."""
-
-    def __post_init__(self) -> None:
-        times = (self.linger_s, self.idle_s, self.adopt_every_s, self.retry_first_s, self.retry_cap_s)
-        if not all(time_s > 0 for time_s in times):
-            raise ConfigError(f"{self} holds a time that is not above 0; give seconds such as linger_s=1.0")
 
 
 class Sender:
