@@ -14,11 +14,7 @@ from tests.backends.between import Crash, Cut, Delay, Hold, is_claim, is_row
 from tests.backends.keyspaces import Keyspace
 from tests.backends.source import Key, Source, faults_in, insist, tailed
 from understudy.core.errors import ClaimLost, Unreachable
-from understudy.core.ports import (
-    Cursor,
-    Forgotten,
-    Stored,
-)
+from understudy.core.ports import Cursor, Forgotten, Stored, WriteBatch
 from understudy.stores.cassandra import known, lanes
 from understudy.stores.cassandra.rows import Rows
 from understudy.stores.cassandra.stamps import Stamps
@@ -151,6 +147,19 @@ def test_control_a_tail_that_passes_the_committed_position_goes_wrong(
 # --- an owner that comes back from the dead ---------------------------------------------------------------------------
 
 
+def late_write(store: Any, batch: WriteBatch) -> tuple[threading.Thread, list[bool]]:
+    """A thread that writes a batch, and whether it was told that the claim is lost."""
+    lost: list[bool] = []
+
+    def write() -> None:
+        try:
+            store.write(batch)
+        except ClaimLost:
+            lost.append(True)
+
+    return threading.Thread(target=write), lost
+
+
 def zombie(keyspace: Keyspace, clock: ManualClock) -> list[str]:
     """A writer is held in the middle of a batch; another takes over and goes on; then the first one's writes land."""
     source = Source(1, n_sessions=2, n_chunks=6)
@@ -160,15 +169,7 @@ def zombie(keyspace: Keyspace, clock: ManualClock) -> list[str]:
     first.write(batch)
     hold = Hold(first.wire.send)
     first.wire.send = hold
-    lost: list[bool] = []
-
-    def late() -> None:
-        try:
-            first.write(source.batch(claim.epoch, batch.position, 4))
-        except ClaimLost:
-            lost.append(True)
-
-    thread = threading.Thread(target=late)
+    thread, lost = late_write(first, source.batch(claim.epoch, batch.position, 4))
     thread.start()
     assert hold.seen.wait(20.0)
     with keyspace.open(clock) as second:
@@ -193,19 +194,11 @@ def test_stamps_drawn_while_another_claims_stay_below_the_ones_of_its_claim(keys
     first.write(batch)
     claiming, writing = Hold(second.wire.send, only=is_claim), Hold(first.wire.send, only=is_row)
     second.wire.send, first.wire.send = claiming, writing
-    lost: list[bool] = []
-
-    def late() -> None:
-        try:
-            first.write(source.batch(claim.epoch, batch.position, 4))
-        except ClaimLost:
-            lost.append(True)
-
     taker = threading.Thread(target=source.drain, args=(second, 5))
     taker.start()
     assert claiming.seen.wait(20.0)
     clock.advance(3_601.0)  # stamps this old are left, so that new ones are drawn
-    writer = threading.Thread(target=late)
+    writer, lost = late_write(first, source.batch(claim.epoch, batch.position, 4))
     writer.start()
     assert writing.seen.wait(20.0)
     claiming.let_go()
