@@ -82,13 +82,12 @@ def _last_line(text: str) -> str:
 def run(profile: str, seed: int) -> tuple[int, Collector]:
     """Run the tests of a profile; pytest's exit code and what was collected."""
     os.environ["UNDERSTUDY_FAULT_SEED"] = str(seed)
+    if profile == "full":
+        os.environ["UNDERSTUDY_BARS"] = "1"
     collector = Collector()
     # Full: the full size where a test has two, and every test that has one.
-    choice = ["-m", "card", "-k", "not short"] if profile == "full" else ["-m", "card and not slow"]
-    side_by_side = ["-n", "2", "--dist", "loadgroup"]
-    code = pytest.main(
-        [str(ROOT / "tests"), "-q", "-p", "no:cacheprovider", *side_by_side, *choice], plugins=[collector]
-    )
+    choice = ["-m", "card or slow", "-k", "not short"] if profile == "full" else ["-m", "card and not slow"]
+    code = pytest.main([str(ROOT / "tests"), "-q", "-p", "no:cacheprovider", "-n", "2", *choice], plugins=[collector])
     return int(code), collector
 
 

@@ -2,11 +2,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import structlog
 
+from tests import schedule
 from tests.card import Card
 from tests.stores.desks import local_desk
 from understudy.testing.desk import Desk
@@ -16,15 +18,27 @@ os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what makes up the reliability card: every fault test, and whatever else has a line on it."""
+    """Mark what the reliability card is made of: fault tests, lines of their own, bars. Long files come first."""
     for item in items:
-        if "/faults/" in item.path.as_posix() or "card" in getattr(item, "fixturenames", ()):
+        if "/faults/" in item.path.as_posix() or {"card", "bar"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("card")
+    items.sort(key=lambda item: schedule.rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return schedule.by_work_unit(config, log)
 
 
 @pytest.fixture
 def card(record_property: Callable[[str, object], None]) -> Card:
     return Card(record_property)
+
+
+@pytest.fixture
+def bar() -> Callable[[float], float]:
+    """A bar in seconds of wall-clock time; a minute where tests share a busy machine, that is but in the full card."""
+    return (lambda bar_s: bar_s) if "UNDERSTUDY_BARS" in os.environ else (lambda bar_s: max(60.0, bar_s))
 
 
 @pytest.fixture(autouse=True)

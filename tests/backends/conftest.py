@@ -130,9 +130,9 @@ def with_spark() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def spark(with_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
-    """One session for all tests of a file: it takes long to start."""
+    """One session for all tests: it takes long to start."""
     with open_spark(tmp_path_factory.mktemp("spark"), master="local[2]") as spark:
         yield spark
 

@@ -1,19 +1,11 @@
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One browser at a time: a match must keep up with the clock on a small machine."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 @pytest.fixture(scope="module")

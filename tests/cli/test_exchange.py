@@ -19,8 +19,6 @@ from understudy.app.data import DataFolder
 from understudy.cli.root import run as run_command
 from understudy.testing.samples import cart_spec, random_session
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text()
 COMMANDS = [
     line.removeprefix("$ ")

@@ -250,7 +250,6 @@ def test_one_update_is_called_one(capsys: pytest.CaptureFixture[str], tmp_path: 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_done(number: int, tmp_path: Path):
     out = tmp_path / "R"

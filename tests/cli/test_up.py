@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from understudy.app.status import status
 from understudy.cli.root import run as run_command
 from understudy.cli.up import _print_ready, _View, _words
 
-pytestmark = pytest.mark.xdist_group("processes")
 ROLES = ("--role", "gateway,ingest")
 
 
@@ -85,7 +84,7 @@ def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lo
 
 
 def test_a_revoked_key_is_refused_within_two_seconds_and_up_makes_another(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], bar: Callable[[float], float]
 ):
     data = tmp_path / "D"
     with Up(data, *ROLES) as up:
@@ -93,9 +92,7 @@ def test_a_revoked_key_is_refused_within_two_seconds_and_up_makes_another(
         sender.register()
         assert sender.status() == 200
         assert run_command(["keys", "revoke", up.ready["key"], "--data", str(data)]) == 0
-        began_s = time.monotonic()
-        wait_for(lambda: sender.status() == 401, timeout_s=10)
-        assert time.monotonic() - began_s < 2.0
+        wait_for(lambda: sender.status() == 401, timeout_s=bar(2.0))
         kept = {path: path.read_bytes() for path in (data / "roles").glob("config-*")}
         assert run_command(["up", "--data", str(data), "--port", "1", *ROLES]) == 3
         assert "in use by another process" in capfd.readouterr().err

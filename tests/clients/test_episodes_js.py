@@ -20,7 +20,7 @@ from understudy.core.spaces import Box, Discrete, Space
 from understudy.core.tensors import DTYPES
 from understudy.ingest.check import check
 
-pytestmark = [needs_node, pytest.mark.xdist_group("js-episodes")]  # one run in Node serves the whole file
+pytestmark = needs_node
 
 ENDS = ["terminated", "terminated unseen", "truncated", "truncated unseen", "cancelled"]
 PARTS: dict[str, Space] = {"far.away": Box((2,), DTYPES["F64"]), "on": Discrete(2, 0, DTYPES["I64"])}

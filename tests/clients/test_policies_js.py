@@ -33,7 +33,7 @@ from understudy.core.policy import Policy
 from understudy.core.spaces import Box, Discrete, MultiBinary
 from understudy.core.tensors import DTYPES, Array
 
-pytestmark = [needs_node, pytest.mark.xdist_group("js-policies")]  # one run in Node serves the whole file
+pytestmark = needs_node
 ERROR = 1e-5
 VECTORS = 1_000
 F32, F64, U8, I64, BOOL = (DTYPES[name] for name in ("F32", "F64", "U8", "I64", "BOOL"))

@@ -13,7 +13,7 @@ from understudy.core.parcel import decode_parcel
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
 
-pytestmark = [needs_node, pytest.mark.xdist_group("js-sending")]  # one run in Node serves the whole file
+pytestmark = needs_node
 SPEC = game_spec("test", obs=3, actions=4)
 
 

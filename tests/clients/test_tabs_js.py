@@ -5,15 +5,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.browser.conftest import browser  # noqa: F401 (a fixture, for this module too)
 from tests.cli.platforms import wait_for
 from tests.serve.gateways import CART, running
 from understudy.core.chunk import chunk_of
 from understudy.core.frame import FrameKind
-
-pytestmark = pytest.mark.xdist_group("browser")
 
 CONNECT = """async ([key, spec]) => {
   const { connect } = await import("/static/understudy.js");

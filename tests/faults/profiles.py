@@ -7,7 +7,3 @@ def sizes(name: str, *, short: int, full: int, timeout_s: int = 1800) -> pytest.
     """Run a test with `name` = `short`, and with `full` where slow tests are asked for."""
     marks = [pytest.mark.slow, pytest.mark.timeout(timeout_s)]
     return pytest.mark.parametrize(name, [pytest.param(short, id="short"), pytest.param(full, id="full", marks=marks)])
-
-
-heavy = pytest.mark.xdist_group("faults")
-"""Tests that start processes or fill disks do not run beside each other."""

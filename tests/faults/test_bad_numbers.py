@@ -13,7 +13,6 @@ import pytest
 from tests.card import Card
 from tests.faults import bad_numbers
 from tests.faults.bad_numbers import Poison, is_bad, lot
-from tests.faults.profiles import heavy
 from tests.faults.trainings import differences, traces
 from understudy.act.actor import Actor
 from understudy.app.runs.api import train
@@ -28,8 +27,6 @@ from understudy.learn.checkpoint import Checkpoint, Checkpoints
 from understudy.learn.learner import Learner
 from understudy.learn.sources import ReplaySource, RolloutSource
 from understudy.stores.local import LocalStore
-
-pytestmark = heavy
 
 SETTINGS: dict[str, Any] = {
     "widths": [8], "checkpoint_every": 512, "eval_every": 2048, "eval_episodes": 5, "epochs": 2, "minibatches": 2,

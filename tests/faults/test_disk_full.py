@@ -18,7 +18,7 @@ import pytest
 
 from tests.card import Card
 from tests.faults.processes import environment, start, understudy, wait_until
-from tests.faults.profiles import heavy, sizes
+from tests.faults.profiles import sizes
 from tests.faults.recorder import RecorderSettings
 from tests.faults.recording import cart
 from tests.faults.writer import WriterSettings
@@ -31,8 +31,6 @@ from understudy.core.frame import data_frame
 from understudy.core.names import PlayerName, new_session
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
-
-pytestmark = heavy
 
 SMALL, LARGE = "6m", "256m"
 

@@ -12,7 +12,6 @@ import pytest
 from tests.card import Card
 from tests.faults import sabotage
 from tests.faults.processes import start, understudy, wait_until
-from tests.faults.profiles import heavy
 from tests.faults.recording import GAME, cart, playing
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import IngestRole
@@ -24,8 +23,6 @@ from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
 from understudy.testing import Faults, FaultyLink
 from understudy.testing.samples import random_chunk
-
-pytestmark = heavy
 
 CANARY = np.array([1234.5678, -8765.4321, 0.000123456, 4242.4242], np.float32).tobytes()
 

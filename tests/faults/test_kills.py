@@ -8,11 +8,9 @@ from pathlib import Path
 
 from tests.card import Card
 from tests.faults.processes import start, understudy
-from tests.faults.profiles import heavy, sizes
+from tests.faults.profiles import sizes
 from tests.faults.recorder import RecorderSettings
 from understudy.app.roles.children import Child
-
-pytestmark = heavy
 
 BAD_NETWORK = {"duplicate": 0.1, "reorder": 0.3, "fail": 0.1, "lose_answer": 0.2}
 NO_NETWORK = {"fail": 0.995, "lose_answer": 0.3}

@@ -15,7 +15,7 @@ import pytest
 from tests.card import Card
 from tests.faults.memory import MIB, own_bytes, steady_growth
 from tests.faults.poison import Poisoner, RawFrame
-from tests.faults.profiles import heavy, sizes
+from tests.faults.profiles import sizes
 from understudy.core.clock import SystemClock
 from understudy.core.frame import CloseReport, Frame, close_frame, data_frame
 from understudy.core.log import no_sync
@@ -27,7 +27,7 @@ from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 from understudy.testing.samples import cart_spec, random_chunk, random_session
 
-pytestmark = [heavy, pytest.mark.skipif(sys.platform != "linux", reason="reads its memory from /proc")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads its memory from /proc")
 
 SPEC = cart_spec()
 

@@ -21,7 +21,7 @@ import pytest
 from tests.card import Card
 from tests.faults.power_cut import Disk
 from tests.faults.processes import Answer, environment, start, understudy, wait_until
-from tests.faults.profiles import heavy, sizes
+from tests.faults.profiles import sizes
 from tests.faults.writer import WriterSettings
 from understudy.app.data import DataFolder
 from understudy.core.frame import FrameKind
@@ -221,7 +221,6 @@ def machine_folder(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(tmp_path / "mount")], check=False, capture_output=True)
 
 
-@heavy
 @needs_fuse
 @sizes("cuts", short=6, full=70)
 def test_what_was_acknowledged_survives_power_cuts(machine_folder: Path, cuts: int, seed: int, card: Card) -> None:
@@ -234,7 +233,6 @@ def test_what_was_acknowledged_survives_power_cuts(machine_folder: Path, cuts: i
     card.line("power cuts", tried=cuts, held=cuts, note=f"{lines} acknowledged frames")
 
 
-@heavy
 @needs_fuse
 def test_without_fsync_a_power_cut_loses_and_is_caught(machine_folder: Path, seed: int, card: Card) -> None:
     machine = Machine(machine_folder, random.Random(seed), syncs=False)

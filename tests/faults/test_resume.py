@@ -15,7 +15,7 @@ import pytest
 
 from tests.card import Card
 from tests.faults.forker import Fault
-from tests.faults.profiles import heavy, sizes
+from tests.faults.profiles import sizes
 from tests.faults.trainings import (
     PLAYERS,
     Forker,
@@ -37,8 +37,6 @@ from understudy.learn import learner as learner_module
 from understudy.learn.learner import Learner
 from understudy.learn.replay import HostReplay
 from understudy.stores.local import LocalStore
-
-pytestmark = heavy
 
 ROUND, EVERY, STEPS = 64, 320, 2368  # the last checkpoint is taken behind 95 % of the steps
 

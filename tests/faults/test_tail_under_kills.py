@@ -8,15 +8,13 @@ from pathlib import Path
 
 from tests.card import Card
 from tests.faults.processes import start, wait_until
-from tests.faults.profiles import heavy, sizes
+from tests.faults.profiles import sizes
 from tests.faults.writer import WriterSettings
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import Child
 from understudy.app.roles.ingest import IngestRole
 from understudy.core.ports import Stored
 from understudy.stores.view import StoreView
-
-pytestmark = heavy
 
 
 @sizes("kills", short=8, full=50)

@@ -11,12 +11,10 @@ import pytest
 from tests.card import Card
 from tests.faults import sabotage
 from tests.faults.processes import understudy
-from tests.faults.profiles import heavy, sizes
+from tests.faults.profiles import sizes
 from tests.faults.recording import playing
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import IngestRole
-
-pytestmark = heavy
 
 SABOTAGES: list[Callable[[DataFolder], None]] = [
     sabotage.delete_sealed_chunk,

@@ -21,6 +21,8 @@ TARGETS = {"setup", "demo", "test", "check", "bench", "card", "constraints", "cl
 BASE_INSTALL = {"understudy", "numpy", "safetensors", "urllib3", "cryptography", "cffi", "pycparser"}
 PULLED_BY_SOME_PYTHONS = {"typing-extensions"}
 NOT_IN_A_GAME = {"jax", "gymnasium", "click", "rich", "starlette", "urllib3", "cryptography"}
+IMPORT_LIMIT = 120
+"""Modules beside those of numpy: what an import costs on any machine."""
 IMPORT_LIMIT_MS = 150.0
 
 
@@ -159,19 +161,16 @@ def base_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / BIN.name
 
 
-@pytest.mark.xdist_group("base_venv")
 def test_the_base_install_is_four_packages_and_what_they_pull(base_venv):
     listed = json.loads(must(BIN / "uv", "pip", "list", "--python", base_venv.parent, "--format", "json"))
     names = {canonical(entry["name"]) for entry in listed}
     assert names - PULLED_BY_SOME_PYTHONS == BASE_INSTALL
 
 
-@pytest.mark.xdist_group("base_venv")
 def test_the_base_install_can_record(base_venv, tmp_path):
     must(base_venv / "python", "-c", "import understudy, understudy.client; understudy.connect", cwd=tmp_path)
 
 
-@pytest.mark.xdist_group("base_venv")
 def test_the_base_command_names_the_next_install_line(base_venv, tmp_path):
     finished = run(base_venv / "understudy", cwd=tmp_path)
     said = (finished.stdout + finished.stderr).strip()
@@ -194,10 +193,11 @@ def test_the_direct_dependencies_of_the_base_are_exactly_four():
 IMPORT_CLOCK = """
 import json, sys, time
 import numpy
+before = set(sys.modules)
 started_s = time.process_time()  # importing waits for nothing, and a busy machine must not fail it
 import understudy.client
 took_ms = (time.process_time() - started_s) * 1000
-print(json.dumps({"took_ms": took_ms, "loaded": sorted({name.partition(".")[0] for name in sys.modules})}))
+print(json.dumps({"took_ms": took_ms, "loaded": sorted(set(sys.modules) - before)}))
 """
 
 
@@ -206,10 +206,16 @@ def import_once() -> dict[str, Any]:
     return report
 
 
-def test_importing_the_client_is_quick_and_loads_nothing_heavy():
-    runs = [import_once() for _ in range(5)]
-    assert NOT_IN_A_GAME.isdisjoint(runs[0]["loaded"])
-    assert min(report["took_ms"] for report in runs) <= IMPORT_LIMIT_MS
+def test_importing_the_client_loads_few_modules_and_nothing_heavy():
+    loaded = import_once()["loaded"]
+    assert "understudy.client" in loaded
+    assert NOT_IN_A_GAME.isdisjoint(name.partition(".")[0] for name in loaded)
+    assert len(loaded) <= IMPORT_LIMIT
+
+
+@pytest.mark.slow
+def test_importing_the_client_is_quick():
+    assert min(import_once()["took_ms"] for _ in range(5)) <= IMPORT_LIMIT_MS
 
 
 # (d) The versions everybody installs.

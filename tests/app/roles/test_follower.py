@@ -25,8 +25,6 @@ from understudy.stores.window import Window
 from understudy.testing.desk import SPEC
 from understudy.testing.samples import random_session
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 class Remote:
     """A store elsewhere with some chunks, of which one call of its tail fails."""

@@ -16,8 +16,6 @@ from understudy.app.roles.supervise import Role, Standing, Supervisor
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Locked
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 GOOD = "import sys; print('{\"stored\": 1}', flush=True); sys.stdin.read()"
 CRASHING = "import sys; print('{\"stored\": 1}', flush=True); sys.stderr.write('no luck\\n'); sys.exit(7)"
 WRONG = "import sys; sys.stderr.write('give another port\\n'); sys.exit(2)"

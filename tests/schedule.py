@@ -1,0 +1,64 @@
+"""Which tests run together in one worker of pytest-xdist, and which of them start first.
+
+A file is a unit of work, so that its fixtures are set up once. Files that share servers or a browser are one unit.
+(`--dist loadgroup` groups nothing with pytest 9.2: pytest-dev/pytest-xdist#1386.)
+"""
+
+from typing import Any
+
+TOGETHER = {
+    # One browser at a time: a match must keep up with the clock on a small machine.
+    "tests/browser/": "browser",
+    "tests/clients/test_tabs_js.py": "browser",
+    # Each server is started once by the worker whose tests use it most, and may be killed there.
+    "tests/backends/test_spark": "spark",
+    "tests/backends/test_registry_away.py": "spark",
+    "tests/backends/test_cassandra": "cassandra",
+    "tests/backends/test_learner_window.py": "cassandra",
+    "tests/backends/test_kafka": "kafka",
+    "tests/backends/test_stream_elsewhere.py": "kafka",
+    "tests/backends/test_exchange.py": "kafka",
+    "tests/backends/test_kinesis": "kinesis",
+    "tests/backends/test_s3": "kinesis",
+}
+"""Units of several files, by the prefix of a path."""
+
+LONGEST_FIRST = (
+    "tests/browser/",
+    "tests/clients/test_tabs_js.py",
+    "tests/cli/test_up.py",
+    "tests/e2e/",
+    "tests/faults/",
+    "tests/learning/",
+    "tests/backends/test_spark",
+    "tests/backends/test_registry_away.py",
+    "tests/backends/test_cassandra",
+    "tests/backends/test_learner_window.py",
+    "tests/backends/test_loop.py",
+    "tests/backends/test_pipeline.py",
+)
+"""What takes minutes starts first, so that no worker is left alone with it at the end."""
+
+
+def unit(nodeid: str) -> str:
+    """The unit of work that a test belongs to: what it shares with other files, or else its own file."""
+    shared = (name for prefix, name in TOGETHER.items() if nodeid.startswith(prefix))
+    return next(shared, nodeid.partition("::")[0])
+
+
+def rank(nodeid: str) -> int:
+    """The place of a test's unit in the order of starts."""
+    ranks = (rank for rank, prefix in enumerate(LONGEST_FIRST) if nodeid.startswith(prefix))
+    return next(ranks, len(LONGEST_FIRST))
+
+
+def by_work_unit(config: Any, log: Any) -> Any:
+    """A scheduler of pytest-xdist that hands out units in the order of collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByWorkUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByWorkUnit(config, log)
