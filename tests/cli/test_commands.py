@@ -1,4 +1,4 @@
-"""The commands as a new user types them, in processes of their own."""
+"""The commands as a new user types them; in processes of their own where that matters."""
 
 import json
 import os
@@ -6,10 +6,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from understudy.cli.root import run as run_command
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def understudy(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -92,14 +103,18 @@ def test_doctor_and_version_say_how_things_are(folder: str) -> None:
     ],
 )
 def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.delenv("UNDERSTUDY_DATA", raising=False)
-    command = [sys.executable, "-m", "understudy.cli.main", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert run_command(arguments) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,10 +123,10 @@ def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
     ["", "simulate", "ingest", "demo", "doctor", "version", "data", "data stats", "data sessions", "data verify",
      "data forget", "data quarantine", "data quarantine list", "data quarantine replay"],
 )  # fmt: skip
-def test_every_command_has_help_with_two_examples(command: str) -> None:
-    done = understudy(*command.split(), "--help")
-    assert done.returncode == 0
-    assert done.stdout.count("understudy ") >= 3, done.stdout
+def test_every_command_has_help_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("understudy ") >= 3, shown
 
 
 def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
