@@ -7,7 +7,7 @@ import json
 import resource
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def test_chunked_bodies_are_counted_while_they_come(gateway: Running, key: str):
     connection.close()
 
 
-def test_bombs_are_not_unpacked(gateway: Running, key: str):
+def test_bombs_are_not_unpacked(gateway: Running, key: str, bar: Callable[[float], float]):
     bomb = gzip.compress(bytes(100_000_000))
     double = gzip.compress(bomb)
     before, times_s = peak_bytes(), []
@@ -110,7 +110,7 @@ def test_bombs_are_not_unpacked(gateway: Running, key: str):
         reply = gateway.ask("POST", f"/v1/games/cart/{path}", key, bomb, headers=PACKED)
         assert reply.status == 413
         times_s.append(time.monotonic() - began_s)
-    assert sorted(times_s)[25] < 1
+    assert sorted(times_s)[25] < bar(1.0)
     assert gateway.ask("POST", "/v1/games/cart/frames", key, double, headers=PACKED).status == 400
     assert peak_bytes() - before < 128 * 1024 * 1024, "once a whole parcel's room, and what a test needs"
 
