@@ -33,6 +33,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def test_the_page_works_as_it_stands(tmp_path: Path):
+    """May take more than 20 seconds: its commands train the example from random weights until it balances."""
     results: dict[str, str] = {}
     for language, text in BLOCK.findall(PAGE.read_text()):
         assert language in ("python", "console")

@@ -28,6 +28,7 @@ def test_three_commands_are_enough() -> None:
 
 @pytest.mark.timeout(TEN_MINUTES_S + 60)
 def test_a_clone_of_the_player_plays_in_the_game_within_ten_minutes(tmp_path: Path) -> None:
+    """May take more than 20 seconds: a platform starts, a person plays 400 rounds and a learner makes a bot of them."""
     # The folder of somebody who has cloned the project and run `make setup`.
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
