@@ -88,15 +88,15 @@ def test_what_the_stream_holds_is_in_the_backup_and_the_running_ingest_makes_it(
 def test_a_changed_missing_or_added_byte_is_found(deployed: DataFolder, tmp_path: Path):
     backup = tmp_path / "B"
     back_up(deployed, backup)
-    segment = next((backup / "store" / "segments").iterdir())
-    raw = segment.read_bytes()
-    segment.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    database = backup / "store" / "experience.sqlite"
+    raw = database.read_bytes()
+    database.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     with pytest.raises(Corrupt, match="was changed"):
         prove(backup)
     with pytest.raises(Corrupt):
         restore(backup, DataFolder(tmp_path / "E"))
     assert not (tmp_path / "E").exists()
-    segment.write_bytes(raw)
+    database.write_bytes(raw)
     assert prove(backup).steps == 40
     (backup / "extra").write_text("x")
     with pytest.raises(Corrupt, match="extra"):

@@ -201,15 +201,13 @@ def test_a_ledger_line_cut_by_a_full_disk_does_not_spoil_the_rest(data: DataFold
     assert len(list(read_ledger(data.ledger))) == 2 * len(whole.splitlines())
 
 
-def test_one_flipped_bit_in_a_sealed_segment_is_called_a_loss(data: DataFolder) -> None:
+def test_one_flipped_bit_in_the_store_is_called_a_loss(data: DataFolder) -> None:
     record(data, player="ada", steps=30)
     assert verify(data).exit_code == 0
-    with IngestRole(data) as role:
-        role.store.freeze(wait=True)
-    (segment,) = (data.store / "segments").glob("*.safetensors")
-    raw = bytearray(segment.read_bytes())
-    raw[len(raw) * 3 // 4] ^= 0x10
-    segment.write_bytes(raw)
+    database = data.store / "experience.sqlite"
+    raw = bytearray(database.read_bytes())
+    raw[raw.index(b"understudy-chunk/1") + 200] ^= 0x10
+    database.write_bytes(raw)
     assert verify(data).exit_code == 1
 
 

@@ -22,6 +22,7 @@ from understudy.core.game import GameSpec
 from understudy.core.manifest import Lineage
 from understudy.core.parcel import decode_parcel
 from understudy.core.ports import Cursor, Stored
+from understudy.stores.database import has_store
 from understudy.stores.view import StoreView
 
 SHOTS = Path(__file__).parents[2] / "build" / "browser"
@@ -87,7 +88,7 @@ def stage(
 def stored(data: Path) -> list[Chunk]:
     """Every chunk of the store, in the order of arrival."""
     chunks: list[Chunk] = []
-    if not (data / "store" / "catalogue.sqlite").exists():
+    if not has_store(data / "store"):
         return chunks
     with StoreView(data / "store") as view:
         cursor: Cursor | None = None

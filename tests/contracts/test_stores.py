@@ -12,8 +12,6 @@ from understudy.testing.stores import StoreContract
 
 
 class TestLocalStore(StoreContract, StoreAdminContract):
-    seal_rows = 65_536
-
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
         self.path, self.made = tmp_path, 0
@@ -23,14 +21,8 @@ class TestLocalStore(StoreContract, StoreAdminContract):
         return self.reopen(None, clock)
 
     def reopen(self, store: FullStore | None, clock: Clock) -> FullStore:
-        return LocalStore(self.path / f"store-{self.made}", clock=clock, seal_rows=self.seal_rows)
+        return LocalStore(self.path / f"store-{self.made}", clock=clock)
 
     def settle(self, store: FullStore) -> None:
         assert isinstance(store, LocalStore)
-        store.freeze(wait=True)
-
-
-class TestLocalStoreThatSealsAllTheTime(TestLocalStore):
-    """Sealing runs beside every few writes."""
-
-    seal_rows = 16
+        store.compact()

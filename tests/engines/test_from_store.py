@@ -61,11 +61,10 @@ def put(store: Path, *chunks: Chunk, player: bytes = bytes(16), closes: int | No
 
 
 def store_of(store: Path, numbers: range) -> Path:
-    """A store of these chunks of one session, all in segments."""
+    """A store of these chunks of one session."""
     with contextlib.closing(History(store, GAME, clock=ManualClock())) as history:
         history.add([played(number) for number in numbers])
         history.flush()
-        history._store.freeze(wait=True)
     return store
 
 

@@ -147,8 +147,6 @@ def test_a_resume_reads_only_what_the_replay_still_needs(tmp_path: Path, monkeyp
         for _ in range(40):
             assert one.step()
         saved = one.checkpoint()
-        assert one._history is not None
-        one._history._store.freeze(wait=True)
     read, tail = list[int](), LocalStore.tail
 
     def counted(store: LocalStore, cursor: Any, **how: Any) -> Any:

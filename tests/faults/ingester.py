@@ -1,4 +1,4 @@
-"""The real ingest process with small thresholds: it seals and trims so often that kills meet every stage of it.
+"""The real ingest process with small thresholds: it checkpoints and trims so often that kills meet every stage of it.
 
 Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.app.roles.ingest_process`.
 """
@@ -10,17 +10,15 @@ from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.roles import ingest, ingest_process
 from understudy.app.roles.logs import log_to_stderr
-from understudy.stores.local import LocalStore
+from understudy.stores import database
 
-SEAL_ROWS = 400
+CHECKPOINT_BYTES = 256 * 1024
 RETENTION_S = 1.0
 
 
 def make_hasty() -> None:
-    """From now on stores of this process seal after a few rows, and stored parts of the stream go at once."""
-    defaults = LocalStore.__init__.__kwdefaults__
-    assert defaults is not None
-    defaults["seal_rows"] = SEAL_ROWS
+    """From now on stores of this process checkpoint every few commits, and stored parts of the stream go at once."""
+    database.CHECKPOINT_BYTES = CHECKPOINT_BYTES
     role_defaults = ingest.IngestRole.__init__.__kwdefaults__
     assert role_defaults is not None
     role_defaults["retention_s"] = RETENTION_S

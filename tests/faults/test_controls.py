@@ -28,7 +28,7 @@ from understudy.core.ports import ExperienceStore, Link, Receipt, Stored, WriteB
 from understudy.core.session import Arrival, SessionState
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
-from understudy.stores import counting, draft, segments
+from understudy.stores import draft
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
@@ -76,7 +76,6 @@ def test_without_dedup_verify_sees_duplicates(
         return after, "" if verdict == "seen" else verdict
 
     monkeypatch.setattr(draft, "admit", admit_again)
-    monkeypatch.setattr(counting, "admit", admit_again)
     record_everything_twice(data, rng)
     found = verify(data)
     went_red = found.exit_code == 1 and found.duplicate_steps > 0
@@ -189,7 +188,7 @@ def flip_an_observation(folder: Path, obs: bytes) -> None:
 
 
 def skip_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every checksum of log, frame and segment is taken for right."""
+    """Every checksum of log and frame is taken for right."""
     monkeypatch.setitem(log_module.LogReader.__init__.__kwdefaults__, "check", False)  # type: ignore[arg-type]
     decode_at = frame_module._decode_at
 
@@ -203,10 +202,9 @@ def skip_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(frame, body_crc=claimed), size
 
     monkeypatch.setattr(frame_module, "_decode_at", trusting)
-    monkeypatch.setattr(segments.Segment, "damaged", lambda self: [])
 
 
-PLACES = ("stream", "log", "segment")
+PLACES = ("stream", "store")
 
 
 def damage(data: DataFolder, place: str, rng: np.random.Generator) -> set[bytes]:
@@ -216,8 +214,6 @@ def damage(data: DataFolder, place: str, rng: np.random.Generator) -> set[bytes]
     if place != "stream":
         with IngestRole(data) as role:
             role.service.drain()
-            if place == "segment":
-                role.store.freeze(wait=True)
     victim = sorted(truth)[len(truth) // 2]
     flip_an_observation(data.stream if place == "stream" else data.store, victim)
     return truth

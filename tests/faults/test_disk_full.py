@@ -110,7 +110,7 @@ def has_caught_up(data: DataFolder) -> bool:
     """Whether the store holds as many frames as were acknowledged."""
     acked = {(promise.session, promise.chunk_no) for promise in read_ledger(data.ledger)}
     with StoreView(data.store) as view:
-        return view.mark().next_arrival - 1 >= len(acked)
+        return view.next_arrival - 1 >= len(acked)
 
 
 def says_full(data: DataFolder) -> None:

@@ -22,6 +22,7 @@ from understudy.core.door import Door, deployment_key, pseudonym
 from understudy.core.log import no_sync, sync_data
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
+from understudy.stores.database import Synchronous
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 
@@ -35,8 +36,9 @@ class WriterSettings:
     """A folder on a disk that keeps its power."""
     seed: int
     syncs: bool = True
-    """False is the control: nothing of ours is synced."""
-    seal_rows: int = 150
+    """False is a control: the stream is not synced."""
+    synchronous: Synchronous = "FULL"
+    """Less is a control, too: the store is synced at checkpoints only, or never."""
     roll_bytes: int = 8 * 1024
 
 
@@ -49,7 +51,7 @@ def main(settings: WriterSettings) -> None:
     door = Door(key, cart().game, SystemClock())
     link = LedgerLink(LocalLink(stream, door=door, specs_folder=data.games), outside / "ledger")
     config = ClientConfig(background=False, spool=data.spool)
-    with LocalStore(data.store, specs=specs, sync=sync, seal_rows=settings.seal_rows) as store:
+    with LocalStore(data.store, specs=specs, synchronous=settings.synchronous) as store:
         service = IngestService(stream, store, specs, owner="writer")
         threading.Thread(target=_follow, args=(service,), daemon=True).start()
         with connect(spec=cart(), link=link, consent="granted", config=config) as game:

@@ -1,6 +1,8 @@
 """Local stores on a desk, and what lies in their folders."""
 
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from understudy.core.chunk import Chunk
-from understudy.stores.catalogue import Catalogue
+from understudy.stores import database
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
@@ -34,13 +36,25 @@ def sessions(count: int, n_chunks: int, *, seed: int = 0, max_steps: int = 6) ->
     return [random_session(SPEC, rng, n_chunks=n_chunks, max_steps=max_steps) for _ in range(count)]
 
 
-def files_with(folder: Path, needle: bytes) -> list[str]:
-    """Files under a folder that hold these bytes anywhere."""
-    return [path.name for path in folder.rglob("*") if path.is_file() and needle in path.read_bytes()]
+_SEARCH = """
+import pathlib, sys
+needles = [bytes.fromhex(text) for text in sys.argv[2:]]
+for path in sorted(pathlib.Path(sys.argv[1]).rglob("*")):
+    if path.is_file():
+        raw = path.read_bytes()
+        for needle in needles:
+            if needle in raw:
+                print(path.name)
+"""
 
 
-def last_log(folder: Path) -> Path:
-    return max((folder / "log").glob("*.log"))
+def files_with(folder: Path, *needles: bytes) -> list[str]:
+    """Files under a folder that hold any of these bytes, a line for each of them.
+
+    Looked for in another process: one that has a database open must not open its file by path.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _SEARCH, str(folder), *(needle.hex() for needle in needles)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
 def fork() -> int:
@@ -67,21 +81,31 @@ def dies_in_a_child(work: Callable[[], None], *, at: int) -> bool:
 
 
 def _die_at(at: int) -> None:
-    """Count every call that touches the disk's state, and die before the `at`th."""
+    """Count every SQL statement and every other call that touches the disk's state, and die before the `at`th."""
     count = 0
+
+    def step(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            os._exit(9)
 
     def counted(real: Any) -> Any:
         def call(*args: Any, **more: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == at:
-                os._exit(9)
+            step()
             return real(*args, **more)
 
         return call
 
-    for name in ("fsync", "fdatasync", "rename", "unlink", "pwrite"):
+    for name in ("fsync", "fdatasync", "rename", "replace", "unlink", "posix_fallocate"):
         if hasattr(os, name):
             setattr(os, name, counted(getattr(os, name)))
-    for name in ("run", "many", "set_fact", "truncate_wal"):
-        setattr(Catalogue, name, counted(getattr(Catalogue, name)))
+    connect = database._connect
+
+    def traced(path: Path, how: str) -> Any:
+        db = connect(path, how)
+        if not how:
+            db.set_trace_callback(step)
+        return db
+
+    database._connect = traced

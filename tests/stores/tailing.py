@@ -5,13 +5,14 @@ import time
 from pathlib import Path
 
 from understudy.core.ports import Stored
+from understudy.stores.database import has_store
 from understudy.stores.view import StoreView
 from understudy.testing.desk import last_no
 
 
 def main(folder: str, last: str) -> None:
     deadline = time.monotonic() + 60.0
-    while not (Path(folder) / "watermark").exists() and time.monotonic() < deadline:
+    while not has_store(Path(folder)) and time.monotonic() < deadline:
         time.sleep(0.005)
     cursor, seen = None, 0
     with StoreView(Path(folder)) as view:

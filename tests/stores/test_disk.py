@@ -1,53 +1,56 @@
 """Full and failing disks: nothing acknowledged is lost, and work goes on when it can."""
 
-import errno
-import os
+import shutil
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.stores.desks import local, local_desk, sessions
+from tests.stores.desks import files_with, local, local_desk, sessions
 from understudy.core.chunk import Chunk
 from understudy.core.errors import StorageFailed, StorageFull, Unreachable
 from understudy.core.game import GameSpec
 from understudy.core.names import new_session
-from understudy.stores.reader import SegmentReader
+from understudy.stores.database import FILE_NAME
 from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S
 from understudy.testing.desk import SPEC, Desk
-from understudy.testing.faults import FaultySync
-from understudy.testing.samples import PLAYER, random_chunk
+from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_chunk
 
 
-def test_a_full_disk_refuses_one_write_and_takes_the_next(tmp_path: Path):
-    (chunks,) = sessions(1, 8)
-    for call in range(2, 8):
-        sync = FaultySync(full_at=[call])
-        desk = local_desk(tmp_path / str(call), sync=sync)
-        for number, chunk in enumerate(chunks[:6]):
-            if number + 2 == call:
-                with pytest.raises(StorageFull):
-                    desk.put(chunk)
-                assert desk.chunks() == chunks[:number], "what was refused is not there"
-                assert local(desk).positions().get("p") == (str(number) if number else None)
-                desk.position -= 1
-            assert desk.put(chunk) == ["new"]
-        assert desk.chunks() == chunks[:6]
-        desk.reopen()
-        assert desk.chunks() == chunks[:6]
-        assert not desk.store.audit().corrupt
-        desk.store.close()
+class FailingCommit:
+    """A connection whose `at`th COMMIT fails: the disk refused a sync, and nobody knows what is on it."""
+
+    def __init__(self, db: sqlite3.Connection, at: int) -> None:
+        self._db = db
+        self._left = at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def execute(self, query: str, *values: Any) -> Any:
+        if query == "COMMIT":
+            self._left -= 1
+            if self._left == 0:
+                self._db.execute("ROLLBACK")
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+                raise error
+        return self._db.execute(query, *values)
 
 
 def test_after_a_failed_sync_the_store_wants_to_be_reopened(tmp_path: Path):
     (chunks,) = sessions(1, 6)
-    for call in range(2, 6):
-        desk = local_desk(tmp_path / str(call), sync=FaultySync(eio_at=[call]))
+    for call in range(1, 5):
+        desk = local_desk(tmp_path / str(call))
+        failing: Any = FailingCommit(local(desk)._db, call)
+        local(desk)._database.db = failing
         acked: list[Chunk] = []
         for chunk in chunks:
             try:
@@ -55,15 +58,14 @@ def test_after_a_failed_sync_the_store_wants_to_be_reopened(tmp_path: Path):
                 acked.append(chunk)
             except StorageFailed:
                 break
-        assert len(acked) == call - 2
-        for refused in (partial(desk.put, chunks[5]), partial(desk.store.forget, PLAYER), local(desk).freeze):
+        assert len(acked) == call - 1
+        for refused in (partial(desk.put, chunks[5]), partial(desk.store.forget, PLAYER), local(desk).compact):
             with pytest.raises(StorageFailed, match="reopen"):
                 refused()
         assert desk.chunks() == acked, "reading goes on"
         desk.store.close()
         again = local_desk(tmp_path / str(call))
-        stored = again.chunks()
-        assert stored[: len(acked)] == acked
+        assert again.chunks() == acked
         assert set(again.put(*chunks)) <= {"new", "duplicate"}
         assert {chunk.meta.chunk_no for chunk in again.chunks()} == set(range(6))
         audit = again.store.audit()
@@ -71,70 +73,12 @@ def test_after_a_failed_sync_the_store_wants_to_be_reopened(tmp_path: Path):
         again.store.close()
 
 
-@pytest.mark.parametrize("what", ["segment", "catalogue", "log"])
-def test_no_room_to_seal_stops_writing_until_there_is(tmp_path: Path, monkeypatch, what: str):
-    desk = local_desk(tmp_path, seal_rows=8)
-    many = [chunk for session in sessions(6, 3) for chunk in session]
-    with monkeypatch.context() as patch:
-        if what == "segment":
-            patch.setattr("understudy.stores.segments.sync_folder", _no_room)
-        elif what == "log":
-            patch.setattr("understudy.core.log.sync_folder", _no_room)
-        else:
-            patch.setattr("understudy.stores.sealing._write_sessions", _no_room)
-        stored = _put_until_full(desk, many)
-        with pytest.raises(StorageFull):
-            desk.put(many[stored])
-        assert desk.chunks() == many[:stored]
-    desk.position = stored
-    assert desk.put(*many) == ["duplicate"] * stored + ["new"] * (len(many) - stored)
-    desk.reopen()
-    assert desk.chunks() == many
-    audit = desk.store.audit()
-    assert (list(audit.corrupt), audit.duplicate_chunks, audit.chunks) == ([], 0, len(many))
-    desk.store.close()
-
-
-def _put_until_full(desk: Desk, chunks: list[Chunk]) -> int:
-    for number, chunk in enumerate(chunks):
-        try:
-            desk.put(chunk)
-        except StorageFull:
-            return number
-    raise AssertionError("there was room for everything")
-
-
-def _no_room(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_failed_seal_for_any_other_reason_wants_a_reopening(tmp_path: Path, monkeypatch):
-    desk = local_desk(tmp_path)
-    (chunks,) = sessions(1, 3)
-    desk.put(*chunks)
-    with monkeypatch.context() as patch:
-        patch.setattr("understudy.stores.sealing._write_sessions", _broken)
-        with pytest.raises(StorageFailed, match="reopen"):
-            local(desk).freeze(wait=True)
-        with pytest.raises(StorageFailed):
-            desk.put(*chunks)
-    desk.reopen()
-    assert desk.chunks() == chunks
-    local(desk).freeze(wait=True)
-    assert not desk.store.audit().corrupt
-    desk.store.close()
-
-
-def _broken(*_: object) -> None:
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A mounted file system of 2 MiB."""
+    """A mounted file system of 12 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
     try:
         done = subprocess.run(mount, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -145,35 +89,75 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def write_until_full(desk: Desk, acked: list[Chunk], *, player: bytes = PLAYER) -> None:
+    """Chunks of one session until there is no room for the next one."""
+    session = acked[0].meta.session if acked else new_session(START_S)
+    rng = np.random.default_rng(len(acked))
+    while len(acked) < 5_000:
+        number = len(acked)
+        chunk = random_chunk(SPEC, rng, session=session, chunk_no=number, first_step=400 * number, n_steps=400)
+        try:
+            assert desk.put(chunk, player=player) == ["new"]
+        except StorageFull:
+            desk.position -= 1
+            return
+        acked.append(chunk)
+    raise AssertionError("the disk never ran full")
+
+
 def test_a_disk_that_runs_full_loses_nothing_and_goes_on_with_space(small_disk: Path):
     ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(700_000))
-    desk = local_desk(small_disk / "store", seal_rows=2000, seal_bytes=256 * 1024)
-    rng, session = np.random.default_rng(0), new_session(START_S)
+    ballast.write_bytes(bytes(3_000_000))
+    desk = local_desk(small_disk / "store", reserve_bytes=1 << 20)
     acked: list[Chunk] = []
-
-    def write_until_full() -> None:
-        while len(acked) < 1000:
-            chunk = random_chunk(
-                SPEC, rng, session=session, chunk_no=len(acked), first_step=400 * len(acked), n_steps=400
-            )
-            try:
-                assert desk.put(chunk) == ["new"]
-            except StorageFull:
-                desk.position -= 1
-                return
-            acked.append(chunk)
-        raise AssertionError("the disk never ran full")
-
-    write_until_full()
+    write_until_full(desk, acked)
     before = len(acked)
-    write_until_full()
+    write_until_full(desk, acked)
     assert desk.chunks() == acked
     ballast.unlink()
-    write_until_full()
+    write_until_full(desk, acked)
     assert len(acked) > before + 10
     assert desk.chunks() == acked
-    _check_reopened(desk, acked)
+    folder = local(desk).folder
+    desk.store.close()
+    subprocess.run(["mount", "-o", "remount,size=40m", str(folder.parent)], check=True)
+    again = local_desk(folder)
+    assert again.chunks() == acked
+    audit = again.store.audit()
+    assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks, audit.chunks) == ([], 0, 0, len(acked))
+    assert again.put(*acked) == ["duplicate"] * len(acked)
+    again.store.close()
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_on_a_full_disk_players_are_forgotten_and_old_steps_expire(
+    small_disk: Path, is_reopened: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("understudy.stores.database.CHECKPOINT_BYTES", 1 << 20)
+    desk = local_desk(small_disk / "store", reserve_bytes=2 << 20)
+    mine: list[Chunk] = []
+    others: list[Chunk] = []
+    for chunks in sessions(6, 10, max_steps=400):
+        desk.put(*chunks, player=OTHER_PLAYER)
+        others += chunks
+    desk.clock.advance(100.0)
+    write_until_full(desk, mine)
+    (small_disk / "ballast").write_bytes(bytes(_free(small_disk)))
+    if is_reopened:
+        desk.reopen()
+    assert desk.store.forget(PLAYER) == len(mine)
+    assert files_with(small_disk / "store", PLAYER, mine[0].meta.session.bytes) == []
+    assert desk.store.expire(desk.clock.now() - 50.0) == len(others)
+    assert desk.chunks() == []
+    fresh = sessions(1, 5, seed=77, max_steps=400)[0]
+    assert desk.put(*fresh, player=OTHER_PLAYER) == ["new"] * 5, "the room inside the database is used again"
+    audit = desk.store.audit()
+    assert (list(audit.corrupt), audit.chunks) == ([], 5)
+    desk.store.close()
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def test_a_sound_store_is_read_from_a_disk_that_is_read_only(small_disk: Path):
@@ -188,10 +172,9 @@ def test_a_sound_store_is_read_from_a_disk_that_is_read_only(small_disk: Path):
     with read_only(folder) as seen:
         assert len(tailed(seen)) == 6
         with StoreView(seen) as view:
-            assert view.catalogue.is_sound() == ""
-            with view.snapshot() as unsealed:
-                assert len(unsealed.items) + view.catalogue.one("SELECT count(*) FROM arrivals")[0] == 6
-    (folder / "catalogue.sqlite-wal").write_bytes(b"what a killed writer left")
+            assert view.damage() == ""
+            assert view.counts().chunks == 6
+    (folder / f"{FILE_NAME}-wal").write_bytes(b"what a killed writer left")
     with read_only(folder) as seen, pytest.raises(StorageFailed, match="the disk is read-only"):
         StoreView(seen)
 
@@ -214,19 +197,6 @@ def read_only(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(seen)], check=True)
 
 
-def _check_reopened(desk: Desk, acked: list[Chunk]) -> None:
-    """Room is made, as an operator would; then everything that was acknowledged is there, once."""
-    folder = local(desk).folder
-    desk.store.close()
-    subprocess.run(["mount", "-o", "remount,size=8m", str(folder.parent)], check=True)
-    again = local_desk(folder)
-    assert again.chunks() == acked
-    audit = again.store.audit()
-    assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks, audit.chunks) == ([], 0, 0, len(acked))
-    assert again.put(*acked) == ["duplicate"] * len(acked)
-    again.store.close()
-
-
 class SpecsElsewhere:
     """Specs on other machines that are away for a while."""
 
@@ -241,19 +211,16 @@ class SpecsElsewhere:
         return game == SPEC.game
 
 
-def test_specs_elsewhere_that_are_away_make_sealing_wait_and_no_reopening_is_needed(tmp_path: Path):
+def test_specs_elsewhere_that_are_away_make_a_write_wait_and_no_reopening_is_needed(tmp_path: Path):
     specs = SpecsElsewhere()
     desk = local_desk(tmp_path, specs=specs)
     (chunks,) = sessions(1, 4)
-    desk.put(*chunks[:2])
     for _ in range(2):
         with pytest.raises(Unreachable):
-            local(desk).freeze(wait=True)
-    assert desk.put(chunks[2]) == ["new"], "writing goes on while there is room in the log"
+            desk.put(*chunks[:2])
     specs.is_away = False
-    assert desk.put(chunks[3]) == ["new"]
-    local(desk).freeze(wait=True)
+    assert desk.put(*chunks) == ["new"] * 4
     assert desk.chunks() == chunks
     desk.store.close()
-    with SegmentReader(tmp_path) as reader:
-        assert reader.spec == SPEC
+    with StoreView(tmp_path) as view:
+        assert view.specs(SPEC.game) == [SPEC]

@@ -1,21 +1,25 @@
 """What a killed, torn or damaged store is when it is opened again."""
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.stores.desks import dies_in_a_child, files_with, last_log, local, local_desk, sessions
-from understudy.core.errors import Locked, StorageFailed
-from understudy.core.ports import Forgotten, Stored
-from understudy.stores.commits import Watermark, WatermarkFile
+from tests.stores.desks import dies_in_a_child, files_with, fork, local_desk, sessions
+from understudy.core.errors import ConfigError, Corrupt, Locked
+from understudy.stores.database import FILE_NAME, file_system_of
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
 from understudy.testing.desk import Desk
 from understudy.testing.samples import OTHER_PLAYER, PLAYER
+
+WAL = f"{FILE_NAME}-wal"
 
 
 def assert_sound(desk: Desk, *, chunks: int) -> None:
@@ -23,34 +27,35 @@ def assert_sound(desk: Desk, *, chunks: int) -> None:
     assert list(audit.corrupt) == []
     assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks) == (chunks, 0, 0)
     desk.tail()
-    assert_no_orphans(local(desk))
 
 
-def assert_no_orphans(store: LocalStore) -> None:
-    registered = {
-        f"{row[0]:08d}.safetensors" for row in StoreView(store.folder).catalogue.rows("SELECT id FROM segments")
-    }
-    assert {path.name for path in (store.folder / "segments").iterdir()} == registered
-    assert len(list((store.folder / "log").iterdir())) == 1
+def killed(folder: Path, batches: list[list[object]]) -> list[int]:
+    """Write batches in a child that is killed with all of it in the write-ahead log; the log's size behind each."""
+    reader, writer = os.pipe()
+    if fork() == 0:
+        desk = local_desk(folder)
+        sizes = [(folder / WAL).stat().st_size]
+        for chunks in batches:
+            desk.put(*chunks)  # type: ignore[arg-type]
+            sizes.append((folder / WAL).stat().st_size)
+        os.write(writer, json.dumps(sizes).encode())
+        os._exit(9)
+    os.close(writer)
+    os.wait()
+    with os.fdopen(reader, "rb") as file:
+        return list(json.loads(file.read()))
 
 
-def test_a_torn_last_entry_costs_only_what_nobody_was_promised(quick_path: Path):
-    desk = local_desk(quick_path / "store")
+def test_a_log_that_is_cut_short_takes_data_and_position_back_together(tmp_path: Path):
     first, second = sessions(2, 2)
-    desk.put(*first)
-    promised = last_log(quick_path / "store").stat().st_size
-    mark = (quick_path / "store" / "watermark").read_bytes()
-    desk.put(*second)
-    desk.store.close()
-    whole = last_log(quick_path / "store").read_bytes()
-    for size in {*range(promised, promised + 40), *range(promised, len(whole), 13), *range(len(whole) - 8, len(whole))}:
-        torn = quick_path / "torn"
-        shutil.copytree(quick_path / "store", torn)
-        last_log(torn).write_bytes(whole[:size])
-        (torn / "watermark").write_bytes(mark)
+    sizes = killed(tmp_path / "store", [first, second])
+    for cut in [sizes[1], sizes[1] + 24, (sizes[1] + sizes[2]) // 2, sizes[2] - 1]:
+        torn = tmp_path / "torn"
+        shutil.copytree(tmp_path / "store", torn)
+        os.truncate(torn / WAL, cut)
         again = local_desk(torn)
         assert again.chunks() == first
-        assert local(again).positions() == {"p": "1"}
+        assert again.store.positions() == {"p": "1"}  # type: ignore[attr-defined]
         again.position = 1
         assert again.put(*second) == ["new", "new"]
         assert_sound(again, chunks=4)
@@ -58,117 +63,105 @@ def test_a_torn_last_entry_costs_only_what_nobody_was_promised(quick_path: Path)
         shutil.rmtree(torn)
 
 
-def test_an_acknowledged_entry_that_is_cut_off_is_damage(tmp_path: Path):
-    desk = local_desk(tmp_path)
-    first, second = sessions(2, 2)
-    desk.put(*first)
-    desk.put(*second)
-    desk.store.close()
-    log = last_log(tmp_path)
-    log.write_bytes(log.read_bytes()[:-1])
-    for _ in range(2):
-        again = local_desk(tmp_path)
-        assert again.chunks() == first
-        assert [type(item) for item in again.tail()] == [Stored, Stored, Forgotten, Forgotten]
-        assert again.store.audit().corrupt
-        local(again).freeze(wait=True)
-        assert again.store.audit().corrupt, "damage stays visible after sealing"
+def test_a_flipped_byte_in_the_log_rolls_back_or_changes_nothing(tmp_path: Path):
+    batches = sessions(6, 2)
+    sizes = killed(tmp_path / "store", batches)
+    chunks = [chunk for batch in batches for chunk in batch]
+    whole = (tmp_path / "store" / WAL).read_bytes()
+    for place in range(sizes[0] + 7, sizes[-1], (sizes[-1] - sizes[0]) // 60):
+        torn = tmp_path / "torn"
+        shutil.copytree(tmp_path / "store", torn)
+        raw = bytearray(whole)
+        raw[place] ^= 4
+        (torn / WAL).write_bytes(raw)
+        again = local_desk(torn)
+        stored = again.chunks()
+        assert stored == chunks[: len(stored)]
+        assert again.store.positions().get("p") == (str(len(stored) // 2) if stored else None)  # type: ignore[attr-defined]
+        again.position = len(stored) // 2
+        assert again.put(*chunks) == ["duplicate"] * len(stored) + ["new"] * (12 - len(stored))
+        assert_sound(again, chunks=12)
         again.store.close()
+        shutil.rmtree(torn)
 
 
-@pytest.mark.parametrize("n_damaged", [1, 2, 3])
-@pytest.mark.parametrize("is_live", [True, False])
-def test_damage_inside_the_log_is_shown_and_stops_nobody(tmp_path: Path, n_damaged: int, is_live: bool):
-    desk = local_desk(tmp_path)
-    chunks = sessions(1, 6)[0]
-    ends = []
-    for chunk in chunks:
-        desk.put(chunk)
-        ends.append(last_log(tmp_path).stat().st_size)
-    with last_log(tmp_path).open("r+b") as file:
-        for index in range(1, 1 + n_damaged):
-            file.seek((ends[index - 1] + ends[index]) // 2)
-            file.write(b"\xff\x00\xff")
-    if not is_live:
-        desk.reopen()
-    left = [chunks[0], *chunks[1 + n_damaged :]]
+def test_a_cursor_ahead_of_a_store_that_was_cut_back_is_refused(tmp_path: Path):
+    first, second = sessions(2, 2)
+    sizes = killed(tmp_path, [first, second])
     with StoreView(tmp_path) as view:
-        numbers = [item.arrival_no for item in view.tail(None, max_items=99, wait_s=0.0).items]
-    assert numbers == [1, 2, 3, 4, 5, 6]
-    assert desk.chunks() == left
-    audit = desk.store.audit()
-    assert audit.corrupt
-    assert (audit.chunks, audit.gap_chunks) == (6 - n_damaged, n_damaged)
-    fates = desk.put(*chunks)
-    assert fates == (
-        ["duplicate"] * 6 if is_live else ["duplicate", *["new"] * n_damaged, *["duplicate"] * (5 - n_damaged)]
+        cursor = view.tail(None, max_items=10, wait_s=0.0).cursor
+    os.truncate(tmp_path / WAL, sizes[1])
+    (tmp_path / f"{FILE_NAME}-shm").unlink()
+    with StoreView(tmp_path) as view, pytest.raises(Corrupt, match="cursor 4 is ahead"):
+        view.tail(cursor, max_items=10, wait_s=0.0)
+
+
+@pytest.mark.parametrize("size", [None, 0])
+def test_a_database_that_is_missing_or_empty_is_refused_and_not_made_anew(tmp_path: Path, size: int | None):
+    desk = local_desk(tmp_path)
+    desk.put(*sessions(1, 2)[0])
+    desk.store.close()
+    path = tmp_path / FILE_NAME
+    whole = path.read_bytes()
+    path.unlink()
+    if size is not None:
+        path.write_bytes(b"")
+    for opening in (LocalStore, StoreView):
+        with pytest.raises(Corrupt, match="missing or empty"):
+            opening(tmp_path)
+    assert path.exists() == (size is not None)
+    path.write_bytes(whole)
+    again = local_desk(tmp_path)
+    assert_sound(again, chunks=2)
+    again.store.close()
+
+
+def test_a_lost_store_json_is_written_again_and_a_strange_one_is_refused(tmp_path: Path):
+    desk = local_desk(tmp_path)
+    desk.put(*sessions(1, 2)[0])
+    desk.store.close()
+    path = tmp_path / "store.json"
+    known = path.read_bytes()
+    path.unlink()
+    again = local_desk(tmp_path)
+    assert_sound(again, chunks=2)
+    again.store.close()
+    assert path.read_bytes() == known
+    other = local_desk(tmp_path / "other")
+    other.store.close()
+    path.write_bytes((tmp_path / "other" / "store.json").read_bytes())
+    with pytest.raises(Corrupt, match="is not the database of store"):
+        LocalStore(tmp_path)
+    path.write_bytes(known[:-9] + b"}")
+    with pytest.raises(Corrupt, match="damaged"):
+        LocalStore(tmp_path)
+
+
+def test_a_store_of_the_format_before_is_refused_and_left_alone(tmp_path: Path):
+    (tmp_path / "segments").mkdir()
+    (tmp_path / "catalogue.sqlite").write_bytes(b"old")
+    for opening in (LocalStore, StoreView):
+        with pytest.raises(ConfigError, match="understudy-store/1"):
+            opening(tmp_path)
+    assert (tmp_path / "catalogue.sqlite").read_bytes() == b"old"
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mounts = (
+        "21 1 254:0 / / rw - ext4 /dev/vda rw\n"
+        "30 21 0:40 / /srv rw shared:1 - nfs4 server:/ rw\n"
+        "31 30 0:41 / /srv/local\\040disk rw - xfs /dev/vdb rw\n"
     )
-    desk.store.close()
+    assert file_system_of(Path("/srv/data/store"), mounts) == "nfs4"
+    assert file_system_of(Path("/srv/local disk/store"), mounts) == "xfs"
+    assert file_system_of(Path("/home"), mounts) == "ext4"
+    monkeypatch.setattr("understudy.stores.database.file_system_of", lambda *_: "nfs4")
+    with pytest.raises(ConfigError, match=r"network file system \(nfs4\)"):
+        LocalStore(tmp_path / "store")
 
 
-def test_damaged_quarantine_is_reported_even_after_sealing(tmp_path: Path):
-    desk = local_desk(tmp_path)
-    chunks = sessions(1, 3)[0]
-    desk.put(chunks[0])
-    start = last_log(tmp_path).stat().st_size
-    desk.write(refused=[desk.refusal(chunks[1])])
-    desk.put(chunks[2])
-    desk.store.close()
-    with last_log(tmp_path).open("r+b") as file:
-        file.seek(start + 40)
-        file.write(b"\xff\x00\xff")
-    again = local_desk(tmp_path)
-    assert again.chunks() == [chunks[0], chunks[2]]
-    assert again.store.audit().corrupt
-    local(again).freeze(wait=True)
-    assert again.store.audit().corrupt
-    again.store.close()
-
-
-@pytest.mark.parametrize("what", ["missing", "empty", "torn", "stale"])
-def test_a_bad_watermark_loses_nothing(tmp_path: Path, what: str):
-    desk = local_desk(tmp_path)
-    first, second = sessions(2, 3)
-    desk.put(*first)
-    path = tmp_path / "watermark"
-    stale = path.read_bytes()
-    desk.put(*second)
-    desk.store.close()
-    if what == "missing":
-        path.unlink()
-    else:
-        path.write_bytes({"empty": b"", "torn": stale[:9] + b"\xff" + stale[10:], "stale": stale}[what])
-    again = local_desk(tmp_path)
-    assert again.chunks() == [*first, *second]
-    assert_sound(again, chunks=6)
-    again.store.close()
-
-
-def test_a_torn_watermark_hides_the_log_from_readers_for_a_moment_only(tmp_path: Path):
-    desk = local_desk(tmp_path)
-    (chunks,) = sessions(1, 2)
-    desk.put(chunks[0])
-    with StoreView(tmp_path) as view, (tmp_path / "watermark").open("r+b") as file:
-        file.write(b"\x00\x00")
-        file.flush()
-        assert list(view.tail(None, max_items=9, wait_s=0.0).items) == []
-        assert view.mark().next_arrival == 0
-        desk.put(chunks[1])
-        assert len(view.tail(None, max_items=9, wait_s=0.0).items) == 2
-    desk.store.close()
-
-
-def test_a_watermark_is_read_back_as_written(tmp_path: Path):
-    file = WatermarkFile(tmp_path / "mark", create=True)
-    assert file.read() is None
-    mark = Watermark(3, 1 << 40, 7, 1 << 33)
-    file.write(mark)
-    assert file.read() == mark
-    file.close()
-    file.close()
-
-
-def write_seal_and_erase(folder: Path) -> None:
+def write_and_erase(folder: Path) -> None:
     """One of everything that moves bytes; what it leaves is checked by whoever opens the folder next."""
     clock = ManualClock()
     desk = local_desk(folder, clock=clock)
@@ -176,39 +169,35 @@ def write_seal_and_erase(folder: Path) -> None:
     desk.put(*others, player=OTHER_PLAYER)
     desk.put(*mine[:2])
     desk.write(refused=[desk.refusal(mine[2])])
-    local(desk).freeze(wait=True)
     desk.store.quarantine([(others[1].meta.session, 1)], reason="guard")
     desk.store.forget(PLAYER)
     clock.advance(100.0)
     more = sessions(1, 2, seed=6)[0]
     desk.put(*more, player=OTHER_PLAYER)
     desk.store.expire(clock.now() - 50.0)
+    desk.store.compact()  # type: ignore[attr-defined]
     desk.store.close()
 
 
-def test_dying_at_any_step_of_sealing_and_erasing_leaves_a_sound_store(quick_path: Path):
+def test_dying_at_any_step_of_writing_and_erasing_leaves_a_sound_store(quick_path: Path):
     mine, others = sessions(2, 3, seed=5)
-    canary = mine[0].columns["obs"].tobytes()
+    theirs = (mine[0].columns["obs"].tobytes(), mine[0].meta.session.bytes, PLAYER)
     step = 1
-    while dies_in_a_child(partial(write_seal_and_erase, quick_path / str(step)), at=step):
+    while dies_in_a_child(partial(write_and_erase, quick_path / str(step)), at=step):
         folder = quick_path / str(step)
-        if (folder / "catalogue.sqlite").exists():
-            desk = local_desk(folder)
-            audit = desk.store.audit()
-            assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks) == ([], 0, 0), f"step {step}"
-            desk.tail()
-            assert_no_orphans(local(desk))
-            if audit.forgotten_chunks or any(b"forget" in p.read_bytes() for p in (folder / "log").iterdir()):
-                assert files_with(folder, canary) == [], f"step {step}"
-            fates = desk.put(*others, player=OTHER_PLAYER)
-            assert set(fates) <= {"new", "duplicate"}
-            assert desk.put(*others, player=OTHER_PLAYER) == ["duplicate"] * 3
-            desk.reopen()
-            assert list(desk.store.audit().corrupt) == []
-            desk.store.close()
-            shutil.rmtree(folder)
+        desk = local_desk(folder)
+        audit = desk.store.audit()
+        assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks) == ([], 0, 0), f"step {step}"
+        desk.tail()
+        if audit.forgotten_chunks:
+            assert files_with(folder, *theirs) == [], f"step {step}"
+        fates = desk.put(*others, player=OTHER_PLAYER)
+        assert set(fates) <= {"new", "duplicate"}
+        assert desk.put(*others, player=OTHER_PLAYER) == ["duplicate"] * 3
+        desk.store.close()
+        shutil.rmtree(folder)
         step += 1
-    assert step > 60, "the whole way was walked"
+    assert step > 100, "the whole way was walked"
 
 
 def test_an_acknowledged_write_survives_dying_anywhere_behind_it(quick_path: Path):
@@ -216,7 +205,7 @@ def test_an_acknowledged_write_survives_dying_anywhere_behind_it(quick_path: Pat
     step = 1
 
     def work() -> None:
-        desk = local_desk(quick_path / str(step), seal_rows=4)
+        desk = local_desk(quick_path / str(step))
         with (quick_path / f"{step}.acked").open("wb", buffering=0) as acked:
             for chunk in chunks:
                 desk.put(chunk)
@@ -245,16 +234,70 @@ def test_a_store_is_open_in_one_place_only(tmp_path: Path):
     LocalStore(tmp_path).close()
 
 
-def test_opening_that_fails_lets_go_of_the_folder(tmp_path: Path):
-    desk = local_desk(tmp_path)
-    desk.put(*sessions(1, 2)[0])
+def test_a_copy_is_made_while_others_write_and_has_what_they_wrote(tmp_path: Path):
+    desk = local_desk(tmp_path / "store")
+    first, more = sessions(2, 3)
+    desk.put(*first)
+    waiting = list(more)
+
+    def between() -> None:
+        if waiting:
+            desk.put(waiting.pop(0))
+
+    desk.store.back_up(tmp_path / "copy", between=between)  # type: ignore[attr-defined]
+    assert len(waiting) < 3
+    copy = local_desk(tmp_path / "copy")
+    stored = copy.chunks()
+    assert stored == [*first, *more][: len(stored)]
+    assert len(stored) >= 3
+    assert_sound(copy, chunks=len(stored))
+    copy.store.close()
     desk.store.close()
 
-    def refuse(_: int) -> None:
-        raise OSError(5, os.strerror(5))
 
-    with pytest.raises(StorageFailed, match="Input/output error"):
-        LocalStore(tmp_path, sync=refuse)
-    again = local_desk(tmp_path)
-    assert_sound(again, chunks=2)
-    again.store.close()
+def test_compacting_shrinks_the_file_and_keeps_every_chunk(tmp_path: Path):
+    desk = local_desk(tmp_path)
+    many = sessions(40, 4, max_steps=400)
+    for number, chunks in enumerate(many):
+        desk.put(*chunks, player=PLAYER if number % 2 else OTHER_PLAYER)
+    desk.store.forget(PLAYER)
+    before = (tmp_path / FILE_NAME).stat().st_size
+    turns: list[int] = []
+    freed = desk.store.compact(slice_s=0.001, between=lambda: turns.append(1))  # type: ignore[attr-defined]
+    assert freed > 0
+    assert before - (tmp_path / FILE_NAME).stat().st_size >= freed - 65_536
+    assert len(turns) > 1, "in slices"
+    assert desk.chunks() == [chunk for chunks in many[::2] for chunk in chunks]
+    assert_sound(desk, chunks=80)
+    desk.store.close()
+
+
+def test_under_retention_the_file_stops_growing(tmp_path: Path):
+    desk = local_desk(tmp_path)
+    sizes: list[int] = []
+    for turn in range(30):
+        desk.put(*sessions(1, 6, seed=turn, max_steps=300)[0])
+        desk.clock.advance(10.0)
+        desk.store.expire(desk.clock.now() - 45.0)
+        sizes.append((tmp_path / FILE_NAME).stat().st_size)
+    assert max(sizes[15:]) <= max(sizes[:15]) + 4 * 16_384
+    desk.store.close()
+
+
+def test_the_write_ahead_log_is_bounded_under_ten_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("understudy.stores.database.CHECKPOINT_BYTES", 1 << 20)
+    monkeypatch.setattr("understudy.stores.database._LONG_LOG_BYTES", 4 << 20)
+    desk = local_desk(tmp_path)
+    command = [sys.executable, "-m", "tests.stores.tailing", str(tmp_path), str(10**9)]
+    readers = [subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]) for _ in range(10)]
+    try:
+        largest = 0
+        for turn in range(150):
+            desk.put(*sessions(1, 4, seed=turn, max_steps=500)[0])
+            largest = max(largest, (tmp_path / WAL).stat().st_size)
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+    assert largest < 16 << 20
+    desk.store.close()

@@ -24,7 +24,6 @@ from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.roles.opening import open_own_ingest, open_own_store
 from understudy.app.roles.requests import ask
-from understudy.app.roles.snapshot import snapshot_store
 from understudy.app.used import FILE_NAME as USED
 from understudy.app.used import restore_used
 from understudy.core.errors import ConfigError, Corrupt, Refused
@@ -68,7 +67,7 @@ def back_up(data: DataFolder, target: Path, *, config: Config | None = None, tim
     """
     config = config or Config()
     _must_be_free(target, "the backup")
-    if not (data.store / "catalogue.sqlite").exists() and not signing_key(data).exists():
+    if not data.has_store() and not signing_key(data).exists():
         raise ConfigError(f"{data.root} holds nothing to back up; is --data right?")
     make_folder(target.absolute())
     os.chmod(target, 0o700)
@@ -124,7 +123,7 @@ def prove(backup: Path) -> Proof:
         if not (backup / name).is_file() or _digest(backup / name) != wanted:
             raise Corrupt(f"{name} in {backup} is missing or was changed; take another backup")
     unknown = sorted(set(_names(backup)) - files.keys() - {_FACTS})
-    # SQLite leaves files beside a catalogue that was looked at.
+    # SQLite leaves files beside a database that was looked at.
     unknown = [name for name in unknown if not name.endswith(("-wal", "-shm", ".lock"))]
     if unknown:
         raise Corrupt(f"{unknown[0]} in {backup} is not part of the backup; take another one, or remove it")
@@ -149,7 +148,7 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[
     damaged: list[str] = []
     if data.store.exists():
         with StoreView(data.store) as view:
-            found = summary(audit(view))
+            found = summary(audit(view, is_alone=True))
         if found.corrupt or found.duplicate_steps:
             raise Corrupt(f"the store in {data.root} is damaged: {(*found.corrupt, 'steps stored twice')[0]}")
         steps, chunks = found.steps, found.chunks
@@ -176,7 +175,7 @@ def _is_whole(registry: Registry, manifest: Manifest) -> bool:
 @contextlib.contextmanager
 def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Path | None]:
     """The store as it is at one moment, by whoever has it open, or by ourselves."""
-    if not (data.store / "catalogue.sqlite").exists():
+    if not data.has_store():
         yield None
         return
     folder = data.root / "snapshots"
@@ -201,7 +200,7 @@ def _snapshot_alone(data: DataFolder, config: Config, target: Path) -> None:
     """With all that a stream of our own holds; what waits in one elsewhere stays there."""
     if config.stream.url:
         with open_own_store(data, config) as store:
-            snapshot_store(store, target)
+            store.back_up(target)
     else:
         with open_own_ingest(data, config) as role:
             role.snapshot(target)

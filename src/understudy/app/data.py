@@ -6,6 +6,7 @@ from pathlib import Path
 
 from understudy.core.errors import ConfigError
 from understudy.core.lock import is_locked
+from understudy.stores.database import has_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ class DataFolder:
     def game_names(self) -> list[str]:
         """Games with a registered spec."""
         return sorted(path.name for path in self.games.iterdir()) if self.games.is_dir() else []
+
+    def has_store(self) -> bool:
+        """Whether a store was ever created here."""
+        return has_store(self.store)
 
     def has_writer(self) -> bool:
         """Whether some process has the store open for writing."""

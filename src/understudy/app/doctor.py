@@ -5,7 +5,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import sqlite3
 import sys
 import tempfile
 import time
@@ -94,23 +93,24 @@ def _sync_ms(where: Path) -> float:
 
 
 def _folder(data: DataFolder) -> Iterator[Check]:
-    if not (data.store / "catalogue.sqlite").exists():
+    if not data.has_store():
         yield Check("store", "yellow", f"none in {data.root}", f"understudy simulate CartPole-v1 --data {data.root}")
         return
     yield Check("writer", "green", "a process has the store open" if data.has_writer() else "nobody has the store open")
     try:
         with StoreView(data.store) as view:
-            trouble, arrivals = view.catalogue.is_sound(), view.mark().next_arrival - 1
+            trouble = view.damage()
+            arrivals = view.next_arrival - 1
     except StorageFailed as error:
         yield Check("store", "red", str(error))  # which says what to do
         return
-    except (UnderstudyError, OSError, sqlite3.Error) as error:
+    except (UnderstudyError, OSError) as error:
         yield Check("store", "red", str(error), f"understudy data verify --data {data.root}")
         return
     if trouble:
-        yield Check("store", "red", f"catalogue: {trouble}", "restore the folder from a backup")
+        yield Check("store", "red", f"database: {trouble}", "restore the folder from a backup")
     else:
-        yield Check("store", "green", f"{max(arrivals, 0)} arrivals; the catalogue is sound")
+        yield Check("store", "green", f"{arrivals} arrivals; the database is sound")
     yield from _leftovers(data)
 
 

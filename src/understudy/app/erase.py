@@ -71,6 +71,16 @@ def _pseudonyms(data: DataFolder, games: list[str], name: PlayerName) -> list[by
     return [pseudonym(key, game_name(one), name) for one in games]
 
 
+def compact_store(data: DataFolder, *, config: Config, timeout_s: float) -> dict[str, Any]:
+    """Return free pages of the data folder's own store to the file system."""
+    if not data.has_store():
+        raise ConfigError(f"there is no store in {data.root} to compact; one elsewhere is compacted by its own tools")
+    if data.has_writer():
+        return dict(ask(data.requests, "compact", timeout_s=timeout_s))
+    with open_own_store(data, config) as store:
+        return {"freed_bytes": store.compact()}
+
+
 def replay_quarantine(
     data: DataFolder, ids: list[int] | None, *, timeout_s: float, config: Config | None = None
 ) -> dict[str, Any]:

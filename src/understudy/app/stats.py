@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.app.data import DataFolder
-from understudy.core.frame import FrameKind
-from understudy.core.ports import Cursor, Forgotten, FullStore, SessionFilter, Stored
-from understudy.stores.catalogue import STORED
+from understudy.core.ports import Cursor, Forgotten, FullStore, Stored
 from understudy.stores.view import StoreView
 
 _PAGE = 1000
@@ -18,10 +16,9 @@ _PAGE = 1000
 def stats(data: DataFolder) -> dict[str, Any]:
     """Counts of the store, and bytes of every part."""
     fields = no_counts() | {"writer": data.has_writer()}
-    if (data.store / "catalogue.sqlite").exists():
+    if data.has_store():
         with StoreView(data.store) as view:
             count_store(view, fields)
-            fields["sessions"] = sum(1 for _ in view.sessions(SessionFilter()))
     fields["bytes"] = {name: _size(path) for name, path in _parts(data).items()}
     return fields
 
@@ -66,36 +63,20 @@ def _held(store: FullStore) -> Iterator[Stored | Forgotten]:
 def no_counts() -> dict[str, Any]:
     """The counts of an empty store."""
     return {
-        "steps": 0, "chunks": 0, "sessions": 0, "games": {}, "segments": 0, "unsealed_chunks": 0, "quarantined": {},
-        "parked": 0,
+        "steps": 0, "chunks": 0, "sessions": 0, "games": {}, "quarantined": {}, "parked": 0, "free_bytes": 0,
     }  # fmt: skip
 
 
 def count_store(view: StoreView, fields: dict[str, Any]) -> None:
     """Add what a store holds to these counts."""
-    games: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    with view.snapshot() as unsealed:
-        query = "SELECT game, count(*), sum(n_steps) FROM arrivals WHERE kind = 0 AND fate = ? GROUP BY game"
-        for game, chunks, steps in view.catalogue.rows(query, STORED):
-            games[game] += steps
-            fields["chunks"] += chunks
-        for item in unsealed.items:
-            if item.kind is FrameKind.DATA:
-                games[item.facts.game] += item.facts.n_steps
-                fields["chunks"] += 1
-                fields["unsealed_chunks"] += 1
-        for reason, parked, count in view.catalogue.rows(
-            "SELECT reason, parked, count(*) FROM quarantine WHERE replayed = 0 GROUP BY reason, parked"
-        ):
-            fields["parked"] += count if parked else 0
-            reasons[reason] += 0 if parked else count
-        for one, _ in unsealed.quarantined:
-            fields["parked"] += one.parked
-            reasons[one.reason] += not one.parked
-        fields["segments"] = view.catalogue.one("SELECT count(*) FROM segments")[0]
-    fields["games"], fields["quarantined"] = dict(games), {name: n for name, n in reasons.items() if n}
-    fields["steps"] = sum(games.values())
+    counts = view.counts()
+    fields["games"] = counts.steps_by_game
+    fields["steps"] = sum(counts.steps_by_game.values())
+    fields["chunks"] = counts.chunks
+    fields["sessions"] = counts.sessions
+    fields["quarantined"] = counts.quarantined
+    fields["parked"] = counts.parked
+    fields["free_bytes"] = counts.free_bytes
 
 
 def _parts(data: DataFolder) -> dict[str, Path]:

@@ -74,7 +74,7 @@ def _counts(data: DataFolder, store: str) -> dict[str, Any]:
     """Of the store, or of the learner's copy where experience is kept elsewhere."""
     counts = no_counts()
     for one in (() if store else (data,)) + (DataFolder(data.root, store_name="window"),):
-        if (one.store / "catalogue.sqlite").exists():
+        if one.has_store():
             with StoreView(one.store) as view:
                 count_store(view, counts)
             break

@@ -1,6 +1,5 @@
 """verify: finish what a kill left, then prove every promise in the ledger against the stored bytes."""
 
-import sqlite3
 import time
 import uuid
 from collections.abc import Iterable
@@ -16,13 +15,13 @@ from understudy.app.roles.opening import open_own_ingest
 from understudy.app.roles.requests import ask
 from understudy.client.leftovers import send_leftovers
 from understudy.core.clock import SystemClock
-from understudy.core.errors import Corrupt, Locked, Refused, StorageFailed
+from understudy.core.errors import Corrupt, Locked, Refused
 from understudy.core.game import GameSpec
 from understudy.core.names import session_time_s
 from understudy.core.ports import Audit, FullStore, Link, Stored
+from understudy.core.session import tombstone_of
 from understudy.stores.audit import Findings, Held, Key, audit, summary
-from understudy.stores.catalogue import FORGOTTEN, STORED
-from understudy.stores.view import StoreView
+from understudy.stores.view import FORGOTTEN, STORED, StoreView
 
 _ASK_S = 60.0
 
@@ -76,12 +75,10 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
     try:
         live = _settle(data, config) if finish else data.has_writer()
         with StoreView(data.store) as view:
-            findings = audit(view)
-    except sqlite3.OperationalError as error:
-        # The disk or a lock, not the bytes.
-        raise StorageFailed(f"the catalogue in {data.store} cannot be read now: {error}; try again") from error
-    except (Corrupt, Refused, sqlite3.DatabaseError) as error:
-        live, findings = False, Findings(corrupt=[f"the store cannot be opened: {error}"])
+            findings = audit(view, is_alone=not live)
+    except (Corrupt, Refused) as error:
+        live = False
+        findings = Findings(corrupt=[f"the store cannot be opened: {error}"])
     return _judge(findings, promises, recovered, live)
 
 
@@ -183,6 +180,6 @@ def _is_kept(findings: Findings, promise: Promise) -> bool:
         return held.fate != STORED or held.kind != 0 or held.n_steps == promise.n_steps
     if promise.crc in findings.quarantined.get((promise.session, promise.chunk_no), ()):
         return True
-    if promise.session in findings.forgotten_sessions:
+    if tombstone_of(promise.session) in findings.forgotten_sessions:
         return True
     return session_time_s(uuid.UUID(bytes=promise.session)) < findings.pruned_before_s

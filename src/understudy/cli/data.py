@@ -10,7 +10,7 @@ from rich.table import Table
 
 from understudy.app.data import DataFolder
 from understudy.app.digest import digests, whole
-from understudy.app.erase import forget_elsewhere, forget_player, replay_quarantine
+from understudy.app.erase import compact_store, forget_elsewhere, forget_player, replay_quarantine
 from understudy.app.roles.ingest import replay as replay_frames
 from understudy.app.stats import stats as count_stats
 from understudy.app.stats import stats_elsewhere
@@ -22,7 +22,6 @@ from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
 from understudy.core.lock import is_locked
 from understudy.core.ports import Quarantined, SessionFilter
-from understudy.stores.catalogue import quarantined
 from understudy.stores.view import StoreView
 
 
@@ -40,9 +39,9 @@ data.add_command(import_data)
 @data_option
 @json_option
 def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
-    """Count steps, sessions, segments, quarantine and bytes.
+    """Count steps, sessions, quarantine and bytes.
 
-    A store elsewhere is read from end to end. It has no segments, and how large it is its own tools tell.
+    A store elsewhere is read from end to end; how large it is, its own tools tell.
     """
     with store_elsewhere(data_text, store_url) as there:
         fields = stats_elsewhere(there.data, there.store) if there else count_stats(folder(data_text).must_exist())
@@ -50,8 +49,8 @@ def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
         out = console()
         steps, chunks, sessions = (count(fields[name]) for name in ("steps", "chunks", "sessions"))
         said = f"{steps} steps in {chunks} chunks of {sessions} sessions"
-        if there is None:
-            said += f"; {fields['segments']} segments, {count(fields['unsealed_chunks'])} chunks unsealed"
+        if there is None and fields["free_bytes"]:
+            said += f"; {size(fields['free_bytes'])} free inside the database (understudy data compact)"
         out.print(said)
         for game, of_it in fields["games"].items():
             out.print(f"  {game}: {count(of_it)} steps")
@@ -207,6 +206,19 @@ def forget(
     return finish(fields, as_json=as_json)
 
 
+@data.command(epilog=examples("understudy data compact --data D", "understudy data compact --data D --json"))
+@click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds to wait for a live writer.")
+@data_option
+@json_option
+def compact(data_text: str | None, as_json: bool, timeout_s: float) -> int:
+    """Return room that forgotten and expired steps left to the file system; ingest may run meanwhile."""
+    where = folder(data_text).must_exist()
+    fields = compact_store(where, config=config_of(data_text), timeout_s=timeout_s)
+    if not as_json:
+        console().print(f"the database shrank by {size(fields['freed_bytes'])}")
+    return finish(fields, as_json=as_json)
+
+
 @data.group(epilog=examples("understudy data quarantine list --data D", "understudy data quarantine replay --data D"))
 def quarantine() -> None:
     """Frames that were refused or parked."""
@@ -251,11 +263,8 @@ def _quarantined(frames: Sequence[Quarantined]) -> list[_Row]:
 
 
 def _quarantined_here(where: DataFolder, limit: int) -> list[_Row]:
-    with StoreView(where.store) as view, view.snapshot() as unsealed:
-        sealed = _quarantined(quarantined(view.catalogue, after_id=0, limit=limit))
-        waiting = [one for one, _ in unsealed.quarantined if one.id not in unsealed.replayed]
-    fresh = [(one.id, one.reason, one.detail, one.parked, one.session.hex(), one.chunk_no) for one in waiting]
-    return [*sealed, *fresh][:limit]
+    with StoreView(where.store) as view:
+        return _quarantined(view.quarantined(limit=limit))
 
 
 @quarantine.command(

@@ -30,7 +30,7 @@ def deployment_key(data_folder: Path) -> bytes:
     path = data_folder / "key"
     if not path.exists():
         # Looked for again, since a process that starts at the same time makes the key first and the store then.
-        if (data_folder / "store" / "catalogue.sqlite").exists() and not path.exists():
+        if (data_folder / "store" / "store.json").exists() and not path.exists():
             raise ConfigError(
                 f"{path} is missing, and {data_folder / 'store'} was written with it: under a new key nobody in there "
                 "could be found or forgotten; restore the key from a backup"

@@ -163,7 +163,7 @@ class Forgotten:
     last_no: int
     reason: Gone
     player: bytes | None = None
-    """With no `chunks`: everything of this player that came before."""
+    """With no `chunks`: everything that came before of the player with this tombstone (`tombstone_of`)."""
     chunks: tuple[tuple[uuid.UUID, int], ...] = ()
     """(session, chunk_no) that came before, or that stood under this number."""
     at_s: float = 0.0

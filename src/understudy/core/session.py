@@ -6,6 +6,7 @@ numbers, at most 1,024 of them, and data numbers at most 1,024 ahead of the firs
 
 import struct
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Literal
 
 MAX_AHEAD = 1024
@@ -16,6 +17,12 @@ MAX_REPORT_AHEAD = 1 << 20
 
 MAX_RANGES = 1024
 MAX_DROPPED = 1 << 62
+
+
+def tombstone_of(identity: bytes) -> bytes:
+    """What a store keeps of a forgotten player or session: enough to know the id again, not to tell it."""
+    return sha256(b"understudy tombstone\0" + identity).digest()[:16]
+
 
 _RANGE = struct.Struct("<QQqq?")
 _HEAD = struct.Struct("<16sQQQqI??")

@@ -16,6 +16,7 @@ from understudy.core.frame import FrameKind
 from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.policy import Policy
 from understudy.core.ports import Cursor, Forgotten, Stored
+from understudy.core.session import tombstone_of
 from understudy.core.tensors import Array
 from understudy.engines.history import stored_chunks
 from understudy.learn.learner import Learner
@@ -160,9 +161,13 @@ class FromStore:
     def _forget(self, item: Forgotten) -> None:
         keys = list(item.chunks)
         if item.player is not None and not keys:
-            keys = [key for key in self._replay.held() if self._owners.get(key[0]) == item.player]
+            keys = [key for key in self._replay.held() if self._tombstone(key[0]) == item.player]
         for session, number in keys:
             self._replay.evict(session, number)
+
+    def _tombstone(self, session: uuid.UUID) -> bytes | None:
+        owner = self._owners.get(session)
+        return None if owner is None else tombstone_of(owner)
 
     # --- resume -----------------------------------------------------------------------------------------------------
 

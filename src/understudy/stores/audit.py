@@ -1,25 +1,19 @@
-"""A full check of a local store's bytes: what is really there, once, whole, and without unexplained gaps."""
+"""A full check of a store: what is really there, once, whole, and without unexplained gaps.
 
-import contextlib
+`Findings` and `summary` serve every store; `audit` reads the embedded one, page by page, while others may write.
+"""
+
 import uuid
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from understudy.core.chunk import chunk_of
 from understudy.core.errors import Corrupt, Refused
 from understudy.core.frame import FrameKind, decode_frame, read_close, read_drop
-from understudy.core.log import LogReader
 from understudy.core.names import session_time_s
 from understudy.core.ports import Audit
-from understudy.core.session import unpack_state
-from understudy.stores.catalogue import DAMAGED, EXPIRED, FORGOTTEN, QUARANTINED, STORED, ArrivalRow
-from understudy.stores.commits import log_path
-from understudy.stores.generation import Generation, Item
-from understudy.stores.sealing import segment_path
-from understudy.stores.segments import Segment
-from understudy.stores.view import Moved, StoreView
-
-_TRIES = 100
+from understudy.core.session import tombstone_of
+from understudy.stores.database import checked, quarantine_check
+from understudy.stores.view import COLUMNS, EXPIRED, FORGOTTEN, STORED, FrameRow, StoreView, read_head
 
 Key = tuple[bytes, int]
 """Session and number."""
@@ -44,6 +38,7 @@ class Findings:
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
+    """Tombstones of them."""
     pruned_before_s: int = 0
     """Sessions that began before this may have expired so long ago that nothing is known of them any more."""
     dropped: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
@@ -51,6 +46,8 @@ class Findings:
     closes: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     duplicate_chunks: int = 0
     duplicate_steps: int = 0
+    n_forgotten: int = 0
+    """Forgotten chunks of which nothing but their place is known."""
     n_quarantined: int = 0
     n_parked: int = 0
     corrupt: list[str] = field(default_factory=list)
@@ -74,160 +71,124 @@ class Findings:
             self.closes[session] = (number, read_close(frame).n_steps)
 
 
-def audit(view: StoreView) -> Findings:
-    """Read every stored byte once and compare it with its checksums and with the catalogue."""
-    for _ in range(_TRIES):
-        with contextlib.suppress(Moved):
-            return _audit(view)
-    raise Moved("segments are rewritten faster than they can be checked")
+def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
+    """Read every stored byte once and compare it with its checksums and with the tables.
 
-
-def _audit(view: StoreView) -> Findings:
+    `is_alone`: nobody writes, so that SQLite's own check, one long transaction, may run as well.
+    """
     findings = Findings()
-    if trouble := view.catalogue.is_sound():
-        findings.corrupt.append(f"catalogue: {trouble}")
-        return findings
-    with view.snapshot() as unsealed, ExitStack() as stack:
-        try:
-            readers = {file: stack.enter_context(LogReader(log_path(view.folder, file))) for file in unsealed.files}
-        except FileNotFoundError as error:
-            raise Moved(f"{error.filename} was sealed") from None
-        missing = _audit_segments(view, findings)
-        _audit_catalogue(view, findings)
-        _audit_log(readers, unsealed, findings)
-    for number, n_chunks in missing.items():
-        # Asked outside the snapshot: a segment that is no longer registered was rewritten meanwhile.
-        if view.catalogue.one("SELECT 1 FROM segments WHERE id = ?", number) is None:
-            raise Moved(f"segment {number} was rewritten")
-        findings.corrupt.append(f"segment {number} with {n_chunks} chunks is not there")
+    try:
+        if is_alone:
+            with view.looking() as db:
+                found = [str(row[0]) for row in db.execute("PRAGMA integrity_check(5)")]
+                (unknown,) = db.execute("SELECT count(*) FROM bodies WHERE arrival NOT IN (SELECT arrival FROM frames)")
+            findings.corrupt += [] if found == ["ok"] else found
+            if unknown[0]:
+                findings.corrupt.append(f"the bytes of {unknown[0]} frames belong to no frame that is known")
+        _audit_frames(view, findings)
+        _audit_quarantine(view, findings)
+        _audit_tables(view, findings)
+    except Corrupt as error:
+        findings.corrupt.append(str(error))
     return findings
 
 
-def _audit_segments(view: StoreView, findings: Findings) -> dict[int, int]:
-    """Check every registered segment; those whose file is not there, with how many chunks they should hold."""
-    missing: dict[int, int] = {}
-    for number, crc in view.catalogue.rows("SELECT id, crc FROM segments ORDER BY id"):
-        rows: dict[int | None, list[ArrivalRow]] = {}
-        for row in view.catalogue.arrivals("segment = ?", number):
-            rows.setdefault(row.chunk, []).append(row)
-        try:
-            segment = Segment(segment_path(view.folder, number))
-            is_whole = segment.crc() == crc
-            bad = set() if is_whole else set(segment.damaged())
-            if not is_whole:
-                findings.corrupt.append(f"segment {number} does not match its checksum; damaged chunks: {sorted(bad)}")
-            for index in range(segment.n_chunks):
-                _audit_chunk(segment, index, rows.pop(index, []), index in bad, findings)
-        except FileNotFoundError:
-            missing[number] = len(rows)
-            continue
-        except (Corrupt, Refused, ValueError, IndexError, KeyError, OverflowError) as error:
-            # The table itself is damaged: nothing it says about its chunks can be trusted.
-            findings.corrupt.append(f"segment {number} with {len(rows)} chunks is not readable: {error}")
-            continue
-        for row in (row for left in rows.values() for row in left):
-            findings.corrupt.append(f"{_name(row.session, row.chunk_no)} is not in segment {number}")
-    return missing
-
-
-def _audit_chunk(segment: Segment, index: int, rows: list[ArrivalRow], is_bad: bool, findings: Findings) -> None:
-    table = segment.table
-    session, number = table["session"][index].tobytes(), int(table["no"][index])
-    said = (session, number, int(table["crc"][index]), int(table["arrival"][index]))
-    if said not in [(row.session, row.chunk_no, row.crc, row.no) for row in rows]:
-        findings.corrupt.append(f"{_name(session, number)} in {segment.path.name} is not what the catalogue says")
-        return
-    for row in rows:
-        if row.no != said[3]:
-            findings.duplicate_chunks += 1
-            findings.duplicate_steps += row.n_steps
-            findings.corrupt.append(f"{_name(session, number)} is listed twice, as arrivals {said[3]} and {row.no}")
-    if is_bad:
-        return
-    try:
-        meta = segment.chunk(index).meta
-    except Refused as error:
-        findings.corrupt.append(f"{_name(session, number)} has unreadable metadata: {error}")
-        return
-    facts = (STORED, meta.first_step, meta.n_steps, meta.game)
-    if any((row.fate, row.first_step, row.n_steps, row.game) != facts for row in rows):
-        findings.corrupt.append(f"the catalogue tells of {_name(session, number)} what its metadata does not")
-    findings.hold((session, number), Held(said[2], FrameKind.DATA, meta.first_step, meta.n_steps))
-
-
-def _audit_catalogue(view: StoreView, findings: Findings) -> None:
-    catalogue = view.catalogue
-    if lost := catalogue.fact("damaged_commits"):
-        findings.corrupt.append(f"commits of quarantined frames or positions could not be read {lost} times")
-    findings.pruned_before_s = catalogue.fact("pruned_before_s")
-    known = catalogue.one("SELECT count(*) FROM arrivals")[0]
-    sealed = catalogue.fact("sealed_below", 1) - catalogue.fact("pruned_below", 1)
-    if known != sealed:
-        findings.corrupt.append(f"the catalogue lists {known} of {sealed} arrivals")
-    for row in view.catalogue.arrivals("segment IS NULL ORDER BY no"):
-        if row.fate == DAMAGED:
-            findings.corrupt.append(f"arrival {row.no} was stored and can no longer be read")
-        elif row.kind == 9:
-            continue
-        elif row.fate in (FORGOTTEN, EXPIRED, QUARANTINED):
-            findings.hold((row.session, row.chunk_no), Held(row.crc, row.kind, row.first_step, row.n_steps, row.fate))
-        elif row.kind == FrameKind.DATA:
-            findings.corrupt.append(f"{_name(row.session, row.chunk_no)} is in no segment")
+def _audit_frames(view: StoreView, findings: Findings) -> None:
+    with view.looking() as db:
+        head = read_head(db)
+        erasures = db.execute("SELECT player, max(sessions_below) FROM erasures GROUP BY player").fetchall()
+    findings.pruned_before_s = head.pruned_before_s
+    being_erased = dict(erasures)
+    query = (
+        f"SELECT {COLUMNS}, s.player, s.session, b.raw FROM frames f LEFT JOIN sessions s ON s.id = f.session "
+        "LEFT JOIN bodies b USING (arrival) WHERE f.arrival > ? ORDER BY f.arrival LIMIT ?"
+    )
+    number = head.pruned_below
+    for *columns, player, session, raw in view.rows(query, start=head.pruned_below - 1):
+        row = FrameRow(*columns)
+        _audit_missing(view, number, row.arrival, findings)
+        number = row.arrival + 1
+        if not row.is_sound:
+            findings.corrupt.append(f"what is known of arrival {row.arrival} does not match its checksum")
+        elif row.fate == FORGOTTEN or (player in being_erased and (row.session or 0) < being_erased[player]):
+            findings.n_forgotten += row.kind == FrameKind.DATA
+        elif session is None or row.chunk_no is None:
+            findings.corrupt.append(f"the session of arrival {row.arrival} is not in the store")
+        elif row.fate != STORED:
+            held = Held(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
+            findings.hold((session, row.chunk_no), held)
         else:
-            findings.hold((row.session, row.chunk_no), Held(row.crc, row.kind, -1, 0))
-            _control(findings, row.session, row.chunk_no, FrameKind(row.kind), row.frame().encode())
-    for session, number, crc, parked, replayed in view.catalogue.rows(
-        "SELECT session, chunk_no, crc, parked, replayed FROM quarantine"
-    ):
-        _quarantined(findings, session, number, crc, bool(parked), bool(replayed))
-    for session, state in view.catalogue.rows("SELECT session, state FROM sessions"):
-        if unpack_state(state).forgotten:
-            findings.forgotten_sessions.add(session)
+            _audit_frame(row, (session, row.chunk_no), player, raw or b"", findings)
+    _audit_missing(view, number, head.next_arrival, findings)
 
 
-def _quarantined(findings: Findings, session: bytes, number: int, crc: int, parked: bool, replayed: bool) -> None:
-    if not replayed:
-        findings.n_parked += parked
-        findings.n_quarantined += not parked
-    findings.quarantined.setdefault((session, number), []).append(crc)
+def _audit_missing(view: StoreView, first: int, following: int, findings: Findings) -> None:
+    """Numbers that no frame has: an event took each of them, or they were stored and are lost."""
+    if first >= following:
+        return
+    with view.looking() as db:
+        query = "SELECT count(*) FROM events WHERE arrival >= ? AND arrival < ?"
+        (events,) = db.execute(query, (first, following)).fetchone()
+    if lost := following - first - events:
+        findings.corrupt.append(f"{lost} arrivals from {first} on were stored and can no longer be read")
 
 
-def _control(findings: Findings, session: bytes, number: int, kind: FrameKind, raw: bytes) -> None:
+def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: Findings) -> None:
+    session, number = key
     try:
-        findings.control(session, number, kind, raw)
+        frame = decode_frame(raw)
+        chunk = chunk_of(frame) if frame.kind is FrameKind.DATA else None
     except Refused as error:
         findings.corrupt.append(f"{_name(session, number)}: {error}")
-
-
-def _audit_log(readers: dict[int, LogReader], unsealed: Generation, findings: Findings) -> None:
-    forgets = {event.player: number for number, event in unsealed.events if event.kind == "forget"}
-    for number, event in unsealed.events:
-        if event.kind == "damaged":
-            findings.corrupt.append(f"{event.count} arrivals from {number} on can no longer be read")
-    for item in unsealed.items:
-        _audit_item(item, readers[item.place.file], forgets, findings)
-    for one, _ in unsealed.quarantined:
-        _quarantined(findings, one.session, one.chunk_no, one.crc, one.parked, one.id in unsealed.replayed)
-    for session, (_, state) in unsealed.sessions.items():
-        if state.forgotten:
-            findings.forgotten_sessions.add(session.bytes)
-
-
-def _audit_item(item: Item, reader: LogReader, forgets: dict[bytes, int], findings: Findings) -> None:
-    key = (item.session.bytes, item.chunk_no)
-    if item.arrival_no < forgets.get(item.player, 0):
-        findings.hold(key, Held(item.crc, item.kind, item.facts.first_step, item.facts.n_steps, FORGOTTEN))
         return
-    raw = reader.bytes_at(item.place.offset, item.place.length)
-    try:
-        if item.kind is FrameKind.DATA:
-            meta = chunk_of(decode_frame(raw)).meta
-            findings.hold(key, Held(item.crc, item.kind, meta.first_step, meta.n_steps))
-        else:
-            findings.hold(key, Held(item.crc, item.kind, -1, 0))
-            findings.control(*key, item.kind, raw)
-    except Refused as error:
-        findings.corrupt.append(f"{_name(*key)} in the log: {error}")
+    said = (row.kind, session, number, row.body_crc, row.body_len, row.received, player)
+    found = (
+        int(frame.kind), frame.session.bytes, frame.chunk_no, frame.body_crc, len(frame.body), frame.received_s,
+        frame.player,
+    )  # fmt: skip
+    steps = (-1, 0) if chunk is None else (chunk.meta.first_step, chunk.meta.n_steps)
+    if said != found or steps != (row.first_step, row.n_steps):
+        findings.corrupt.append(f"{_name(session, number)} is not what the store says of it")
+        return
+    findings.hold(key, Held(frame.body_crc, int(frame.kind), *steps))
+    if chunk is None:
+        try:
+            findings.control(session, number, frame.kind, raw)
+        except Refused as error:
+            findings.corrupt.append(f"{_name(session, number)}: {error}")
+
+
+def _audit_quarantine(view: StoreView, findings: Findings) -> None:
+    for *columns, crc, raw in view.rows("SELECT * FROM quarantine WHERE id > ? ORDER BY id LIMIT ?", start=0):
+        number, _, _, parked, _, _, session, chunk_no, body_crc, _, replayed = columns
+        if quarantine_check(columns, raw) != crc:
+            findings.corrupt.append(f"frame {number} in quarantine does not match its checksum")
+            continue
+        if not replayed:
+            findings.n_parked += parked
+            findings.n_quarantined += not parked
+        findings.quarantined.setdefault((session, chunk_no), []).append(body_crc)
+
+
+def _audit_tables(view: StoreView, findings: Findings) -> None:
+    """Rows that carry a checksum and are not looked at elsewhere."""
+    for table, key, start in (
+        ("sessions", "id", 0),
+        ("events", "arrival", 0),
+        ("erasures", "arrival", 0),
+        ("schemas", "id", 0),
+        ("positions", "partition", ""),
+        ("claims", "partition", ""),
+        ("forgotten_sessions", "digest", b""),
+    ):
+        for row in view.rows(f"SELECT * FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT ?", start=start):
+            try:
+                values = checked(table, row)
+            except Corrupt as error:
+                findings.corrupt.append(str(error))
+                continue
+            if table == "forgotten_sessions":
+                findings.forgotten_sessions.add(values[0])
 
 
 def summary(findings: Findings) -> Audit:
@@ -246,7 +207,7 @@ def summary(findings: Findings) -> Audit:
         dropped_steps=findings.dropped_steps,
         quarantined=findings.n_quarantined,
         parked=findings.n_parked,
-        forgotten_chunks=sum(held.fate == FORGOTTEN for held in data),
+        forgotten_chunks=findings.n_forgotten + sum(held.fate == FORGOTTEN for held in data),
         expired_chunks=sum(held.fate == EXPIRED for held in data),
         corrupt=tuple(findings.corrupt),
     )
@@ -263,7 +224,7 @@ def _gaps(findings: Findings) -> tuple[int, int]:
         sessions.setdefault(session, []).extend((first, last, None) for first, last in ranges)
     chunks = steps = 0
     for session, seen in sessions.items():
-        if session not in findings.forgotten_sessions and any(session):
+        if any(session) and tombstone_of(session) not in findings.forgotten_sessions:
             is_pruned = session_time_s(uuid.UUID(bytes=session)) < findings.pruned_before_s
             missing, lost = _session_gaps(seen, start=min(one[0] for one in seen) if is_pruned else 0)
             chunks, steps = chunks + missing, steps + lost

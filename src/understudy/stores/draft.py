@@ -1,15 +1,66 @@
-"""A commit being put together: every frame of some batches gets its fate before anything is written."""
+"""A commit being put together: every frame of some batches gets its fate before anything is written.
+
+Every store uses it: the rule by which a frame counts once is the same wherever frames are kept.
+"""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 from zlib import crc32
 
-from understudy.core.frame import HEADER_BYTES, Frame, identity_of
+import msgspec
+
+from understudy.core.frame import HEADER_BYTES, Frame, FrameKind, identity_of, read_close, read_drop
 from understudy.core.ports import Candidate, Fate, Receipt, RefusedFrame, WriteBatch
-from understudy.core.session import SessionState, admit
-from understudy.stores.commits import QuarantinedFrame, StoredFrame, Trailer
-from understudy.stores.generation import arrival_of
+from understudy.core.session import Arrival, SessionState, admit, readmit
+
+Sessions = dict[uuid.UUID, tuple[str, SessionState]]
+"""Game and state per session."""
+
+StateOf = Callable[[uuid.UUID], tuple[str, SessionState] | None]
+"""A session's game and state before."""
+
+
+class StoredFrame(msgspec.Struct, array_like=True, frozen=True):
+    """What is known of a stored frame besides its bytes."""
+
+    length: int
+    first_step: int
+    n_steps: int
+    n_rows: int
+    decoded_bytes: int
+    game: str
+    schema: str
+    replays: int = 0
+    """Quarantine id this frame came from, or 0."""
+
+
+class QuarantinedFrame(msgspec.Struct, array_like=True, frozen=True):
+    """One refused or parked frame, without its raw bytes."""
+
+    id: int
+    length: int
+    reason: str
+    detail: str
+    parked: bool
+    received_s: float
+    game: str
+    session: bytes
+    chunk_no: int
+    crc: int
+    player: bytes
+
+
+class Trailer(msgspec.Struct, frozen=True):
+    """The facts of one commit."""
+
+    positions: list[tuple[str, str | None]] = []
+    """(partition, position) that this commit covers."""
+    stored: list[StoredFrame] = []
+    quarantined: list[QuarantinedFrame] = []
+    forgotten: list[tuple[bytes, bytes]] = []
+    """(session, player) of sessions that first came after their player was forgotten; no frame of them is kept."""
 
 
 class Known(Protocol):
@@ -28,13 +79,13 @@ _NEVER_REPLAYED = ("conflict", "step_mismatch")
 
 
 class Draft:
-    """Collects batches; `trailer`, `raws` and `candidates` are what is to be written."""
+    """Collects batches; `trailer`, `raws`, `candidates` and `sessions` are what is to be written."""
 
-    def __init__(self, known: Known, first_arrival: int, first_quarantine: int) -> None:
+    def __init__(self, known: Known, first_quarantine: int) -> None:
         self._known = known
-        self._first_arrival = first_arrival
         self._next_quarantine = first_quarantine
-        self._states: dict[uuid.UUID, SessionState] = {}
+        self.sessions: Sessions = {}
+        """Sessions that the commit changes, as they are after it."""
         self._keys: dict[tuple[uuid.UUID, int], tuple[int, int]] = {}
         self._stored: list[StoredFrame] = []
         self._stored_raws: list[bytes] = []
@@ -47,19 +98,21 @@ class Draft:
 
     @property
     def raws(self) -> list[bytes]:
+        """The bytes of stored frames, then those of quarantined ones."""
         return self._stored_raws + self._quarantined_raws
 
     @property
     def is_worth_writing(self) -> bool:
         return bool(self._stored or self._quarantined or self._positions)
 
-    def trailer(self, number: int) -> Trailer:
-        """The facts of the commit, which is the store's `number`th."""
+    def trailer(self) -> Trailer:
+        """The facts of the commit."""
         return Trailer(
-            number=number, first_arrival=self._first_arrival, positions=self._positions, stored=self._stored,
+            positions=self._positions,
+            stored=self._stored,
             quarantined=self._quarantined,
             forgotten=[(session.bytes, player) for session, player in self._forgotten.items()],
-        )  # fmt: skip
+        )
 
     def take(self, batch: WriteBatch) -> Receipt:
         """Decide about every frame of a batch."""
@@ -81,14 +134,18 @@ class Draft:
             return "duplicate", "seen"
         if waiting is None or waiting[1] != frame.encode():
             return "refused", "not_quarantined"
-        state, verdict = admit(self._state(frame.session), arrival_of(frame, _facts(candidate)))
-        if verdict == "":
-            self._states[frame.session] = state
-        elif verdict != "seen":
+        facts = _facts(candidate, quarantine_id)
+        arrival = arrival_of(frame, facts)
+        game, before = self._session(frame.session) or (facts.game, None)
+        state, verdict = admit(before, arrival)
+        if verdict not in ("", "seen"):
             return "refused", verdict
-        elif waiting[0] in _NEVER_REPLAYED:
-            return "refused", waiting[0]
-        self._store(candidate, quarantine_id)
+        if verdict == "seen":
+            if waiting[0] in _NEVER_REPLAYED:
+                return "refused", waiting[0]
+            state = readmit(state, arrival)  # its number counted while it lay in quarantine
+        self.sessions[frame.session] = (game or facts.game, state)
+        self._store(candidate, facts)
         return "new", ""
 
     def _is_stored(self, frame: Frame) -> bool:
@@ -100,10 +157,11 @@ class Draft:
         if self._is_forgotten(frame.player, frame.session, frame.received_s):
             return "refused", "forgotten"
         facts = _facts(candidate)
-        state, verdict = admit(self._state(frame.session), arrival_of(frame, facts))
+        game, before = self._session(frame.session) or (facts.game, None)
+        state, verdict = admit(before, arrival_of(frame, facts))
         if verdict == "":
-            self._states[frame.session] = state
-            self._store(candidate)
+            self.sessions[frame.session] = (game or facts.game, state)
+            self._store(candidate, facts)
             return "new", ""
         if verdict == "seen":
             return self._seen(frame, facts.game)
@@ -122,23 +180,20 @@ class Draft:
     def _seen(self, frame: Frame, game: str) -> tuple[Fate, str]:
         if self._key(frame.session, frame.chunk_no) == (frame.body_crc, len(frame.body)):
             return "duplicate", ""
-        if frame.body_crc in self._known.quarantined_crcs(frame.session.bytes, frame.chunk_no):
+        if frame.body_crc in self._crcs(frame.session.bytes, frame.chunk_no):
             return "duplicate", "quarantined"
         self._quarantine(_refusal(frame, "conflict", "other bytes, or a drop report, took this number before", game))
         return "conflict", "conflict"
 
-    def _store(self, candidate: Candidate, replays: int = 0) -> None:
+    def _store(self, candidate: Candidate, facts: StoredFrame) -> None:
         frame = candidate.frame
-        self._stored.append(_facts(candidate, replays))
+        self._stored.append(facts)
         self._stored_raws.append(frame.encode())
         self.candidates.append(candidate)
         self._keys[frame.session, frame.chunk_no] = (frame.body_crc, len(frame.body))
 
-    def _state(self, session: uuid.UUID) -> SessionState | None:
-        if session in self._states:
-            return self._states[session]
-        known = self._known.state_of(session)
-        return known[1] if known else None
+    def _session(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
+        return self.sessions.get(session) or self._known.state_of(session)
 
     def _key(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None:
         return self._keys.get((session, chunk_no)) or self._known.key_of(session, chunk_no)
@@ -160,6 +215,9 @@ class Draft:
         self._next_quarantine += 1
         self._crcs_here.setdefault((session, chunk_no), []).append(crc)
         self._quarantined_raws.append(refused.raw)
+        if any(session):
+            arrival = Arrival(number=chunk_no, player=player, received_s=int(refused.received_s), kind="refused")
+            count(self.sessions, uuid.UUID(bytes=session), refused.game, arrival, before=self._known.state_of)
 
     def _crcs(self, session: bytes, chunk_no: int) -> Sequence[int]:
         return self._crcs_here.get((session, chunk_no), []) + self._known.quarantined_crcs(session, chunk_no)
@@ -182,3 +240,24 @@ def _facts(candidate: Candidate, replays: int = 0) -> StoredFrame:
 
 def _refusal(frame: Frame, reason: str, detail: str, game: str) -> RefusedFrame:
     return RefusedFrame(frame.encode(), reason, detail, float(frame.received_s), game)
+
+
+def arrival_of(frame: Frame, facts: StoredFrame) -> Arrival:
+    """What counts about a frame."""
+    arrival = Arrival(number=frame.chunk_no, player=frame.player, received_s=frame.received_s, kind="close")
+    if frame.kind is FrameKind.DATA:
+        return replace(arrival, kind="data", first_step=facts.first_step, n_steps=facts.n_steps)
+    if frame.kind is FrameKind.DROP:
+        report = read_drop(frame)
+        return replace(arrival, kind="drop", n_steps=report.n_steps, dropped=report.ranges)
+    read_close(frame)
+    return arrival
+
+
+def count(sessions: Sessions, session: uuid.UUID, game: str, arrival: Arrival, *, before: StateOf) -> bool:
+    """Add one frame to its session; whether it counted."""
+    known = sessions.get(session) or before(session)
+    state, verdict = admit(known[1] if known else None, arrival)
+    if not verdict:
+        sessions[session] = (known[0] if known and known[0] else game, state)
+    return not verdict

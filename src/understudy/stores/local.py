@@ -1,32 +1,28 @@
-"""The embedded store's writer: one process, one log commit per write, sealed into segments in the background.
+"""The embedded store: whole frames in one SQLite database, one durable transaction for each batch.
 
-STORE/.lock           held by the writer
-STORE/log/N.log       commits not sealed yet
-STORE/watermark       how far readers may look
-STORE/segments/N.safetensors
-STORE/catalogue.sqlite
+One process writes; its `FileLock` says so. Frames, positions, sessions, quarantine and what was erased change together
+in that transaction, so a crash leaves either all of a batch or nothing of it.
 """
 
+import shutil
+import sqlite3
 import sys
-import threading
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+from understudy.core.ages import REMEMBER_S
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import (
-    ClaimLost,
-    Closed,
-    ConfigError,
-    StorageFailed,
-    StorageFull,
-    UnderstudyError,
-    Unreachable,
-)
+from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFull, UnderstudyError
+from understudy.core.frame import FrameKind, decode_frame
 from understudy.core.group import GroupCommit
 from understudy.core.lock import FileLock
-from understudy.core.log import LogFile, Sync, make_folder, no_sync, remove, sync_data
+from understudy.core.log import make_folder, sync_folder
 from understudy.core.ports import (
     Audit,
     Candidate,
@@ -41,23 +37,53 @@ from understudy.core.ports import (
     Tail,
     WriteBatch,
 )
+from understudy.core.session import tombstone_of, withdraw
 from understudy.stores.audit import audit, summary
-from understudy.stores.catalogue import FORGOTTEN, Catalogue, quarantined
-from understudy.stores.claims import Claims
-from understudy.stores.commits import Event, Trailer, Watermark, WatermarkFile, commit_parts, log_path, read_commit
-from understudy.stores.disk import disk
-from understudy.stores.draft import Draft
-from understudy.stores.erasure import erase_pending, expire, has_pending
-from understudy.stores.generation import Generation
-from understudy.stores.local_known import LocalKnown
-from understudy.stores.recovery import Recovered, recover
-from understudy.stores.sealer import Sealer
-from understudy.stores.segments import MAX_BYTES
-from understudy.stores.view import StoreView, session_infos
+from understudy.stores.database import (
+    FILE_NAME,
+    PAGE_BYTES,
+    RESERVE_BYTES,
+    Database,
+    Synchronous,
+    check_of,
+    checked,
+    disk,
+    quarantine_check,
+)
+from understudy.stores.draft import Draft, Sessions
+from understudy.stores.known import Known
+from understudy.stores.view import (
+    COLUMNS,
+    EXPIRED,
+    FORGOTTEN,
+    QUARANTINED,
+    STORED,
+    FrameRow,
+    Head,
+    StoreView,
+    read_head,
+)
 
-_MOST_BYTES = 32 * 1024 * 1024
-SEAL_ROWS = 56_000
-"""A little below a segment, so that what the last commit brought still fits into the same one."""
+_GROUP_BYTES = 32 * 1024 * 1024
+
+_SLICE_ROWS = 256
+_SLICE_BYTES = 1024 * 1024
+_SLICE_REFUSED = 4
+"""Frames in quarantine, of up to 512 KiB each, that one transaction erases."""
+QUARANTINE_BYTES = 256 * 1024 * 1024
+"""How much of refused frames is kept."""
+
+_COMPACT_PAGES = 8
+
+
+@dataclass(slots=True)
+class _Holder:
+    """Who may write a partition."""
+
+    owner: str
+    epoch: int
+    ttl_s: float
+    expires_s: float
 
 
 class LocalStore:
@@ -68,72 +94,68 @@ class LocalStore:
         folder: Path,
         *,
         specs: Specs | None = None,
-        sync: Sync = sync_data,
         clock: Clock | None = None,
-        seal_rows: int = SEAL_ROWS,
-        seal_bytes: int = MAX_BYTES,
+        synchronous: Synchronous = "FULL",
+        reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
+        """`specs`: where a game's spec is found when its first chunk comes; the store keeps a copy."""
         if sys.platform == "win32":
             raise ConfigError("the local store runs on Linux and macOS only")
-        make_folder(folder / "log")
-        make_folder(folder / "segments")
+        make_folder(folder)
         self.folder = folder
-        self._sync, self._clock = sync, clock or SystemClock()
-        self._seal_rows, self._seal_bytes = seal_rows, seal_bytes
-        self._state = threading.RLock()
-        self._failed: str | None = None
+        self._specs = specs
+        self._clock = clock or SystemClock()
         self._closed = False
-        self.is_erasing = False
-        """Whether erased bytes are still in SQLite's log because a reader was in the way; `erase` tries again."""
+        self.is_erasing = True
+        """Whether erased bytes may still be in SQLite's log, because a reader was in the way; `erase` tries again.
+
+        After a crash nobody knows, so opening begins with it.
+        """
         self._group = GroupCommit[WriteBatch, Receipt | UnderstudyError](
-            self._commit, size=_batch_bytes, most=_MOST_BYTES
+            self._commit, size=_batch_bytes, most=_GROUP_BYTES
         )
         with ExitStack() as opened:
-            # Whatever was opened is closed again when opening fails half way, and by `close` otherwise.
             opened.enter_context(FileLock(folder / ".lock", what="the store", patience_s=0.3))
-            self._catalogue = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite")))
-            self._lookup = opened.enter_context(closing(Catalogue(folder / "catalogue.sqlite", read_only=True)))
-            self._mark = opened.enter_context(closing(WatermarkFile(folder / "watermark", create=True)))
-            self._claims = Claims(self._catalogue)
-            self._sealer = Sealer(folder, self._catalogue, specs)
-            found = recover(folder, self._catalogue, self._mark.read(), now_s=self._clock.now())
-            self.known = LocalKnown(self._lookup, self._unsealed)
-            self._open(found)
-            opened.callback(lambda: self._log.close())
-            if self._current.events or has_pending(self._catalogue):
-                self.erase()
+            database = Database(folder, synchronous=synchronous, reserve_bytes=reserve_bytes)
+            self._database = opened.enter_context(closing(database))
+            self._db = database.db
+            self._state = database.lock
+            with disk("opening the store"):
+                self._load()
+            self._finish_erasures()
             self._view = opened.enter_context(StoreView(folder))
             self._opened = opened.pop_all()
 
-    # --- opening ------------------------------------------------------------------------------------------------
+    def _load(self) -> None:
+        db = self._db
+        self._head = read_head(db)
+        positions = (checked("positions", row) for row in db.execute("SELECT * FROM positions"))
+        self._positions: dict[str, str | None] = dict(positions)
+        claims = (checked("claims", row) for row in db.execute("SELECT * FROM claims"))
+        self._holders = {partition: _Holder("", epoch, 0.0, 0.0) for partition, epoch in claims}
+        schemas = [checked("schemas", row) for row in db.execute("SELECT * FROM schemas")]
+        self._schemas: dict[str, int] = {schema: number for number, _, schema, _ in schemas}
+        self._without_spec = {schema for _, _, schema, spec in schemas if spec is None}
+        self._quarantine_bytes = self._count_quarantine()
+        self.known = Known(db)
 
-    def _open(self, found: Recovered) -> None:
-        """Copy what the log held into a file of our own, made durable before anybody may read it."""
-        self._next_commit, self._next_arrival = found.first_commit, found.first_arrival
-        self._next_quarantine = self._catalogue.fact("next_quarantine", 1)
-        self._sealed_below = found.first_arrival
-        self._positions: dict[str, str | None] = dict(self._catalogue.rows("SELECT partition, position FROM positions"))
-        self._file_no = found.next_file
-        self._current = Generation(files=[self._file_no])
-        with disk("a log file"):
-            self._log = LogFile(log_path(self.folder, self._file_no), sync=no_sync)
-        try:
-            for parts in found.entries():
-                self._write_entry(parts, None)
-            self._log.sync_with(self._sync)
-            self._write_mark()
-        except BaseException:
-            self._log.close()
-            raise
-        for number in found.old_files:
-            remove(log_path(self.folder, number))
-
-    # --- the ExperienceStore port ---------------------------------------------------------------------------------
+    # --- the ExperienceStore port -----------------------------------------------------------------------------------
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         with self._state:
             self._check_open()
-            epoch = self._claims.take(partition, owner=owner, ttl_s=ttl_s, now_s=self._clock.now())
+            now_s = self._clock.now()
+            holder = self._holders.get(partition) or _Holder("", 0, 0.0, 0.0)
+            if holder.owner != owner and holder.expires_s > now_s:
+                left_s = holder.expires_s - now_s
+                raise ClaimLost(
+                    f"partition {partition} is claimed by {holder.owner} for {left_s:.1f} s more", retry_after_s=left_s
+                )
+            epoch = holder.epoch + 1
+            with self._changing("a claim"):
+                row = (partition, epoch, check_of(partition, epoch))
+                self._db.execute("REPLACE INTO claims VALUES (?, ?, ?)", row)
+            self._holders[partition] = _Holder(owner, epoch, ttl_s, now_s + ttl_s)
             position = self._positions.get(partition)
         return Claim(partition, epoch, None if position is None else Position(position))
 
@@ -155,34 +177,37 @@ class LocalStore:
 
     def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
         self._check_not_closed()
-        with self._state:
-            frozen = self._sealer.frozen
-            unsealed = {**(frozen.sessions if frozen is not None else {}), **self._current.sessions}
-        return session_infos(self._lookup, unsealed, wanted)
+        return self._view.sessions(wanted)
 
     def forget(self, player: bytes, *, at_s: float | None = None) -> int:
         """Erase a player: refused and hidden from the next moment on, off the disk unless `is_erasing` says not yet.
 
         `at_s`: when it was decided, where that was earlier and elsewhere; what they played since then is theirs anew.
         """
-        with self._state:
-            self._check_open()
-            before = self._count_forgotten(player)
-            self.commit_event(Event(kind="forget", at_s=self._clock.now() if at_s is None else at_s, player=player))
-            self.erase()
-            return self._count_forgotten(player) - before
+        at_s = self._clock.now() if at_s is None else at_s
 
-    def _count_forgotten(self, player: bytes) -> int:
-        query = "SELECT count(*) FROM arrivals WHERE player = ? AND kind = 0 AND fate = ?"
-        return int(self._lookup.one(query, player, FORGOTTEN)[0])
+        def promise() -> int:
+            number = self._event("forgotten", at_s, player=tombstone_of(player))
+            row = (number, player, self._head.next_session)
+            self._db.execute("INSERT INTO erasures VALUES (?, ?, ?, ?)", (*row, check_of(*row)))
+            return 0
 
-    def erase(self) -> None:
-        """Seal what is in the log and carry out promised erasures."""
+        self._erasing("forgetting a player", promise)
+        self.known.forget(tombstone_of(player), at_s)
+        return self.erase()
+
+    def forget_tombstone(self, tombstone: bytes, *, at_s: float | None = None) -> int:
+        """Erase the player with this tombstone, for a copy of a store whose tail tells no more than that."""
         with self._state:
-            self.freeze(wait=True)
-            self.is_erasing = not erase_pending(self.folder, self._catalogue)
-            self.known.sealed_sessions.clear()
-            self._next_quarantine = self._catalogue.fact("next_quarantine", 1)
+            players = self._db.execute("SELECT player FROM sessions UNION SELECT player FROM quarantine").fetchall()
+        found = [player for (player,) in players if tombstone_of(player) == tombstone]
+        if found:
+            return sum(self.forget(player, at_s=at_s) for player in found)
+        at_s = self._clock.now() if at_s is None else at_s
+        with self._state, self._changing("forgetting a player"):
+            self._event("forgotten", at_s, player=tombstone)
+        self.known.forget(tombstone, at_s)
+        return 0
 
     # --- the StoreAdmin port ----------------------------------------------------------------------------------------
 
@@ -191,40 +216,82 @@ class LocalStore:
         return summary(audit(self._view))
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
-        self.freeze(wait=True)
-        return quarantined(self._lookup, after_id=after_id, limit=limit)
+        self._check_not_closed()
+        return self._view.quarantined(after_id=after_id, limit=limit)
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
+        """Take stored chunks out of learners' sight; how many were there."""
+        keys = sorted(set(chunks))
+        return sum(self._quarantine(keys[at : at + _SLICE_ROWS], reason) for at in range(0, len(keys), _SLICE_ROWS))
+
+    def _quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
         with self._state:
-            wanted = {key for key in chunks if self.known.is_stored(*key)}
-            there = [(session.bytes, number) for session, number in sorted(wanted)]
-            if there:
-                self.commit_event(Event(kind="quarantine", at_s=self._clock.now(), chunks=there, reason=reason))
-                self.erase()
-            return len(there)
+            self._check_open()
+            found = [self.known.frame(*key) for key in chunks]
+            rows = [row for row in found if row is not None and row.gone == 0]
+            if not rows:
+                return 0
+            sessions: Sessions = {}
+            with self._changing("quarantine"):
+                event = self._event("quarantined", self._clock.now())
+                for number, row in enumerate(rows, self._head.next_quarantine):
+                    (raw,) = self._db.execute("SELECT raw FROM bodies WHERE arrival = ?", (row.arrival,)).fetchone()
+                    frame = decode_frame(raw)
+                    game, state = sessions.get(frame.session) or self.known.must_know(frame.session)
+                    sessions[frame.session] = (game, withdraw(state, row.n_steps))
+                    columns = (
+                        number, reason, "", 0, float(frame.received_s), game, frame.session.bytes, frame.chunk_no,
+                        frame.body_crc, frame.player, 0,
+                    )  # fmt: skip
+                    self._put_quarantined(columns, raw)
+                    self._take_out(row, QUARANTINED, event=event)
+                self._save_sessions(sessions)
+                self._save_head(next_quarantine=self._head.next_quarantine + len(rows))
+                quarantine_bytes = self._bound_quarantine(sum(row.body_len for row in rows))
+            self._quarantine_bytes = quarantine_bytes
+            self._database.wrote(sum(2 * row.body_len for row in rows))
+            return len(rows)
 
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
         with self._state:
             self._check_open()
-            self.freeze(wait=True)
-            draft = Draft(self.known, self._next_arrival, self._next_quarantine)
+            draft = Draft(self.known, self._head.next_quarantine)
             decided = [draft.replay(candidate, number) for number, candidate in zip(ids, candidates, strict=True)]
             if draft.is_worth_writing:
-                self._append(draft.trailer(self._next_commit), draft.raws, draft.candidates)
+                self._save(draft)
             return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
 
     def expire(self, before_s: float) -> int:
-        with self._state:
-            self.freeze(wait=True)
-            return expire(self.folder, self._catalogue, before_s, now_s=self._clock.now())
+        """Drop chunks received before a time, and the bytes of quarantined frames; how many chunks went.
+
+        What is known of them stays until their sessions are too old to be sent again; then that goes too. Drop reports
+        are kept that long, since they explain gaps.
+        """
+        query = (
+            f"SELECT {COLUMNS} FROM frames f WHERE fate = {STORED} AND kind <> {int(FrameKind.DROP)} AND received < ? "
+            "ORDER BY received LIMIT ?"
+        )
+        gone = self._erase_frames(query, (int(before_s),), EXPIRED, "expiry")
+        refused = "SELECT * FROM quarantine WHERE received < ? AND raw <> x'' LIMIT ?"
+        while rows := self._database.rows(refused, (before_s, _SLICE_REFUSED)):
+
+            def empty(rows: list[tuple[Any, ...]] = rows) -> int:
+                for *columns, _, _ in rows:
+                    self._put_quarantined(columns, b"")
+                return sum(len(row[-1]) for row in rows)
+
+            self._erasing("expiry", empty)
+        self._quarantine_bytes = self._count_quarantine()
+        self._prune(min(before_s, self._clock.now() - REMEMBER_S))
+        self._database.truncate_log()
+        self._database.keep_reserve()
+        return gone
 
     def close(self) -> None:
-        if self._closed:
-            return
         with self._state:
+            if self._closed:
+                return
             self._closed = True
-            with suppress(StorageFull, StorageFailed):
-                self._finish_sealing(wait=True)
         self._opened.close()
 
     def __enter__(self) -> "LocalStore":
@@ -233,13 +300,18 @@ class LocalStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # --- for the process that owns it -------------------------------------------------------------------------------
+
     def release(self, partitions: Iterable[str]) -> None:
         """Forget the positions and claims of partitions that are gone from the stream."""
-        with self._state, self._catalogue.changing():
-            for name in partitions:
+        names = list(partitions)
+        with self._state:
+            with self._changing("positions"):
+                for table in ("positions", "claims"):
+                    self._db.executemany(f"DELETE FROM {table} WHERE partition = ?", [(name,) for name in names])
+            for name in names:
                 self._positions.pop(name, None)
-                self._claims.drop(name)
-                self._catalogue.run("DELETE FROM positions WHERE partition = ?", name)
+                self._holders.pop(name, None)
 
     def positions(self) -> dict[str, Position | None]:
         """Every partition's durable position."""
@@ -249,7 +321,295 @@ class LocalStore:
     @property
     def next_arrival(self) -> int:
         """The number the next stored frame gets; everything below it is durable."""
-        return self._next_arrival
+        return self._head.next_arrival
+
+    def sizes(self) -> list[tuple[int, int, int]]:
+        """What is stored of each second of arrival, the newest first: (second, steps, bytes)."""
+        query = (
+            f"SELECT received, sum(n_steps), sum(body_len) FROM frames WHERE fate = {STORED} GROUP BY received "
+            "ORDER BY received DESC"
+        )
+        return self._database.rows(query, ())
+
+    def back_up(self, target: Path, *, between: Callable[[], object] | None = None) -> None:
+        """Make `target`, a new folder, a store that holds what this one does when the copy is done.
+
+        The copy is made in steps; `between` them the caller may write to the store, and the copy gets that too.
+        """
+        self._check_open()
+        make_folder(target)
+        with disk("a copy of the store"), closing(sqlite3.connect(target / FILE_NAME, isolation_level=None)) as copy:
+            self._db.backup(copy, pages=256, progress=lambda *_: between() if between is not None else None)
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, which can be read from a read-only disk
+        shutil.copyfile(self.folder / "store.json", target / "store.json")
+        sync_folder(target)
+
+    def compact(self, *, slice_s: float = 0.05, between: Callable[[], object] | None = None) -> int:
+        """Return free pages to the file system in transactions of about `slice_s`; how many bytes the file shrank."""
+        self._check_open()
+        before = self._database.pragma("page_count")
+        while self._database.pragma("freelist_count"):
+            deadline = time.monotonic() + slice_s / 2
+            with self._state:
+                self._check_open()
+                moved = 0
+                with self._changing("compacting"):
+                    while time.monotonic() < deadline and self._database.pragma("freelist_count"):
+                        self._db.execute(f"PRAGMA incremental_vacuum({_COMPACT_PAGES})").fetchall()
+                        moved += _COMPACT_PAGES
+                self._database.wrote(moved * PAGE_BYTES)
+            if between is not None:
+                between()
+        self._database.truncate_log()
+        return (before - self._database.pragma("page_count")) * PAGE_BYTES
+
+    def erase(self) -> int:
+        """Carry out every erasure that was promised; how many chunks went. Safe to repeat, also after a crash."""
+        with self._state:
+            self._check_open()
+            return self._finish_erasures()
+
+    # --- committing -------------------------------------------------------------------------------------------------
+
+    def _commit(self, batches: Sequence[WriteBatch]) -> Sequence[Receipt | UnderstudyError]:
+        with self._state:
+            self._check_open()
+            with disk("reading the store"):
+                draft = Draft(self.known, self._head.next_quarantine)
+                results = [self._take(draft, batch) for batch in batches]
+            if draft.is_worth_writing:
+                self._save(draft)
+            return results
+
+    def _take(self, draft: Draft, batch: WriteBatch) -> Receipt | ClaimLost:
+        holder = self._holders.get(batch.partition)
+        if holder is None or holder.epoch != batch.epoch:
+            return ClaimLost(f"epoch {batch.epoch} of partition {batch.partition} is stale")
+        holder.expires_s = self._clock.now() + holder.ttl_s
+        return draft.take(batch)
+
+    def _save(self, draft: Draft) -> None:
+        """Everything a draft decided, in one durable transaction."""
+        trailer = draft.trailer()
+        raws = draft.raws
+        n_stored = len(trailer.stored)
+        fresh = self._fresh_schemas(draft.candidates)
+        schemas = {**self._schemas, **{schema: number for number, _, schema, _ in fresh}}
+        with self._changing("a commit"):
+            rows_of_schemas = [(*row, check_of(*row)) for row in fresh]
+            self._db.executemany("REPLACE INTO schemas VALUES (?, ?, ?, ?, ?)", rows_of_schemas)
+            ids = self._save_sessions(draft.sessions)
+            arrival = self._head.next_arrival
+            rows: list[tuple[int, ...]] = []
+            for number, (candidate, facts) in enumerate(zip(draft.candidates, trailer.stored, strict=True), arrival):
+                frame = candidate.frame
+                row = (
+                    number, ids[frame.session], frame.chunk_no, 0, int(frame.kind), STORED, 0, frame.received_s,
+                    schemas.get(facts.schema, 0), facts.first_step, facts.n_steps, frame.body_crc, len(frame.body),
+                )  # fmt: skip
+                rows.append((*row, check_of(*row)))
+                if facts.replays:
+                    self._mark_replayed(facts.replays)
+            self._db.executemany(_ADD_FRAME, rows)
+            self._db.executemany("INSERT INTO bodies VALUES (?, ?)", enumerate(raws[:n_stored], arrival))
+            for one, raw in zip(trailer.quarantined, raws[n_stored:], strict=True):
+                columns = (
+                    one.id, one.reason, one.detail, int(one.parked), one.received_s, one.game, one.session,
+                    one.chunk_no, one.crc, one.player, 0,
+                )  # fmt: skip
+                self._put_quarantined(columns, raw)
+            quarantine_bytes = self._bound_quarantine(sum(map(len, raws[n_stored:])))
+            positions = [(name, text, check_of(name, text)) for name, text in trailer.positions]
+            self._db.executemany("REPLACE INTO positions VALUES (?, ?, ?)", positions)
+            self._forget_sessions(session for session, _ in trailer.forgotten)
+            self._save_head(
+                next_arrival=arrival + n_stored, next_quarantine=self._head.next_quarantine + len(trailer.quarantined)
+            )
+        self._schemas = schemas
+        self._without_spec -= {schema for _, _, schema, spec in fresh if spec is not None}
+        self._without_spec |= {schema for _, _, schema, spec in fresh if spec is None}
+        self._positions.update(dict(trailer.positions))
+        self._quarantine_bytes = quarantine_bytes
+        self._database.wrote(sum(map(len, raws)))
+
+    def _fresh_schemas(self, candidates: Sequence[Candidate]) -> list[tuple[int, str, str, bytes | None]]:
+        """Rows of schemas that come for the first time or lack a spec until now; specs may have to be fetched."""
+        metas = [candidate.chunk.meta for candidate in candidates if candidate.chunk is not None]
+        games = {meta.schema: str(meta.game) for meta in metas}
+        rows: list[tuple[int, str, str, bytes | None]] = []
+        following = max(self._schemas.values(), default=0) + 1
+        for schema, game in games.items():
+            if schema in self._schemas and schema not in self._without_spec:
+                continue
+            spec = self._specs.spec(game, schema) if self._specs is not None else None
+            if schema not in self._schemas or spec is not None:
+                number = self._schemas.get(schema, following + len(rows))
+                rows.append((number, game, schema, None if spec is None else spec.to_json()))
+        return rows
+
+    def _save_sessions(self, sessions: Sessions) -> dict[uuid.UUID, int]:
+        """Store sessions as they are now; the number of each."""
+        ids: dict[uuid.UUID, int] = {}
+        rows: list[tuple[Any, ...]] = []
+        for session, (game, state) in sessions.items():
+            number = self.known.id_of(session)
+            if number is None:
+                number = self._head.next_session
+                self._head = self._head._replace(next_session=number + 1)
+            ids[session] = number
+            self.known.remember(session, number, game, state)
+            row = (number, session.bytes, state.player, game, state.last_received_s, state.pack())
+            rows.append((*row, check_of(*row)))
+        self._db.executemany(_PUT_SESSION, rows)
+        return ids
+
+    def _event(self, reason: str, at_s: float, *, player: bytes | None = None) -> int:
+        """Something other than a frame that takes an arrival number."""
+        number = self._head.next_arrival
+        row = (number, reason, at_s, player)
+        self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", (*row, check_of(*row)))
+        self._save_head(next_arrival=number + 1)
+        return number
+
+    def _save_head(self, **changes: Any) -> None:
+        self._head = self._head._replace(**changes)
+        row = (1, *self._head)
+        self._db.execute(_PUT_HEAD, (*row, check_of(*row)))
+
+    def _put_quarantined(self, columns: Sequence[Any], raw: bytes) -> None:
+        self._db.execute(_PUT_QUARANTINED, (*columns, quarantine_check(columns, raw), raw))
+
+    def _bound_quarantine(self, added_bytes: int) -> int:
+        """Let go of the oldest refused bytes beyond the limit, since bad clients must not fill a disk; what is left."""
+        total = self._quarantine_bytes + added_bytes
+        while total > QUARANTINE_BYTES:
+            row = self._db.execute("SELECT * FROM quarantine WHERE raw <> x'' ORDER BY id LIMIT 1").fetchone()
+            if row is None:
+                return 0
+            *columns, _, raw = row
+            self._put_quarantined(columns, b"")
+            total -= len(raw)
+        return total
+
+    def _count_quarantine(self) -> int:
+        ((size,),) = self._database.rows("SELECT coalesce(sum(length(raw)), 0) FROM quarantine", ())
+        return int(size)
+
+    def _mark_replayed(self, number: int) -> None:
+        row = self._db.execute("SELECT * FROM quarantine WHERE id = ?", (number,)).fetchone()
+        *columns, _, _, raw = row
+        self._put_quarantined((*columns, 1), raw)
+
+    def _forget_sessions(self, sessions: Iterable[bytes]) -> None:
+        digests = [tombstone_of(session) for session in sessions]
+        rows = [(digest, check_of(digest)) for digest in digests]
+        self._db.executemany("INSERT OR IGNORE INTO forgotten_sessions VALUES (?, ?)", rows)
+
+    # --- taking away ------------------------------------------------------------------------------------------------
+
+    def _take_out(self, row: FrameRow, fate: int, *, event: int = 0) -> None:
+        """A frame's bytes go; what stays is a trace of it, or of a forgotten one only its place."""
+        self._db.execute("DELETE FROM bodies WHERE arrival = ?", (row.arrival,))
+        trace = row.changed(gone=row.arrival, fate=fate, event=event)
+        if fate == FORGOTTEN:
+            now_s = int(self._clock.now())
+            trace = trace.changed(session=None, chunk_no=None, received=now_s, schema=0)
+            trace = trace.changed(first_step=-1, n_steps=0, body_crc=0, body_len=0)
+        self._db.execute(_PUT_FRAME, trace)
+
+    def _erase_frames(self, query: str, values: tuple[Any, ...], fate: int, doing: str) -> int:
+        """Take out every frame that a query finds, some at a time; how many chunks could be read until now."""
+        total = 0
+        while found := self._database.rows(query, (*values, _SLICE_ROWS)):
+            rows = [FrameRow(*row) for row in found]
+            sizes = list(accumulate(row.body_len for row in rows))
+            rows = [row for row, size in zip(rows, sizes, strict=True) if size <= _SLICE_BYTES] or rows[:1]
+
+            def take_out(rows: list[FrameRow] = rows) -> int:
+                for row in rows:
+                    self._take_out(row, fate)
+                return sum(row.body_len for row in rows)
+
+            self._erasing(doing, take_out)
+            total += sum(row.kind == FrameKind.DATA and row.fate == STORED for row in rows)
+        return total
+
+    def _finish_erasures(self) -> int:
+        pending = self._database.rows("SELECT * FROM erasures", ())
+        total = sum(self._erase_player(*checked("erasures", row)) for row in pending)
+        if pending or self.is_erasing:
+            # An erasure is done when no old page is left in the write-ahead log either.
+            self.is_erasing = not self._database.truncate_log()
+            self._database.keep_reserve()
+        return total
+
+    def _erase_player(self, arrival: int, player: bytes, sessions_below: int) -> int:
+        """Take out all that a player left until they were forgotten; how many chunks went."""
+        doing = "forgetting a player"
+        mine = "SELECT id FROM sessions WHERE player = ? AND id < ?"
+        frames = f"SELECT {COLUMNS} FROM frames f WHERE session IN ({mine}) LIMIT ?"
+        total = self._erase_frames(frames, (player, sessions_below), FORGOTTEN, doing)
+        ((at_s,),) = self._database.rows("SELECT at FROM events WHERE arrival = ?", (arrival,))
+        # Frames with a damaged header name no player, but carry the pseudonym somewhere.
+        refused = (
+            "SELECT id FROM quarantine WHERE received <= ?1 AND (player = ?2 OR instr(raw, ?2) > 0 OR session IN "
+            "(SELECT session FROM sessions WHERE player = ?2 AND id < ?3)) LIMIT ?4"
+        )
+        while ids := self._database.rows(refused, (at_s, player, sessions_below, _SLICE_REFUSED)):
+
+            def drop(ids: list[tuple[Any, ...]] = ids) -> int:
+                self._db.executemany("DELETE FROM quarantine WHERE id = ?", ids)
+                return len(ids) * _SLICE_BYTES // _SLICE_REFUSED
+
+            self._erasing(doing, drop)
+        named = "SELECT id, session FROM sessions WHERE player = ? AND id < ? LIMIT ?"
+        while rows := self._database.rows(named, (player, sessions_below, _SLICE_ROWS)):
+
+            def unname(rows: list[tuple[Any, ...]] = rows) -> int:
+                self._forget_sessions(session for _, session in rows)
+                self._db.executemany("DELETE FROM sessions WHERE id = ?", [(number,) for number, _ in rows])
+                return 0
+
+            self._erasing(doing, unname)
+
+        def finish() -> int:
+            self._db.execute("DELETE FROM erasures WHERE arrival = ?", (arrival,))
+            return 0
+
+        self._erasing(doing, finish)
+        self.known.clear()
+        self._quarantine_bytes = self._count_quarantine()
+        return total
+
+    def _prune(self, before_s: float) -> None:
+        """Delete the oldest traces of frames whose sessions can no longer come back."""
+        kept = (
+            "SELECT arrival, received FROM frames WHERE (fate = ? AND kind = ?) OR received >= ? "
+            "ORDER BY arrival LIMIT 1"
+        )
+        rows = self._database.rows(kept, (STORED, int(FrameKind.DATA), int(before_s)))
+        below = rows[0][0] if rows else self._head.next_arrival
+        before_s = min(before_s, rows[0][1]) if rows else before_s
+        if below <= self._head.pruned_below:
+            return
+        unused = "NOT EXISTS (SELECT 1 FROM frames WHERE frames.session = sessions.id)"
+        for table, key, condition, value in (
+            ("bodies", "arrival", "arrival < ?", below),
+            ("frames", "arrival", "arrival < ?", below),
+            ("sessions", "id", f"last_received < ? AND {unused}", int(before_s)),
+            ("quarantine", "id", "received < ? AND raw = x''", before_s),
+        ):
+            query = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {condition} LIMIT ?)"
+            gone = True
+            while gone:
+                with self._state:
+                    self._check_open()
+                    with self._changing("pruning"):
+                        # In the first of these transactions already, so that a crash leaves no number unexplained.
+                        self._save_head(pruned_below=below, pruned_before_s=int(before_s))
+                        gone = self._db.execute(query, (value, _SLICE_ROWS)).rowcount > 0
+                    self._database.wrote(0)
+        self.known.clear()
 
     def _check_not_closed(self) -> None:
         if self._closed:
@@ -257,107 +617,47 @@ class LocalStore:
 
     def _check_open(self) -> None:
         self._check_not_closed()
-        if self._failed:
-            raise StorageFailed(self._failed)
+        self._database.check()
 
-    # --- committing -----------------------------------------------------------------------------------------------
-
-    def _commit(self, batches: Sequence[WriteBatch]) -> Sequence[Receipt | UnderstudyError]:
-        with self._state:
-            self._check_open()
-            self._finish_sealing(wait=False)
-            if self._is_due():
-                self.freeze()
-            draft, now_s = Draft(self.known, self._next_arrival, self._next_quarantine), self._clock.now()
-            results: list[Receipt | UnderstudyError] = []
-            for batch in batches:
-                if self._claims.renew(batch.partition, batch.epoch, now_s=now_s):
-                    results.append(draft.take(batch))
-                else:
-                    results.append(ClaimLost(f"epoch {batch.epoch} of partition {batch.partition} is stale"))
-            if draft.is_worth_writing:
-                self._append(draft.trailer(self._next_commit), draft.raws, draft.candidates)
-            return results
-
-    def commit_event(self, event: Event) -> int:
-        """Make an event durable under its own arrival number."""
-        with self._state:
-            self._check_open()
-            number = self._next_arrival
-            self._append(Trailer(number=self._next_commit, first_arrival=number, event=event), [], [])
-            return number
-
-    def _append(self, trailer: Trailer, raws: list[bytes], candidates: Sequence[Candidate]) -> None:
+    @contextmanager
+    def _changing(self, doing: str) -> Iterator[None]:
+        """A durable transaction; where it fails, what is at hand is as it was before."""
+        head = self._head
         try:
-            self._write_entry(commit_parts(trailer, raws), candidates)
-        except StorageFailed as error:
-            # Nobody knows whether the entry is on the disk: only a new start can tell.
-            self._failed = f"{error} (the store must be reopened)"
+            with self._database.changing(doing):
+                yield
+        except BaseException:
+            self._head = head
+            self.known.clear()
             raise
-        self._write_mark()
 
-    def _write_entry(self, parts: Sequence[bytes], candidates: Sequence[Candidate] | None) -> None:
-        entry = self._log.append(parts)
-        commit = read_commit(entry)
-        self._current.apply(commit, self._file_no, before=self.known.state_of, candidates=candidates)
-        trailer = commit.trailer
-        self._next_commit = trailer.number + 1
-        self._next_arrival = trailer.first_arrival + trailer.n_arrivals
-        self._positions.update(dict(trailer.positions))
-        for facts in trailer.quarantined:
-            self._next_quarantine = max(self._next_quarantine, facts.id + 1)
-        if trailer.event is not None and trailer.event.kind == "forget":
-            self.known.forget(trailer.event.player, trailer.event.at_s)
-
-    def _write_mark(self) -> None:
-        self._mark.write(Watermark(self._sealed_below, self._next_arrival, self._file_no, self._log.size_bytes))
-
-    # --- sealing ----------------------------------------------------------------------------------------------------
-
-    def _unsealed(self) -> list[Generation]:
-        return [one for one in (self._current, self._sealer.frozen) if one is not None]
-
-    def _is_due(self) -> bool:
-        current = self._current
-        return (
-            current.log_bytes >= self._seal_bytes
-            or current.decoded_bytes >= self._seal_bytes
-            or max(current.rows_by_schema.values(), default=0) >= self._seal_rows
-        )
-
-    def freeze(self, *, wait: bool = False) -> None:
-        """Start a new log file and seal the old ones in the background."""
+    def _erasing(self, doing: str, change: Callable[[], int]) -> None:
+        """A bounded transaction of an erasure, which may use the reserve; `change` tells how many bytes it wrote."""
         with self._state:
             self._check_open()
-            self._finish_sealing(wait=True)
-            if self._current.log_bytes:
-                self._file_no += 1
-                with disk("a log file"):
-                    following = LogFile(log_path(self.folder, self._file_no), sync=self._sync)
-                self._log.close()
-                self._log = following
-                frozen, self._current = self._current, Generation(files=[self._file_no])
-                self._sealer.start(frozen)
-                self._write_mark()
-            if wait:
-                self._finish_sealing(wait=True)
+            try:
+                with self._changing(doing):
+                    written = change()
+            except StorageFull:
+                if not self._database.use_reserve():
+                    raise
+                with self._changing(doing):
+                    written = change()
+            self._database.wrote(written)
 
-    def _finish_sealing(self, *, wait: bool) -> None:
-        """Once the sealer is done: let readers look into the segments instead of the log, then drop the log."""
-        try:
-            sealed = self._sealer.finish(wait=wait)
-        except Unreachable:
-            raise
-        except StorageFailed as error:
-            self._failed = str(error)
-            raise
-        if sealed is None:
-            return
-        self.known.sealed_sessions.remember(sealed.sessions.items())
-        self._sealed_below = self._catalogue.fact("sealed_below")
-        self._write_mark()
-        for number in sealed.files:
-            remove(log_path(self.folder, number))
+
+def _marks(count: int) -> str:
+    return ", ".join("?" * count)
+
+
+_ADD_FRAME = f"INSERT INTO frames VALUES ({_marks(len(FrameRow._fields))})"
+_PUT_FRAME = f"REPLACE INTO frames VALUES ({_marks(len(FrameRow._fields))})"
+_PUT_HEAD = f"REPLACE INTO head VALUES ({_marks(len(Head._fields) + 2)})"
+_PUT_QUARANTINED = f"REPLACE INTO quarantine VALUES ({_marks(13)})"
+_PUT_SESSION = (
+    f"INSERT INTO sessions VALUES ({_marks(7)}) ON CONFLICT (id) DO UPDATE SET game = excluded.game, "
+    "last_received = excluded.last_received, state = excluded.state, crc = excluded.crc"
+)
 
 
 def _batch_bytes(batch: WriteBatch) -> int:

@@ -1,318 +1,298 @@
-"""A read-only look at a local store, from any process, while its writer writes, seals, forgets or dies."""
+"""A read-only look at the embedded store, from any process, while its writer writes, forgets or dies.
 
+A transaction of a reader lasts one page: an older one would keep SQLite's write-ahead log from being reused.
+"""
+
+import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from understudy.core.chunk import chunk_of
-from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.frame import FrameKind, decode_frame
-from understudy.core.log import LogReader
-from understudy.core.ports import Cursor, Forgotten, Gone, SessionFilter, SessionInfo, Stored, Tail
+from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.ports import Cursor, Forgotten, Gone, Quarantined, SessionFilter, SessionInfo, Stored, Tail
 from understudy.core.session import SessionState, unpack_state
-from understudy.stores.catalogue import (
-    DAMAGED,
-    EVENT_KIND,
-    EXPIRED,
-    FORGOTTEN,
-    QUARANTINED,
-    STORED,
-    ArrivalRow,
-    Catalogue,
-)
-from understudy.stores.commits import (
-    Event,
-    Watermark,
-    WatermarkFile,
-    commits_in,
-    damage,
-    log_numbers,
-    log_path,
-    unpack_keys,
-)
-from understudy.stores.generation import Generation
-from understudy.stores.sealing import segment_path
-from understudy.stores.segments import Segment
+from understudy.stores.database import check_of, checked, disk, open_reader
+
+STORED, FORGOTTEN, EXPIRED, QUARANTINED = range(4)
+"""A frame's fate."""
+
+PAGE_BYTES = 32 * 1024 * 1024
+"""A page of a tail ends behind the item that reaches this size."""
 
 _POLL_S = 0.003
-_TRIES = 1000
-
-_FATES: dict[int, Gone] = {FORGOTTEN: "forgotten", EXPIRED: "expired", QUARANTINED: "quarantined", DAMAGED: "damaged"}
-_EVENTS: dict[str, Gone] = {"forget": "forgotten", "quarantine": "quarantined", "damaged": "damaged"}
+_ROWS = 1000
+_GONE: dict[int, Gone] = {FORGOTTEN: "forgotten", EXPIRED: "expired", QUARANTINED: "quarantined"}
 
 
-class Moved(UnderstudyError):
-    """A file went away under the reader's hands because it was sealed or rewritten: look again."""
+class Head(NamedTuple):
+    """The counters of a store."""
 
-    retry_helps = True
-    blame = "nobody"
+    store: bytes
+    next_arrival: int
+    next_quarantine: int
+    next_session: int
+    pruned_below: int
+    """Arrival numbers below this are known no more."""
+    pruned_before_s: int
+    """Sessions that began before this may be known no more."""
+
+
+def read_head(db: sqlite3.Connection) -> Head:
+    """Where the store stands."""
+    row = db.execute("SELECT * FROM head").fetchone()
+    if row is None:
+        raise Corrupt("the store has no counters; restore it from a backup")
+    return Head(*checked("head", row)[1:])
+
+
+class FrameRow(NamedTuple):
+    """What the store knows of one frame besides its bytes."""
+
+    arrival: int
+    session: int | None
+    chunk_no: int | None
+    gone: int
+    kind: int
+    fate: int
+    event: int
+    received: int
+    schema: int
+    first_step: int
+    n_steps: int
+    body_crc: int
+    body_len: int
+    crc: int
+
+    @property
+    def is_sound(self) -> bool:
+        return check_of(*self[:-1]) == self.crc
+
+    def changed(self, **fields: Any) -> "FrameRow":
+        """The row with other values and the checksum they need."""
+        row = self._replace(**fields)
+        return row._replace(crc=check_of(*row[:-1]))
+
+
+COLUMNS = ", ".join(f"f.{name}" for name in FrameRow._fields)
 
 
 @dataclass(frozen=True, slots=True)
-class _Where:
-    """An unsealed frame's raw bytes."""
+class Counts:
+    """What a store holds, by its own tables."""
 
-    file: int
-    offset: int
-    length: int
-    event: Event | None = None
+    chunks: int
+    steps_by_game: dict[str, int]
+    sessions: int
+    quarantined: dict[str, int]
+    """By reason."""
+    parked: int
+    free_bytes: int
+    """Room inside the database that new frames use first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRow:
+    """A stored chunk, for those who want to read chunks in another order than that of arrival."""
+
+    session: bytes
+    chunk_no: int
+    arrival_no: int
+    n_steps: int
+    game: str
+    schema: str
 
 
 class StoreView:
     """Tails a store in the order of arrival: every number once, as stored or as forgotten."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / "catalogue.sqlite").exists():
-            raise ConfigError(f"there is no store in {folder}; record something first, or give another --data folder")
         self.folder = folder
-        self.catalogue = Catalogue(folder / "catalogue.sqlite", read_only=True)
-        self._mark = WatermarkFile(folder / "watermark")
-        self._readers: dict[int, LogReader] = {}
-        self._segments: dict[int, Segment] = {}
-        self._index: dict[int, _Where] = {}
-        self._scanned = (0, 0)
-        self._indexed_below = 0
-        self._sealed_below = -1
+        self._db = open_reader(folder)
         self._lock = threading.RLock()
-        self._forgets: dict[bytes, int] = {}
-        self._hidden: dict[tuple[bytes, int], int] = {}
 
-    def mark(self) -> Watermark:
-        """How far readers may look."""
-        return self._mark.read() or Watermark(self.catalogue.fact("sealed_below", 1), 0, 0, 0)
+    @contextmanager
+    def looking(self) -> Iterator[sqlite3.Connection]:
+        """One consistent look; keep it short."""
+        with self._lock, disk(f"reading the store in {self.folder}"):
+            self._db.execute("BEGIN")
+            try:
+                yield self._db
+            finally:
+                self._db.execute("COMMIT")
+
+    @property
+    def next_arrival(self) -> int:
+        """The number that the next frame gets."""
+        with self.looking() as db:
+            return read_head(db).next_arrival
+
+    @property
+    def identity(self) -> uuid.UUID:
+        """The store's own id."""
+        with self.looking() as db:
+            return uuid.UUID(bytes=read_head(db).store)
+
+    def damage(self) -> str:
+        """What SQLite's quick check finds, or nothing; one long transaction."""
+        with self.looking() as db:
+            found = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
+        return "" if found == ["ok"] else "; ".join(found)
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         """The next items behind a cursor; empty when nothing came within `wait_s`."""
-        want = 1 if cursor is None else _arrival(cursor) + 1
+        first = 1 if cursor is None else _arrival(cursor) + 1
         deadline = time.monotonic() + wait_s
-        tries = 0
         while True:
-            try:
-                with self._lock:
-                    items = self._items(want, max_items)
-            except Moved:
-                tries += 1
-                if tries > _TRIES:
-                    raise
-                time.sleep(_POLL_S)
-                continue
-            if items or time.monotonic() >= deadline:
-                last = _last(items[-1]) if items else want - 1
-                return Tail(items, Cursor(str(last)))
+            page = self._page(first, max_items)
+            if page is not None:
+                items = page.items()
+                return Tail(items, Cursor(str(last_no(items[-1]))))
+            if time.monotonic() >= deadline:
+                return Tail([], Cursor(str(first - 1)))
             time.sleep(_POLL_S)
+
+    def _page(self, first: int, max_items: int) -> "_Page | None":
+        """What there is to know of the numbers from `first` on; None when none was given yet."""
+        with self.looking() as db:
+            head = read_head(db)
+            if first > head.next_arrival:
+                raise Corrupt(
+                    f"cursor {first - 1} is ahead of the store in {self.folder}, which ends at "
+                    f"{head.next_arrival - 1}: the store was cut back or replaced; restore it, or read from the start"
+                )
+            if first == head.next_arrival:
+                return None
+            query = (
+                f"SELECT {COLUMNS}, b.raw FROM frames f LEFT JOIN bodies b USING (arrival) WHERE f.arrival >= ? "
+                "ORDER BY f.arrival LIMIT ?"
+            )
+            rows: list[tuple[Any, ...]] = []
+            size = 0
+            found = db.execute(query, (first, max_items))
+            while size < PAGE_BYTES and (row := found.fetchone()) is not None:
+                rows.append(row)
+                size += len(row[-1] or b"")
+            found.close()
+            is_last = len(rows) < max_items and size < PAGE_BYTES
+            last = head.next_arrival - 1 if is_last else rows[-1][0]
+            return _Page(db, first, min(last, first + max_items - 1), head, rows)
 
     def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
-        """A cursor behind which all of these chunks lie, of those that are here; only the catalogue is read."""
-        first = self.catalogue.fact("sealed_below", 1)  # asked before the others: what they miss lies behind it
-        query = f"SELECT min(no) FROM arrivals WHERE session = ? AND chunk_no = ? AND kind < 9 AND fate = {STORED}"
-        for session, chunk_no in chunks:
-            if (row := self.catalogue.one(query, session.bytes, chunk_no)) is not None and row[0] is not None:
-                first = min(first, row[0])
+        """A cursor behind which all of these chunks lie, of those that are here."""
+        query = (
+            "SELECT arrival FROM frames WHERE session = (SELECT id FROM sessions WHERE session = ?) AND chunk_no = ? "
+            "AND gone = 0"
+        )
+        with self.looking() as db:
+            first = read_head(db).next_arrival
+            for session, chunk_no in chunks:
+                if (row := db.execute(query, (session.bytes, chunk_no)).fetchone()) is not None:
+                    first = min(first, row[0])
         return Cursor(str(first - 1))
 
-    def _items(self, want: int, max_items: int) -> list[Stored | Forgotten]:
-        try:
-            return self._look(want, max_items)
-        except (Moved, FileNotFoundError) as error:
-            self._forget_places()
-            raise Moved(str(error)) from error
-
-    def _look(self, want: int, max_items: int) -> list[Stored | Forgotten]:
-        mark = self.mark()
-        self._refresh(mark)
-        items: list[Stored | Forgotten] = []
-        if want < (pruned := self.catalogue.fact("pruned_below", 1)):
-            items.append(Forgotten(want, pruned - 1, "expired"))
-            want = pruned
-        if want < mark.sealed_below:
-            rows = self.catalogue.arrivals("no >= ? AND no < ? ORDER BY no LIMIT ?", want, mark.sealed_below, max_items)
-            for row in rows:
-                if row.no != want:
-                    raise Moved(f"arrival {want} is not in the catalogue yet")
-                items.append(self._sealed(row))
-                want += 1
-        while want < mark.next_arrival and len(items) < max_items and want >= mark.sealed_below:
-            where = self._index.get(want)
-            if where is None:
-                raise Moved(f"arrival {want} is not in the log")
-            item = self._from_log(want, where)
-            items.append(item)
-            want = _last(item) + 1
-        return items
-
-    # --- keeping up with the log --------------------------------------------------------------------------------
-
-    def _refresh(self, mark: Watermark) -> None:
-        if mark.sealed_below != self._sealed_below:
-            self._sealed_below = mark.sealed_below
-            self._indexed_below = max(self._indexed_below, mark.sealed_below)
-            self._index = {no: where for no, where in self._index.items() if no >= mark.sealed_below}
-            self._load_erasures()
-        file, offset = self._scanned
-        if (mark.file, mark.offset) == (file, offset):
-            return
-        for number in log_numbers(self.folder):
-            if file <= number <= mark.file:
-                self._scan(number, offset if number == file else 0, mark.offset if number == mark.file else None)
-        if mark.has_moved(self.mark()):
-            raise Moved("the log was sealed while it was read")
-        self._index_damage(mark.next_arrival)
-        self._scanned = (mark.file, mark.offset)
-        files = {where.file for where in self._index.values()}
-        for number in [number for number in self._readers if number not in files]:
-            self._readers.pop(number).close()
-
-    def _scan(self, number: int, offset: int, up_to: int | None) -> None:
-        for commit in commits_in(self._reader(number), offset, up_to=up_to):
-            arrival, event = commit.trailer.first_arrival, commit.trailer.event
-            self._index_damage(arrival)
-            for _, at, raw in commit.frames():
-                self._index[arrival] = _Where(number, at, len(raw))
-                arrival += 1
-            if event is not None:
-                for one in range(arrival, arrival + event.count):
-                    self._index[one] = _Where(number, 0, 0, event)
-                self._note(arrival, event.kind, event.player, event.chunks)
-                arrival += event.count
-            self._indexed_below = max(self._indexed_below, arrival)
-
-    def _index_damage(self, below: int) -> None:
-        """Numbers that were given out and are in no readable commit: shown as gone, so that nobody waits for them."""
-        for number in range(self._indexed_below, below):
-            self._index[number] = _Where(0, 0, 0, damage(number, number + 1))
-        self._indexed_below = max(self._indexed_below, below)
-
-    def _load_erasures(self) -> None:
-        for player, arrival in self.catalogue.rows("SELECT player, arrival FROM tombstones"):
-            self._note(arrival, "forget", player, [])
-        for arrival, raw in self.catalogue.rows("SELECT arrival, chunks FROM erasures WHERE kind = 'quarantine'"):
-            self._note(arrival, "quarantine", b"", unpack_keys(raw))
-
-    def pending_erasures(self) -> list[Forgotten]:
-        """What was promised to be erased and may still be in segments."""
-        rows = self.catalogue.rows("SELECT arrival, kind, player, chunks FROM erasures")
-        return [_forgotten(arrival, _EVENTS[kind], player, unpack_keys(raw)) for arrival, kind, player, raw in rows]
-
-    def _note(self, arrival: int, kind: str, player: bytes, chunks: list[tuple[bytes, int]]) -> None:
-        if kind == "forget":
-            self._forgets[player] = max(arrival, self._forgets.get(player, 0))
-        for key in chunks:
-            self._hidden[key] = arrival
-
-    def _forget_places(self) -> None:
-        """Start over after files moved: read the whole log again."""
-        self._index, self._scanned, self._indexed_below, self._sealed_below = {}, (0, 0), 0, -1
-        for reader in self._readers.values():
-            reader.close()
-        self._readers = {}
-        self._segments = {}
-
-    # --- items ------------------------------------------------------------------------------------------------------
-
-    def _sealed(self, row: ArrivalRow) -> Stored | Forgotten:
-        gone = _FATES.get(row.fate) or self._gone(row.no, row.player, row.session, row.chunk_no)
-        if gone is not None:
-            keys = unpack_keys(row.body or b"") if row.kind == EVENT_KIND else [(row.session, row.chunk_no)]
-            return _forgotten(row.no, gone, row.player, keys, at_s=row.received if row.kind == EVENT_KIND else 0.0)
-        if row.segment is not None and row.chunk is not None:
-            segment = self.segment(row.segment)
-            return Stored(row.no, segment.frame(row.chunk), segment.chunk(row.chunk))
-        return Stored(row.no, row.frame(), None)
-
-    def _from_log(self, number: int, where: _Where) -> Stored | Forgotten:
-        if where.event is not None:
-            event = where.event
-            return _forgotten(number, _EVENTS[event.kind], event.player, event.chunks, at_s=event.at_s)
-        frame = decode_frame(self._reader(where.file).bytes_at(where.offset, where.length))
-        if gone := self._gone(number, frame.player, frame.session.bytes, frame.chunk_no):
-            return _forgotten(number, gone, frame.player, [(frame.session.bytes, frame.chunk_no)])
-        return Stored(number, frame, chunk_of(frame) if frame.kind is FrameKind.DATA else None)
-
-    def _gone(self, number: int, player: bytes, session: bytes, chunk_no: int) -> Gone | None:
-        if number < self._forgets.get(player, 0):
-            return "forgotten"
-        return "quarantined" if number < self._hidden.get((session, chunk_no), 0) else None
-
-    def _reader(self, number: int) -> LogReader:
-        if number not in self._readers:
-            self._readers[number] = LogReader(log_path(self.folder, number))
-        return self._readers[number]
-
-    def segment(self, number: int) -> Segment:
-        """A sealed segment by its number; Moved when it was rewritten."""
-        if number not in self._segments:
-            try:
-                self._segments[number] = Segment(segment_path(self.folder, number))
-            except FileNotFoundError:
-                raise Moved(f"segment {number} was rewritten") from None
-            if len(self._segments) > 256:
-                self._segments.pop(next(iter(self._segments)))
-        return self._segments[number]
-
-    # --- the unsealed part, for sessions and audits -----------------------------------------------------------------
-
-    @contextmanager
-    def snapshot(self) -> Iterator[Generation]:
-        """One consistent look: the catalogue as of now, and everything behind its last sealing from the log."""
-        for _ in range(_TRIES):
-            with self.catalogue.looking():
-                generation = self._unsealed()
-                if generation is not None:
-                    yield generation
-                    return
-            time.sleep(_POLL_S)
-        raise Moved("the store is being sealed faster than it can be read")
-
-    def _unsealed(self) -> Generation | None:
-        """The log put together as the writer itself does; None when a part of it was sealed meanwhile."""
-        mark, arrival = self.mark(), self.catalogue.fact("sealed_below", 1)
-        generation = Generation(next_commit=self.catalogue.fact("next_commit", 1))
-        if mark.sealed_below > arrival:
-            return None
-        try:
-            for number in log_numbers(self.folder):
-                if number <= mark.file:
-                    arrival = self._apply(generation, number, mark, arrival)
-        except FileNotFoundError:
-            return None
-        if mark.has_moved(self.mark()):
-            return None
-        if arrival < mark.next_arrival:
-            generation.events.append((arrival, damage(arrival, mark.next_arrival)))
-        return generation
-
-    def _apply(self, generation: Generation, number: int, mark: Watermark, arrival: int) -> int:
-        """Add a log file's commits; the arrival number that follows them."""
-        with LogReader(log_path(self.folder, number)) as reader:
-            generation.files.append(number)
-            for commit in commits_in(reader, up_to=mark.offset if number == mark.file else None):
-                trailer = commit.trailer
-                if trailer.number < generation.next_commit:
-                    continue
-                if trailer.number > generation.next_commit:
-                    generation.events.append((arrival, damage(arrival, trailer.first_arrival)))
-                generation.apply(commit, number, before=self._state_before)
-                arrival = trailer.first_arrival + trailer.n_arrivals
-        return arrival
-
-    def _state_before(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
-        row = self.catalogue.one("SELECT game, state FROM sessions WHERE session = ?", session.bytes)
-        return None if row is None else (row[0], unpack_state(row[1]))
-
     def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
-        with self.snapshot() as unsealed:
-            yield from session_infos(self.catalogue, unsealed.sessions, wanted)
+        """Sessions that match, each once, in the order in which they began to arrive."""
+        query = (
+            "SELECT id, session, player, game, last_received, state, crc FROM sessions WHERE id > ? "
+            "AND (? IS NULL OR game = ?) AND (? IS NULL OR player = ?) AND last_received >= ? ORDER BY id LIMIT ?"
+        )
+        after = 0
+        while True:
+            values = (after, wanted.game, wanted.game, wanted.player, wanted.player, int(wanted.since_s), _ROWS)
+            with self.looking() as db:
+                rows = db.execute(query, values).fetchall()
+                erased = {player for (player,) in db.execute("SELECT player FROM erasures")}
+            if not rows:
+                return
+            after = rows[-1][0]
+            for row in rows:
+                _, session, player, game, _, state, _ = row
+                checked("sessions", row)
+                if player not in erased:
+                    yield info_of(uuid.UUID(bytes=session), game, unpack_state(state))
+
+    def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> list[Quarantined]:
+        """Frames in quarantine, oldest first, without those that were stored by replay or expired."""
+        with self.looking() as db:
+            return quarantined(db, after_id=after_id, limit=limit)
+
+    def counts(self) -> Counts:
+        """What the store holds, by its own tables."""
+        by_game = (
+            "SELECT s.game, count(*), sum(f.n_steps) FROM frames f JOIN schemas s ON s.id = f.schema "
+            "WHERE f.kind = 0 AND f.fate = 0 GROUP BY s.game"
+        )
+        by_reason = "SELECT reason, parked, count(*) FROM quarantine WHERE replayed = 0 GROUP BY reason, parked"
+        with self.looking() as db:
+            games = db.execute(by_game).fetchall()
+            refused = db.execute(by_reason).fetchall()
+            (sessions,) = db.execute("SELECT count(*) FROM sessions").fetchone()
+            (free,) = db.execute("PRAGMA freelist_count").fetchone()
+            (page_size,) = db.execute("PRAGMA page_size").fetchone()
+        return Counts(
+            chunks=sum(chunks for _, chunks, _ in games),
+            steps_by_game={game: steps for game, _, steps in games},
+            sessions=sessions,
+            quarantined={reason: number for reason, parked, number in refused if not parked},
+            parked=sum(number for _, parked, number in refused if parked),
+            free_bytes=free * page_size,
+        )
+
+    def chunks(self, *, game: str | None, player: bytes | None, since_s: float) -> list[ChunkRow]:
+        """Every stored chunk that matches, in the order of arrival."""
+        query = (
+            "SELECT f.arrival, s.session, f.chunk_no, f.n_steps, c.game, c.schema FROM frames f "
+            "JOIN sessions s ON s.id = f.session JOIN schemas c ON c.id = f.schema WHERE f.arrival > ? AND f.kind = 0 "
+            "AND f.fate = 0 AND (? IS NULL OR c.game = ?) AND (? IS NULL OR s.player = ?) AND f.received >= ? "
+            "ORDER BY f.arrival LIMIT ?"
+        )
+        found: list[ChunkRow] = []
+        after = 0
+        while True:
+            with self.looking() as db:
+                rows = db.execute(query, (after, game, game, player, player, int(since_s), 10 * _ROWS)).fetchall()
+            if not rows:
+                return found
+            after = rows[-1][0]
+            found += [
+                ChunkRow(session, chunk_no, arrival, n_steps, of_game, schema)
+                for arrival, session, chunk_no, n_steps, of_game, schema in rows
+            ]
+
+    def specs(self, game: str | None = None) -> list[GameSpec]:
+        """The specs of stored schemas, of one game or of all, the newest first."""
+        query = "SELECT id, game, schema, spec, crc FROM schemas WHERE ? IS NULL OR game = ? ORDER BY id DESC"
+        with self.looking() as db:
+            rows = [checked("schemas", row) for row in db.execute(query, (game, game))]
+        return [spec_from_json(spec) for *_, spec in rows if spec is not None]
+
+    def rows(self, query: str, *, start: Any) -> Iterator[tuple[Any, ...]]:
+        """All rows of a query with `> ? ORDER BY ... LIMIT ?` on its first column, page by page."""
+        while True:
+            page: list[tuple[Any, ...]] = []
+            size = 0
+            with self.looking() as db:
+                found = db.execute(query, (start, _ROWS))
+                while size < PAGE_BYTES and (row := found.fetchone()) is not None:
+                    page.append(row)
+                    size += len(row[-1]) if isinstance(row[-1], bytes) else 0
+                found.close()
+            if not page:
+                return
+            yield from page
+            start = page[-1][0]
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers = {}
-        self._mark.close()
-        self.catalogue.close()
+        with self._lock:
+            self._db.close()
 
     def __enter__(self) -> "StoreView":
         return self
@@ -321,35 +301,129 @@ class StoreView:
         self.close()
 
 
-def _forgotten(
-    number: int, reason: Gone, player: bytes, keys: Iterable[tuple[bytes, int]], *, at_s: float = 0.0
-) -> Forgotten:
-    chunks = tuple((uuid.UUID(bytes=session), chunk_no) for session, chunk_no in keys)
-    return Forgotten(number, number, reason, player or None, chunks, at_s)
+class _Page:
+    """Numbers `first..last` of a store: frames, events among them, names of gone ones, players being erased."""
+
+    def __init__(
+        self, db: sqlite3.Connection, first: int, last: int, head: Head, rows: Sequence[tuple[Any, ...]]
+    ) -> None:
+        self._first = first
+        self._last = last
+        self._pruned_below = head.pruned_below
+        self._rows = {row[0]: row for row in rows}
+        self._events = _events(db, first, last)
+        self._erasures = dict(db.execute("SELECT player, max(arrival) FROM erasures GROUP BY player").fetchall())
+        gone = sorted({row[1] for row in rows if row[3] and row[1] is not None})
+        self._sessions: dict[int, tuple[bytes, bytes]] = {}
+        for session in gone:
+            found = db.execute("SELECT session, player FROM sessions WHERE id = ?", (session,)).fetchone()
+            if found is not None:
+                self._sessions[session] = found
+
+    def items(self) -> list[Stored | Forgotten]:
+        """Every number once; those that should be there and are not show as damaged."""
+        items: list[Stored | Forgotten] = []
+        first = self._first
+        if first < self._pruned_below:
+            items.append(Forgotten(first, self._pruned_below - 1, "expired"))
+            first = self._pruned_below
+        for number in range(first, self._last + 1):
+            if (event := self._events.get(number)) is not None:
+                items.append(event)
+            elif (row := self._rows.get(number)) is not None:
+                items.append(self._item(FrameRow(*row[:-1]), row[-1]))
+            else:
+                items.append(Forgotten(number, number, "damaged"))
+        return items
+
+    def _item(self, row: FrameRow, raw: bytes | None) -> Stored | Forgotten:
+        number = row.arrival
+        if not row.is_sound:
+            return Forgotten(number, number, "damaged")
+        if row.fate != STORED:
+            return self._forgotten(row)
+        try:
+            frame = decode_frame(raw or b"")
+            chunk = chunk_of(frame) if frame.kind is FrameKind.DATA else None
+        except Refused:
+            return Forgotten(number, number, "damaged")
+        if number < self._erasures.get(frame.player, 0):
+            return Forgotten(number, number, "forgotten")
+        return Stored(number, frame, chunk)
+
+    def _forgotten(self, row: FrameRow) -> Forgotten:
+        session, player = self._sessions.get(row.session or 0, (None, None))
+        if session is None or row.chunk_no is None or player in self._erasures:
+            return Forgotten(row.arrival, row.arrival, _GONE[row.fate])
+        key = (uuid.UUID(bytes=session), row.chunk_no)
+        return Forgotten(row.arrival, row.arrival, _GONE[row.fate], player, (key,))
 
 
-def session_infos(
-    catalogue: Catalogue, unsealed: Mapping[uuid.UUID, tuple[str, SessionState]], wanted: SessionFilter
-) -> Iterator[SessionInfo]:
-    """Sessions of catalogue and log that match, each once; forgotten ones are not listed."""
-    for session, (game, state) in unsealed.items():
-        if matches(game, state, wanted):
-            yield info_of(session, game, state)
-    at = b""
-    while rows := catalogue.rows(
-        "SELECT session, game, state FROM sessions WHERE session > ? AND (? IS NULL OR game = ?) "
-        "AND (? IS NULL OR player = ?) AND last_received >= ? ORDER BY session LIMIT 1000",
-        at, wanted.game, wanted.game, wanted.player, wanted.player, int(wanted.since_s),
-    ):  # fmt: skip
-        at = rows[-1][0]
-        for raw_session, game, raw_state in rows:
-            session = uuid.UUID(bytes=raw_session)
-            state = unpack_state(raw_state)
-            if session not in unsealed and not state.forgotten:
-                yield info_of(session, game, state)
+def _events(db: sqlite3.Connection, first: int, last: int) -> dict[int, Forgotten]:
+    query = "SELECT arrival, reason, at, player, crc FROM events WHERE arrival BETWEEN ? AND ?"
+    found: dict[int, Forgotten] = {}
+    for row in db.execute(query, (first, last)).fetchall():
+        number, reason, at_s, player = checked("events", row)
+        chunks = db.execute(
+            "SELECT s.session, f.chunk_no FROM frames f JOIN sessions s ON s.id = f.session WHERE f.event = ? "
+            "ORDER BY f.arrival",
+            (number,),
+        ).fetchall()
+        keys = tuple((uuid.UUID(bytes=session), chunk_no) for session, chunk_no in chunks)
+        found[number] = Forgotten(number, number, reason, player, keys, at_s)
+    return found
+
+
+def quarantined(db: sqlite3.Connection, *, after_id: int, limit: int) -> list[Quarantined]:
+    """Frames in quarantine, oldest first, without those that were stored by replay or expired."""
+    query = (
+        "SELECT id, reason, detail, parked, received, game, session, chunk_no, body_crc, raw FROM quarantine "
+        "WHERE id > ? AND replayed = 0 AND raw <> x'' ORDER BY id LIMIT ?"
+    )
+    found: list[Quarantined] = []
+    size = 0
+    for number, reason, detail, parked, received, game, session, chunk_no, crc, raw in db.execute(
+        query, (after_id, limit)
+    ):
+        has_key = any(session)
+        found.append(
+            Quarantined(
+                id=number,
+                reason=reason,
+                detail=detail,
+                parked=bool(parked),
+                received_s=received,
+                game=game,
+                session=uuid.UUID(bytes=session) if has_key else None,
+                chunk_no=chunk_no if has_key else None,
+                crc=crc,
+                raw=raw,
+            )
+        )
+        size += len(raw)
+        if size >= PAGE_BYTES:
+            break
+    return found
+
+
+def info_of(session: uuid.UUID, game: str, state: SessionState) -> SessionInfo:
+    """A session as the port shows it."""
+    return SessionInfo(
+        session=session,
+        game=game,
+        player=state.player,
+        n_chunks=state.n_chunks,
+        n_steps=state.n_steps,
+        high=state.high,
+        missing=state.missing(),
+        dropped_steps=state.dropped_steps,
+        closed=state.closed,
+        last_received_s=float(state.last_received_s),
+    )
 
 
 def matches(game: str, state: SessionState, wanted: SessionFilter) -> bool:
+    """Whether a session is one of those that are wanted."""
     return (
         not state.forgotten
         and wanted.game in (None, game)
@@ -358,19 +432,12 @@ def matches(game: str, state: SessionState, wanted: SessionFilter) -> bool:
     )
 
 
-def info_of(session: uuid.UUID, game: str, state: SessionState) -> SessionInfo:
-    return SessionInfo(
-        session=session, game=game, player=state.player, n_chunks=state.n_chunks, n_steps=state.n_steps,
-        high=state.high, missing=state.missing(), dropped_steps=state.dropped_steps, closed=state.closed,
-        last_received_s=float(state.last_received_s),
-    )  # fmt: skip
+def last_no(item: Stored | Forgotten) -> int:
+    """The last arrival number that an item of a tail stands for."""
+    return item.last_no if isinstance(item, Forgotten) else item.arrival_no
 
 
 def _arrival(cursor: Cursor) -> int:
     if not cursor.isdigit():
         raise ConfigError(f"{cursor!r} is no cursor of a local store")
     return int(cursor)
-
-
-def _last(item: Stored | Forgotten) -> int:
-    return item.last_no if isinstance(item, Forgotten) else item.arrival_no

@@ -7,7 +7,6 @@ exactly where it was. What the remote store takes away is taken away here too.
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from threading import Event
 
@@ -29,7 +28,6 @@ from understudy.core.ports import (
     Stored,
     WriteBatch,
 )
-from understudy.stores.catalogue import STORED, Catalogue
 from understudy.stores.local import LocalStore
 
 _log = structlog.get_logger("understudy.window")
@@ -41,10 +39,6 @@ _TROUBLE_S = 1.0
 _BOUND_EVERY_S = 10.0
 _NO_BODY = 0
 """The checksum of no bytes."""
-_PER_SECOND = (
-    f"SELECT received, sum(n_steps), sum(length) FROM arrivals WHERE fate = {STORED} AND segment IS NOT NULL "
-    "GROUP BY received ORDER BY received DESC"
-)
 
 
 class Window:
@@ -184,7 +178,7 @@ class Window:
         if item.chunks:
             self.local.quarantine(item.chunks, reason=item.reason)
         elif item.player is not None:
-            self.local.forget(item.player, at_s=item.at_s or None)
+            self.local.forget_tombstone(item.player, at_s=item.at_s or None)
 
     # --- bounds ---------------------------------------------------------------------------------------------------
 
@@ -197,8 +191,7 @@ class Window:
 
     def _surplus_before_s(self) -> float:
         """A time before which everything may go; 0 while there is not too much here. A tenth over is let pass."""
-        with closing(Catalogue(self.local.folder / "catalogue.sqlite", read_only=True)) as catalogue:
-            seconds = catalogue.rows(_PER_SECOND)
+        seconds = self.local.sizes()
         steps, size = sum(row[1] for row in seconds), sum(row[2] for row in seconds)
         if steps <= 1.1 * (self._max_steps or steps) and size <= 1.1 * (self._max_bytes or size):
             return 0.0

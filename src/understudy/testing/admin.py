@@ -6,6 +6,7 @@ from understudy.core.chunk import Chunk
 from understudy.core.frame import FrameKind
 from understudy.core.names import new_session
 from understudy.core.ports import Forgotten, RefusedFrame, SessionFilter
+from understudy.core.session import tombstone_of
 from understudy.testing.desk import SPEC, Desk, StoreFactory
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_chunk, random_session
 
@@ -185,7 +186,7 @@ class StoreAdminContract(StoreFactory):
                 audit = desk.store.audit()
                 assert (audit.chunks, audit.forgotten_chunks, audit.gap_chunks) == (2, 3, 0)
             told = [item for item in desk.tail() if isinstance(item, Forgotten)]
-            assert any(item.player == PLAYER and item.reason == "forgotten" for item in told), "learners are told"
+            assert any(item.player == tombstone_of(PLAYER) and not item.chunks for item in told), "learners are told"
             assert desk.store.forget(PLAYER) == 0
             self._comes_back_no_more(desk, [*theirs, *parked])
             desk.store.close()

@@ -26,6 +26,7 @@ from understudy.core.frame import Frame
 from understudy.core.names import new_session, player_name
 from understudy.core.ports import Ack, Audit, Outcome, SessionFilter, SessionInfo
 from understudy.ingest.specs import SpecFolder
+from understudy.stores.database import has_store
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
@@ -45,7 +46,7 @@ class There:
     def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
         if self.is_away:
             raise Unreachable("nobody answers")
-        if not (self._folder / "catalogue.sqlite").exists():
+        if not has_store(self._folder):
             return
         with StoreView(self._folder) as view:
             yield from view.sessions(wanted)

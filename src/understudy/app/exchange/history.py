@@ -11,12 +11,10 @@ from understudy.app.data import DataFolder
 from understudy.core.chunk import Chunk
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError
-from understudy.core.frame import FrameKind
-from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.game import GameSpec
 from understudy.core.names import player_name
 from understudy.core.ports import Cursor, Specs, Stored
 from understudy.ingest.specs import SpecFolder
-from understudy.stores.catalogue import STORED
 from understudy.stores.view import StoreView
 
 OnSteps = Callable[[int, int], None]
@@ -83,19 +81,21 @@ class History:
 def open_history(data: DataFolder, view: StoreView, wanted: Wanted, *, specs: Specs | None = None) -> History:
     """The history of one game's schema; ConfigError when there are several and none was named, or nothing at all."""
     player = None if wanted.player is None else _pseudonym_of(data, wanted)
-    rows = _rows(view, wanted, player)
-    choices = sorted({(game, schema) for *_, game, schema in rows})
+    rows = [
+        row
+        for row in view.chunks(game=wanted.game, player=player, since_s=wanted.since_s)
+        if row.schema.startswith(wanted.schema)
+    ]
+    choices = sorted({(row.game, row.schema) for row in rows})
     if not choices:
         raise ConfigError(
             f"the store of {data.root} holds nothing of what was asked for; see what it holds: "
             f"understudy data stats --data {data.root}"
         )
     game, schema = _chosen(choices, wanted)
-    mine = sorted(
-        (session, chunk_no, no) for session, chunk_no, no, _, one, its in rows if (one, its) == (game, schema)
-    )
-    n_steps = sum(steps for *_, steps, one, its in rows if (one, its) == (game, schema))
-    numbers = np.array([no for _, _, no in mine], np.int64)
+    mine = sorted((row for row in rows if row.schema == schema), key=lambda row: (row.session, row.chunk_no))
+    n_steps = sum(row.n_steps for row in mine)
+    numbers = np.array([row.arrival_no for row in mine], np.int64)
     return History(view, _spec(data, view, specs, game, schema), wanted, n_steps, numbers)
 
 
@@ -103,25 +103,6 @@ def _pseudonym_of(data: DataFolder, wanted: Wanted) -> bytes:
     if wanted.game is None:
         raise ConfigError("--player needs --game: a player has another pseudonym in each game")
     return pseudonym(deployment_key(data.root), wanted.game, player_name(wanted.player or ""))
-
-
-def _rows(view: StoreView, wanted: Wanted, player: bytes | None) -> list[tuple[bytes, int, int, int, str, str]]:
-    """Session, number, arrival number, steps, game and schema of every chunk that may be wanted, sealed or not."""
-    query = (
-        "SELECT arrivals.session, chunk_no, no, n_steps, game, segments.schema FROM arrivals "
-        "JOIN segments ON segments.id = arrivals.segment WHERE arrivals.kind = 0 AND fate = ? "
-        "AND (? IS NULL OR game = ?) AND (? IS NULL OR player = ?) AND received >= ?"
-    )
-    since = int(wanted.since_s)
-    with view.snapshot() as unsealed:
-        rows = view.catalogue.rows(query, STORED, wanted.game, wanted.game, player, player, since)
-        rows += [
-            (one.session.bytes, one.chunk_no, one.arrival_no, one.facts.n_steps, one.facts.game, one.facts.schema)
-            for one in unsealed.items
-            if one.kind is FrameKind.DATA and wanted.game in (None, one.facts.game)
-            and player in (None, one.player) and one.received_s >= since
-        ]  # fmt: skip
-    return [row for row in rows if row[5].startswith(wanted.schema)]
 
 
 def _chosen(choices: list[tuple[str, str]], wanted: Wanted) -> tuple[str, str]:
@@ -135,10 +116,8 @@ def _chosen(choices: list[tuple[str, str]], wanted: Wanted) -> tuple[str, str]:
 
 
 def _spec(data: DataFolder, view: StoreView, specs: Specs | None, game: str, schema: str) -> GameSpec:
-    row = view.catalogue.one("SELECT spec FROM schemas WHERE schema = ?", schema)
-    if row is not None and row[0]:
-        return spec_from_json(row[0])
-    found = (specs or SpecFolder(data.games)).spec(game, schema)
+    stored = next((spec for spec in view.specs(game) if spec.schema == schema), None)
+    found = stored or (specs or SpecFolder(data.games)).spec(game, schema)
     if found is None:
         raise ConfigError(
             f"no spec of {game} in schema {schema[:12]} is registered in {data.root}; register the game again"

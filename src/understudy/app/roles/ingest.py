@@ -13,7 +13,6 @@ import structlog
 
 from understudy.app.data import DataFolder
 from understudy.app.roles.requests import answer_all, forget_stale
-from understudy.app.roles.snapshot import snapshot_store
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.ports import Candidate, FullStore, Position, Specs, Stream
@@ -88,7 +87,7 @@ class IngestRole:
             raise ConfigError(f"stored steps are kept for {keep_s} s; give a time above 0, or none to keep them")
         self._data, self._retention_s, self._keep_s = data, checked_retention(retention_s), keep_s
         self._specs: Specs = specs or SpecFolder(data.games)
-        if not (data.store / "catalogue.sqlite").exists():
+        if not data.has_store():
             deployment_key(data.root)  # before the store: a store without a key is refused by every game
         with contextlib.ExitStack() as opened:
             # The store first, since its lock says that nobody else is here: so the owner is the folder, no process.
@@ -133,7 +132,8 @@ class IngestRole:
 
     def _handlers(self) -> Mapping[str, Any]:
         return {
-            "barrier": self._barrier, "forget": self._forget, "replay": self._replay, "snapshot": self._snapshot
+            "barrier": self._barrier, "forget": self._forget, "replay": self._replay, "snapshot": self._snapshot,
+            "compact": self._compact,
         }  # fmt: skip
 
     def _barrier(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,12 +141,16 @@ class IngestRole:
         return {"arrival": self.store.next_arrival - 1, "pid": os.getpid()}
 
     def _snapshot(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"segments": self.snapshot(self._data.root / "snapshots" / Path(str(asked["name"])).name)}
+        self.snapshot(self._data.root / "snapshots" / Path(str(asked["name"])).name)
+        return {}
 
-    def snapshot(self, target: Path) -> int:
-        """Copy the store as it is, with all that the stream held; how many segments it has."""
+    def snapshot(self, target: Path) -> None:
+        """Copy the store with all that the stream held; what comes meanwhile is stored, and copied too."""
         self.service.drain()
-        return snapshot_store(self.store, target)
+        self.store.back_up(target, between=self.service.step)
+
+    def _compact(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"freed_bytes": self.store.compact(between=self.service.step)}
 
     def _forget(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.forget([bytes.fromhex(text) for text in asked["players"]])

@@ -8,7 +8,6 @@ It only reads the store and writes models and checkpoints; whoever starts later 
 import itertools
 import json
 import os
-import secrets
 import socket
 from pathlib import Path
 from threading import Event
@@ -22,10 +21,10 @@ from understudy.app.service.gatekeeper import CheckModel, Gatekeeper
 from understudy.app.service.model_check import check_apart
 from understudy.app.service.tally import Tally
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import create_once
 from understudy.core.errors import Fenced, StorageFull, Unreachable
 from understudy.core.log import make_folder, write_file
 from understudy.models.registry import Registry
+from understudy.stores.view import StoreView
 
 _log = structlog.get_logger("understudy.learner")
 _IDLE_S = 0.05
@@ -104,7 +103,7 @@ class LearnerRole:
 
     def _open(self) -> bool:
         """Whether there is a store by now."""
-        if not (self._data.store / "catalogue.sqlite").exists():
+        if not self._data.has_store():
             return False
         self._bind()
         self._tally = Tally(self._data.store)
@@ -120,10 +119,9 @@ class LearnerRole:
 
     def _bind(self) -> None:
         """Set aside what was learnt from another store: its arrival numbers mean nothing in this one."""
-        mark = self._data.store / "id"
-        if not mark.exists():
-            create_once(mark, secrets.token_hex(8).encode())
-        here, before = mark.read_text(), self._folder / "store.txt"
+        with StoreView(self._data.store) as view:
+            here = str(view.identity)
+        before = self._folder / "store.txt"
         if before.exists() and (other := before.read_text()) != here:
             aside = _free(self._folder.with_name(f"learner-{other}"))
             _log.warning("store_changed", before=other, now=here, kept=str(aside))

@@ -8,6 +8,7 @@ from understudy.core.chunk import chunk_of
 from understudy.core.errors import Refused
 from understudy.core.frame import Frame, FrameKind
 from understudy.core.ports import Gone
+from understudy.core.session import tombstone_of
 from understudy.stores.audit import Findings, Held
 from understudy.stores.cassandra.facts import Arrived, Commit
 from understudy.stores.cassandra.journal import Journal
@@ -16,7 +17,7 @@ from understudy.stores.cassandra.quarantine import Quarantine
 from understudy.stores.cassandra.reading import commits_between
 from understudy.stores.cassandra.tailing import Tailer
 from understudy.stores.cassandra.wire import Row, Wire
-from understudy.stores.catalogue import EXPIRED, FORGOTTEN, QUARANTINED, STORED
+from understudy.stores.view import EXPIRED, FORGOTTEN, QUARANTINED, STORED
 
 _AT_ONCE = 256
 _FATES: dict[Gone, int] = {"forgotten": FORGOTTEN, "expired": EXPIRED, "quarantined": QUARANTINED}
@@ -64,7 +65,7 @@ def _arrivals(
         for one in commit.facts.quarantined:
             if commit.events >= journal.forgets.get(one.player, (0, 0.0))[0] and any(one.session):
                 findings.quarantined.setdefault((one.session, one.chunk_no), []).append(one.crc)
-        findings.forgotten_sessions.update(session for session, _ in commit.facts.forgotten)
+        findings.forgotten_sessions.update(tombstone_of(session) for session, _ in commit.facts.forgotten)
         yield from ((commit, one) for one in commit.facts.stored)
     if last < head and not tailer.has_run_out(row.attempt / 1e6):
         findings.corrupt.append(f"commits {last + 1} to {head} of {name} are not there")
@@ -86,7 +87,7 @@ def _audit_page(page: Sequence[tuple[Commit, Arrived]], journal: Journal, tailer
         elif gone is not None:
             findings.hold(one.key, Held(one.crc, one.kind, one.first_step, one.n_steps, _FATES[gone]))
             if gone == "forgotten":
-                findings.forgotten_sessions.add(one.session)
+                findings.forgotten_sessions.add(tombstone_of(one.session))
         elif frame is not None:
             _audit_frame(one, frame, findings)
 

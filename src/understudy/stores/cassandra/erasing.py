@@ -19,8 +19,7 @@ from understudy.stores.cassandra.tailing import Tailer
 from understudy.stores.cassandra.turns import Decided, Turn, Turns
 from understudy.stores.cassandra.wire import Row, Wire
 from understudy.stores.cassandra.writing import Writer
-from understudy.stores.commits import QuarantinedFrame
-from understudy.stores.draft import Draft
+from understudy.stores.draft import Draft, QuarantinedFrame
 
 _NUMBERS = "SELECT * FROM sessions WHERE session = ?"
 _A_TURN = 64
@@ -142,10 +141,10 @@ class Eraser:
         def decide(turn: Turn) -> Decided:
             known = self._writer.known()
             known.look_up([], [(one.frame.session, one.frame.chunk_no) for one in candidates])
-            draft = Draft(known, 0, turn.first_id)
+            draft = Draft(known, turn.first_id)
             decided = [draft.replay(one, number) for number, one in zip(ids, candidates, strict=True)]
             receipts[:] = [Receipt([fate for fate, _ in decided], [reason for _, reason in decided])]
-            facts = facts_of(draft.trailer(0), draft.candidates)
+            facts = facts_of(draft.trailer(), draft.candidates)
             return Decided(facts, self._writer.rows(turn.tag, facts, draft.raws, events=turn.number))
 
         self._turns.take(decide)

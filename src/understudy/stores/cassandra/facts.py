@@ -10,7 +10,7 @@ import msgspec
 from understudy.core.frame import Frame, FrameKind, read_drop
 from understudy.core.ports import Candidate
 from understudy.core.session import Arrival
-from understudy.stores.commits import QuarantinedFrame, StoredFrame, Trailer
+from understudy.stores.draft import QuarantinedFrame, StoredFrame, Trailer
 
 ADMIN = "~admin"
 """The partition of everything that comes from no stream: erasures, quarantine by hand, replays."""

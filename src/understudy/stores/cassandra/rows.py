@@ -8,7 +8,7 @@ from understudy.stores.cassandra.facts import ADMIN, Arrived, CommitFacts, Tag
 from understudy.stores.cassandra.known import QUARANTINED, STORED, Known, Stated
 from understudy.stores.cassandra.tables import CHUNK_BUCKET, COMMIT_BUCKET, QUARANTINE_BUCKET
 from understudy.stores.cassandra.wire import Statement, Wire
-from understudy.stores.commits import QuarantinedFrame
+from understudy.stores.draft import QuarantinedFrame
 
 _NUMBER = (
     "INSERT INTO sessions (session, chunk_no, what, crc, length, kind, n_steps, received_s, events, partition, "

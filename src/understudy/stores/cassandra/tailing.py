@@ -11,6 +11,7 @@ from understudy.core.clock import Clock
 from understudy.core.errors import Refused
 from understudy.core.frame import Frame, FrameKind, decode_frame
 from understudy.core.ports import Cursor, Forgotten, Gone, Stored, Tail
+from understudy.core.session import tombstone_of
 from understudy.stores.cassandra.cursor import Place, Places, read_cursor
 from understudy.stores.cassandra.facts import ADMIN, Arrived, Commit, Event, Key, keys
 from understudy.stores.cassandra.journal import Journal
@@ -281,4 +282,5 @@ def _whole(raw: bytes | None, one: Arrived) -> Frame | None:
 
 def _event(number: int, event: Event) -> Forgotten:
     reason: Gone = "forgotten" if event.kind == "forget" else "quarantined"
-    return Forgotten(number, number, reason, event.player or None, keys(event.chunks), event.at_s)
+    player = tombstone_of(event.player) if event.player else None
+    return Forgotten(number, number, reason, player, keys(event.chunks), event.at_s)

@@ -32,8 +32,7 @@ from understudy.stores.cassandra.rows import (
 from understudy.stores.cassandra.tags import Tags
 from understudy.stores.cassandra.turns import Turns
 from understudy.stores.cassandra.wire import Wire
-from understudy.stores.counting import Sessions, count
-from understudy.stores.draft import Draft
+from understudy.stores.draft import Draft, Sessions, count
 
 
 class Writer:
@@ -64,9 +63,9 @@ class Writer:
         )
         if known.newest_stamp >= attempt:
             attempt = self._lanes.reserve(lane, n_stamps, above=known.newest_stamp)
-        draft = Draft(known, 0, attempt + 1)
+        draft = Draft(known, attempt + 1)
         receipt = draft.take(batch)
-        facts = facts_of(draft.trailer(0), draft.candidates)
+        facts = facts_of(draft.trailer(), draft.candidates)
         self._erase_forgotten(batch, receipt, known, attempt)
         if not (facts.stored or facts.quarantined or facts.forgotten):
             tag = Tag(lane.partition, lane.commit_no, lane.attempt)

@@ -1,0 +1,403 @@
+"""The file under the embedded store: one SQLite database, its tables, and how it may be opened.
+
+    STORE/.lock               held by the one process that writes
+    STORE/store.json          the store's id and format
+    STORE/experience.sqlite   everything else, with SQLite's -wal and -shm beside it
+    STORE/reserve             room that forgetting and expiry fall back on when the disk is full
+
+A process that has the database open never opens or copies that file by its path: closing the second descriptor would
+drop the locks of the first (that is how POSIX locks work).
+"""
+
+import json
+import os
+import shutil
+import sqlite3
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+from zlib import crc32
+
+from understudy.core.errors import ConfigError, Corrupt, StorageFailed, StorageFull
+from understudy.core.log import make_folder, remove, storage_error, write_file
+
+FORMAT = "understudy-store/2"
+FILE_NAME = "experience.sqlite"
+
+Synchronous = Literal["FULL", "NORMAL", "OFF"]
+"""FULL survives a power cut; the others are for tests that show it."""
+
+PAGE_BYTES = 16_384
+_BUSY_MS = 30_000
+CHECKPOINT_BYTES = 16 * 1024 * 1024
+"""About how much is committed before it is moved from the write-ahead log into the database."""
+_LONG_LOG_BYTES = 64 * 1024 * 1024
+"""A write-ahead log of this size waits for readers to let go of it, and is cut to it when it is used again."""
+_COMMIT_BYTES = 8 * PAGE_BYTES
+"""What a commit writes besides its frames, about."""
+_RESTART_MS = 500
+_TRUNCATE_MS = 2_000
+"""How long an erasure waits for readers before its last step is left to the next one."""
+RESERVE_BYTES = 24 * 1024 * 1024
+"""Room for the write-ahead log to be moved into the database, and for a slice of an erasure."""
+
+_SCHEMA = """
+CREATE TABLE head (
+  id INTEGER PRIMARY KEY CHECK (id = 1), store BLOB NOT NULL, next_arrival INTEGER NOT NULL,
+  next_quarantine INTEGER NOT NULL, next_session INTEGER NOT NULL, pruned_below INTEGER NOT NULL,
+  pruned_before_s INTEGER NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE positions (partition TEXT PRIMARY KEY, position TEXT, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE claims (partition TEXT PRIMARY KEY, epoch INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE schemas (
+  id INTEGER PRIMARY KEY, game TEXT NOT NULL, schema TEXT UNIQUE NOT NULL, spec BLOB, crc INTEGER NOT NULL);
+CREATE TABLE sessions (
+  id INTEGER PRIMARY KEY, session BLOB UNIQUE NOT NULL, player BLOB NOT NULL, game TEXT NOT NULL,
+  last_received INTEGER NOT NULL, state BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE INDEX sessions_by_player ON sessions (player);
+CREATE TABLE frames (
+  arrival INTEGER PRIMARY KEY, session INTEGER, chunk_no INTEGER, gone INTEGER NOT NULL, kind INTEGER NOT NULL,
+  fate INTEGER NOT NULL, event INTEGER NOT NULL, received INTEGER NOT NULL, schema INTEGER NOT NULL,
+  first_step INTEGER NOT NULL, n_steps INTEGER NOT NULL, body_crc INTEGER NOT NULL, body_len INTEGER NOT NULL,
+  crc INTEGER NOT NULL);
+CREATE UNIQUE INDEX frames_by_key ON frames (session, chunk_no, gone);
+CREATE INDEX frames_by_age ON frames (received) WHERE fate = 0;
+CREATE INDEX frames_by_event ON frames (event) WHERE event > 0;
+CREATE TABLE bodies (arrival INTEGER PRIMARY KEY, raw BLOB NOT NULL);
+CREATE TABLE events (
+  arrival INTEGER PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL, player BLOB, crc INTEGER NOT NULL);
+CREATE TABLE forgotten_sessions (digest BLOB PRIMARY KEY, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE erasures (
+  arrival INTEGER PRIMARY KEY, player BLOB NOT NULL, sessions_below INTEGER NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE quarantine (
+  id INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL, parked INTEGER NOT NULL, received REAL NOT NULL,
+  game TEXT NOT NULL, session BLOB NOT NULL, chunk_no INTEGER NOT NULL, body_crc INTEGER NOT NULL, player BLOB NOT NULL,
+  replayed INTEGER NOT NULL, crc INTEGER NOT NULL, raw BLOB NOT NULL);
+CREATE INDEX quarantine_by_key ON quarantine (session, chunk_no);
+"""
+# frames.gone is 0 while the frame can be read and its arrival number afterwards, so that the unique index allows one
+# readable frame under a key and any number of traces. Only sessions, bodies and quarantine name a player or a session:
+# what is left of forgotten ones is the digest of each id.
+
+_NETWORK_FILE_SYSTEMS = {
+    "9p", "afs", "beegfs", "ceph", "cifs", "davfs", "fuse.cephfs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs",
+    "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "smb3", "smbfs",
+}  # fmt: skip
+
+
+def check_of(*values: object) -> int:
+    """The checksum that a row carries of its other columns."""
+    return crc32(repr(values).encode())
+
+
+def quarantine_check(columns: Sequence[object], raw: bytes) -> int:
+    """The checksum that a row of quarantine carries: of its other columns and of the frame's bytes."""
+    return check_of(*columns, crc32(raw))
+
+
+def checked(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row without its checksum, which comes last; Corrupt when it does not fit."""
+    *values, crc = row
+    if check_of(*values) != crc:
+        raise Corrupt(f"a row of {table} in the store does not match its checksum; restore the store from a backup")
+    return tuple(values)
+
+
+@contextmanager
+def disk(doing: str) -> Iterator[None]:
+    """StorageFull, StorageFailed or Corrupt instead of whatever the system or SQLite raises inside."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, doing, then="reopen the store") from error
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{doing} failed: a text is damaged; restore the store from a backup") from error
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise StorageFull(f"no room for {doing}: {error}; free some space and try again") from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise Corrupt(f"{doing} failed: {error}; restore the store from a backup") from error
+        raise StorageFailed(f"{doing} failed: {error}; reopen the store") from error
+
+
+def has_store(folder: Path) -> bool:
+    """Whether a folder holds an embedded store, be it one that this build refuses to read."""
+    return (folder / "store.json").exists() or (folder / "catalogue.sqlite").exists()
+
+
+def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.Connection:
+    """A connection that may write; creates the database where there is none."""
+    _refuse_old_format(folder)
+    _refuse_network_file_system(folder)
+    make_folder(folder)
+    path = folder / FILE_NAME
+    known = _identity(folder)
+    if known is None and not path.exists():
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # -wal and -shm get the same mode
+    with disk(f"opening the store in {folder}"):
+        db = _connect(path, "")
+        try:
+            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute(f"PRAGMA synchronous = {synchronous}")
+            db.execute("PRAGMA secure_delete = ON")
+            db.execute("PRAGMA wal_autocheckpoint = 0")
+            db.execute(f"PRAGMA journal_size_limit = {_LONG_LOG_BYTES}")
+            db.execute("PRAGMA temp_store = MEMORY")
+            if sys.platform == "darwin":
+                db.execute("PRAGMA fullfsync = ON")
+                db.execute("PRAGMA checkpoint_fullfsync = ON")
+            identity = _created(db, folder, known)
+        except BaseException:
+            db.close()
+            raise
+    if known is None:
+        facts = {"format": FORMAT, "id": str(identity), "crc": check_of(FORMAT, str(identity))}
+        write_file(folder / "store.json", json.dumps(facts).encode())
+    return db
+
+
+class Database:
+    """The one connection that writes and checkpoints, and the room it keeps in reserve.
+
+    The caller holds the store's lock file: two connections that write or checkpoint at once meet a known fault of older
+    versions of SQLite. Threads of the caller take turns by `lock`.
+    """
+
+    def __init__(self, folder: Path, *, synchronous: Synchronous = "FULL", reserve_bytes: int = RESERVE_BYTES) -> None:
+        self.lock = threading.RLock()
+        self._reserve = folder / "reserve"
+        self._reserve_bytes = reserve_bytes
+        self._is_short_of_room = False
+        self._failed: str | None = None
+        self._written_bytes = 0
+        try:
+            self.db = open_writer(folder, synchronous=synchronous)
+        except StorageFull:
+            if not self._reserve.exists():
+                raise
+            remove(self._reserve)
+            self._is_short_of_room = True
+            self.db = open_writer(folder, synchronous=synchronous)
+        self.keep_reserve()
+
+    def check(self) -> None:
+        """StorageFailed when it is not known what is on the disk: only a new start can tell."""
+        if self._failed:
+            raise StorageFailed(self._failed)
+
+    def rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Everything that a query finds."""
+        with self.lock, disk("reading the store"):
+            return self.db.execute(query, values).fetchall()
+
+    def pragma(self, name: str) -> int:
+        with self.lock:
+            return int(self.db.execute(f"PRAGMA {name}").fetchone()[0])
+
+    @contextmanager
+    def changing(self, doing: str) -> Iterator[None]:
+        """One durable transaction, all or nothing."""
+        try:
+            with disk(doing):
+                self.db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self.db.execute("COMMIT")
+                except BaseException:
+                    if self.db.in_transaction:
+                        self.db.execute("ROLLBACK")
+                    raise
+        except (StorageFailed, Corrupt) as error:
+            self._fail(error)
+            raise
+
+    def wrote(self, size_bytes: int) -> None:
+        """Count what a transaction wrote; once it is worth it, move it from the write-ahead log into the database."""
+        self._written_bytes += size_bytes + _COMMIT_BYTES
+        if self._written_bytes < CHECKPOINT_BYTES and not self._is_short_of_room:
+            return
+        self._written_bytes = 0
+        try:
+            with disk("a checkpoint"):
+                _, pages, _ = self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if pages * PAGE_BYTES > _LONG_LOG_BYTES or self._is_short_of_room:
+                    self._wait_for_readers("RESTART", _RESTART_MS)
+        except StorageFull:
+            pass  # what was committed is safe in the log; the next checkpoint may find room
+        except (StorageFailed, Corrupt) as error:
+            self._fail(error)
+            raise
+
+    def truncate_log(self) -> bool:
+        """Leave no erased byte in the write-ahead log; False when a reader or a full disk was in the way."""
+        with self.lock:
+            for _ in range(2):
+                try:
+                    with disk("a checkpoint"):
+                        return self._wait_for_readers("TRUNCATE", _TRUNCATE_MS)
+                except StorageFull:
+                    if not self.use_reserve():
+                        return False
+            return False
+
+    def _wait_for_readers(self, mode: str, timeout_ms: int) -> bool:
+        self.db.execute(f"PRAGMA busy_timeout = {timeout_ms}")
+        try:
+            busy, *_ = self.db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        finally:
+            self.db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        return not busy
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = f"{error} (the store must be reopened)"
+
+    def use_reserve(self) -> bool:
+        """Free the room that was set aside, and empty the log into it; False when there is none."""
+        if not self._reserve.exists():
+            return False
+        remove(self._reserve)
+        self._is_short_of_room = True
+        self.wrote(0)
+        return True
+
+    def keep_reserve(self) -> None:
+        """Set room aside again where there is plenty."""
+        if self._reserve.exists() or shutil.disk_usage(self._reserve.parent).free < 4 * self._reserve_bytes:
+            return
+        try:
+            with self._reserve.open("wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, self._reserve_bytes)
+                else:
+                    file.write(bytes(self._reserve_bytes))
+        except OSError:
+            remove(self._reserve)
+        else:
+            self._is_short_of_room = False
+
+    def close(self) -> None:
+        self.db.close()
+
+
+def open_reader(folder: Path) -> sqlite3.Connection:
+    """A connection that may only read; ConfigError where there is no store, Corrupt where its database is gone."""
+    _refuse_old_format(folder)
+    path = folder / FILE_NAME
+    if _identity(folder) is None and not path.exists():
+        raise ConfigError(f"there is no store in {folder}; record something first, or give another --data folder")
+    with disk(f"opening the store in {folder}"):
+        db = _connect(path, "?mode=ro")
+        try:
+            if db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'head'").fetchone()[0]:
+                return db
+        except sqlite3.OperationalError as error:
+            db.close()
+            return _on_read_only_disk(path, error)
+        except BaseException:
+            db.close()
+            raise
+    db.close()
+    raise ConfigError(f"the store in {folder} is only being created; try again")
+
+
+def _connect(path: Path, how: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}{how}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
+
+
+def _created(db: sqlite3.Connection, folder: Path, known: uuid.UUID | None) -> uuid.UUID:
+    """The id of a database whose tables are there now; Corrupt when store.json names another one."""
+    if not db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        if known is not None:
+            raise _lost(folder)
+        fresh = uuid.uuid4()
+        head = (1, fresh.bytes, 1, 1, 1, 1, 0)
+        db.execute("BEGIN IMMEDIATE")
+        for statement in _SCHEMA.split(";")[:-1]:
+            db.execute(statement)
+        db.execute("INSERT INTO head VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*head, check_of(*head)))
+        db.execute("COMMIT")
+        return fresh
+    if (row := db.execute("SELECT * FROM head").fetchone()) is None:
+        raise _lost(folder)
+    identity = uuid.UUID(bytes=checked("head", row)[1])
+    if known not in (None, identity):
+        raise Corrupt(f"{folder / FILE_NAME} is not the database of store {known}; restore the store from a backup")
+    return identity
+
+
+def _identity(folder: Path) -> uuid.UUID | None:
+    """The store's id by store.json; None without one. Refuses what cannot be opened before SQLite would create it."""
+    try:
+        text = (folder / "store.json").read_text()
+    except FileNotFoundError:
+        return None
+    try:
+        facts = json.loads(text)
+        found = facts["format"]
+        identity = uuid.UUID(facts["id"])
+        is_sound = facts["crc"] == check_of(found, facts["id"])
+    except (ValueError, KeyError, TypeError):
+        is_sound = False
+    if not is_sound:
+        raise Corrupt(f"{folder / 'store.json'} is damaged; restore it from a backup")
+    if found != FORMAT:
+        raise ConfigError(f"the store in {folder} has format {found!r}; this build reads {FORMAT!r}")
+    path = folder / FILE_NAME
+    if not path.exists() or not path.stat().st_size:
+        raise _lost(folder)
+    return identity
+
+
+def _lost(folder: Path) -> Corrupt:
+    return Corrupt(f"the database {FILE_NAME} in {folder} is missing or empty; restore the store from a backup")
+
+
+def _refuse_old_format(folder: Path) -> None:
+    if (folder / "catalogue.sqlite").exists() or (folder / "segments").exists():
+        raise ConfigError(
+            f"the store in {folder} has format 'understudy-store/1'; this build reads {FORMAT!r}: give another --data "
+            "folder, or export it with the build that wrote it and import it here"
+        )
+
+
+def _refuse_network_file_system(folder: Path) -> None:
+    """Locks and shared memory of SQLite do not work across machines."""
+    mounts = Path("/proc/self/mountinfo")
+    if mounts.exists() and (kind := file_system_of(folder, mounts.read_text())) in _NETWORK_FILE_SYSTEMS:
+        raise ConfigError(
+            f"{folder} is on a network file system ({kind}), on which SQLite cannot lock; give a folder on a local "
+            "disk, or a store elsewhere as store.url"
+        )
+
+
+def file_system_of(folder: Path, mountinfo: str) -> str:
+    """The type of the file system that holds a folder, by the text of Linux's mountinfo."""
+    place, best, kind = folder.absolute().resolve(), -1, ""
+    for line in mountinfo.splitlines():
+        fields, _, after = line.partition(" - ")
+        mount = Path(fields.split()[4].encode().decode("unicode_escape"))
+        if (place == mount or mount in place.parents) and len(mount.parts) >= best:
+            best, kind = len(mount.parts), after.split()[0]
+    return kind
+
+
+def _on_read_only_disk(path: Path, error: sqlite3.OperationalError) -> sqlite3.Connection:
+    """SQLite writes beside what it reads, unless nothing can change there."""
+    if os.access(path.parent, os.W_OK):
+        raise error
+    needs = f"{path.parent} cannot be written to, and SQLite writes beside what it reads"
+    if sys.platform == "win32" or not os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise StorageFailed(f"{needs}; run this as the user who owns the folder, or allow writing there") from error
+    if any(path.with_name(f"{path.name}-{end}").exists() for end in ("wal", "shm")):
+        raise StorageFailed(
+            f"{needs} where the last writer did not close it; the disk is read-only: copy the data folder to another "
+            "one, or mount it so that it can be written to"
+        ) from error
+    return _connect(path, "?mode=ro&immutable=1")
