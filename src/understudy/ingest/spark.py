@@ -274,7 +274,6 @@ def _start(conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, m
             gateways.append(launch_gateway(conf, settings))
         opened.callback(_end, gateways[0], contexts)
         contexts.append(SparkContext(conf=conf, gateway=gateways[0]))
-        contexts[0].setLogLevel("WARN")
         return contexts[0]
 
     waited_s = 0.0
