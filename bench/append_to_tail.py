@@ -146,8 +146,8 @@ def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
     )  # fmt: skip
     path = data.root / "config.json"
     write_config(config, path)
-    module = "spark_process" if engine == "spark" else "ingest_process"
-    child = Child(engine, python_module(f"understudy.app.roles.{module}", str(data.root), str(path)))
+    command = python_module("understudy.app.roles.ingest_process", str(data.root), str(path))
+    child = Child(engine, command)
     try:
         yield child
     finally:

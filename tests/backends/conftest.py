@@ -10,6 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Event
 from typing import NoReturn
 
 import pytest
@@ -20,7 +21,7 @@ from understudy.app.data import DataFolder
 from understudy.core.errors import ConfigError
 from understudy.dev import credentials
 from understudy.dev.servers import Server, start, why_not
-from understudy.ingest.spark_session import Spark, open_spark, require_spark
+from understudy.ingest.spark import Spark, open_spark, require_spark
 
 HERE = Path(__file__).parent
 
@@ -132,8 +133,8 @@ def with_spark() -> None:
 
 @pytest.fixture(scope="session")
 def spark(with_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
-    """One session for all tests: it takes long to start."""
-    with open_spark(tmp_path_factory.mktemp("spark"), master="local[2]") as spark:
+    """One for all tests, since it takes long to start; tasks are tried twice."""
+    with open_spark(tmp_path_factory.mktemp("spark"), Event(), master="local[2,2]") as spark:
         yield spark
 
 

@@ -1,12 +1,12 @@
-"""Spark jobs of the tests: between any stream and a store on a real Cassandra."""
+"""Spark jobs of the tests: between any stream and a store on a real Cassandra, with faults inside of the tasks."""
 
 import contextlib
+import json
 import os
-import shutil
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NoReturn
@@ -14,21 +14,19 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tests.backends.keyspaces import Keyspace, OneSpec
+from understudy.app.backends import open_store, open_stream
 from understudy.app.config import Config, IngestSection, StoreSection, StreamSection, write_config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.digest import digests
+from understudy.app.roles import ingest as role
 from understudy.app.roles.children import Child, python_module
-from understudy.app.roles.spark_stream import OPENER, name_of, text_of
-from understudy.core.clock import SystemClock
-from understudy.core.errors import Unreachable
+from understudy.core.errors import StorageFailed, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.names import new_session
-from understudy.core.ports import FullStore, Receipt, Stream, WriteBatch
-from understudy.ingest.service import IngestService
-from understudy.ingest.spark import SparkIngest, SparkJob
-from understudy.ingest.spark_session import Spark
-from understudy.ingest.writer import Writer
+from understudy.core.ports import Claim, FullStore, Partition, Read, Receipt, Stream, WriteBatch
+from understudy.ingest.service import IngestService, IngestStats, Progress, Turn, leaving_the_rest
+from understudy.ingest.spark import Opened, Spark, SparkJob, SparkTasks
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 from understudy.testing.desk import SPEC
@@ -60,42 +58,157 @@ def native_digests(stream: Stream, folder: Path) -> dict[str, str]:
         return digests_of(store)
 
 
-def forget_last_commit(checkpoint: Path) -> None:
-    """As if the job had died when its last batch was stored and not yet noted."""
-    commits = [path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()]
-    last = max(commits, key=lambda path: int(path.name))
-    last.unlink()
-    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+class FaultyStore:
+    """A store in a task that goes wrong as long as there are files for it: whoever writes may be any process.
+
+    no-claims, away    it does not answer claims, writes; `asked` is there when it was asked to
+    broken             its disk refuses writes
+    shaky              one write fails before it was made, and one after
+    lossy              it says all was well and leaves the last frame of every batch out
+    dies               the first write kills its process
+    """
+
+    def __init__(self, inner: FullStore, folder: Path) -> None:
+        self._inner, self._folder, self.close = inner, folder, inner.close
+
+    def _has(self, name: str) -> bool:
+        return (self._folder / name).exists()
+
+    def _note(self, name: str, text: str = ".") -> int:
+        """How many notes of this name there are now, over all processes."""
+        with (self._folder / name).open("a") as file:
+            file.write(f"{text}\n")
+        return len((self._folder / name).read_text().splitlines())
+
+    def _refuse(self) -> NoReturn:
+        self._note("asked")
+        raise Unreachable("it does not answer")
+
+    def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
+        if self._has("no-claims"):
+            self._refuse()
+        claim = self._inner.claim(partition, owner=owner, ttl_s=ttl_s)
+        self._note("claims", f"{partition} {claim.epoch}")
+        return claim
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        if self._has("away"):
+            self._refuse()
+        if self._has("broken"):
+            raise StorageFailed("the disk refuses")
+        if self._has("dies") and self._note("writes") == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        number = self._note("writes") if self._has("shaky") else 0
+        if number == 1:
+            raise Unreachable("it does not answer")
+        if self._has("lossy"):
+            less = WriteBatch(batch.partition, batch.epoch, batch.position, batch.candidates[:-1])
+            return Receipt([*self._inner.write(less).fates, "new"])
+        receipt = self._inner.write(batch)
+        if number == 3:
+            raise Unreachable("it answered too late")
+        return receipt
+
+
+class FaultyStream:
+    """A stream whose first reads are refused, as one that is throttled does, when there is a file `throttled`."""
+
+    def __init__(self, inner: Stream, folder: Path) -> None:
+        self._inner, self._folder, self.close = inner, folder, inner.close
+
+    def read(self, *of: Any, **how: Any) -> Read:
+        path = self._folder / "throttled"
+        if path.exists() and len(path.read_text()) < 3:
+            path.write_text(path.read_text() + ".")
+            raise Unreachable("too many requests")
+        return self._inner.read(*of, **how)
+
+
+def open_in_task(address: str) -> Opened:
+    """What tasks of these tests open: the real ones, and faults between."""
+    places = json.loads(address)
+    folder = Path(places["data"])
+    stream = FaultyStream(open_stream(places["stream"], DataFolder(folder)), folder)
+    store: Any = FaultyStore(open_store(places["store"], specs=OneSpec()), folder)
+    return stream, store, OneSpec()  # type: ignore[return-value]
+
+
+class OnlyListed:
+    """The stream of a driver: it may be asked for its partitions, and for no record."""
+
+    def __init__(self, inner: Stream) -> None:
+        self.partitions: Callable[[], Sequence[Partition]] = inner.partitions
+
+    def read(self, *of: Any, **how: Any) -> NoReturn:
+        raise AssertionError("the driver reads frames")
+
+
+class Untouched:
+    """The store of a driver: it may be asked for nothing."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"the driver calls {name} of its store")
+
+
+class Ingest:
+    """A job that runs when it is told to, in a Spark that others use after it."""
+
+    def __init__(self, spark: Spark, job: SparkJob, stream: Stream) -> None:
+        self.tasks = SparkTasks(job, lambda _: contextlib.nullcontext(spark))
+        self.reports: list[Progress] = []
+        driver: Any = (OnlyListed(stream), Untouched(), OneSpec())
+        self.service = IngestService(*driver, owner="driver", spread=self._spread)
+
+    def _spread(self, turns: Iterable[Turn]) -> Iterator[Progress]:
+        for progress in self.tasks(turns):
+            self.reports.append(progress)
+            yield progress
+
+    @property
+    def stats(self) -> IngestStats:
+        return self.service.stats
+
+    def drain(self) -> None:
+        with self.tasks.running(Event()):
+            self.service.drain()
+
+    def run(self, stop: Event, *, drain_s: float = role.DRAIN_S) -> None:
+        """As the role does."""
+        with leaving_the_rest(stop.is_set), self.tasks.running(stop):
+            role.repeat(self.service.step, stop)
+            role.drain(self.service, within_s=drain_s)
 
 
 class Job:
-    """A stream, a keyspace and a checkpoint; a Spark job between them as often as wanted, in one session."""
+    """A stream and a keyspace; a Spark job between them as often as wanted, in one Spark."""
 
     def __init__(self, spark: Spark, keyspace: Keyspace, data: DataFolder, *, url: str = "") -> None:
         self.spark, self.keyspace, self.data, self.url = spark, keyspace, data, url
-        self.checkpoint = data.root / "checkpoint"
         self.store: FullStore = keyspace.open()
+        data.root.mkdir(parents=True, exist_ok=True)
 
-    def ingest(self, stream: Stream, *, store: Any = None, **settings: Any) -> SparkIngest:
+    def fault(self, name: str) -> Path:
+        """Let tasks meet a fault from now on; the file that makes it."""
+        path = self.data.root / name
+        path.touch()
+        return path
+
+    def notes(self, name: str) -> list[str]:
+        """What tasks noted under a name."""
+        path = self.data.root / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def ingest(self, stream: Stream, **settings: Any) -> Ingest:
         """A job that was not started yet."""
-        writer = Writer(store or self.store, OneSpec(), owner="spark", claim_ttl_s=30.0, clock=SystemClock())
-        given = {
-            "opener": OPENER, "address": text_of(self.url, self.data), "stream": name_of(self.url, self.data),
-            "checkpoint": str(self.checkpoint), **settings,
-        }  # fmt: skip
-        return SparkIngest(lambda _: contextlib.nullcontext(self.spark), stream, writer, job=SparkJob(**given))
+        address = json.dumps({"data": str(self.data.root), "stream": self.url, "store": self.keyspace.url})
+        given = {"opener": "tests.backends.spark:open_in_task", "address": address, "owner": "spark", **settings}
+        return Ingest(self.spark, SparkJob(**given), stream)
 
-    def drain(self, stream: Stream, **settings: Any) -> SparkIngest:
+    def drain(self, stream: Stream, **settings: Any) -> Ingest:
         """Store what is in the stream, and stop; the job as it stood at the end."""
         ingest = self.ingest(stream, **settings)
         ingest.drain()
         return ingest
-
-    def forget_last_commit(self) -> None:
-        forget_last_commit(self.checkpoint)
-
-    def lose_checkpoint(self) -> None:
-        shutil.rmtree(self.checkpoint)
 
 
 def marked(mark: str) -> list[int]:
@@ -132,7 +245,7 @@ class Process:
         write_config(config, self._config)
         self.stream = FileStream(data.stream)
 
-    def start(self, module: str = "understudy.app.roles.spark_process") -> Child:
+    def start(self, module: str = "understudy.app.roles.ingest_process") -> Child:
         os.environ[MARK] = self.mark
         try:
             return Child("ingest", python_module(module, str(self.data.root), str(self._config)))
@@ -180,30 +293,8 @@ def append(stream: Stream, frames: Sequence[Frame]) -> None:
     assert all(one.durable for one in stream.append(frames))
 
 
-class Away:
-    """A store that can be claimed, perhaps, and takes nothing until it is back; `asked` is set when it was asked to."""
-
-    def __init__(self, inner: Any, *, takes_claims: bool) -> None:
-        self._inner, self._takes_claims, self.asked, self.is_back = inner, takes_claims, Event(), False
-
-    def claim(self, *of: Any, **who: Any) -> Any:
-        if not (self._takes_claims or self.is_back):
-            self._refuse()
-        return self._inner.claim(*of, **who)
-
-    def write(self, batch: WriteBatch) -> Receipt:
-        if not self.is_back:
-            self._refuse()
-        receipt: Receipt = self._inner.write(batch)
-        return receipt
-
-    def _refuse(self) -> NoReturn:
-        self.asked.set()
-        raise Unreachable("it does not answer")
-
-
 @contextlib.contextmanager
-def following(ingest: SparkIngest, *, ends_in_s: float) -> Iterator[None]:
+def following(ingest: Ingest, *, ends_in_s: float) -> Iterator[None]:
     """A job that follows its stream meanwhile, and ends in time when it is asked to stop."""
     stop = Event()
     thread = Thread(target=ingest.run, args=(stop,))

@@ -17,8 +17,7 @@ from understudy.core.chunk import decode_chunk
 from understudy.core.frame import Frame
 from understudy.core.names import new_session
 from understudy.core.ports import Audit, Partition, Receipt, Stored, Stream, WriteBatch
-from understudy.ingest.service import IngestService
-from understudy.ingest.writer import IngestStats
+from understudy.ingest.service import IngestService, IngestStats
 from understudy.stores.local import LocalStore
 from understudy.streams.kinesis import KinesisStream, open_kinesis
 from understudy.streams.memory import MemoryStream

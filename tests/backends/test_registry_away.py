@@ -1,26 +1,22 @@
 """A real S3 that is killed while ingest meets a game for the first time: nothing is quarantined, nothing is lost."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.backends.spark import append, some_frames, wait_until
+from tests.backends.spark import Job, append, following, some_frames, wait_until
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import repeat
-from understudy.app.roles.spark_stream import OPENER, name_of, text_of
 from understudy.app.specs import RegistrySpecs
-from understudy.core.clock import SystemClock
 from understudy.core.errors import Unreachable
 from understudy.core.game import GameSpec
 from understudy.core.ports import Audit
 from understudy.ingest.service import IngestService
-from understudy.ingest.spark import SparkIngest, SparkJob
-from understudy.ingest.spark_session import Spark
-from understudy.ingest.writer import Writer
 from understudy.models.cloud import CloudObjects
 from understudy.models.registry import Registry
 from understudy.stores.local import LocalStore
@@ -92,11 +88,20 @@ def test_our_own_ingest_waits_for_a_registry_that_is_away(deployed: Deployed, s3
     assert_all_is_there(deployed.carry(s3_server, lambda stop: repeat(service.step, stop)))
 
 
-def test_a_spark_job_waits_for_a_registry_that_is_away(deployed: Deployed, s3_server, spark: Spark):
-    data = deployed.data
-    writer = Writer(deployed.store, deployed.specs, owner="test", claim_ttl_s=30.0, clock=SystemClock())
-    job = SparkJob(
-        opener=OPENER, address=text_of("", data), stream=name_of("", data), checkpoint=str(data.root / "checkpoint")
-    )
-    ingest = SparkIngest(lambda _: nullcontext(spark), deployed.stream, writer, job=job)
-    assert_all_is_there(deployed.carry(s3_server, ingest.run))
+def test_a_spark_job_waits_for_a_registry_that_is_away(job: Job, bucket: str, s3_server):
+    """Tasks ask the registry themselves: nothing of it is in the driver."""
+    registry = Registry(CloudObjects(bucket), trusted={})
+    registry.register(SPEC)
+    stream = FileStream(job.data.stream)
+    append(stream, some_frames(np.random.default_rng(6)))
+    places = {"data": str(job.data.root), "stream": "", "store": job.keyspace.url, "models": bucket}
+    ingest = job.ingest(stream, opener="understudy.app.roles.ingest:open_in_task", address=json.dumps(places))
+    s3_server.kill()
+    with following(ingest, ends_in_s=60.0):
+        wait_until(lambda: bool(ingest.stats.trouble))
+        away = job.store.audit()
+        assert (away.chunks, away.quarantined, away.parked) == (0, 0, 0)
+        s3_server.restart()
+        wait_until(lambda: job.store.audit().chunks >= 20)
+    stream.close()
+    assert_all_is_there(job.store.audit())

@@ -1,8 +1,9 @@
-"""Spark ingest into a real Cassandra: the same as our own service from the same stream, whatever happens to the job."""
+"""Spark ingest into a real Cassandra: the same as our own service from the same stream, whatever happens to a task."""
 
-import shutil
+import pickle
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
@@ -12,17 +13,21 @@ import numpy as np
 import pytest
 
 from tests.backends.kafka import Topic
+from tests.backends.keyspaces import OneSpec
 from tests.backends.kinesis import Desk
-from tests.backends.spark import Away, Job, append, digests_of, following, native_digests, some_frames, wait_until
-from understudy.app.data import DataFolder
-from understudy.core.errors import ConfigError, StorageFailed, Unreachable
+from tests.backends.spark import Job, append, digests_of, following, native_digests, some_frames, wait_until
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ClaimLost, ConfigError, StorageFailed
 from understudy.core.frame import Frame
-from understudy.core.ports import Receipt, WriteBatch
+from understudy.core.ports import FullStore, Receipt, WriteBatch
+from understudy.ingest.service import IngestConfig, PartitionIngest, Turn
 from understudy.streams.file import FileStream
 from understudy.testing.desk import SPEC
 from understudy.testing.samples import OTHER_PLAYER, random_session, stamped
 
 pytestmark = pytest.mark.timeout(600)
+SMALL = IngestConfig(max_read_bytes=20_000)
+"""A commit is much less than what a stream of these tests holds."""
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def test_native_and_spark_ingest_make_the_same_of_one_stream(job: Job, rng: np.r
         with closing(file_stream(job)) as stream:
             append(stream, of_every_kind(rng))
     stream = file_stream(job)
-    ingest = job.drain(stream, max_batch_bytes=20_000)
+    ingest = job.drain(stream, config=SMALL, max_batch_bytes=40_000)
     native = native_digests(stream, tmp_path / "native")
     assert len(native) == 12
     assert digests_of(job.store) == native
@@ -57,161 +62,168 @@ def test_native_and_spark_ingest_make_the_same_of_one_stream(job: Job, rng: np.r
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (60, 0, 0, 6)
 
 
-def test_a_finished_batch_that_was_not_noted_comes_again_as_duplicates_only(job: Job, rng: np.random.Generator):
+def test_no_byte_of_a_frame_comes_to_the_driver(job: Job, rng: np.random.Generator):
+    """Its stream and store would raise if they were asked for one; what tasks report is counted here."""
+    frames: list[Frame] = []
+    for _ in range(3):
+        with closing(file_stream(job)) as stream:
+            frames += (some := some_frames(rng, n_sessions=8))
+            append(stream, some)
+    ingest = job.drain(file_stream(job))
+    assert ingest.stats.fates == {"new": len(frames)}
+    told = [pickle.dumps(report) for report in ingest.reports]
+    assert not any(frame.body in text or frame.session.bytes in text for frame in frames for text in told)
+    assert sum(report.size_bytes for report in ingest.reports) == sum(frame.size_bytes for frame in frames)
+    assert max(map(len, told)) < 2_000, "a few numbers, however much was stored"
+
+
+def test_the_next_job_goes_on_where_the_store_stands(job: Job, rng: np.random.Generator):
     stream = file_stream(job)
-    for _ in range(2):
+    for _ in range(3):
         append(stream, some_frames(rng))
         assert job.drain(stream).stats.fates == {"new": 20}
-    before = digests_of(job.store)
-    job.forget_last_commit()
-    append(stream, some_frames(rng))
-    assert job.drain(stream).stats.fates == {"duplicate": 20, "new": 20}
-    after = digests_of(job.store)
-    assert {session: after[session] for session in before} == before
+    assert job.drain(stream).stats.frames == 0
     assert job.store.audit().duplicate_chunks == 0
 
 
-def test_a_first_batch_that_was_not_noted_begins_where_the_store_stands(job: Job, rng: np.random.Generator):
+def test_a_task_whose_worker_dies_is_tried_again_under_a_claim_of_its_own(job: Job, rng: np.random.Generator):
     stream = file_stream(job)
     append(stream, some_frames(rng))
-    job.drain(stream)
-    job.forget_last_commit()
-    append(stream, some_frames(rng))
-    assert job.drain(stream).stats.fates == {"new": 20}
-
-
-def test_without_its_checkpoint_a_job_goes_on_where_the_store_stands(job: Job, rng: np.random.Generator):
-    stream = file_stream(job)
-    append(stream, some_frames(rng))
-    job.drain(stream)
-    job.lose_checkpoint()
-    append(stream, some_frames(rng))
-    assert job.drain(stream).stats.fates == {"new": 20}
-
-
-def test_a_checkpoint_that_would_leave_something_out_is_refused(job: Job, rng: np.random.Generator):
-    stream = file_stream(job)
-    append(stream, some_frames(rng))
-    job.drain(stream)
-    job.store.close()
-    job.keyspace.empty()
-    job.store = job.keyspace.open()
-    append(stream, some_frames(rng))
-    with pytest.raises(ConfigError, match=r"is stored up to None; give another --checkpoint, or remove"):
-        job.drain(stream)
-    assert digests_of(job.store) == {}
-    job.lose_checkpoint()
-    assert job.drain(stream).stats.fates == {"new": 40}
-
-
-@pytest.mark.parametrize("more", [False, True], ids=["nothing more came", "more came to other partitions"])
-def test_a_checkpoint_is_refused_although_nothing_comes_behind_it(job: Job, rng: np.random.Generator, more: bool):
-    stream = file_stream(job)
-    append(stream, some_frames(rng))
-    job.drain(stream)
-    stream.close()
-    job.store.close()
-    job.keyspace.empty()
-    job.store = job.keyspace.open()
-    stream = file_stream(job)  # in which it has another partition
-    append(stream, some_frames(rng) if more else [])
-    with pytest.raises(ConfigError, match=r"is stored up to None; give another --checkpoint, or remove this one"):
-        job.drain(stream)
-    with pytest.raises(ConfigError, match=r"is stored up to None; give another --checkpoint, or remove this one"):
-        job.ingest(stream).run(Event())
-    job.lose_checkpoint()
-    job.drain(stream)
-    assert job.store.audit().chunks == (40 if more else 20)
-
-
-@pytest.mark.parametrize("damaged", ["offsets/0", "metadata"])
-def test_a_damaged_checkpoint_is_told_with_the_next_step(job: Job, rng: np.random.Generator, damaged: str):
-    stream = file_stream(job)
-    append(stream, some_frames(rng))
-    job.drain(stream)
-    file = job.checkpoint / damaged
-    file.write_bytes(b"v1 {")
-    file.with_name(f".{file.name}.crc").unlink()
-    with pytest.raises(StorageFailed, match=rf"if checkpoint {job.checkpoint} is damaged, give another --checkpoint"):
-        job.drain(stream)
-    job.lose_checkpoint()
-    append(stream, some_frames(rng))
-    assert job.drain(stream).stats.fates == {"new": 20}
-
-
-def test_a_checkpoint_of_another_stream_is_refused(job: Job, rng: np.random.Generator, tmp_path: Path):
-    stream = file_stream(job)
-    append(stream, some_frames(rng))
-    job.drain(stream)
-    other = Job(job.spark, job.keyspace, DataFolder(tmp_path / "E"))
-    shutil.copytree(job.checkpoint, other.checkpoint)
-    elsewhere = file_stream(other)
-    append(elsewhere, some_frames(rng))
-    with closing(other.store), pytest.raises(ConfigError, match=r"is of file:.*D/stream, not of file:.*E/stream"):
-        other.drain(elsewhere)
-
-
-class Shaky:
-    """A store of which one write fails before it was made, and one after."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner, self.claim, self.writes = inner, inner.claim, 0
-
-    def write(self, batch: WriteBatch) -> Receipt:
-        self.writes += 1
-        if self.writes == 1:
-            raise Unreachable("it does not answer")
-        receipt: Receipt = self._inner.write(batch)
-        if self.writes == 3:
-            raise Unreachable("it answered too late")
-        return receipt
-
-
-def test_a_store_that_is_away_for_a_while_makes_the_job_wait(job: Job, rng: np.random.Generator):
-    stream, shaky = file_stream(job), Shaky(job.store)
-    append(stream, some_frames(rng))
-    ingest = job.ingest(stream, store=shaky, max_batch_bytes=20_000)
-    with following(ingest, ends_in_s=30.0):
-        wait_until(lambda: ingest.stats.frames >= 20)
-    assert shaky.writes > 3, "it answered too late once"
-    assert ingest.stats.fates["duplicate"] > 0, "what it took then came again"
-    assert ingest.stats.fates["new"] + ingest.stats.fates["duplicate"] == 20
-    assert ingest.stats.trouble == ""
+    job.fault("dies")
+    ingest = job.drain(stream)
+    assert ingest.stats.fates == {"new": 20}
+    first, second = (int(line.split()[1]) for line in job.notes("claims"))
+    assert first < second
     audit = job.store.audit()
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
 
 
-@pytest.mark.parametrize("takes_claims", [True, False])
-def test_a_job_that_waits_for_its_store_ends_when_it_is_asked_to_and_leaves_all_to_the_next(
-    job: Job, rng: np.random.Generator, takes_claims: bool
-):
-    stream, away = file_stream(job), Away(job.store, takes_claims=takes_claims)
+def test_an_attempt_that_still_runs_is_fenced_by_the_one_that_came_after_it(job: Job, rng: np.random.Generator):
+    """Two worker processes of one owner, each with a store of its own: the first hangs between reading and writing."""
+    stream = file_stream(job)
     append(stream, some_frames(rng))
-    with following(job.ingest(stream, store=away), ends_in_s=10.0):
-        assert away.asked.wait(120.0)
-        time.sleep(2.0)  # it goes on asking meanwhile
-    assert digests_of(job.store) == {}
+    (turn,) = [Turn(one.id) for one in stream.partitions()]
+    hangs, goes_on = Event(), Event()
+
+    class Hanging:
+        def __init__(self, inner: FullStore) -> None:
+            self._inner, self.claim = inner, inner.claim
+
+        def write(self, batch: WriteBatch) -> Receipt:
+            hangs.set()
+            assert goes_on.wait(60.0)
+            return self._inner.write(batch)
+
+    with closing(job.keyspace.open()) as first, ThreadPoolExecutor(1) as pool:
+        zombie: Any = Hanging(first)
+        attempts = [
+            PartitionIngest(stream, store, OneSpec(), owner="spark", config=IngestConfig(), clock=SystemClock())
+            for store in (zombie, job.store)
+        ]
+        late = pool.submit(attempts[0].advance, turn)
+        assert hangs.wait(60.0)
+        assert attempts[1].advance(turn).stats.fates == {"new": 20}
+        goes_on.set()
+        progress = late.result(60.0)
+    assert (progress.claim, progress.stats.frames) == (None, 0)
+    assert [event for event, _ in progress.events] == ["claim_lost"]
+    audit = job.store.audit()
+    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
+
+
+def test_a_task_that_fails_each_time_ends_the_job_with_its_reason(job: Job):
+    stream = file_stream(job)
+    append(stream, [])
+    append(stream, some_frames(np.random.default_rng(1)))
+    with pytest.raises(StorageFailed, match="a Spark task failed: AttributeError: "):
+        job.drain(stream, config="no config")
+    with pytest.raises(ConfigError, match="nowhere"):
+        job.drain(stream, opener="understudy:nowhere")
     assert job.drain(stream).stats.fates == {"new": 20}
 
 
-def test_a_stream_that_is_throttled_for_a_while_makes_the_job_wait(job: Job, rng: np.random.Generator):
+def test_a_claim_of_another_owner_ends_its_task_and_not_the_job(job: Job, rng: np.random.Generator):
+    with closing(file_stream(job)) as stream:
+        append(stream, some_frames(rng))
+    (taken,) = [one.id for one in stream.partitions()]
+    rival = job.store.claim(taken, owner="rival", ttl_s=300.0)
     stream = file_stream(job)
     append(stream, some_frames(rng))
-    ingest = job.ingest(stream, opener="tests.backends.spark_throttled:open_from_text")
+    ingest = job.ingest(stream)
     with following(ingest, ends_in_s=30.0):
-        wait_until(lambda: ingest.stats.frames >= 20)
-    assert (job.data.root / "refusals").read_text() == "...", "it was refused as often as it was to be"
+        wait_until(lambda: ingest.stats.frames > 0)
+        assert ingest.stats.frames == 20
+        # The claim runs out, and the partition is taken.
+        job.store.claim(taken, owner="rival", ttl_s=0.001)
+        wait_until(lambda: ingest.stats.frames == 40)
+    assert ingest.stats.trouble == ""
+    with pytest.raises(ClaimLost):
+        job.store.write(WriteBatch(taken, rival.epoch, None))
+    assert job.store.audit().chunks == 40
+
+
+def test_a_store_that_is_away_for_a_while_makes_the_job_wait(job: Job, rng: np.random.Generator):
+    stream = file_stream(job)
+    append(stream, some_frames(rng))
+    job.fault("shaky")
+    ingest = job.ingest(stream, config=SMALL)
+    with following(ingest, ends_in_s=30.0):
+        wait_until(lambda: ingest.stats.trouble == "it answered too late")
+        wait_until(lambda: ingest.stats.trouble == "" and job.store.audit().chunks == 20)
+    audit = job.store.audit()
+    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
+
+
+@pytest.mark.parametrize("fault", ["away", "no-claims"])
+def test_a_job_that_waits_for_its_store_ends_when_it_is_asked_to_and_leaves_all_to_the_next(
+    job: Job, rng: np.random.Generator, fault: str
+):
+    stream = file_stream(job)
+    append(stream, some_frames(rng))
+    file = job.fault(fault)
+    with following(job.ingest(stream), ends_in_s=10.0):
+        wait_until(lambda: len(job.notes("asked")) >= 2)
+    assert digests_of(job.store) == {}
+    file.unlink()
+    assert job.drain(stream).stats.fates == {"new": 20}
+
+
+@pytest.mark.parametrize(
+    ("fault", "trouble"),
+    [("away", "it does not answer"), ("no-claims", "it does not answer"), ("throttled", "too many")],
+)
+def test_why_a_job_waits_is_told_until_it_goes_on(job: Job, rng: np.random.Generator, fault: str, trouble: str):
+    stream = file_stream(job)
+    append(stream, some_frames(rng))
+    file = job.fault(fault)
+    ingest = job.ingest(stream)
+    with following(ingest, ends_in_s=30.0):
+        wait_until(lambda: trouble in ingest.stats.trouble)
+        if fault != "throttled":  # which ends by itself
+            file.unlink()
+        wait_until(lambda: ingest.stats.frames == 20 and ingest.stats.trouble == "")
     assert ingest.stats.fates == {"new": 20}
+
+
+def test_a_store_that_refuses_while_the_job_is_asked_to_stop_is_an_error(job: Job, rng: np.random.Generator):
+    stream, stop = file_stream(job), Event()
+    append(stream, some_frames(rng))
+    file = job.fault("broken")
+    stop.set()
+    with pytest.raises(StorageFailed, match="the disk refuses"):
+        job.ingest(stream).run(stop)
+    file.unlink()
+    assert job.drain(stream).stats.fates == {"new": 20}
 
 
 def test_a_job_with_more_to_store_than_it_has_time_for_ends_and_leaves_the_rest(job: Job, rng: np.random.Generator):
     stream, stop = file_stream(job), Event()
     for _ in range(20):
         append(stream, some_frames(rng))
-    ingest = job.ingest(stream, max_batch_bytes=20_000)
+    ingest = job.ingest(stream, config=SMALL, max_batch_bytes=20_000)
     stop.set()
     began_s = time.monotonic()
-    ingest.run(stop, drain_s=2.0)
+    ingest.run(stop, drain_s=1.0)
     assert time.monotonic() - began_s < 15.0
     assert ingest.stats.fates["new"] < 400
     job.drain(stream)
@@ -219,21 +231,11 @@ def test_a_job_with_more_to_store_than_it_has_time_for_ends_and_leaves_the_rest(
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (400, 0, 0)
 
 
-class Lossy:
-    """A store that says all was well and leaves the last frame of every batch out: what these tests must notice."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner, self.claim = inner, inner.claim
-
-    def write(self, batch: WriteBatch) -> Receipt:
-        less = WriteBatch(batch.partition, batch.epoch, batch.position, batch.candidates[:-1])
-        return Receipt([*self._inner.write(less).fates, "new"])
-
-
 def test_control_a_job_that_loses_a_frame_is_found_out(job: Job, rng: np.random.Generator, tmp_path: Path):
     stream = file_stream(job)
     append(stream, some_frames(rng))
-    job.drain(stream, store=Lossy(job.store))
+    job.fault("lossy")
+    job.drain(stream)
     native = native_digests(stream, tmp_path / "native")
     assert sum(digests_of(job.store).get(session) != digest for session, digest in native.items()) == 1
 

@@ -103,14 +103,13 @@ def test_a_job_that_is_killed_again_and_again_loses_and_doubles_nothing(
     with Player(process.stream) as player:
         for _ in range(kills - 1):
             kill_sometime(process, rng)
-        # And once when a batch is stored whole, and Spark does not know it yet.
+        # And once when a batch is stored whole, and the driver does not know it yet.
         dying = process.start("tests.backends.spark_dying")
         assert dying.wait(300.0) == -9, dying.errors
         last = process.start()
         wait_for(last, 1)
     last.stop()
     assert last.wait(300.0) == 0, last.errors
-    assert last.latest["fates"]["duplicate"] > 0, "what was not noted was handed over again"
     assert process.wait_until_gone() == [], "no process is left"
     native = native_digests(process.stream, tmp_path / "native")
     with closing(keyspace.open()) as store:
@@ -241,7 +240,10 @@ def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
     [
         ("here", "master is 'here', which Spark does not know"),
         ("local[x]", "master is 'local[x]', which Spark does not know"),
-        ("spark://127.0.0.1:9", "the stream is in the data folder, which workers of spark://127.0.0.1:9 have not"),
+        (
+            "spark://127.0.0.1:9",
+            "the stream is in the data folder (stream.url), which workers of spark://127.0.0.1:9 have not",
+        ),
     ],
 )
 def test_a_master_that_cannot_be_is_told_in_one_line(process: Process, keyspace: Keyspace, master: str, said: str):
@@ -250,6 +252,18 @@ def test_a_master_that_cannot_be_is_told_in_one_line(process: Process, keyspace:
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert said in line
+
+
+@pytest.mark.timeout(600)
+def test_speculation_is_refused_wherever_it_was_set(process: Process, keyspace: Keyspace, tmp_path: Path):
+    (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\n")
+    command = command_for(process, keyspace, "--until-empty")
+    environment = {**os.environ, MARK: process.mark, "SPARK_CONF_DIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "spark.speculation is true" in line
+    assert left_of(process.mark, timeout_s=5.0) == []
 
 
 def figures(url: str, key: str) -> str:

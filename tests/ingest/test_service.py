@@ -313,6 +313,32 @@ def test_draining_does_not_depend_on_clocks_that_agree(bench: Bench, ahead_s: fl
     assert len(bench.stored()) <= len(before) + 4, "and hardly more"
 
 
+class Hidden(Elsewhere):
+    """A stream that tells of children when their parent was read to its end, as Kinesis may."""
+
+    is_read = False
+
+    def partitions(self) -> Sequence[Partition]:
+        return [one for one in super().partitions() if self.is_read or not one.parents]
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        read = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
+        self.is_read |= read.ended
+        return read
+
+
+def test_draining_is_not_done_before_the_children_of_what_ended_were_read(bench: Bench):
+    stream = bench.stream = Hidden(bench.clock, ahead_s=7200.0)
+    chunks = [chunk for _ in range(12) for chunk in bench.session(2)]
+    bench.send(chunks[:12])
+    stream.split("p0")
+    stream.split("p1")
+    bench.send(chunks[12:])
+    bench.clock.advance(1.0)
+    bench.start(max_read_bytes=1).drain()
+    assert bench.keys() == keys_of(chunks)
+
+
 class OneIsAway(MemoryStream):
     """A stream of which one partition does not answer."""
 

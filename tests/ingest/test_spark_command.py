@@ -1,24 +1,35 @@
 """What is said about Spark before any of it is started."""
 
+import contextlib
+import json
+import re
 import sys
 from pathlib import Path
 from threading import Event
 from types import ModuleType
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
 
-from understudy.app.config import Config, GatewaySection, IngestSection, StoreSection
+from understudy.app.config import Config, IngestSection, ModelsSection, StoreSection, StreamSection
 from understudy.app.data import DataFolder
-from understudy.app.roles.platform import Platform
-from understudy.app.roles.spark_ingest import SparkIngestRole
-from understudy.app.roles.spark_stream import name_of, open_from_text, text_of
+from understudy.app.roles.ingest import IngestRole, open_in_task, open_ingest
 from understudy.cli.root import run
-from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, Unreachable
-from understudy.ingest.spark import SparkIngest, SparkJob
-from understudy.ingest.spark_session import check_master, last_words, require_spark
+from understudy.core.errors import ConfigError, MissingExtra, Unreachable
+from understudy.ingest.spark import (
+    Spark,
+    SparkJob,
+    SparkTasks,
+    _last_words,
+    check_master,
+    require_spark,
+)
+from understudy.models.objects import open_objects
+from understudy.models.registry import Registry
+from understudy.stores.local import LocalStore
+from understudy.streams.memory import MemoryStream
+from understudy.testing.desk import SPEC
 
 STORE = "cassandra://nowhere:9042/play"
 
@@ -26,8 +37,7 @@ STORE = "cassandra://nowhere:9042/play"
 @pytest.fixture
 def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the packages were there, whether they are or not."""
-    for name in ("pyarrow", "pyspark", "pyspark.sql"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "pyspark", ModuleType("pyspark"))
     monkeypatch.setattr(sys.modules["pyspark"], "__version__", "4.1.0", raising=False)
 
 
@@ -35,13 +45,10 @@ def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     ("flags", "said"),
     [
         (["--engine", "spark"], "this store is in the data folder, which our own service alone writes; give --store"),
-        (["--checkpoint", "C"], "--checkpoint is Spark's, and ingest.engine is native"),
         (["--master", "local[2]"], "--master is Spark's, and ingest.engine is native; leave it out, or give --engine"),
-        (["--engine", "spark", "--store", STORE, "--checkpoint", ""], "--checkpoint is empty; give a folder"),
         (["--store", STORE, "--keep-days", "3"], "--keep-days is for a store in the data folder"),
         (["--stream", "ftp://x"], "stream.url begins with ftp://"),
         (["--stream", "kafka://nowhere:1/t", "--retention", "9"], "--retention is for a stream in the data folder"),
-        (["--engine", "spark", "--store", STORE, "--retention", "9"], "--retention is for --engine native"),
         (["--retention", "-1"], "give a time from 0, such as 3600"),
         (["--keep-days", "0"], "give a time above 0"),
     ],
@@ -57,12 +64,12 @@ def test_what_cannot_work_is_refused_in_one_line(
 
 def test_a_role_with_a_local_store_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="a Spark job stores where it can be reached over the network"):
-        SparkIngestRole(DataFolder(tmp_path), Config())
+        open_ingest(DataFolder(tmp_path), Config(ingest=IngestSection(engine="spark")))
 
 
 def test_a_missing_package_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtra, match=r"needs the package pyarrow; pip install 'understudy\[spark\]'"):
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(MissingExtra, match=r"needs the package pyspark; pip install 'understudy\[spark\]'"):
         require_spark()
 
 
@@ -100,6 +107,12 @@ def test_missing_java_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         require_spark()
 
 
+@pytest.fixture
+def with_java(with_pyspark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java(tmp_path / "java", "17")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+
+
 @pytest.mark.usefixtures("with_pyspark")
 @pytest.mark.parametrize(
     ("version", "is_enough"), [("1.8.0_392", False), ("11.0.2", False), ("17", True), ("25", True)]
@@ -111,7 +124,7 @@ def test_java_that_is_too_old_is_told(version: str, is_enough: bool, monkeypatch
         require_spark()
         return
     with pytest.raises(
-        ConfigError, match=r"needs Java 17 or newer, and .*bin/java is (8|11); install Java 17, and set"
+        ConfigError, match=r"needs Java 17 or newer, and .*bin/java is (8|11); install Java 17 or newer, and set"
     ):
         require_spark()
 
@@ -130,7 +143,7 @@ def test_java_that_cannot_be_run_is_told_in_one_line(
 ):
     script(tmp_path, text)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr("understudy.ingest.spark_session._JAVA_S", 0.2)
+    monkeypatch.setattr("understudy.ingest.spark._JAVA_S", 0.2)
     with pytest.raises(
         ConfigError, match=rf"bin/java cannot be run: .*{said}.*; install Java 17 or newer, and"
     ) as told:
@@ -146,68 +159,69 @@ def test_a_master_that_no_spark_takes_is_told_before_anything_is_started(master:
         check_master(known)
 
 
-@pytest.mark.parametrize(("engine", "module"), [("spark", "spark_process"), ("native", "ingest_process")])
-def test_the_platform_starts_the_engine_that_the_config_names(engine: Any, module: str, tmp_path: Path):
-    config = Config(
-        data=str(tmp_path), roles=("ingest",), gateway=GatewaySection(port=0),
-        ingest=IngestSection(engine=engine), store=StoreSection(url=STORE),
-    )  # fmt: skip
-    with Platform(config, tell=lambda *_: None) as platform:
-        command = platform.supervisor.standings["ingest"].role.command({})
-    assert f"understudy.app.roles.{module}" in command
-
-
-def test_workers_open_the_stream_that_the_driver_named(tmp_path: Path):
-    data = DataFolder(tmp_path)
-    assert open_from_text(text_of("", data)).partitions() == []
-    assert name_of("", data) == f"file:{tmp_path}/stream"
-    with_options = "kafka://b:9092,a:9092/topic?credentials=/secret/file"
-    assert name_of(with_options, data) == name_of("kafka://a:9092,b:9092/topic", data) == "kafka://a:9092,b:9092/topic"
+def test_workers_open_what_the_driver_named_and_need_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    there = LocalStore(tmp_path / "there")
+    monkeypatch.setattr("understudy.app.roles.ingest.open_store", lambda url, *, specs: there)
+    places = {"data": str(tmp_path / "nowhere"), "stream": "", "store": STORE, "models": f"file://{tmp_path}/models"}
+    Registry(open_objects(tmp_path / "models"), trusted={}).register(SPEC)
+    stream, store, specs = open_in_task(json.dumps(places))
+    assert (stream.partitions(), store) == ([], there)
+    assert specs.spec(SPEC.game, SPEC.schema) == SPEC
+    assert not (tmp_path / "nowhere").exists()
+    there.close()
 
 
 def test_a_batch_of_nothing_is_no_job():
     with pytest.raises(ConfigError, match="max_batch_bytes is 0; give a number above 0"):
-        SparkJob(opener="a:b", address="", stream="s", checkpoint="c", max_batch_bytes=0)
+        SparkJob(opener="a:b", address="", owner="o", max_batch_bytes=0)
 
 
-def test_a_checkpoint_that_another_job_uses_is_told():
-    job = SparkJob(opener="a:b", address="", stream="s", checkpoint="C")
-    ingest = SparkIngest(Mock(), Mock(), Mock(), job=job)
-    told = ingest._trouble(RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple jobs"))
-    assert isinstance(told, ConfigError)
-    assert str(told) == "another job uses checkpoint C; give another --checkpoint, or end it"
+def test_what_only_this_machine_has_is_refused_for_workers_elsewhere(tmp_path: Path, with_java: None):
+    data = DataFolder(tmp_path)
+    for stream, models, said in (
+        ("", "", "the stream is in the data folder (stream.url)"),
+        ("kafka://nowhere:1/t", "", "games are registered in the data folder (models.url)"),
+    ):
+        config = Config(
+            data=str(tmp_path), ingest=IngestSection(engine="spark", master="spark://nowhere:7077"),
+            stream=StreamSection(url=stream), store=StoreSection(url=STORE), models=ModelsSection(url=models),
+        )  # fmt: skip
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            open_ingest(data, config)
 
 
-def test_time_that_is_up_when_all_is_done_says_nothing():
-    ingest = SparkIngest(Mock(), Mock(), Mock(), job=SparkJob(opener="a:b", address="", stream="s", checkpoint="C"))
-    with capture_logs() as logs:
-        ingest._give_up()
-    assert logs == []
+JOB = SparkJob(opener="a:b", address="", owner="o")
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_a_spark_that_has_ended_is_an_error_unless_somebody_asked_to_stop(is_asked: bool):
+def test_a_spark_that_has_ended_is_an_error_unless_a_stop_was_asked_for(is_asked: bool, tmp_path: Path):
     pytest.importorskip("pyspark", reason="pip install 'understudy[spark]'")
-    job, stop = SparkJob(opener="a:b", address="", stream="s", checkpoint="C"), Event()
-    ingest = SparkIngest(Mock(side_effect=ConnectionRefusedError), Mock(), Mock(), job=job)
-    with capture_logs() as logs:
+
+    class Gone:
+        master = uiWebUrl = "local[2]"  # noqa: N815
+
+        def statusTracker(self) -> None:  # noqa: N802
+            raise ConnectionRefusedError
+
+        def parallelize(self, *_: Any) -> None:
+            raise ConnectionRefusedError
+
+    context: Any = Gone()
+    tasks = SparkTasks(JOB, lambda _: contextlib.nullcontext(Spark(context)))
+    stream, stop = MemoryStream(), Event()
+    with (
+        IngestRole(
+            DataFolder(tmp_path), open_stream=lambda: stream, open_store=lambda: LocalStore(tmp_path / "x"), spark=tasks
+        ) as role,
+        capture_logs() as logs,
+    ):
         if is_asked:
             stop.set()
-            ingest.run(stop)
+            role.run(stop)
         else:
             with pytest.raises(Unreachable, match=r"Spark has ended \(ConnectionRefusedError\); start it again"):
-                ingest.run(stop)
+                role.run(stop)
     assert [one["event"] for one in logs] == ["not_drained"] * is_asked
-
-
-def test_a_job_that_failed_because_spark_was_stopped_may_be_started_again():
-    ingest = SparkIngest(Mock(), Mock(), Mock(), job=SparkJob(opener="a:b", address="", stream="s", checkpoint="C"))
-    ingest._spark, is_stopped = Mock(), Mock(return_value=True)
-    ingest._spark.session.sparkContext._jsc.sc().isStopped = is_stopped
-    told = ingest._trouble(RuntimeError("the scheduler is null"))
-    assert (type(told), str(told)) == (Unreachable, "Spark was stopped; start it again")
-    is_stopped.return_value = False
-    assert type(ingest._trouble(RuntimeError("the scheduler is null"))) is StorageFailed
 
 
 def test_the_line_of_a_log_that_tells_why_is_found(tmp_path: Path):
@@ -216,6 +230,6 @@ def test_the_line_of_a_log_that_tells_why_is_found(tmp_path: Path):
         "WARNING: x\nSparkException: no master 'here'\n\tat org.apache.Submit.error(Submit.scala:1)\nRun with --help\n"
     )
     log.write_text(said)
-    assert last_words(log) == "SparkException: no master 'here'"
+    assert _last_words(log) == "SparkException: no master 'here'"
     log.write_text("")
-    assert last_words(log) == "it said nothing"
+    assert _last_words(log) == "it said nothing"

@@ -22,7 +22,7 @@ from typing import Any
 from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
-from understudy.app.roles.opening import open_own_ingest, open_own_store
+from understudy.app.roles.ingest import open_own_ingest, open_own_store
 from understudy.app.roles.requests import ask
 from understudy.app.used import FILE_NAME as USED
 from understudy.app.used import restore_used

@@ -11,7 +11,7 @@ from understudy.app.crowd.ledger import LedgerLink, Promise, read_ledger
 from understudy.app.data import DataFolder
 from understudy.app.digest import items_of
 from understudy.app.links import open_link, register
-from understudy.app.roles.opening import open_own_ingest
+from understudy.app.roles.ingest import open_own_ingest
 from understudy.app.roles.requests import ask
 from understudy.client.leftovers import send_leftovers
 from understudy.core.clock import SystemClock

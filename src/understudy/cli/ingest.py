@@ -12,17 +12,13 @@ import msgspec
 
 from understudy.app.config import Config, hidden
 from understudy.app.origins import resolve
-from understudy.app.roles.ingest import RETENTION_S, IngestRole
+from understudy.app.roles.ingest import RETENTION_S, open_ingest
 from understudy.app.roles.logs import log_to_stderr
-from understudy.app.roles.opening import open_ingest
-from understudy.app.roles.remote_ingest import RemoteIngestRole
-from understudy.app.roles.spark_ingest import SparkIngestRole
 from understudy.cli.elsewhere import store_option
 from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option
 from understudy.core.errors import ConfigError
 
-Role = IngestRole | RemoteIngestRole | SparkIngestRole
 _AT_ONCE = b"interrupted; what is not stored yet is in the stream, for the next start\n"
 
 
@@ -44,7 +40,6 @@ _AT_ONCE = b"interrupted; what is not stored yet is in the stream, for the next 
 @store_option
 @click.option("--engine", type=click.Choice(["native", "spark"]), help="Our own service, or a Spark job.")
 @click.option("--master", metavar="MASTER", help="Where Spark runs, such as local[2] or spark://HOST:7077.")
-@click.option("--checkpoint", metavar="DIR", help="Where Spark notes how far it read (default: in the data folder).")
 @data_option
 @json_option
 def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any) -> int:
@@ -58,16 +53,15 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
     data.root.mkdir(parents=True, exist_ok=True)
     if not until_empty:
         _stop_on_signals(stop)  # before the store opens: a stop asked for meanwhile drains too
-    with _open(config, flags) as role:
+    retention_s = RETENTION_S if flags["retention_s"] is None else flags["retention_s"]
+    keep_s = None if flags["keep_days"] is None else flags["keep_days"] * 86_400
+    with open_ingest(config.folder, config, retention_s=retention_s, keep_s=keep_s) as role:
         if until_empty:
-            role.service.drain()
-            if not isinstance(role, SparkIngestRole):
-                role.step()  # once, for what is to expire and to be trimmed
+            role.store_all()
         else:
             where = hidden(config.stream.url) or data.stream
             out.print(f"following {where}; Ctrl-C drains and ends", soft_wrap=True, markup=False)
             role.run(stop)
-        spark = role.figures() if isinstance(role, SparkIngestRole) else {}
         stats = role.service.stats
     fields = {
         "steps": stats.steps,
@@ -77,7 +71,7 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
     }
     if not as_json:
         out.print(f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; refused {dict(stats.refusals)}")
-    return finish({**fields, **spark}, as_json=as_json)
+    return finish({**fields, **role.spark_figures()}, as_json=as_json)
 
 
 def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
@@ -85,11 +79,8 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
     names = {"stream_url": "stream.url", "store_url": "store.url", "engine": "ingest.engine", "master": "ingest.master"}
     given = {name: flags[flag] for flag, name in names.items()}
     config = msgspec.structs.replace(resolve({"data": data_text, **given}).config, roles=("ingest",)).check()
-    for flag in ("master", "checkpoint"):
-        if flags[flag] is not None and config.ingest.engine != "spark":
-            raise ConfigError(f"--{flag} is Spark's, and ingest.engine is native; leave it out, or give --engine spark")
-    if flags["checkpoint"] == "":
-        raise ConfigError("--checkpoint is empty; give a folder, or leave it out: then it is in the data folder")
+    if flags["master"] is not None and config.ingest.engine != "spark":
+        raise ConfigError("--master is Spark's, and ingest.engine is native; leave it out, or give --engine spark")
     if flags["keep_days"] is not None and config.store.url:
         raise ConfigError("--keep-days is for a store in the data folder; leave it out: a store elsewhere has its own")
     if flags["retention_s"] is not None and config.stream.url:
@@ -97,17 +88,7 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
             "--retention is for a stream in the data folder; leave it out: one elsewhere has its own, see "
             "docs/kinesis.md and docs/kafka.md"
         )
-    if flags["retention_s"] is not None and config.ingest.engine == "spark":
-        raise ConfigError(f"--retention is for --engine native; leave it out: with Spark it is {RETENTION_S:g} s")
     return config
-
-
-def _open(config: Config, flags: dict[str, Any]) -> Role:
-    if config.ingest.engine == "spark":
-        return SparkIngestRole(config.folder, config, checkpoint=flags["checkpoint"] or "")
-    retention_s = RETENTION_S if flags["retention_s"] is None else flags["retention_s"]
-    keep_s = None if flags["keep_days"] is None else flags["keep_days"] * 86_400
-    return open_ingest(config.folder, config, retention_s=retention_s, keep_s=keep_s)
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

@@ -1,16 +1,37 @@
-"""The ingest service: reads every partition of a stream, checks, and writes what is new with its position."""
+"""The ingest service: advances every partition of a stream, commit by commit, in this process or in many.
 
+The service decides which partitions may be read now and keeps count. A turn is one partition: `PartitionIngest.advance`
+claims it, reads, checks and writes. The store alone knows how far a partition is stored; a turn that is taken twice, by
+whichever processes, is fenced by the epoch of the later claim.
+"""
+
+import contextlib
 import math
-from collections.abc import Container, Iterator
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from threading import Event
+from typing import Any
 
 import structlog
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, ConfigError, PositionGone, StorageFull, Unreachable
-from understudy.core.ports import ExperienceStore, Position, Read, Specs, Stream
-from understudy.ingest.writer import Held, IngestStats, Writer
+from understudy.core.frame import FrameKind
+from understudy.core.ports import (
+    Candidate,
+    Claim,
+    ExperienceStore,
+    Position,
+    Read,
+    Receipt,
+    Record,
+    RefusedFrame,
+    Specs,
+    Stream,
+    WriteBatch,
+)
+from understudy.ingest.check import check
 
 _log = structlog.get_logger("understudy.ingest")
 _IDLE_S = 0.004
@@ -34,6 +55,174 @@ class IngestConfig:
                 raise ConfigError(f"{field_.name} is {value}; give a number above 0, such as {field_.default}")
 
 
+@dataclass(slots=True)
+class IngestStats:
+    """What ingest has done since it started, or in one turn."""
+
+    frames: int = 0
+    steps: int = 0
+    fates: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    lag_s: float = 0.0
+    trouble: str = ""
+    """Why nothing can be read or stored just now; empty while it can."""
+
+    def add(self, turn: "IngestStats") -> None:
+        self.frames += turn.frames
+        self.steps += turn.steps
+        self.fates.update(turn.fates)
+        self.refusals.update(turn.refusals)
+        self.lag_s = turn.lag_s if turn.frames else self.lag_s
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A partition that is to be read and stored once."""
+
+    partition: str
+    claim: Claim | None = None
+    """The claim of this owner by which it was stored last, and the position since; None: nothing is known yet."""
+    draining_s: float = 0.0
+    """How long ago draining began."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a turn did; it holds no bytes of any frame."""
+
+    partition: str
+    claim: Claim | None = None
+    """The claim, at the position behind what is stored; None: another owner holds the partition."""
+    records: int = 0
+    size_bytes: int = 0
+    ended: bool = False
+    is_past: bool = False
+    """Whether everything is stored that was in the partition when draining began."""
+    stats: IngestStats = field(default_factory=IngestStats)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """What the log should say of it."""
+
+    def add(self, later: "Progress") -> None:
+        """Go on with a later turn of the same partition."""
+        self.claim = later.claim
+        self.records += later.records
+        self.size_bytes += later.size_bytes
+        self.ended = later.ended
+        self.is_past = later.is_past
+        self.stats.add(later.stats)
+        self.events += later.events
+
+
+Spread = Callable[[Iterable[Turn]], Iterable[Progress]]
+"""Takes the turns of a round in other processes, and raises what went wrong after all that went well."""
+
+
+class PartitionIngest:
+    """Claims, reads, checks and writes partitions for one owner, one commit at a time."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        store: ExperienceStore,
+        specs: Specs,
+        *,
+        owner: str,
+        config: IngestConfig,
+        clock: Clock,
+    ) -> None:
+        self._stream = stream
+        self._store = store
+        self._specs = specs
+        self._owner = owner
+        self._config = config
+        self._clock = clock
+        self._epochs: dict[str, int] = {}
+        """Claims that were made here; another process of this owner may have newer ones."""
+
+    def advance(self, turn: Turn) -> Progress:
+        """Store what one read gives. Where nothing comes, nothing is claimed anew."""
+        progress = Progress(turn.partition)
+        began_s = self._clock.monotonic() - turn.draining_s
+        began_at_s = self._clock.now() - turn.draining_s
+        try:
+            claim = turn.claim or self._claim(turn.partition)
+            read = self._read(claim, progress)
+            if read.records and self._epochs.get(turn.partition) != claim.epoch:
+                known = claim.position
+                claim = self._claim(turn.partition)
+                if claim.position != known:
+                    read = self._read(claim, progress)
+        except ClaimLost:
+            return progress
+        if read.records:
+            try:
+                self._write(claim, read, progress)
+            except ClaimLost as error:
+                self._epochs.pop(turn.partition, None)
+                lost = {"partition": turn.partition, "error": str(error)}
+                progress.events.append(("claim_lost", lost))
+                return progress
+        progress.claim = replace(claim, position=read.next)
+        progress.records = len(read.records)
+        progress.size_bytes = sum(len(record.raw) for record in read.records)
+        progress.ended = read.ended
+        progress.is_past = _is_past(read, began_s, began_at_s)
+        return progress
+
+    def _claim(self, partition: str) -> Claim:
+        ttl_s = self._config.claim_ttl_s
+        claim = self._store.claim(partition, owner=self._owner, ttl_s=ttl_s)
+        self._epochs[partition] = claim.epoch
+        return claim
+
+    def _read(self, claim: Claim, progress: Progress) -> Read:
+        most = self._config.max_read_bytes
+        try:
+            return self._stream.read(claim.partition, claim.position, max_bytes=most, wait_s=0.0)
+        except PositionGone as error:
+            gone = {"position": error.position, "earliest": error.earliest}
+            progress.events.append(("position_gone", {"partition": claim.partition, **gone}))
+            earliest = None if error.earliest is None else Position(error.earliest)
+            return self._stream.read(claim.partition, earliest, max_bytes=most, wait_s=0.0)
+
+    def _write(self, claim: Claim, read: Read, progress: Progress) -> None:
+        candidates, refused, parked = self._checked(read.records)
+        batch = WriteBatch(claim.partition, claim.epoch, read.next, candidates, refused, parked)
+        receipt = self._store.write(batch)
+        stats = progress.stats
+        _count(batch, receipt, stats)
+        # The stream's clock may be ahead of ours.
+        stats.lag_s = max(0.0, self._clock.now() - read.records[-1].time_s)
+        for reason, count in stats.refusals.items():
+            refusal = {"partition": claim.partition, "reason": reason, "count": count}
+            progress.events.append(("frames_refused", refusal))
+
+    def _checked(self, records: Sequence[Record]) -> tuple[list[Candidate], list[RefusedFrame], list[RefusedFrame]]:
+        candidates: list[Candidate] = []
+        refused: list[RefusedFrame] = []
+        parked: list[RefusedFrame] = []
+        for record in records:
+            checked = check(record.raw, specs=self._specs, received_s=record.time_s)
+            if checked.candidate is not None:
+                candidates.append(checked.candidate)
+            elif checked.refusal is not None:
+                (parked if checked.outcome == "parked" else refused).append(checked.refusal)
+        return candidates, refused, parked
+
+
+def _count(batch: WriteBatch, receipt: Receipt, stats: IngestStats) -> None:
+    stats.frames = len(batch.candidates) + len(batch.refused) + len(batch.parked)
+    stats.fates.update(receipt.fates)
+    for candidate, fate in zip(batch.candidates, receipt.fates, strict=True):
+        is_data = candidate.frame.kind is FrameKind.DATA and candidate.chunk is not None
+        if fate == "new" and is_data and candidate.chunk is not None:
+            stats.steps += candidate.chunk.meta.n_steps
+    stats.refusals.update(frame.reason for frame in (*batch.refused, *batch.parked))
+    for reason, fate in zip(receipt.reasons, receipt.fates, strict=False):
+        if fate in ("refused", "conflict"):
+            stats.refusals[reason] += 1
+
+
 class IngestService:
     """Moves a stream into a store; may be killed at any moment and started again."""
 
@@ -46,22 +235,24 @@ class IngestService:
         owner: str,
         config: IngestConfig | None = None,
         clock: Clock | None = None,
+        spread: Spread | None = None,
     ) -> None:
+        """`spread` takes the turns elsewhere; without it they are taken here, one after another."""
         self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()
-        self._writer = Writer(store, specs, owner=owner, claim_ttl_s=self._config.claim_ttl_s, clock=self._clock)
+        self._partitions = PartitionIngest(stream, store, specs, owner=owner, config=self._config, clock=self._clock)
+        self._spread: Spread = spread or self._one_by_one
+        self._claims: dict[str, Claim] = {}
+        self._ended: set[str] = set()
         self._silent = ""
         """The partition that could not be read or stored last."""
-
-    @property
-    def stats(self) -> IngestStats:
-        return self._writer.stats
+        self.stats = IngestStats()
 
     def step(self) -> int:
-        """Read each partition once and store what came; how many records that were."""
+        """Advance each partition once; how many records were stored."""
         try:
-            moved = sum(len(read.records) for _, read in self._round(without=()))
+            moved = sum(progress.records for progress in self._round(without=()))
         except (StorageFull, Unreachable) as error:
             self.stats.trouble = str(error)
             raise
@@ -73,12 +264,9 @@ class IngestService:
         while not stop.is_set():
             try:
                 moved = self.step()
-            except StorageFull as error:
-                _log.warning("store_full", error=str(error), retry_in_s=self._config.full_pause_s)
-                self._clock.wait(stop, self._config.full_pause_s)
-                continue
-            except Unreachable as error:
-                _log.warning("unreachable", error=str(error), retry_in_s=self._config.full_pause_s)
+            except (StorageFull, Unreachable) as error:
+                event = "store_full" if isinstance(error, StorageFull) else "unreachable"
+                _log.warning(event, error=str(error), retry_in_s=self._config.full_pause_s)
                 self._clock.wait(stop, self._config.full_pause_s)
                 continue
             if not moved:
@@ -87,74 +275,88 @@ class IngestService:
     def drain(self, *, within_s: float = math.inf) -> bool:
         """Store everything that was in the stream when this was called; it ends however fast more comes.
 
-        Whether there was time for that; it is looked at between two reads. Partitions that another owner holds are
+        Whether there was time for that; it is looked at between two turns. Partitions that another owner holds are
         left to them.
         """
-        called_s, called_at_s = self._clock.monotonic(), self._clock.now()
+        began_s = self._clock.monotonic()
         caught_up: set[str] = set()
         moved = True
         while moved:
             moved = False
-            for partition, read in self._round(without=caught_up):
+            for progress in self._round(without=caught_up, draining_since_s=began_s):
                 # Also an empty read is news: it may have ended a parent, whose children come next.
                 moved = True
-                if _is_past(read, called_s, called_at_s):
-                    caught_up.add(partition)
-                if self._clock.monotonic() - called_s >= within_s:
+                if progress.is_past:
+                    caught_up.add(progress.partition)
+                if self._clock.monotonic() - began_s >= within_s:
                     return False
         return True
 
     def positions(self) -> dict[str, Position | None]:
         """How far each partition that is ours is stored."""
-        return {name: held.position for name, held in self._writer.held.items()}
+        return {name: claim.position for name, claim in self._claims.items()}
 
-    def _round(self, *, without: Container[str]) -> Iterator[tuple[str, Read]]:
-        """Each readable partition that is ours, read once and stored."""
+    def _round(self, *, without: Container[str], draining_since_s: float | None = None) -> Iterator[Progress]:
+        """Each readable partition that is ours, advanced once."""
+        for progress in self._spread(self._turns(without, draining_since_s)):
+            for event, said in progress.events:
+                (_log.error if event == "position_gone" else _log.warning)(event, **said)
+            if progress.claim is None:
+                self._claims.pop(progress.partition, None)
+                continue
+            self._claims[progress.partition] = progress.claim
+            if progress.ended:
+                self._ended.add(progress.partition)
+            self.stats.add(progress.stats)
+            yield progress
+
+    def _turns(self, without: Container[str], draining_since_s: float | None) -> Iterator[Turn]:
         partitions = self._stream.partitions()
         names = {partition.id for partition in partitions}
-        for gone in self._writer.held.keys() - names:
-            del self._writer.held[gone]
+        self._claims = {name: claim for name, claim in self._claims.items() if name in names}
+        self._ended &= names
         # The one that did not answer comes last, so that the others need not wait for it.
-        last = next((number for number, one in enumerate(partitions) if one.id == self._silent), -1) + 1
+        places = (number for number, one in enumerate(partitions) if one.id == self._silent)
+        last = next(places, -1) + 1
         for partition in [*partitions[last:], *partitions[:last]]:
-            is_readable = all(parent not in names or self._has_ended(parent) for parent in partition.parents)
-            if is_readable and partition.id not in without and (read := self._advance(partition.id)) is not None:
-                yield partition.id, read
+            is_readable = all(parent not in names or parent in self._ended for parent in partition.parents)
+            if is_readable and partition.id not in self._ended and partition.id not in without:
+                now_s = self._clock.monotonic()
+                draining_s = 0.0 if draining_since_s is None else now_s - draining_since_s
+                yield Turn(partition.id, self._claims.get(partition.id), draining_s)
 
-    def _has_ended(self, partition: str) -> bool:
-        held = self._writer.held.get(partition)
-        return held is not None and held.ended
-
-    def _advance(self, partition: str) -> Read | None:
-        """Store what one read gives; None when there is nothing more to read, or the partition is not ours."""
-        try:
-            held = self._writer.claim(partition)
-            if held.ended:
-                return None
-            read = self._read(partition, held)
-            if read.records:
-                self._writer.write(partition, read.records, read.next)
-        except ClaimLost:
-            return None
-        except Unreachable:
-            self._silent = partition
-            raise
-        held.position, held.ended = read.next, read.ended
-        return read
-
-    def _read(self, partition: str, held: Held) -> Read:
-        try:
-            return self._stream.read(partition, held.position, max_bytes=self._config.max_read_bytes, wait_s=0.0)
-        except PositionGone as error:
-            _log.error("position_gone", partition=partition, position=error.position, earliest=error.earliest)
-            earliest = None if error.earliest is None else Position(error.earliest)
-            return self._stream.read(partition, earliest, max_bytes=self._config.max_read_bytes, wait_s=0.0)
+    def _one_by_one(self, turns: Iterable[Turn]) -> Iterator[Progress]:
+        for turn in turns:
+            try:
+                yield self._partitions.advance(turn)
+            except Unreachable:
+                self._silent = turn.partition
+                raise
 
 
-def _is_past(read: Read, called_s: float, called_at_s: float) -> bool:
+def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
     """Whether all was read that was there when our monotonic clock and this machine's clock stood so."""
     if not read.records:
         return True
     if read.complete_to_s is not None:
-        return read.complete_to_s >= called_s
-    return read.records[-1].time_s > called_at_s
+        return read.complete_to_s >= began_s
+    return read.records[-1].time_s > began_at_s
+
+
+def tell_not_drained(error: object) -> None:
+    """Say why something is left, and that nothing of it is lost."""
+    _log.warning("not_drained", error=str(error), next="it is in the stream, and stored at the next start")
+
+
+@contextlib.contextmanager
+def leaving_the_rest(is_asked: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """End well, and say what is left, where nothing can be read or stored now and a stop was asked for.
+
+    Whatever the next start would not mend by itself is raised: a disk that refuses, a setting that cannot work.
+    """
+    try:
+        yield
+    except (StorageFull, Unreachable, ClaimLost) as error:
+        if not is_asked():
+            raise
+        tell_not_drained(error)

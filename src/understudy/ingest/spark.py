@@ -1,384 +1,399 @@
-"""Ingest as a job of Spark's Structured Streaming: Spark decides what is read when, the store what is new.
+"""Ingest in Spark's tasks: the driver says which partitions may advance; tasks claim, read, check and write them.
 
-A batch comes to the driver, which holds the claims: the frames of each stream partition are checked and written by it
-in order, together with the position behind them. A batch that Spark hands over twice, because it died before it noted
-that the first time was enough, gives duplicates, which the store tells apart by their numbers. Nothing depends on
-Spark's batch number.
+A batch is a plain Spark job with one task for each partition. A task builds stream and store from a text, once in each
+worker process, and reports a few numbers: no byte of a frame comes to the driver. The store holds all positions, so
+there is no checkpoint: whatever dies, the next batch begins where the store stands. A task that Spark tries again
+claims its partition anew, which fences an attempt that still runs somewhere.
 """
 
 import contextlib
-import json
+import functools
+import logging
+import os
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event, Timer
-from typing import TYPE_CHECKING, TypeVar
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from understudy.core import errors
-from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ClaimLost, ConfigError, StorageFailed, StorageFull, Unreachable
-from understudy.core.ports import Position, Record, Stream
-from understudy.ingest.draining import DRAIN_S, TOO_MUCH, Drain, leaving_the_rest, tell_not_drained
-from understudy.ingest.offsets import Passed, first_left_out, places_of
-from understudy.ingest.spark_batch import batch_of
-from understudy.ingest.spark_session import Spark, is_local, while_waiting
-from understudy.ingest.writer import IngestStats, Writer
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, StorageFull, Unreachable
+from understudy.core.import_path import load
+from understudy.core.ports import ExperienceStore, Specs, Stream
+from understudy.ingest.service import IngestConfig, PartitionIngest, Progress, Turn
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark import SparkContext
 
 _log = structlog.get_logger("understudy.ingest")
-T = TypeVar("T")
-OpenSpark = Callable[[Event], AbstractContextManager[Spark]]
-_LOOK_S, _TROUBLE_S, _WORKERS_S = 0.1, 1.0, 5.0
-_TELLS = 100
-"""How often Spark is looked at for what it tells behind a batch."""
-_ANOTHER = "give another --checkpoint, or remove this one: the job then begins where the store stands"
-_QUERY = re.compile(r"\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
-_OURS = re.compile(r"understudy\.core\.errors\.(\w+): (.+)")
-_PYTHON = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+_clock = SystemClock()
+_LOCAL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Nearly all work is done in Python: a small and quickly started JVM serves best."""
+_STOP_S = 5.0
+"""How long a JVM may take to end, and a job to find a worker once a stop was asked for."""
+_WAIT_S = 15.0
+"""How long Spark may be silent before the log tells what it waits for."""
+_LOOK_S = 0.1
+_IDLE_S = 0.05
+_JAVA = 17
+_JAVA_S = 60.0
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_MASTER = re.compile(r"local(\[(0*[1-9]\d*|\*)(, *0*[1-9]\d*)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn")
+_RAISED = re.compile(r"^\s*(?:\w+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
+
+Opened = tuple[Stream, ExperienceStore, Specs]
+Report = tuple[Progress, Exception | None]
+"""What a task did, and what ended it before its time."""
+
+
+class SparkEnded(Unreachable):
+    """Spark is gone; another process has to start it again."""
+
+    retry_helps = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkJob:
-    """What a job reads and where it notes how far it came."""
+    """What a task needs, as plain data; credentials are in files that the address names, or in the environment."""
 
     opener: str
-    """Import path of a function that opens the stream, in whatever process."""
+    """Import path of a function that opens stream, store and specs in a worker's process."""
     address: str
     """What the opener is called with."""
-    stream: str
-    """The stream's name, by which a checkpoint is known to belong to it."""
-    checkpoint: str
-    """A folder, or an address that Spark knows."""
+    owner: str
+    """The owner of every claim, whichever task makes it: the latest claim of a partition is the valid one."""
+    config: IngestConfig = field(default_factory=IngestConfig)
     max_batch_bytes: int = 16 * 1024 * 1024
+    """How much of one partition a batch covers at most."""
 
     def __post_init__(self) -> None:
-        if self.max_batch_bytes < 1:
-            raise ConfigError(f"max_batch_bytes is {self.max_batch_bytes}; give a number above 0, such as 16777216")
+        if (most := self.max_batch_bytes) < 1:
+            raise ConfigError(f"max_batch_bytes is {most}; give a number above 0, such as 16777216")
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFigures:
-    """The last batch that Spark finished."""
+class Spark:
+    """A Spark that runs."""
 
-    batch: int
-    rows: int
-    duration_s: float
-
-
-class _Drained(Exception):
-    """All that was in the stream when draining began is stored."""
+    context: "SparkContext"
+    log: Path | None = None
+    """Where it writes what it has to say; None where somebody else started it."""
 
 
-class SparkIngest:
-    """A streaming job over a stream; may be killed at any moment and started again."""
+_kept: dict[SparkJob, tuple[Opened, PartitionIngest]] = {}
+"""The connections of this process, kept from task to task."""
 
-    def __init__(
-        self, open_spark: OpenSpark, stream: Stream, writer: Writer, *, job: SparkJob, clock: Clock | None = None
-    ) -> None:
-        """`open_spark`: a session for as long as the job runs, given what tells it to stop.
 
-        `stream`: the same that the job's opener opens, for looking at; all reading is Spark's.
-        """
-        self._open_spark, self._stream, self._writer, self._job = open_spark, stream, writer, job
-        self._clock = clock or SystemClock()
-        self._stop, self._ends = Event(), Event()
-        self._draining: Drain | None = None
-        self._failure: Exception | None = None
-        self._spark: Spark
-        self._said: Path | None = None
-        self._query: StreamingQuery | None = None
-        self._figures: BatchFigures | None = None
-        self._begun_at: Mapping[str, Position | None] = {}
-        self._has_met = True
-        self._next_look_s, self._has_workers = 0.0, True
-        self._was_restarted = False
-        self.ui: str | None = None
-        """Where people can watch Spark, once it runs."""
+def _partitions_of(job: SparkJob) -> PartitionIngest:
+    if job not in _kept:
+        while _kept:
+            stream, store, _ = _kept.popitem()[1][0]
+            stream.close()
+            store.close()
+        opened: Opened = load(job.opener, what="opener")(job.address)
+        ingest = PartitionIngest(*opened, owner=job.owner, config=job.config, clock=_clock)
+        _kept[job] = opened, ingest
+    return _kept[job][1]
 
-    # --- running ----------------------------------------------------------------------------------------------------
 
-    def run(self, stop: Event, each: Callable[[], None] = lambda: None, *, drain_s: float = DRAIN_S) -> None:
-        """Let Spark read until told to stop, starting the job again where a retry helps; then drain.
+def take_turn(job: SparkJob, turn: Turn) -> Report:
+    """Advance one partition by at most a batch.
 
-        Draining ends after `drain_s`, and at once where nothing can be read or stored: the rest is left in the stream.
-        """
-        with leaving_the_rest(stop.is_set), self._running(stop, stop):
-            while not stop.wait(_LOOK_S):
-                each()
-                if not self._active.isActive:
-                    self._restart(stop)
-                self._look_at_progress()
-                self._meet()
-                self._look_at_workers()
-            self._drain(drain_s)
+    Spark tries a task again that raises: only a bug does, or a process that dies.
+    """
+    from pyspark import TaskContext
 
-    def drain(self) -> None:
-        """Store everything that is in the stream now, and end; it does however fast more comes. It never waits."""
-        at_once = Event()
-        at_once.set()
-        with self._running(Event(), at_once):
-            self._drain(None)
+    task = TaskContext.get()
+    if task is not None and task.attemptNumber():
+        turn = replace(turn, claim=None)
+    total = Progress(turn.partition, turn.claim)
+    try:
+        partitions = _partitions_of(job)
+        is_over = False
+        while not is_over:
+            progress = partitions.advance(turn)
+            total.add(progress)
+            turn = replace(turn, claim=progress.claim)
+            is_over = not progress.records or progress.ended or progress.is_past
+            is_over |= total.size_bytes >= job.max_batch_bytes
+    except (ConfigError, StorageFull, StorageFailed) as error:
+        return replace(total, is_past=False), error
+    return total, None
+
+
+class SparkTasks:
+    """Takes the turns of an ingest service as tasks of a Spark job, while it is `running`."""
+
+    def __init__(self, job: SparkJob, open_spark: Callable[[Event], AbstractContextManager[Spark]]) -> None:
+        """`open_spark`: a Spark for as long as the tasks run, given what ends its start."""
+        self._job = job
+        self._open_spark = open_spark
+        self._spark: Spark | None = None
+        self._stop = Event()
+        self._batches = 0
+        self.figures: dict[str, float | str | None] = {}
+        """Where people can watch Spark, and the last batch in which anything came; for reports."""
 
     @property
     def is_running(self) -> bool:
-        """Whether the job was started, and not ended yet."""
-        return self._query is not None
-
-    @property
-    def stats(self) -> IngestStats:
-        return self._writer.stats
-
-    def figures(self) -> BatchFigures | None:
-        """The last batch with rows in it that was seen, as Spark tells of it."""
-        last, query = None, self._query
-        with contextlib.suppress(*_spark_gone()):
-            last = query.lastProgress if query is not None else None
-        if last is not None and last["numInputRows"]:
-            took_s = last["durationMs"]["triggerExecution"] / 1000
-            self._figures = BatchFigures(last["batchId"], last["numInputRows"], took_s)
-        return self._figures
+        return self._spark is not None
 
     @contextlib.contextmanager
-    def _running(self, stop: Event, impatient: Event) -> Iterator[None]:
-        """A session and the job in it, until the end; `stop` ends the start, `impatient` every wait for a server."""
-        self._stop, self._ends, self._draining = impatient, Event(), None
-        with self._watching(), self._open_spark(stop) as self._spark:
-            self.ui, self._said = self._spark.ui, self._spark.log
-            self._try_worker(stop)
+    def running(self, stop: Event) -> Iterator[None]:
+        """A Spark that takes turns; Unreachable when `stop` is set before it has started."""
+        self._stop = stop
+        over = Event()
+        with self._open_spark(stop) as self._spark:
+            self.figures["spark_ui"] = self._spark.context.uiWebUrl
+            watcher = Thread(target=self._watch, args=(self._spark.context, over), daemon=True)
+            watcher.start()
             try:
-                self._query = self._start()
                 yield
             finally:
-                self._ends.set()
-                self.figures()
-                query, self._query = self._query, None
-                with contextlib.suppress(*_spark_gone()):
-                    # A batch under way is finished first, or given up where it waits: Spark waits for us.
-                    if query is not None:
-                        query.stop()
+                self._spark = None
+                over.set()
+                watcher.join()
 
-    def _drain(self, within_s: float | None) -> None:
-        from pyspark.errors import StreamingQueryException
+    def __call__(self, turns: Iterable[Turn]) -> Iterator[Progress]:
+        """A batch: one task for each turn. Errors of tasks are raised when all the others have been told of."""
+        assigned = list(turns)
+        assert self._spark is not None, "turns are taken while it is running"
+        began_s = _clock.monotonic()
+        reports: list[Report] = []
+        if assigned:
+            with _explained(self._spark):
+                tasks = self._spark.context.parallelize(assigned, len(assigned))
+                reports = tasks.map(functools.partial(take_turn, self._job)).collect()
+        rows = sum(progress.records for progress, _ in reports)
+        if rows:
+            self._batches += 1
+            took_s = _clock.monotonic() - began_s
+            self.figures |= {"batch": self._batches, "batch_rows": rows, "batch_s": took_s}
+        yield from (progress for progress, _ in reports)
+        errors = [error for _, error in reports if error is not None]
+        for error in sorted(errors, key=lambda one: isinstance(one, StorageFull | Unreachable)):
+            raise error
+        if not rows:
+            self._stop.wait(_IDLE_S)
 
-        # The clock of this machine, on which Spark's source reads as well.
-        self._draining = Drain(self._clock.monotonic())
-        late = Timer(within_s or 0.0, self._give_up)
-        if within_s is not None:
-            late.start()
-        try:
-            if not self._active.isActive:
-                self._query = self._start()
-            self._active.processAllAvailable()
-            for _ in range(_TELLS):  # what was processed is told a moment later
-                if self._meet():
-                    break
-                time.sleep(_LOOK_S)
-        except StreamingQueryException as error:
-            if not isinstance(self._failure, _Drained):
-                raise self._trouble(error) from None
-        finally:
-            late.cancel()
+    def _watch(self, context: "SparkContext", over: Event) -> None:
+        """Tell when no worker takes a job, and end it when a stop was asked for: Spark waits without a word."""
+        waited_s = 0.0
+        with contextlib.suppress(Exception):  # of a JVM that is gone, of which the job tells
+            tracker = context.statusTracker()
+            while not over.wait(1.0):
+                jobs = [tracker.getJobInfo(job) for job in tracker.getActiveJobsIds()]
+                ids = [stage for job in jobs if job is not None for stage in job.stageIds]
+                stages = [stage for one in ids if (stage := tracker.getStageInfo(one)) is not None]
+                is_idle = stages and not any(stage.numActiveTasks for stage in stages)
+                waited_s = waited_s + 1.0 if is_idle else 0.0
+                if self._stop.is_set() and waited_s >= _STOP_S:
+                    context.cancelAllJobs()
+                elif waited_s and waited_s % _WAIT_S == 0:
+                    _tell_wait(f"no worker of {context.master} takes this job; is there a free core?")
 
-    def _give_up(self) -> None:
-        query = self._query
-        if query is None:
-            return  # it ended a moment ago
-        tell_not_drained(TOO_MUCH)
-        with contextlib.suppress(*_spark_gone()):
-            query.stop()
 
-    @property
-    def _active(self) -> "StreamingQuery":
-        assert self._query is not None
-        return self._query
+def _tell_wait(wait: str) -> None:
+    _log.warning("spark_waits", error=wait, next="it goes on by itself; Ctrl-C ends it")
 
-    @contextlib.contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Unreachable when Spark itself dies; whoever starts the job again goes on where the store stands."""
-        try:
-            yield
-        except _spark_gone() as error:
-            raise Unreachable(f"Spark has ended ({type(error).__name__}){self._where()}; start it again") from None
 
-    # --- the job ----------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _explained(spark: Spark) -> Iterator[None]:
+    """What a job raises, as one of our errors."""
+    from py4j.protocol import Py4JError, Py4JJavaError
 
-    def _start(self) -> "StreamingQuery":
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        from understudy.ingest.spark_source import NAME, FrameSource
-
-        self._failure, self._has_met = None, False
-        self._begun_at = self._patiently(self._positions)
-        session, job = self._spark.session, self._job
-        session.dataSource.register(FrameSource)
-        options = {
-            "opener": job.opener, "address": job.address, "stream": job.stream,
-            "start": json.dumps(self._begun_at), "max_bytes": str(job.max_batch_bytes),
-        }  # fmt: skip
-        frames = session.readStream.format(NAME).options(**options).load()
-        query = frames.writeStream.queryName("ingest").option("checkpointLocation", job.checkpoint)
-        try:
-            return query.foreachBatch(self._store_batch).start()
-        except (PySparkException, Py4JJavaError) as error:
-            raise self._trouble(error) from None
-
-    def _meet(self) -> bool:
-        """Whether Spark has told by now where its checkpoint goes on; ConfigError when the store is not that far.
-
-        A batch that comes shows it, too. In a partition to which nothing comes any more it would never show.
-        """
-        last = None if self._has_met else self._active.lastProgress
-        if last is not None:
-            self._has_met = True
-            told = json.loads(last["sources"][0]["endOffset"] or "null")
-            places = places_of(told, self._job.stream) if told else {}
-            held = {name: one.position for name, one in dict(self._writer.held).items()}
-            # What was written since the start was looked at then.
-            idle = {name: at for name, at in self._begun_at.items() if held.get(name, at) == at}
-            if found := self._patiently(partial(first_left_out, self._stream, places, idle)):
-                raise self._does_not_meet(*found, idle[found[0]])
-        return self._has_met or not self._active.isActive
-
-    def _does_not_meet(self, partition: str, after: Position | None, stored: Position | None) -> ConfigError:
-        return ConfigError(
-            f"checkpoint {self._job.checkpoint} goes on behind {after} of partition {partition}, which is stored up to "
-            f"{stored}; {_ANOTHER}"
-        )
-
-    def _try_worker(self, stop: Event) -> None:
-        """ConfigError when a worker on another machine cannot open the stream: it has to, to read a batch again."""
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        from understudy.ingest.spark_source import open_once
-
-        if is_local(self._spark.master):
-            return
-        context, job = self._spark.session.sparkContext, self._job
-        wait = f"no worker of {context.master} takes this job; are there any, with a free core and 1 GiB of memory?"
-        try:
-            with while_waiting(stop, context.cancelAllJobs, wait=wait):
-                context.parallelize([job.address], 1).foreach(partial(open_once, job.opener))
-        except (PySparkException, Py4JJavaError) as error:
-            trouble = self._trouble(error)
-            if isinstance(trouble, Unreachable):
-                raise trouble from None
+    where = f"; all it said is in {spark.log}" if spark.log else ""
+    try:
+        yield
+    except Py4JJavaError as error:
+        text = str(error.java_exception)
+        said = (_RAISED.findall(text) or text.strip().splitlines() or ["no reason"])[-1][:300]
+        if "ModuleNotFoundError" in text or "ImportError" in text:
             raise ConfigError(
-                f"a worker of {context.master} cannot open the stream: {trouble}; install understudy and what the "
-                "stream needs in the Python that PYSPARK_PYTHON names, the same on every worker, with the files that "
-                "the address names"
+                f"a worker of {spark.context.master} cannot take a task: {said}; install understudy and what the "
+                "addresses need in the Python that PYSPARK_PYTHON names, the same on every worker"
             ) from None
+        if "SparkContext was shut down" in text or "stopped SparkContext" in text:
+            raise SparkEnded(f"Spark was stopped{where}; start it again") from None
+        if "Traceback (most recent call last)" in text:
+            raise StorageFailed(f"a Spark task failed: {said}{where}") from None
+        raise Unreachable(f"a Spark job failed: {said}{where}") from None
+    except (Py4JError, OSError) as error:
+        raise SparkEnded(f"Spark has ended ({type(error).__name__}){where}; start it again") from None
 
-    def _look_at_workers(self) -> None:
-        """Say when there are none: Spark waits for them without a word."""
-        now_s = self._clock.monotonic()
-        if is_local(self._spark.master) or now_s < self._next_look_s:
-            return
-        self._next_look_s = now_s + _WORKERS_S
-        # The driver is one of them.
-        has_workers = len(self._spark.session.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) > 1
-        if self._has_workers and not has_workers:
-            _log.warning("no_workers", next="Spark waits until its cluster gives it some; nothing is lost meanwhile")
-        self._has_workers = has_workers
 
-    def _positions(self) -> Mapping[str, Position | None]:
-        """How far each partition is stored: where a job without a checkpoint begins."""
-        return {one.id: self._writer.claim(one.id).position for one in self._stream.partitions()}
+@contextlib.contextmanager
+def open_spark(folder: Path, stop: Event, *, master: str, only_here: str = "") -> Iterator[Spark]:
+    """A Spark under a master, or the one of spark-submit; at the end no JVM and no worker of it is left.
 
-    def _restart(self, stop: Event) -> None:
-        trouble = self._trouble(self._active.exception())
-        if not isinstance(trouble, StorageFull | Unreachable):
-            raise trouble
-        self._was_restarted, self.stats.trouble = True, str(trouble)
-        _log.warning("unreachable", error=str(trouble), next="it is tried again; nothing acknowledged is lost")
-        if not stop.wait(_TROUBLE_S):
-            self._query = self._start()
+    `folder`: where its log goes; `only_here`: what of the job lies in a folder that only this machine has.
+    """
+    from pyspark import SparkConf
 
-    def _look_at_progress(self) -> None:
-        """Forget why the job had to be started again, once it has read the stream."""
-        if self._was_restarted and self._active.lastProgress is not None:
-            self._was_restarted, self.stats.trouble = False, ""
-
-    def _trouble(self, error: Exception | None) -> Exception:
-        """What made the job fail, as one of our own errors where it was one."""
-        if self._failure is not None:
-            return self._failure
-        text = str(getattr(error, "java_exception", None) or error or "it ended by itself")
-        for name, said in reversed(_OURS.findall(text)):
-            kind = getattr(errors, name, None)
-            if kind in (ConfigError, errors.MissingExtra, StorageFailed, StorageFull, Unreachable):
-                return kind(said)  # type: ignore[no-any-return]
-        if "CONCURRENT_STREAM_LOG_UPDATE" in text:
-            return ConfigError(
-                f"another job uses checkpoint {self._job.checkpoint}; give another --checkpoint, or end it"
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    conf = SparkConf(loadDefaults=False).setAppName("understudy ingest")
+    log = folder / "spark.log"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not is_submitted:
+        _find_master(master)
+        conf.setMaster(master).setAll(_settings(folder.absolute(), master))
+    # PySpark tells of whatever a job raises, and of a JVM that died; both are told by us.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    with log.open("w") as file, contextlib.redirect_stderr(file), contextlib.ExitStack() as opened:
+        context = _start(conf, log, stop, opened=opened, master=master)
+        if context.getConf().get("spark.speculation", "false") == "true":
+            raise ConfigError(
+                "spark.speculation is true: two attempts of a task would take the partition from each other for ever; "
+                "set it to false"
             )
-        if self._spark.session.sparkContext._jsc.sc().isStopped():
-            return Unreachable(f"Spark was stopped{self._where()}; start it again")
-        said = [f"{name}: {rest}" for name, rest in _PYTHON.findall(text)] or [_QUERY.sub("", text.strip(), count=1)]
-        # Before it told of anything it has done little but read its checkpoint.
-        advice = f"; if checkpoint {self._job.checkpoint} is damaged, {_ANOTHER}" if not self._has_met else ""
-        return StorageFailed(f"the Spark job failed: {said[-1].splitlines()[0][:300]}{advice}{self._where()}")
+        check_master(context.master, only_here=only_here)
+        yield Spark(context, None if is_submitted else log)
 
-    def _where(self) -> str:
-        return f"; all it said is in {self._said}" if self._said else ""
 
-    # --- one batch --------------------------------------------------------------------------------------------------
+def _start(conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, master: str) -> "SparkContext":
+    """A context, made in a thread of its own: in the main one it would take Ctrl-C for itself."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
 
-    def _store_batch(self, frames: "DataFrame", _batch: int) -> None:
+    gateways: list[Any] = []
+    contexts: list[SparkContext] = []
+
+    def start() -> "SparkContext":
+        with log.open("ab") as file:
+            # What a terminal sends to us does not reach another session; the JVM ends when our pipe does.
+            settings = {"stdout": file, "stderr": file, "start_new_session": True}
+            gateways.append(launch_gateway(conf, settings))
+        opened.callback(_end, gateways[0], contexts)
+        contexts.append(SparkContext(conf=conf, gateway=gateways[0]))
+        return contexts[0]
+
+    waited_s = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(start)
+        while not starting.done():
+            wait([starting], timeout=_LOOK_S)
+            waited_s += _LOOK_S
+            if stop.is_set() and gateways and gateways[0].proc is not None:
+                gateways[0].proc.kill()
+            if waited_s >= _WAIT_S:
+                waited_s = 0.0
+                _tell_wait(f"Spark has not started under master {master} yet; all it said is in {log}")
+    try:
+        return starting.result()
+    except Exception as error:
+        if stop.is_set():
+            raise Unreachable("Spark was asked to stop before it ran") from None
+        said = _last_words(log)
+        # A JVM that complains has read a setting; one that was killed may do better next time.
+        is_setting = not gateways and ("rror" in said or "xception" in said)
+        text = f"Spark did not start under master {master!r}: {said}; all it said is in {log}"
+        raise (ConfigError if is_setting else StorageFailed)(text) from error
+
+
+def _end(gateway: Any, contexts: "Sequence[SparkContext]") -> None:
+    """Stop what runs, and end a JVM that we started; the one of spark-submit ends after us."""
+    for context in [*contexts, *contexts]:  # where the JVM is gone, the second call ends what runs here
+        with contextlib.suppress(Exception):
+            context.stop()
+    if gateway.proc is None:
+        return
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    with contextlib.suppress(OSError):
+        gateway.proc.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        gateway.proc.wait(_STOP_S)
+    gateway.proc.kill()
+    gateway.proc.wait()
+
+
+def _settings(folder: Path, master: str) -> list[tuple[str, str]]:
+    """Quiet, on loopback while the master is this machine, with nothing left outside of the folder."""
+    # Workers that run in another Python cannot connect back.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    scratch = folder / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)  # of a JVM that was killed
+    scratch.mkdir()
+    java = f'-Djava.io.tmpdir="{scratch}"'
+    settings = [("spark.ui.showConsoleProgress", "false")]
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings.append(("spark.driver.host", "127.0.0.1"))
+        java = f"{java} {_LOCAL_JVM}"
+    return [*settings, ("spark.driver.extraJavaOptions", java)]
+
+
+def check_master(master: str, *, only_here: str = "") -> None:
+    """ConfigError for what no Spark takes, and for workers that cannot reach what is `only_here`."""
+    if not _MASTER.fullmatch(master):
+        raise ConfigError(f"master is {master!r}, which Spark does not know; give local[2] or spark://HOST:7077")
+    if only_here and not master.startswith("local"):
+        raise ConfigError(f"{only_here}, which workers of {master} have not; or give --master local[2]")
+
+
+def _find_master(master: str) -> None:
+    """Unreachable when no master listens where one should; Spark would try for a minute, and not say why."""
+    if not master.startswith("spark://"):
+        return
+    troubles = []
+    for place in master.removeprefix("spark://").split(","):
+        host, _, port = place.rpartition(":")
+        if not (host and port.isdecimal()):
+            raise ConfigError(f"master is {master!r}; give HOST:PORT, such as spark://{place or 'HOST'}:7077")
         try:
-            draining = self._draining
-            if draining is not None and draining.is_done:
-                raise _Drained  # Spark has noted this batch, and will hand it over again next time
-            batch = batch_of(frames)
-            for partition, records in batch.parts.items():
-                self._patiently(partial(self._store, partition, records))
-            if draining is not None:
-                draining.note(batch.complete)
-        except Exception as error:
-            # Spark shows it as a text; whoever started the job wants to know what it was.
-            self._failure = error
-            raise
-
-    def _store(self, partition: str, records: Sequence[Passed]) -> None:
-        held = self._writer.claim(partition)
-        after = records[0].after
-        # What begins at the partition's first record leaves nothing out, and so does what reaches over our position.
-        if after not in (None, held.position) and held.position not in {one.position for one in records}:
-            raise self._does_not_meet(partition, after, held.position)
-        read = [Record(one.position, one.time_s, one.raw) for one in records]
-        self._writer.write(partition, read, read[-1].position)
-
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """The call's result, tried again while the store is full, away or another's; until told to stop."""
-        has_waited = False
-        while True:
-            try:
-                result = call()
-            except (StorageFull, Unreachable, ClaimLost) as error:
-                self.stats.trouble = str(error)
-                if self._stop.is_set() or self._ends.is_set():
-                    raise
-                _log.warning("store_waits", error=str(error), next="it is tried again; nothing acknowledged is lost")
-                self._stop.wait(_TROUBLE_S)
-                has_waited = True
-                continue
-            if has_waited:
-                self.stats.trouble = ""
-            return result
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+            return
+        except OSError as error:
+            troubles.append(f"{place}: {error}")
+    raise Unreachable(f"no Spark master listens at {'; '.join(troubles)}; check the address, or start one")
 
 
-def _spark_gone() -> tuple[type[Exception], ...]:
-    """What a call into a JVM that died raises."""
-    from py4j.protocol import Py4JError
+def require_spark() -> None:
+    """MissingExtra or ConfigError with what to install, where Spark cannot run."""
+    needs = "ingest with Spark needs"
+    try:
+        import pyspark
+    except ImportError as error:
+        raise MissingExtra(f"{needs} the package {error.name}; pip install 'understudy[spark]'") from error
+    if int(pyspark.__version__.partition(".")[0]) < 4:
+        raise MissingExtra(
+            f"{needs} PySpark 4, and this is {pyspark.__version__}; pip install 'understudy[spark]', or "
+            "submit to a newer Spark"
+        )
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
+    newer = f"install Java {_JAVA} or newer"
+    if java is None:
+        where = f"there is none in JAVA_HOME, which is {home}" if home else "there is none"
+        raise ConfigError(f"{needs} Java, and {where}; {newer}, or set JAVA_HOME")
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_S).stderr
+    except subprocess.TimeoutExpired:
+        said = f"it does not say its version in {_JAVA_S:g} s"
+    except (OSError, ValueError) as error:
+        said = str(error)
+    found = _JAVA_VERSION.search(said)
+    if found is None:
+        raise ConfigError(
+            f"{needs} Java, and {java} cannot be run: {said.strip()[:300]}; {newer}, and set JAVA_HOME to it"
+        )
+    if int(found[1]) < _JAVA:
+        raise ConfigError(f"{needs} Java {_JAVA} or newer, and {java} is {found[1]}; {newer}, and set JAVA_HOME to it")
 
-    return (Py4JError, ConnectionError)
+
+def _last_words(log: Path) -> str:
+    """The line of a log that says most about why it ended."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("at ")]
+    errors = [line for line in lines if "rror" in line or "ERROR" in line or "xception" in line]
+    return (errors or lines or ["it said nothing"])[-1][:300]

@@ -18,7 +18,7 @@ from understudy.app.exchange.begun import Begun, Sent
 from understudy.app.exchange.destination import Destination
 from understudy.app.exchange.importing import Imported, import_files
 from understudy.app.exchange.parquet_in import ParquetFile
-from understudy.app.roles.remote_ingest import RemoteIngestRole
+from understudy.app.roles.ingest import IngestRole
 from understudy.client.local import LocalLink
 from understudy.core.ages import DAY_S
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, Unreachable
@@ -68,9 +68,9 @@ class Deployment:
         return import_files(self.place, [ParquetFile(self.path)], **options)
 
     @contextmanager
-    def ingest(self) -> Iterator[RemoteIngestRole]:
+    def ingest(self) -> Iterator[IngestRole]:
         specs = SpecFolder(self.data.games)
-        with RemoteIngestRole(
+        with IngestRole(
             self.data, specs=specs, open_stream=lambda: FileStream(self.data.stream),
             open_store=lambda: LocalStore(self.folder, specs=specs),
         ) as role:  # fmt: skip

@@ -1,4 +1,4 @@
-"""The ingest role when it is asked to stop: it ends in time, and says what is left to the next start."""
+"""The ingest role, into a store in its folder or elsewhere: it goes on after trouble, and ends in time."""
 
 import threading
 from pathlib import Path
@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 from tests.ingest.specs import KnownSpecs
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import IngestRole, drain, trim_own
-from understudy.app.roles.remote_ingest import RemoteIngestRole
-from understudy.core.errors import StorageFailed, StorageFull
+from understudy.core.errors import Locked, StorageFailed, StorageFull, Unreachable
 from understudy.core.ports import Position, Read, Receipt, WriteBatch
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.stores.local import LocalStore
@@ -80,12 +79,10 @@ def test_a_stop_while_the_disk_is_full_is_a_clean_one(tmp_path: Path, monkeypatc
         if not is_elsewhere:
             return IngestRole(data, specs=SPECS, open_stream=filled)
         there = tmp_path / "there"
-        return RemoteIngestRole(
-            data, specs=SPECS, open_stream=filled, open_store=lambda: LocalStore(there, specs=SPECS)
-        )
+        return IngestRole(data, specs=SPECS, open_stream=filled, open_store=lambda: LocalStore(there, specs=SPECS))
 
     with role() as one, capture_logs() as logs, monkeypatch.context() as full:
-        full.setattr(one.service._writer, "_store", Refusing(one.store, StorageFull("no room; free some space")))
+        full.setattr(one.service._partitions, "_store", Refusing(one.store, StorageFull("no room; free some space")))
         one.run(stop)
     assert [(log["event"], log["error"], log["next"]) for log in logs] == [
         ("not_drained", "no room; free some space", NEXT)
@@ -101,7 +98,7 @@ def test_a_stop_while_the_disk_refuses_is_no_clean_one(tmp_path: Path, monkeypat
     stream = MemoryStream(clock=ManualClock())
     stream.append(sample_frames(3))
     with IngestRole(DataFolder(tmp_path), specs=SPECS, open_stream=lambda: stream) as role, capture_logs() as logs:
-        monkeypatch.setattr(role.service._writer, "_store", Refusing(role.store, StorageFailed("the disk refuses")))
+        monkeypatch.setattr(role.service._partitions, "_store", Refusing(role.store, StorageFailed("the disk refuses")))
         with pytest.raises(StorageFailed, match="the disk refuses"):
             role.run(stop)
     assert logs == []
@@ -121,3 +118,103 @@ def test_only_a_stream_of_our_own_is_trimmed_and_only_what_is_stored_and_old(tmp
     assert trim_own(stream, {partition: None}, retention_s=0.0) == 0
     assert trim_own(stream, {partition: stored}, retention_s=3600.0) == 0
     assert trim_own(stream, {partition: stored}, retention_s=-1.0) > 0
+
+
+class AwayForAWhile(MemoryStream):
+    """A stream that does not answer some of the times it is read."""
+
+    def __init__(self, away: int) -> None:
+        super().__init__(clock=ManualClock())
+        self.away = away
+
+    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+        if self.away:
+            self.away -= 1
+            raise Unreachable("nobody answers; try again")
+        return super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.app.roles.ingest._TROUBLE_S", 0.01)
+
+
+def role_of(folder: Path, stream: MemoryStream) -> IngestRole:
+    return IngestRole(
+        DataFolder(folder), specs=SPECS, open_stream=lambda: stream,
+        open_store=lambda: LocalStore(folder / "there", specs=SPECS),
+    )  # fmt: skip
+
+
+def test_a_stream_that_comes_back_is_stored_once(tmp_path: Path, quick: None):
+    stream, frames, stop = AwayForAWhile(5), sample_frames(6), threading.Event()
+    stream.append(frames)
+    with role_of(tmp_path, stream) as role:
+        runner = threading.Thread(target=role.run, args=(stop,))
+        runner.start()
+        while role.service.stats.frames < 6 and runner.is_alive():
+            stop.wait(0.01)
+        stop.set()
+        runner.join(20.0)
+        audit = role.store.audit()
+    assert not runner.is_alive()
+    assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks) == (6, 0, 0)
+
+
+def test_a_stop_while_nobody_answers_leaves_the_rest_to_the_next_start(tmp_path: Path, quick: None):
+    stream, stop = AwayForAWhile(10_000), threading.Event()
+    stream.append(sample_frames(3))
+    stop.set()
+    with role_of(tmp_path, stream) as role:
+        role.run(stop)
+        assert role.store.audit().chunks == 0
+    again = AwayForAWhile(0)
+    again.append(sample_frames(3))
+    with role_of(tmp_path, again) as role:
+        role.run(stop)
+        assert role.store.audit().chunks == 3
+
+
+class Opened:
+    """What was opened here, and what of it was closed again."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def stream(self) -> MemoryStream:
+        opened = self.names
+        opened.append("stream")
+
+        class Told(MemoryStream):
+            def close(self) -> None:
+                super().close()
+                opened.remove("stream")
+
+        return Told()
+
+
+def fails() -> Any:
+    raise Unreachable("nobody answers")
+
+
+def test_a_second_one_in_the_same_folder_is_refused_before_anything_is_opened(tmp_path: Path):
+    with role_of(tmp_path, MemoryStream()), pytest.raises(Locked):
+        IngestRole(DataFolder(tmp_path), specs=SPECS, open_stream=fails, open_store=lambda: LocalStore(tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_was_opened_is_closed_when_the_rest_cannot_be_opened(tmp_path: Path):
+    opened, data = Opened(), DataFolder(tmp_path)
+    for _ in range(2):
+        with pytest.raises(Unreachable):
+            IngestRole(data, specs=SPECS, open_stream=opened.stream, open_store=fails)
+        with pytest.raises(Unreachable):
+            IngestRole(data, specs=SPECS, open_stream=fails, open_store=fails)
+        with pytest.raises(Unreachable):
+            IngestRole(data, specs=SPECS, open_stream=fails)
+        assert opened.names == []
+    with IngestRole(data, specs=SPECS, open_stream=opened.stream):
+        assert opened.names == ["stream"]
+    assert opened.names == []
+    with role_of(tmp_path, MemoryStream()):
+        """Nobody holds its lock any more."""

@@ -56,7 +56,7 @@ def standing(backends: Backends, data: Path, scratch: Path, tell: Callable[[str]
     be opened is refused before anything is in the data folder.
     """
     if backends.ingest == "spark":
-        from understudy.ingest.spark_session import require_spark  # late: seldom asked for
+        from understudy.ingest.spark import require_spark  # late: seldom asked for
 
         require_spark()
     with ExitStack() as opened:

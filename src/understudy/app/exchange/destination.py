@@ -10,8 +10,7 @@ from understudy.app.deployment import open_deployment
 from understudy.app.exchange.landing_elsewhere import LandingElsewhere
 from understudy.app.exchange.landing_here import LandingHere
 from understudy.app.links import open_link, register
-from understudy.app.roles.ingest import IngestRole
-from understudy.app.roles.opening import open_own_ingest
+from understudy.app.roles.ingest import IngestRole, open_own_ingest
 from understudy.app.specs import RegistrySpecs
 from understudy.client.local import LocalLink
 from understudy.core.clock import Clock

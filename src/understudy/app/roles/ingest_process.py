@@ -10,11 +10,8 @@ from pathlib import Path
 from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import report, run_role, stop_with_parent
-from understudy.app.roles.ingest import ROLE_DRAIN_S, IngestRole
-from understudy.app.roles.ingest_report import report_of
+from understudy.app.roles.ingest import ROLE_DRAIN_S, IngestRole, open_ingest
 from understudy.app.roles.logs import log_to_stderr
-from understudy.app.roles.opening import open_ingest
-from understudy.app.roles.remote_ingest import RemoteIngestRole
 
 _REPORT_EVERY_S = 0.25
 
@@ -22,22 +19,25 @@ _REPORT_EVERY_S = 0.25
 def main(data: DataFolder, config: Config) -> None:
     """Follow the stream until told to stop."""
     stop = stop_with_parent()
+    is_over = threading.Event()
     with open_ingest(data, config) as role:
-        reporter = threading.Thread(target=_report_often, args=(role, stop), daemon=True)
+        reporter = threading.Thread(target=_report_often, args=(role, is_over), daemon=True)
         reporter.start()
-        role.run(stop, drain_s=ROLE_DRAIN_S)
-        reporter.join()
-        _report(role)
+        try:
+            role.run(stop, drain_s=ROLE_DRAIN_S)
+        finally:
+            is_over.set()
+            reporter.join()
+        report(role.report())
 
 
-def _report_often(role: IngestRole | RemoteIngestRole, stop: threading.Event) -> None:
-    while not stop.is_set():
-        _report(role)
-        stop.wait(_REPORT_EVERY_S)
-
-
-def _report(role: IngestRole | RemoteIngestRole) -> None:
-    report(report_of(role.service.stats))
+def _report_often(role: IngestRole, is_over: threading.Event) -> None:
+    while True:
+        # Whoever hears nothing knows that it does not run yet, and that a wrong setting is still found.
+        if role.is_running:
+            report(role.report())
+        if is_over.wait(_REPORT_EVERY_S):
+            return
 
 
 if __name__ == "__main__":

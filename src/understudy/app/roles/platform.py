@@ -39,10 +39,6 @@ game.close()
 """A game of one's own in a few lines; run once, it brings enough steps of people for a first bot."""
 
 
-_INGEST = {"native": "ingest_process", "spark": "spark_process"}
-"""The module of each engine."""
-
-
 @dataclass(frozen=True, slots=True)
 class DevelopmentKeys:
     """Keys that `up` makes by itself where only this machine can reach it."""
@@ -94,7 +90,7 @@ class Platform:
             "gateway": Role(name="gateway", command=self._gateway, drains_s=30.0),
             # What the gateway acknowledged last is stored, too.
             "ingest": Role(
-                name="ingest", command=self._module(_INGEST[self.config.ingest.engine]), drains_s=120.0,
+                name="ingest", command=self._module("ingest_process"), drains_s=120.0,
                 stops_after=("gateway",),
             ),
             "learner": Role(

@@ -1,0 +1,170 @@
+"""How much faster Spark ingest stores four partitions with two workers than with one.
+
+    python -m bench.spark             against a store that waits 5 ms a write, and a real Cassandra where there is one
+
+Each run is a process of its own with a Spark of its own: `python -m bench.spark MASTER FOLDER STORE` prints steps/s.
+"""
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from secrets import token_hex
+from threading import Event
+from typing import Any
+
+from bench.crowd import frames_of
+from bench.figures import Figure, Findings, all_of, in_turn
+from bench.games import CART, PLAYER, OneGame
+from understudy.app.backends import init_store, open_store
+from understudy.core.errors import ClaimLost
+from understudy.core.ports import Claim, ExperienceStore, Position, Receipt, WriteBatch
+from understudy.dev.addresses import on_host
+from understudy.dev.servers import Server, start, why_not
+from understudy.ingest.service import IngestConfig, IngestService
+from understudy.ingest.spark import Opened, SparkJob, SparkTasks, open_spark
+from understudy.streams.file import FileStream
+
+PARTITIONS = 4
+STEPS = 64
+FRAMES = 500
+"""Of each partition; each is a commit of its own, so that the store's 5 ms count."""
+WAIT_S = 0.005
+
+
+class WaitingStore:
+    """A store of positions alone, in files that all processes share; each write takes 5 ms."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def _read(self, partition: str) -> tuple[int, str | None]:
+        path = self._folder / partition
+        epoch, position = json.loads(path.read_text()) if path.exists() else (0, None)
+        return epoch, position
+
+    def _keep(self, partition: str, epoch: int, position: str | None) -> None:
+        path = self._folder / f".{partition}"
+        path.write_text(json.dumps([epoch, position]))
+        path.rename(self._folder / partition)
+
+    def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
+        epoch, position = self._read(partition)
+        self._keep(partition, epoch + 1, position)
+        return Claim(partition, epoch + 1, None if position is None else Position(position))
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        time.sleep(WAIT_S)
+        if self._read(batch.partition)[0] != batch.epoch:
+            raise ClaimLost("a newer epoch holds the partition")
+        self._keep(batch.partition, batch.epoch, batch.position)
+        return Receipt(["new"] * len(batch.candidates), [""] * len(batch.candidates))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_in_task(address: str) -> Opened:
+    """A folder's stream, and the store of an address or one that waits."""
+    places = json.loads(address)
+    folder, url = Path(places["folder"]), places["store"]
+    specs = OneGame(CART)
+    store: Any = open_store(url, specs=specs) if url else WaitingStore(folder / "store")
+    return FileStream(folder / "stream"), store, specs
+
+
+def run(master: str, folder: Path, store: str) -> float:
+    """Steps a second, of a Spark that runs already."""
+    job = SparkJob(
+        opener="bench.spark:open_in_task",
+        address=json.dumps({"folder": str(folder), "store": store}),
+        owner="bench",
+        config=IngestConfig(max_read_bytes=1),
+    )
+    unused: ExperienceStore = WaitingStore(folder / "unused")  # type: ignore[assignment]
+    with contextlib.ExitStack() as opened:
+        spark = opened.enter_context(open_spark(folder / "spark", Event(), master=master))
+        tasks = SparkTasks(job, lambda _: contextlib.nullcontext(spark))
+        streams = [
+            opened.enter_context(contextlib.closing(FileStream(folder / "stream", sync=_no_sync)))
+            for _ in range(PARTITIONS)
+        ]
+        service = IngestService(streams[0], unused, OneGame(CART), owner="bench", spread=tasks)
+        opened.enter_context(tasks.running(Event()))
+        for number, stream in enumerate(streams):
+            _append(stream, 16, seed=number)
+        for _ in range(3):  # until all workers have started
+            service.drain()
+        for number, stream in enumerate(streams):
+            _append(stream, FRAMES, seed=10 + number)
+        before = service.stats.steps
+        began_s = time.monotonic()
+        service.drain()
+        took_s = time.monotonic() - began_s
+        stored = service.stats.steps - before
+    assert stored == PARTITIONS * FRAMES * STEPS, f"{stored} steps were stored"
+    return stored / took_s
+
+
+def _no_sync(_: int) -> None:
+    """Nothing here must survive a power cut."""
+
+
+def _append(stream: FileStream, count: int, *, seed: int) -> None:
+    now_s = int(time.time())
+    frames = [frame.stamped(PLAYER, now_s) for frame in frames_of(CART, count, steps=STEPS, seed=seed)]
+    for frame in frames:
+        assert all(outcome.durable for outcome in stream.append([frame]))
+
+
+def spread(folder: Path, found: Findings, *, rounds: int, server: Server | None = None) -> None:
+    """Steps a second with one worker and with two, and how much that helps; `server`: a real Cassandra."""
+    name = "a store that waits 5 ms a write" if server is None else "Cassandra"
+
+    def steps_s(master: str) -> float:
+        place = folder / token_hex(4)
+        place.mkdir()
+        url = ""
+        if server is not None:
+            url = on_host(server, "cassandra", f"bench_{token_hex(4)}", replication="1").url
+            init_store(url)
+        command = [sys.executable, "-m", "bench.spark", master, str(place), url]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1_800)
+        return float(done.stdout)
+
+    rates = in_turn(rounds, {one: functools.partial(steps_s, one) for one in ("local[1]", "local[2]")})
+    gate = all_of(("every step was stored once", True))
+    goal = 1.6 if server is None else None
+    found.figures += [
+        Figure(name=f"steps by Spark {one} into {name}", unit="steps/s", values=rates[one], gate=gate) for one in rates
+    ]
+    ratios = [two / one for one, two in zip(rates["local[1]"], rates["local[2]"], strict=True)]
+    found.figures.append(
+        Figure(name=f"Spark local[2] beside local[1] into {name}", unit="x", values=ratios, gate=gate, goal=goal)
+    )
+
+
+def main() -> int:
+    if len(sys.argv) == 4:
+        print(run(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))
+        return 0
+    found = Findings()
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        spread(folder, found, rounds=3)
+        if why_not("cassandra") is None:
+            with start("cassandra", folder / "cassandra") as server:
+                spread(folder, found, rounds=3, server=server)
+    for figure in found.figures:
+        values = ", ".join(f"{value:.4g}" for value in figure.values)
+        print(f"{figure.name}: {figure.median:.4g} {figure.unit} ({values}), {figure.verdict}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
