@@ -90,31 +90,24 @@ class Hold:
 
 def is_commit(statement: Any) -> bool:
     """Whether a request is the compare-and-set that makes a commit count."""
-    return "lanes SET commit_no" in _text(statement)
+    return "partitions SET commit_no" in _text(statement)
 
 
 def is_claim(statement: Any) -> bool:
     """Whether a request is the compare-and-set that makes a claim count."""
-    return "lanes SET epoch = ?, owner = ?" in _text(statement)
-
-
-def is_retirement(statement: Any) -> bool:
-    """Whether a request is the compare-and-set that ends an idle lane."""
-    return "lanes SET epoch = ?, owner = ''" in _text(statement)
-
-
-def is_draw(statement: Any) -> bool:
-    """Whether a request is the compare-and-set that draws stamps."""
-    return "meta SET number" in _text(statement)
+    return "partitions SET epoch = ?, lease = ?, owner" in _text(statement)
 
 
 def is_row(statement: Any) -> bool:
-    """Whether a request writes what a commit will make count."""
-    return is_write(statement) and " lanes " not in _text(statement) and " meta " not in _text(statement)
+    """Whether a request writes anything by other means than a compare-and-set."""
+    return is_write(statement) and " IF " not in _text(statement)
+
+
+def is_data(statement: Any) -> bool:
+    """Whether a request writes a frame, or what a commit says."""
+    return _text(statement).startswith("INSERT") and any(name in _text(statement) for name in (".chunks ", ".commits "))
 
 
 def _text(statement: Any) -> str:
     prepared = getattr(statement, "prepared_statement", None)
-    return (
-        "" if prepared is None else str(prepared.query_string).replace(".lanes", ". lanes").replace(".meta", ". meta")
-    )
+    return "" if prepared is None else str(prepared.query_string)

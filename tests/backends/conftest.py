@@ -106,9 +106,21 @@ def bucket(s3_server: Server | External, monkeypatch: pytest.MonkeyPatch) -> str
     return f"s3://{name}/deployment?endpoint={s3_server.url}&region={region}"
 
 
+@pytest.fixture(scope="session")
+def quick_keyspace(cassandra_server: Server | External) -> Iterator[Keyspace]:
+    """One for all files that say `IS_QUICK`: what they write need not outlive the server."""
+    name = f"quick_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"  # another's server may be shared by several
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, name, is_durable=False)
+    yield keyspace
+    keyspace.close()
+
+
 @pytest.fixture(scope="module")
 def module_keyspace(cassandra_server: Server | External, request: pytest.FixtureRequest) -> Iterator[Keyspace]:
     """One for all tests of a file, since making tables is slow; as a test before left it."""
+    if getattr(request.module, "IS_QUICK", False):
+        yield request.getfixturevalue("quick_keyspace")
+        return
     name = request.module.__name__.rpartition("test_")[2]
     keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, name)
     yield keyspace

@@ -8,6 +8,8 @@ from understudy.core.ports import FullStore
 from understudy.testing.admin import StoreAdminContract
 from understudy.testing.stores import StoreContract
 
+IS_QUICK = True
+
 
 class TestCassandraStore(StoreContract, StoreAdminContract):
     @pytest.fixture(autouse=True)

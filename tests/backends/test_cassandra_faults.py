@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.backends.between import Crash, Cut, Delay, Hold, is_claim, is_row
+from tests.backends.between import Crash, Cut, Delay, Hold, is_claim, is_data, is_row
 from tests.backends.keyspaces import Keyspace
 from tests.backends.source import Key, Source, faults_in, insist, tailed
 from understudy.core.errors import ClaimLost, Unreachable
 from understudy.core.ports import Cursor, Forgotten, Stored, WriteBatch
-from understudy.stores.cassandra import known, lanes
-from understudy.stores.cassandra.rows import Rows
-from understudy.stores.cassandra.stamps import Stamps
+from understudy.stores.cassandra import partitions
+from understudy.stores.cassandra.commits import Commit, apply
+from understudy.stores.cassandra.partitions import Lease, Partitions
 from understudy.stores.cassandra.tailing import Tailer
+from understudy.stores.cassandra.wire import Statement, Wire
 from understudy.testing.clock import ManualClock
+
+IS_QUICK = True
 
 # --- a crash between each pair of write steps -----------------------------------------------------------------------
 
@@ -62,29 +65,44 @@ def test_a_crash_between_any_two_writes_loses_and_doubles_nothing(keyspace: Keys
     assert wrong == []
 
 
-def test_control_states_that_count_uncommitted_frames_lose_them(
+def test_control_sessions_written_before_their_commit_lose_frames(
     keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known, "stated", lambda row, _: _real_stated(row, True))
-    wrong, _ = crash_after(keyspace, [9])
+    commit = Partitions.commit
+
+    def apply_first(self: Partitions, lease: Lease, one: Commit, position: str | None) -> None:
+        apply(self._wire, one)
+        commit(self, lease, one, position)
+
+    monkeypatch.setattr(Partitions, "commit", apply_first)
+    wrong, _ = crash_after(keyspace, [13])
     assert any("is not shown" in one for one in wrong)
 
 
-_real_stated = known.stated
+def test_control_a_claim_that_does_not_apply_the_last_commit_loses_count(
+    keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "redo", lambda *_: None)
+    wrong, _ = crash_after(keyspace, [8])
+    assert any(" counts " in one for one in wrong)
 
 
 def test_control_a_position_before_the_data_loses_it(keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    late: list[Rows] = []
-    monkeypatch.setattr(Rows, "write", lambda rows, _: late.append(rows))
-    commit = lanes.Lanes.commit
+    late: list[Statement] = []
+    commit = Partitions.commit
+    every = Wire.all
 
-    def commit_first(self: lanes.Lanes, *args: Any, **kwargs: Any) -> None:
-        commit(self, *args, **kwargs)
-        rows, wire = late.pop(), self._wire
-        wire.all(rows.first + [one for session in rows.sessions.values() for one in session])
-        wire.all(rows.then)
+    def keep_data(self: Wire, statements: list[Statement]) -> list[list[Any]]:
+        late.extend(one for one in statements if is_data(one))
+        return every(self, [one for one in statements if not is_data(one)])
 
-    monkeypatch.setattr(lanes.Lanes, "commit", commit_first)
+    def commit_first(self: Partitions, lease: Lease, one: Commit, position: str | None) -> None:
+        commit(self, lease, one, position)
+        data, late[:] = list(late), []
+        every(self._wire, data)
+
+    monkeypatch.setattr(Wire, "all", keep_data)
+    monkeypatch.setattr(Partitions, "commit", commit_first)
     wrong, _ = crash_after(keyspace, [4])
     assert any("is not shown" in one for one in wrong)
 
@@ -185,8 +203,8 @@ def test_late_writes_of_a_stale_owner_change_nothing(keyspace: Keyspace) -> None
     assert zombie(keyspace, ManualClock()) == []
 
 
-def test_stamps_drawn_while_another_claims_stay_below_the_ones_of_its_claim(keyspace: Keyspace) -> None:
-    """The first owner draws new stamps after the second one began to claim, and before its claim counts."""
+def test_an_attempt_made_while_another_claims_stays_below_its_claim(keyspace: Keyspace) -> None:
+    """The first owner decides after the second one began to claim, and its writes land behind the second one's."""
     clock, source = ManualClock(), Source(1, n_sessions=2, n_chunks=6)
     first, second = keyspace.open(clock), keyspace.open(clock)
     claim = first.claim(source.name, owner="test", ttl_s=60.0)
@@ -197,7 +215,6 @@ def test_stamps_drawn_while_another_claims_stay_below_the_ones_of_its_claim(keys
     taker = threading.Thread(target=source.drain, args=(second, 5))
     taker.start()
     assert claiming.seen.wait(20.0)
-    clock.advance(3_601.0)  # stamps this old are left, so that new ones are drawn
     writer, lost = late_write(first, source.batch(claim.epoch, batch.position, 4))
     writer.start()
     assert writing.seen.wait(20.0)
@@ -211,30 +228,21 @@ def test_stamps_drawn_while_another_claims_stay_below_the_ones_of_its_claim(keys
     second.close()
 
 
-def test_control_without_stamps_that_follow_claims_a_zombie_does_harm(
+def test_control_commits_that_do_not_follow_claims_let_a_zombie_do_harm(
     keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stamps by a clock that runs backwards: whoever claimed first wins."""
-
-    class Backwards(Stamps):
-        def __init__(self, first: int) -> None:
-            super().__init__((1 << 60) - 64 * first)
-
-        def is_spent(self, *_: object, **__: object) -> bool:
-            return False
-
-    monkeypatch.setattr(lanes, "Stamps", Backwards)
+    """Timestamps that fall from one epoch to the next: whoever claimed first wins."""
+    monkeypatch.setattr(Lease, "next_attempt", lambda self: (1 << 60) - self.epoch)
     assert zombie(keyspace, ManualClock()) != []
 
 
 # --- the server dies --------------------------------------------------------------------------------------------------
 
 
-def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(
-    keyspace: Keyspace, cassandra_server: Any
-) -> None:
+def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(cassandra_server: Any) -> None:
     if not cassandra_server.pid:
         cassandra_server.kill()  # skips: it is somebody else's
+    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "killed")
     sources = [Source(one, n_sessions=6, n_chunks=8) for one in (1, 2, 3)]
     acked: list[Key] = []
     begun = threading.Event()
@@ -253,6 +261,7 @@ def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(
         # A commit whose answer was lost counts without having been acknowledged: then the next claim goes on behind it.
         assert faults_in(reader, *sources) == []
         assert len(acked) == len(set(acked)) > 100
+    keyspace.close()
 
 
 def test_control_a_write_that_is_acknowledged_without_an_answer_is_lost(keyspace: Keyspace) -> None:

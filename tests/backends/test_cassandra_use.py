@@ -2,8 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,16 +23,17 @@ from understudy.core.ports import (
     Stored,
     WriteBatch,
 )
-from understudy.stores.cassandra import init, migrate, tables
-from understudy.stores.cassandra.keeping import SLACK_S
-from understudy.stores.cassandra.lanes import Lanes
+from understudy.stores.cassandra import commits, init, migrate, writing
+from understudy.stores.cassandra.keyspace import VERSION
 from understudy.stores.cassandra.options import read_options
-from understudy.stores.cassandra.tables import VERSION
+from understudy.stores.cassandra.tailing import SLACK_S
 from understudy.stores.cassandra.wire import Wire
 from understudy.stores.window import Window
 from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
+
+IS_QUICK = True
 
 
 def refusal(url: str, kind: type[UnderstudyError] = ConfigError) -> str:
@@ -55,9 +56,9 @@ def test_a_wrong_password_is_told_and_not_shown(keyspace: Keyspace, tmp_path: Pa
     file = tmp_path / "wrong.toml"
     file.write_text('username = "cassandra"\npassword = "open-sesame"\n')
     told = refusal(f"{keyspace.place}?credentials={file}")
-    assert "refused the login; check the credentials file" in told
+    assert "password are incorrect); check credentials=FILE" in told
     assert "open-sesame" not in told
-    assert "name a file: ?credentials=FILE" in refusal(keyspace.place)
+    assert "requires authentication); check credentials=FILE" in refusal(keyspace.place)
 
 
 def test_a_keyspace_that_is_not_there_is_told_with_the_next_step(keyspace: Keyspace) -> None:
@@ -95,39 +96,43 @@ def test_a_user_without_rights_is_told_at_once(keyspace: Keyspace, tmp_path: Pat
     file.write_text('username = "guest"\npassword = "guest"\n')
     keyspace.rows("CREATE ROLE IF NOT EXISTS guest WITH LOGIN = true AND PASSWORD = 'guest'")
     as_guest = f"{keyspace.place}?credentials={file}&replication=1"
-    assert "allows this user not enough" in refused_init(elsewhere(as_guest, "theirs"))
-    assert "allows this user not enough" in refusal(as_guest)
-    with pytest.raises(ConfigError, match="allows this user not enough"):
+    assert "user lacks permission" in refused_init(elsewhere(as_guest, "theirs"))
+    assert "user lacks permission" in refusal(as_guest)
+    with pytest.raises(ConfigError, match="user lacks permission"):
         migrate(parse_location(as_guest))
 
 
-def test_tables_of_another_version_are_told_with_the_next_step(keyspace: Keyspace) -> None:
+@pytest.mark.parametrize(
+    ("version", "kind", "told"),
+    [(VERSION + 1, StorageFailed, "newer than this release's"), (VERSION - 1, ConfigError, "name another keyspace")],
+)
+def test_tables_of_another_version_are_told_with_the_next_step(
+    keyspace: Keyspace, version: int, kind: type[UnderstudyError], told: str
+) -> None:
     try:
-        keyspace.rows(f"UPDATE meta SET number = {VERSION + 1} WHERE name = 'schema_version'")
-        assert "newer than this release's" in refusal(keyspace.url, StorageFailed)
-        with pytest.raises(StorageFailed, match="newer than this release's"):
-            init(keyspace.location)
-        keyspace.rows(f"UPDATE meta SET number = {VERSION - 1} WHERE name = 'schema_version'")
-        assert "run `understudy store migrate`" in refusal(keyspace.url)
-        keyspace.rows("CREATE TABLE IF NOT EXISTS specs (schema_id text PRIMARY KEY, game text, spec blob)")
-        assert migrate(keyspace.location) == (VERSION - 1, VERSION, 0)
-        ours = f"keyspace_name = '{keyspace.location.path}'"
-        tables_left = keyspace.rows(f"SELECT table_name FROM system_schema.tables WHERE {ours}")
-        assert {row.table_name for row in tables_left} == set(tables.TABLES)
-        keyspace.open().close()
+        keyspace.rows(f"UPDATE meta SET number = {version} WHERE name = 'schema_version'")
+        assert told in refusal(keyspace.url, kind)
+        for call in (init, migrate):
+            with pytest.raises(kind, match=told):
+                call(keyspace.location)
     finally:
         keyspace.rows(f"UPDATE meta SET number = {VERSION} WHERE name = 'schema_version'")
 
 
 def test_migrate_changes_the_time_to_live_only_where_one_is_given(keyspace: Keyspace) -> None:
-    def kept_s() -> tuple[int, int]:
-        (table,) = keyspace.rows(f"SELECT * FROM system_schema.tables WHERE keyspace_name = '{name}' AND {of}")
-        return keyspace.rows("SELECT number FROM meta WHERE name = 'ttl_s'")[0].number, table.default_time_to_live
+    def compaction() -> str:
+        cql = f"SELECT compaction FROM system_schema.tables WHERE keyspace_name = '{keyspace.location.path}'"
+        (table,) = keyspace.rows(f"{cql} AND table_name = 'chunks'")
+        return str(table.compaction["class"]).rpartition(".")[2]
 
-    name, of = keyspace.location.path, "table_name = 'chunks'"
-    for options, wanted in (("&ttl_s=86400", 86_400), ("", 86_400), ("&ttl_s=0", 0)):
+    for options, wanted, by in (
+        ("&ttl_s=86400", 86_400, "TimeWindowCompactionStrategy"),
+        ("", 86_400, "TimeWindowCompactionStrategy"),
+        ("&ttl_s=0", 0, "UnifiedCompactionStrategy"),
+    ):
         assert migrate(parse_location(keyspace.url + options)) == (VERSION, VERSION, wanted)
-        assert kept_s() == (wanted, wanted)
+        assert keyspace.rows("SELECT number FROM meta WHERE name = 'ttl_s'")[0].number == wanted
+        assert compaction() == by
 
 
 def test_init_twice_keeps_what_is_there(keyspace: Keyspace, rng: np.random.Generator) -> None:
@@ -164,11 +169,17 @@ def test_a_waiting_tail_is_woken_by_what_comes(keyspace: Keyspace, rng: np.rando
     desk.store.close()
 
 
-def test_chunks_that_ran_out_are_shown_as_expired(cassandra_server: Any, rng: np.random.Generator) -> None:
-    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "brief", options="&ttl_s=4")
-    keyspace.empty()
+@pytest.fixture
+def brief(keyspace: Keyspace) -> Iterator[Keyspace]:
+    """The same, which keeps chunks for 4 seconds."""
+    keyspace.keep(4)
+    yield keyspace
+    keyspace.keep(0)
+
+
+def test_chunks_that_ran_out_are_shown_as_expired(brief: Keyspace, rng: np.random.Generator) -> None:
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk = Desk(brief.open(clock), clock, lambda one: one)
     desk.put(*random_session(SPEC, rng))
     deadline = time.monotonic() + 60.0
     while desk.chunks() and time.monotonic() < deadline:
@@ -177,75 +188,65 @@ def test_chunks_that_ran_out_are_shown_as_expired(cassandra_server: Any, rng: np
     audit = desk.store.audit()
     assert (audit.chunks, audit.expired_chunks, audit.gap_chunks, list(audit.corrupt)) == (0, 4, 0, [])
     desk.store.close()
-    keyspace.close()
 
 
 def test_commits_that_ran_out_by_themselves_are_no_damage(
-    cassandra_server: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    brief: Keyspace, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "REMEMBER_S", 0.0)  # else it takes 16 days
-    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "briefer", options="&ttl_s=4")
-    keyspace.empty()
+    monkeypatch.setattr(commits, "REMEMBER_S", 0.0)  # else it takes 16 days
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk = Desk(brief.open(clock), clock, lambda one: one)
     desk.put(*random_session(SPEC, rng))
     deadline = time.monotonic() + 60.0
-    while keyspace.rows("SELECT commit_no FROM commits") and time.monotonic() < deadline:
+    while brief.rows("SELECT commit_no FROM commits") and time.monotonic() < deadline:
         time.sleep(0.5)
     audit = desk.store.audit()
     assert (audit.chunks, list(audit.corrupt)) == (0, [])
     desk.put(*random_session(SPEC, rng))
     assert list(desk.store.audit().corrupt) == []
     desk.store.close()
-    keyspace.close()
 
 
 def test_what_ran_out_before_the_time_to_live_was_changed_is_no_damage_and_what_is_lost_afterwards_is(
-    cassandra_server: Any, rng: np.random.Generator
+    brief: Keyspace, rng: np.random.Generator
 ) -> None:
-    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "changed", options="&ttl_s=4")
-    keyspace.empty()
     clock = ManualClock(time.time())
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk = Desk(brief.open(clock), clock, lambda one: one)
     desk.put(*random_session(SPEC, rng))
     deadline = time.monotonic() + 60.0
-    while keyspace.rows("SELECT chunk_no FROM chunks") and time.monotonic() < deadline:
+    while brief.rows("SELECT chunk_no FROM chunks") and time.monotonic() < deadline:
         time.sleep(0.5)
     desk.store.close()
-    migrate(parse_location(keyspace.url.replace("ttl_s=4", "ttl_s=0")))
+    migrate(parse_location(brief.url + "&ttl_s=0"))
     clock.advance(2 * SLACK_S)
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    desk = Desk(brief.open(clock), clock, lambda one: one)
     assert list(desk.store.audit().corrupt) == []
     later = random_session(SPEC, rng)
     desk.put(*later)
     (session,) = {chunk.meta.session for chunk in later}
-    keyspace.rows(f"DELETE FROM chunks USING TIMESTAMP {1 << 62} WHERE session = {session} AND bucket = 0")
+    brief.rows(f"DELETE FROM chunks WHERE session = {session} AND bucket = 0")
     assert len(desk.store.audit().corrupt) == len(later)
     desk.store.close()
-    migrate(keyspace.location)  # as it was, for a server that is not ours
-    keyspace.close()
 
 
 def test_forgetting_is_known_for_longer_than_what_was_forgotten(
-    cassandra_server: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    keyspace: Keyspace, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written when chunks were kept for ever, forgotten when they are kept for seconds."""
-    monkeypatch.setattr(tables, "REMEMBER_S", 0.0)  # else it takes 16 days
-    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "forgetting")
-    keyspace.empty()
+    monkeypatch.setattr(commits, "REMEMBER_S", 0.0)  # else it takes 16 days
     clock = ManualClock(time.time())
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     desk.put(*random_session(SPEC, rng))
-    migrate(parse_location(keyspace.url + "&ttl_s=4"))
-    assert desk.store.forget(PLAYER) > 0
     desk.store.close()
+    keyspace.keep(4)
+    with keyspace.open(clock) as store:
+        assert store.forget(PLAYER) > 0
     time.sleep(6.0)
     clock.advance(2 * SLACK_S)
     with keyspace.open(clock) as store:
         audit = store.audit()
         assert (list(audit.corrupt), audit.forgotten_chunks > 0) == ([], True)
-    migrate(parse_location(keyspace.url + "&ttl_s=0"))
-    keyspace.close()
+    keyspace.keep(0)
 
 
 def test_a_partition_whose_row_is_lost_is_damage(keyspace: Keyspace, rng: np.random.Generator) -> None:
@@ -253,20 +254,18 @@ def test_a_partition_whose_row_is_lost_is_damage(keyspace: Keyspace, rng: np.ran
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     desk.put(*random_session(SPEC, rng))
     (lane,) = {row.partition for row in keyspace.rows("SELECT partition FROM commits")}
-    keyspace.rows(f"DELETE FROM lanes WHERE partition = '{lane}' IF EXISTS")
+    keyspace.rows(f"DELETE FROM partitions WHERE partition = '{lane}' IF EXISTS")
     assert list(desk.store.audit().corrupt) == [
         f"the row of partition {lane}, which was committed up to 1, is not there"
     ]
     desk.store.close()
 
 
-@pytest.mark.parametrize("options", ["", "&ttl_s=86400"])
+@pytest.mark.parametrize("ttl_s", [0, 86_400])
 def test_commits_that_are_lost_before_their_time_are_damage(
-    cassandra_server: Any, rng: np.random.Generator, options: str
+    keyspace: Keyspace, rng: np.random.Generator, ttl_s: int
 ) -> None:
-    name = f"lost{len(options)}"
-    keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, name, options=options)
-    keyspace.empty()
+    keyspace.keep(ttl_s)
     clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     desk.put(*random_session(SPEC, rng))
@@ -276,12 +275,12 @@ def test_commits_that_are_lost_before_their_time_are_damage(
     gone = f"DELETE FROM commits USING TIMESTAMP {1 << 62} WHERE partition = '{lane}' AND bucket = 0"
     keyspace.rows(f"{gone} AND commit_no = 1")
     assert [one.split(" of ")[0] for one in desk.store.audit().corrupt] == (
-        ["4 arrivals before commit 2"] if not options else []
+        ["4 arrivals before commit 2"] if not ttl_s else []
     ), "with a time to live, the first ones may be gone"
     keyspace.rows(f"{gone} AND commit_no = 2")
     assert "commits 1 to 2 of" in desk.store.audit().corrupt[0]
     desk.store.close()
-    keyspace.close()
+    keyspace.keep(0)
 
 
 def test_a_damaged_or_lost_frame_is_shown_and_found(keyspace: Keyspace, rng: np.random.Generator) -> None:
@@ -290,10 +289,10 @@ def test_a_damaged_or_lost_frame_is_shown_and_found(keyspace: Keyspace, rng: np.
     chunks = random_session(SPEC, rng)
     desk.put(*chunks)
     session = chunks[0].meta.session
-    late = 1 << 62
     there = f"session = {session} AND bucket = 0 AND chunk_no ="
-    keyspace.rows(f"DELETE FROM chunks USING TIMESTAMP {late} WHERE {there} 1")
-    keyspace.rows(f"UPDATE chunks USING TIMESTAMP {late} SET frame = 0x00ff WHERE {there} 2")
+    keyspace.rows(f"DELETE FROM chunks WHERE {there} 1")
+    (row,) = keyspace.rows(f"SELECT digest FROM chunks WHERE {there} 2")
+    keyspace.rows(f"UPDATE chunks SET frame = 0x00ff WHERE {there} 2 AND digest = 0x{row.digest.hex()}")
     gone = [item for item in desk.everything() if isinstance(item, Forgotten)]
     assert [(item.reason, item.chunks) for item in gone] == [("damaged", ((session, 1),)), ("damaged", ((session, 2),))]
     audit = desk.store.audit()
@@ -323,7 +322,7 @@ def test_a_window_follows_a_cassandra_store(keyspace: Keyspace, rng: np.random.G
 
 
 def across_partitions(keyspace: Keyspace, rng: np.random.Generator) -> tuple[list[str], int]:
-    """A session that moves to a partition whose stamps are older: fates when all comes again, and what it counts."""
+    """A session that moves to another partition: fates when all comes again, and what it counts."""
     clock, chunks, other = ManualClock(), random_session(SPEC, rng, n_chunks=4), random_session(SPEC, rng, n_chunks=1)
     with keyspace.open(clock) as store:
         child = store.claim("child", owner="a", ttl_s=60.0).epoch
@@ -345,11 +344,10 @@ def test_a_session_may_go_on_in_another_partition(keyspace: Keyspace, rng: np.ra
     assert across_partitions(keyspace, rng) == (["duplicate"] * 4, 4)
 
 
-def test_control_stamps_below_what_they_overwrite_lose_a_session(
+def test_control_versions_that_fall_lose_a_session(
     keyspace: Keyspace, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve = Lanes.reserve
-    monkeypatch.setattr(Lanes, "reserve", lambda self, lane, count, above=0: reserve(self, lane, count))
+    monkeypatch.setattr(writing, "version_after", lambda before, now_us: before.version - 1 if before else now_us)
     fates, _ = across_partitions(keyspace, rng)
     assert fates != ["duplicate"] * 4
 

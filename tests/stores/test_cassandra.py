@@ -14,18 +14,33 @@ from understudy.core.location import parse_location
 from understudy.core.ports import Cursor
 from understudy.core.session import Arrival, SessionState, admit
 from understudy.stores.cassandra import open_cassandra
-from understudy.stores.cassandra.cursor import Place, Places, read_cursor
-from understudy.stores.cassandra.driver import NoHostAvailable
-from understudy.stores.cassandra.facts import ADMIN, Arrived, Commit, CommitFacts, Event, Tag, read_facts
-from understudy.stores.cassandra.failures import refusal
-from understudy.stores.cassandra.journal import Journal
-from understudy.stores.cassandra.keyspace import Keyspace, check_columns, check_copies, columns_of, held
-from understudy.stores.cassandra.known import Stated
+from understudy.stores.cassandra.commits import (
+    ADMIN,
+    Arrived,
+    Commit,
+    CommitFacts,
+    Event,
+    digest_of,
+    frame_key,
+    lasting_s,
+)
+from understudy.stores.cassandra.driver import NoHostAvailable, no_connection
+from understudy.stores.cassandra.keyspace import (
+    TABLES,
+    Keyspace,
+    check_columns,
+    check_copies,
+    columns_of,
+    held,
+    settings,
+)
+from understudy.stores.cassandra.known import Journal, Stated
 from understudy.stores.cassandra.options import Options, read_options
-from understudy.stores.cassandra.stamps import RANGE, Stamps
-from understudy.stores.cassandra.tables import TABLES, settings
+from understudy.stores.cassandra.partitions import Lease, Partitions
+from understudy.stores.cassandra.tailing import SLACK_S, Place, Places, Tailer, read_cursor
 from understudy.stores.cassandra.wire import Wire
-from understudy.testing.clock import START_S
+from understudy.stores.cassandra.writing import version_after
+from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.samples import OTHER_PLAYER, PLAYER
 
 SESSION = uuid.UUID(int=7)
@@ -127,9 +142,7 @@ def test_a_port_of_another_service_is_told_as_such(answer: bytes) -> None:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = f"cassandra://127.0.0.1:{server.server_address[1]}/k?patience_s=0&timeout_s=0.2"
         try:
-            with pytest.raises(
-                Unreachable, match="check the port: whatever listens there does not answer as a"
-            ) as caught:
+            with pytest.raises(Unreachable, match="check host and port, that it runs, and the options tls") as caught:
                 open_cassandra(parse_location(address), specs=_NoSpecs())
         finally:
             server.shutdown()
@@ -137,15 +150,15 @@ def test_a_port_of_another_service_is_told_as_such(answer: bytes) -> None:
 
 
 def test_a_host_without_an_address_is_told_as_such() -> None:
-    with pytest.raises(Unreachable, match="check the host names"):
+    with pytest.raises(Unreachable, match="check host and port"):
         open_cassandra(parse_location("cassandra://nowhere.invalid/k?patience_s=0"), specs=_NoSpecs())
 
 
 def test_what_the_driver_raises_without_reasons_is_told_in_one_line() -> None:
     options = options_of("cassandra://h/k?datacenter=moon")
     error = NoHostAvailable("Unable to connect to any servers", ["h"])
-    assert "Cassandra at h:9042 cannot be reached (NoHostAvailable" in str(refusal(error, options, {}))
-    told = refusal(error, options, {"dc1": 2, "dc2": 1})
+    assert "Cassandra at h:9042 cannot be reached (NoHostAvailable" in str(no_connection(error, options, {}))
+    told = no_connection(error, options, {"dc1": 2, "dc2": 1})
     assert str(told) == "this cluster has no datacenter 'moon', its nodes are 2 in dc1, 1 in dc2; name one of those"
     assert isinstance(told, ConfigError)
 
@@ -153,17 +166,17 @@ def test_what_the_driver_raises_without_reasons_is_told_in_one_line() -> None:
 def test_columns_of_a_definition_are_read() -> None:
     assert columns_of(TABLES["meta"]) == {"name": "text", "number": "bigint", "value": "text"}
     assert columns_of(TABLES["players"]) == {"player": "blob", "session": "uuid"}
-    assert columns_of(TABLES["sessions"])["state_commit"] == "bigint"
+    assert columns_of(TABLES["sessions"])["version"] == "bigint"
     for name, definition in TABLES.items():
-        here = Keyspace({}, {name: columns_of(definition)}, {})
+        here = Keyspace({}, {name: columns_of(definition)})
         check_columns(here, "games", name, definition)
 
 
 def test_copies_are_the_same_however_they_are_written() -> None:
     one, two = {"dc1": 3}, {"dc1": 3, "dc2": 3}
-    simple = Keyspace({"class": "org.apache.cassandra.locator.SimpleStrategy", "replication_factor": "3"}, {}, {})
-    named = Keyspace({"class": "NetworkTopologyStrategy", "dc1": "3"}, {}, {})
-    odd = Keyspace({"class": "LocalStrategy"}, {}, {})
+    simple = Keyspace({"class": "org.apache.cassandra.locator.SimpleStrategy", "replication_factor": "3"}, {})
+    named = Keyspace({"class": "NetworkTopologyStrategy", "dc1": "3"}, {})
+    odd = Keyspace({"class": "LocalStrategy"}, {})
     assert (held(simple, one), held(named, one), held(odd, one)) == ({"dc1": 3}, {"dc1": 3}, None)
     assert (held(simple, two), held(named, two)) == ({"": 3}, {"dc1": 3})
     for keyspace, address in ((simple, "replication=3"), (named, "replication=3"), (simple, "replication=dc1:3")):
@@ -180,18 +193,16 @@ def test_a_ca_that_cannot_be_read_is_told() -> None:
         open_cassandra(parse_location("cassandra://127.0.0.1:1/k?ca=/nowhere.pem&patience_s=0"), specs=_NoSpecs())
 
 
-def test_tables_with_a_time_to_live_have_windows_of_a_thirtieth() -> None:
+def test_chunks_with_a_time_to_live_are_compacted_in_windows_of_a_thirtieth() -> None:
     assert "'compaction_window_size': '48'" in settings("chunks", 86_400)
-    assert "default_time_to_live = 86400" in settings("chunks", 86_400)
-    remembered = next(part for part in settings("sessions", 86_400).split(" AND ") if "time_to_live" in part)
-    assert int(remembered.split(" = ")[1]) > 86_400, "that a chunk was there is known for longer than its bytes"
+    assert lasting_s(86_400) > 86_400, "that a chunk was there is known for longer than its bytes"
+    assert lasting_s(0) == 0
     for name in TABLES:
         assert "UnifiedCompactionStrategy" in settings(name, 0)
-    for name in ("lanes", "meta", "registry"):
-        assert "default_time_to_live = 0" in settings(name, 86_400), "what the store goes by never runs out"
+        assert name == "chunks" or settings(name, 86_400) == settings(name, 0)
 
 
-# --- cursors, facts, stamps -------------------------------------------------------------------------------------------
+# --- cursors, keys, versions ------------------------------------------------------------------
 
 
 def test_a_cursor_is_read_back() -> None:
@@ -210,24 +221,65 @@ def arrived(number: int = 0, **more: Any) -> Arrived:
     fields: dict[str, Any] = {
         "session": SESSION.bytes, "chunk_no": number, "kind": int(FrameKind.DATA), "crc": 5, "length": 9,
         "player": PLAYER, "received_s": int(START_S), "first_step": 6 * number, "n_steps": 6, "game": "cart",
-        "schema": "s",
+        "schema": "s", "digest": bytes(16),
     }  # fmt: skip
     return Arrived(**(fields | more))
 
 
-def test_facts_are_read_back() -> None:
+def commit(number: int, facts: CommitFacts, *, keep_s: int = 0) -> Commit:
+    return Commit(partition=ADMIN, number=number, events=number, at_s=START_S, keep_s=keep_s, before=0, facts=facts)
+
+
+def test_a_commit_counts_its_arrivals() -> None:
     facts = CommitFacts([arrived(dropped=[(1, 2)])], [], [(b"s", b"p")], Event("quarantine", 1.5, b"", [(b"s", 1, 6)]))
-    assert read_facts(facts.pack()) == facts
     assert facts.n_arrivals == 2
 
 
-def test_stamps_end_before_the_next_range_and_before_they_are_old() -> None:
-    stamps, now_us = Stamps(1000), 1000
-    assert [stamps.take(2), stamps.take(1)] == [1001, 1003]
-    assert not stamps.is_spent(10, now_us)
-    assert stamps.is_spent(RANGE, now_us), "as many as a range holds do not fit"
-    assert stamps.is_spent(1, now_us + 2 * 3_600_000_000), "stamps stay near the time"
-    assert stamps.is_spent(1, now_us, above=1004), "what is overwritten must not win"
+def test_the_same_bytes_have_the_same_key_and_others_have_another() -> None:
+    one, other = (frame_key(SESSION.bytes, 130, digest_of(raw)) for raw in (b"one", b"other"))
+    assert one == frame_key(SESSION.bytes, 130, digest_of(b"one"))
+    assert one[:3] == other[:3] == (SESSION, 2, 130)
+    assert one != other
+    nameless = [frame_key(bytes(16), 0, digest_of(raw)) for raw in (b"one", b"other")]
+    assert nameless[0][1] != nameless[1][1], "they do not grow one Cassandra partition"
+
+
+def test_attempts_lie_between_their_epoch_and_the_next() -> None:
+    lease = Lease("p", 1 << 32, 60.0, 0, 0, 0)
+    assert [lease.next_attempt(), lease.next_attempt()] == [(1 << 32) + 1, (1 << 32) + 2]
+
+
+def test_a_state_that_ran_out_unseen_is_beaten_by_the_time() -> None:
+    before = Stated("cart", SessionState(player=PLAYER), 0, 900)
+    assert (version_after(None, 500), version_after(before, 500), version_after(before, 1000)) == (500, 901, 1000)
+
+
+# --- what ran out by itself ---------------------------------------------------------------------
+
+
+def tailer(clock: ManualClock, *, has_ttl: bool) -> Tailer:
+    wire: Any = _NoWire()
+    return Tailer(wire=wire, partitions=Partitions(wire, clock), journal=Journal(wire), clock=clock, has_ttl=has_ttl)
+
+
+def test_a_commit_says_how_long_its_frames_are_kept_whatever_holds_for_others() -> None:
+    clock = ManualClock()
+    reader = tailer(clock, has_ttl=True)
+    brief, long = commit(1, CommitFacts(), keep_s=4), commit(2, CommitFacts())
+    clock.advance(2 * SLACK_S)
+    assert (reader.lost(brief), reader.lost(long)) == ("expired", "damaged")
+
+
+def test_commits_are_missed_only_where_none_can_have_run_out() -> None:
+    clock = ManualClock()
+    assert not tailer(clock, has_ttl=False).may_have_run_out(None)
+    reader = tailer(clock, has_ttl=True)
+    assert reader.may_have_run_out(None), "the first ones may be gone"
+    day = commit(1, CommitFacts(), keep_s=86_400)
+    assert not reader.may_have_run_out(day), "what came behind lasts longer"
+    clock.advance(lasting_s(86_400))
+    assert reader.may_have_run_out(day)
+    assert reader.may_have_run_out(commit(2, CommitFacts())), "a later one may have been brief"
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------
@@ -240,7 +292,7 @@ class _NoWire:
 def journal(*commits: CommitFacts) -> Journal:
     made = Journal(_NoWire())  # type: ignore[arg-type]
     for number, facts in enumerate(commits, 1):
-        made.apply(Commit(Tag(ADMIN, number, number), number, START_S, 0, facts))
+        made.apply(commit(number, facts))
         made.head = number
     return made
 
@@ -250,12 +302,12 @@ def test_what_came_before_an_erasure_is_gone_and_what_came_behind_is_not() -> No
     withdraw = CommitFacts(event=Event("quarantine", START_S, b"", [(SESSION.bytes, 1, 6)]))
     known = journal(forget, withdraw)
     other = arrived(1, player=OTHER_PLAYER)
-    assert known.gone(arrived(), 0) == "forgotten"
-    assert known.gone(arrived(), 1) is None
-    assert (known.gone(other, 1), known.gone(other, 2)) == ("quarantined", None)
+    assert known.arrival_gone(arrived(), 0) == "forgotten"
+    assert known.arrival_gone(arrived(), 1) is None
+    assert (known.arrival_gone(other, 1), known.arrival_gone(other, 2)) == ("quarantined", None)
     known.expired_before_s = int(START_S) + 1
-    assert known.gone(other, 2) == "expired"
-    assert known.gone(arrived(kind=int(FrameKind.CLOSE)), 1) is None, "only data ages"
+    assert known.arrival_gone(other, 2) == "expired"
+    assert known.arrival_gone(arrived(kind=int(FrameKind.CLOSE)), 1) is None, "only data ages"
 
 
 def test_a_session_takes_in_what_was_decided_since_it_was_written() -> None:
@@ -266,7 +318,7 @@ def test_a_session_takes_in_what_was_decided_since_it_was_written() -> None:
     replay = CommitFacts([arrived(2, replays=77)])
     known = journal(withdraw, replay)
     assert known.replayed == {77}
-    fresh = known.up_to_date(SESSION, Stated("cart", state, 0))
+    fresh = known.up_to_date(SESSION, Stated("cart", state, 0, 1))
     assert fresh is not None
     assert (fresh.state.n_chunks, fresh.state.n_steps, fresh.state.high, fresh.events) == (2, 12, 3, 2)
     again = known.up_to_date(SESSION, fresh)
@@ -276,7 +328,7 @@ def test_a_session_takes_in_what_was_decided_since_it_was_written() -> None:
 
 def test_a_forgotten_players_sessions_are_forgotten_and_new_ones_are_not() -> None:
     known = journal(CommitFacts(event=Event("forget", START_S, PLAYER)))
-    old, new = (known.up_to_date(SESSION, Stated("", SessionState(player=PLAYER), events)) for events in (0, 1))
+    old, new = (known.up_to_date(SESSION, Stated("", SessionState(player=PLAYER), events, 1)) for events in (0, 1))
     assert old is not None
     assert new is not None
     assert (old.state.forgotten, new.state.forgotten) == (True, False)
@@ -291,9 +343,9 @@ def test_the_keyspace_stands_before_every_table() -> None:
     def qualified(cql: str) -> str:
         return Wire.qualified(Somewhere(), cql)  # type: ignore[arg-type]
 
-    assert qualified("SELECT a FROM lanes WHERE b = ?") == 'SELECT a FROM "games".lanes WHERE b = ?'
+    assert qualified("SELECT a FROM partitions WHERE b = ?") == 'SELECT a FROM "games".partitions WHERE b = ?'
     assert qualified("INSERT INTO chunks (a) VALUES (?)") == 'INSERT INTO "games".chunks (a) VALUES (?)'
-    assert qualified("UPDATE lanes SET a = ?") == 'UPDATE "games".lanes SET a = ?'
+    assert qualified("UPDATE partitions SET a = ?") == 'UPDATE "games".partitions SET a = ?'
     assert (
         qualified("DELETE raw FROM quarantine USING TIMESTAMP ?")
         == 'DELETE raw FROM "games".quarantine USING TIMESTAMP ?'

@@ -10,11 +10,10 @@ from understudy.core.frame import Frame, FrameKind
 from understudy.core.ports import Gone
 from understudy.core.session import tombstone_of
 from understudy.stores.audit import Findings, Held
-from understudy.stores.cassandra.facts import Arrived, Commit
-from understudy.stores.cassandra.journal import Journal
-from understudy.stores.cassandra.lanes import Lanes
-from understudy.stores.cassandra.quarantine import Quarantine
-from understudy.stores.cassandra.reading import commits_between
+from understudy.stores.cassandra.admin import Admin
+from understudy.stores.cassandra.commits import Arrived, Commit, commits_between, lasting_s
+from understudy.stores.cassandra.known import Journal
+from understudy.stores.cassandra.partitions import Partitions
 from understudy.stores.cassandra.tailing import Tailer
 from understudy.stores.cassandra.wire import Row, Wire
 from understudy.stores.view import EXPIRED, FORGOTTEN, QUARANTINED, STORED
@@ -23,11 +22,11 @@ _AT_ONCE = 256
 _FATES: dict[Gone, int] = {"forgotten": FORGOTTEN, "expired": EXPIRED, "quarantined": QUARANTINED}
 
 
-def audit(wire: Wire, lanes: Lanes, journal: Journal, *, tailer: Tailer, quarantine: Quarantine) -> Findings:
+def audit(wire: Wire, partitions: Partitions, journal: Journal, *, tailer: Tailer, admin: Admin) -> Findings:
     """Read every stored byte once."""
     findings = Findings()
     heads = tailer.heads(look=True)
-    rows = lanes.rows(heads)
+    rows = partitions.rows(heads)
     findings.corrupt += [
         f"the row of partition {name}, which was committed up to {head}, is not there"
         for name, head in sorted(heads.items())
@@ -41,7 +40,7 @@ def audit(wire: Wire, lanes: Lanes, journal: Journal, *, tailer: Tailer, quarant
     )
     while page := list(islice(arrivals, _AT_ONCE)):
         _audit_page(page, journal, tailer, findings)
-    for row in quarantine.facts():
+    for row in admin.quarantine_rows():
         findings.n_parked += row.parked
         findings.n_quarantined += not row.parked
     return findings
@@ -50,36 +49,35 @@ def audit(wire: Wire, lanes: Lanes, journal: Journal, *, tailer: Tailer, quarant
 def _arrivals(
     wire: Wire, row: Row, *, journal: Journal, tailer: Tailer, findings: Findings
 ) -> Iterator[tuple[Commit, Arrived]]:
-    """Every arrival of a partition; what else its commits tell is noted on the way.
-
-    With a time to live, commits run out at last. Those before a commit that is there are as old as the one before them,
-    at most; the last one is as old as its stamp, which is near the time in microseconds.
-    """
-    name, head, seen, last = row.partition, row.commit_no, 0, 0
-    last_s = 0.0
-    for commit in commits_between(wire, name, 0, head):
-        if commit.before > seen and not tailer.has_run_out(last_s):
+    """Every arrival of a partition; what else its commits tell is noted on the way."""
+    name = row.partition
+    seen = 0
+    last: Commit | None = None
+    for commit in commits_between(wire, name, 0, row.commit_no):
+        if commit.before > seen and not tailer.may_have_run_out(last):
             lost = commit.before - seen
-            findings.corrupt.append(f"{lost} arrivals before commit {commit.tag.commit_no} of {name} are not there")
-        seen, last, last_s = commit.before + commit.facts.n_arrivals, commit.tag.commit_no, commit.at_s
+            findings.corrupt.append(f"{lost} arrivals before commit {commit.number} of {name} are not there")
+        seen = commit.before + commit.facts.n_arrivals
+        last = commit
         for one in commit.facts.quarantined:
             if commit.events >= journal.forgets.get(one.player, (0, 0.0))[0] and any(one.session):
                 findings.quarantined.setdefault((one.session, one.chunk_no), []).append(one.crc)
         findings.forgotten_sessions.update(tombstone_of(session) for session, _ in commit.facts.forgotten)
         yield from ((commit, one) for one in commit.facts.stored)
-    if last < head and not tailer.has_run_out(row.attempt / 1e6):
-        findings.corrupt.append(f"commits {last + 1} to {head} of {name} are not there")
+    last_no = 0 if last is None else last.number
+    if last_no < row.commit_no and not tailer.is_past(row.at_s, lasting_s(row.keep_s)):
+        findings.corrupt.append(f"commits {last_no + 1} to {row.commit_no} of {name} are not there")
 
 
 def _audit_page(page: Sequence[tuple[Commit, Arrived]], journal: Journal, tailer: Tailer, findings: Findings) -> None:
-    there = [one for commit, one in page if journal.gone(one, commit.events) is None]
+    there = [one for commit, one in page if journal.arrival_gone(one, commit.events) is None]
     frames = tailer.frames(there)
-    if any(one.key not in frames for one in there):
+    if any(one.frame_key not in frames for one in there):
         journal.refresh()
         tailer.heads()
     for commit, one in page:
-        gone = journal.gone(one, commit.events)
-        frame = frames.get(one.key)
+        gone = journal.arrival_gone(one, commit.events)
+        frame = frames.get(one.frame_key)
         if gone is None and frame is None:
             gone = tailer.lost(commit)
         if gone == "damaged":

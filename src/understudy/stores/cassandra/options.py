@@ -45,6 +45,11 @@ class Options:
     in_flight: int = 64
     """How many requests are on their way at once."""
 
+    @property
+    def address(self) -> str:
+        """The hosts, as text."""
+        return ",".join(f"{name}:{port}" for name, port in self.hosts)
+
 
 def read_options(location: Location) -> Options:
     """The options of an address; ConfigError says which one is wrong."""

@@ -21,24 +21,16 @@ from understudy.core.ports import (
     WriteBatch,
 )
 from understudy.stores.audit import Findings, summary
+from understudy.stores.cassandra.admin import Admin, AdminLock
 from understudy.stores.cassandra.auditing import audit
-from understudy.stores.cassandra.erasing import Eraser
-from understudy.stores.cassandra.journal import Journal
-from understudy.stores.cassandra.keeping import read_keeping
-from understudy.stores.cassandra.known import STATICS, stated, tag_of
-from understudy.stores.cassandra.lanes import Lanes
+from understudy.stores.cassandra.keyspace import check, identity, numbers
+from understudy.stores.cassandra.known import STATE, Journal, stated
 from understudy.stores.cassandra.options import read_options
-from understudy.stores.cassandra.quarantine import Quarantine
-from understudy.stores.cassandra.retiring import Retirer
-from understudy.stores.cassandra.tables import check, identity
-from understudy.stores.cassandra.tags import Tags
+from understudy.stores.cassandra.partitions import Partitions
 from understudy.stores.cassandra.tailing import Tailer
-from understudy.stores.cassandra.turns import Turns
 from understudy.stores.cassandra.wire import Row, Wire
 from understudy.stores.cassandra.writing import Writer
 from understudy.stores.view import info_of, matches
-
-_PAGE = 256
 
 
 def open_cassandra(location: Location, *, specs: Specs, clock: Clock | None = None) -> "CassandraStore":
@@ -60,27 +52,28 @@ class CassandraStore:
 
     def __init__(self, wire: Wire, *, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
+        facts = numbers(wire)
+        keep_s = facts.get("ttl_s", 0)
         self.wire = wire
         """The way to the servers."""
-        self._tags, self._journal, self._lanes = Tags(wire), Journal(wire), Lanes(wire, clock)
-        self.turns = Turns(wire, self._lanes, self._journal, clock=clock)
-        self._writer = Writer(wire, self._lanes, self._journal, tags=self._tags, turns=self.turns, clock=clock)
-        self._tailer = Tailer(wire, self._lanes, self._journal, clock=clock, keeping=read_keeping(wire))
-        self._retirer = Retirer(wire, self._lanes, clock=clock)
-        self._quarantine = Quarantine(wire, self._journal, self._tags)
-        self._eraser = Eraser(
-            wire, self._journal, self.turns, writer=self._writer, tailer=self._tailer, quarantine=self._quarantine,
-            clock=clock,
-        )  # fmt: skip
+        self._journal = Journal(wire)
+        self._partitions = Partitions(wire, clock)
+        journal = self._journal
+        partitions = self._partitions
+        self.admin_lock = AdminLock(wire=wire, partitions=partitions, journal=journal, clock=clock, keep_s=keep_s)
+        self._admin = Admin(wire=wire, journal=journal, lock=self.admin_lock, clock=clock, keep_s=keep_s)
+        self._writer = Writer(
+            wire=wire, partitions=partitions, journal=journal, admin=self.admin_lock, clock=clock, keep_s=keep_s
+        )
+        has_ttl = "ever_had_ttl" in facts
+        self._tailer = Tailer(wire=wire, partitions=partitions, journal=journal, clock=clock, has_ttl=has_ttl)
 
     # --- the ExperienceStore port ---------------------------------------------------------------------------------
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         self._check_open()
-        claim = self._lanes.claim(partition, owner=owner, ttl_s=ttl_s)
-        # Whoever begins to write also ends what a crash left of an erasure.
-        self._eraser.finish()
-        self._retirer.step()
+        claim = self._partitions.claim(partition, owner=owner, ttl_s=ttl_s)
+        self._admin.finish()  # what a crash left of an erasure
         return claim
 
     def write(self, batch: WriteBatch) -> Receipt:
@@ -97,36 +90,25 @@ class CassandraStore:
         return self._sessions(wanted)
 
     def _sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
-        page: list[Row] = []
         for row in self._session_rows(wanted):
-            page.append(row)
-            if len(page) >= _PAGE:
-                yield from self._infos(page, wanted)
-                page = []
-        yield from self._infos(page, wanted)
+            found = self._journal.up_to_date(row.session, stated(row))
+            if found is not None and matches(found.game, found.state, wanted):
+                yield info_of(row.session, found.game, found.state)
 
     def _session_rows(self, wanted: SessionFilter) -> Iterator[Row]:
         bind = self.wire.bind
         if wanted.player is None:
-            yield from self.wire.scan(bind(f"SELECT DISTINCT {STATICS} FROM sessions"))
+            yield from self.wire.scan(bind(f"SELECT DISTINCT {STATE} FROM sessions"))
             return
         for one in self.wire.scan(bind("SELECT session FROM players WHERE player = ?", wanted.player)):
-            row = self.wire.one(bind(f"SELECT {STATICS} FROM sessions WHERE session = ? LIMIT 1", one.session))
+            row = self.wire.one(bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", one.session))
             if row is not None:
                 yield row
-
-    def _infos(self, rows: Sequence[Row], wanted: SessionFilter) -> Iterator[SessionInfo]:
-        committed = self._tags.committed(tag for row in rows if (tag := tag_of(row)) is not None)
-        for row in rows:
-            tag = tag_of(row)
-            found = None if tag is None else self._journal.up_to_date(row.session, stated(row, tag in committed))
-            if found is not None and matches(found.game, found.state, wanted):
-                yield info_of(row.session, found.game, found.state)
 
     def forget(self, player: bytes) -> int:
         """Erase a player: refused and hidden from the next moment on, deleted when this returns."""
         self._check_open()
-        return self._eraser.forget(player)
+        return self._admin.forget(player)
 
     # --- the StoreAdmin port ----------------------------------------------------------------------------------------
 
@@ -136,23 +118,23 @@ class CassandraStore:
     def findings(self) -> Findings:
         """Everything a full check saw."""
         self._check_open()
-        return audit(self.wire, self._lanes, self._journal, tailer=self._tailer, quarantine=self._quarantine)
+        return audit(self.wire, self._partitions, self._journal, tailer=self._tailer, admin=self._admin)
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
         self._check_open()
-        return self._quarantine.page(after_id=after_id, limit=limit)
+        return self._admin.quarantined(after_id=after_id, limit=limit)
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
         self._check_open()
-        return self._eraser.quarantine(chunks, reason=reason)
+        return self._admin.quarantine(chunks, reason=reason)
 
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
         self._check_open()
-        return self._eraser.replay(ids, candidates)
+        return self._admin.replay(ids, candidates)
 
     def expire(self, before_s: float) -> int:
         self._check_open()
-        return self._eraser.expire(before_s)
+        return self._admin.expire(before_s, self._tailer.heads(look=True))
 
     # --- what tells it from others, and the end ---------------------------------------------------------------------
 
@@ -165,13 +147,13 @@ class CassandraStore:
     @property
     def is_erasing(self) -> bool:
         """Whether something that was erased may still have bytes here, after a crash; the next claim ends it."""
-        return self._eraser.is_erasing
+        return self._admin.is_erasing
 
     def close(self) -> None:
         if self.wire.is_closed:
             return
         with suppress(UnderstudyError):
-            self._lanes.release()
+            self._partitions.release()
         self.wire.close()
 
     def __enter__(self) -> "CassandraStore":

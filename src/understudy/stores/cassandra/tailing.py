@@ -1,38 +1,81 @@
 """The tail: commits of all partitions merged, each arrival once. It never passes what is committed."""
 
+import json
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from understudy.core.chunk import chunk_of
 from understudy.core.clock import Clock
-from understudy.core.errors import Refused
+from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import Frame, FrameKind, decode_frame
 from understudy.core.ports import Cursor, Forgotten, Gone, Stored, Tail
 from understudy.core.session import tombstone_of
-from understudy.stores.cassandra.cursor import Place, Places, read_cursor
-from understudy.stores.cassandra.facts import ADMIN, Arrived, Commit, Event, Key, keys
-from understudy.stores.cassandra.journal import Journal
-from understudy.stores.cassandra.keeping import SLACK_S, Keeping
-from understudy.stores.cassandra.lanes import Lanes
-from understudy.stores.cassandra.reading import commit_of, select
-from understudy.stores.cassandra.tables import CHUNK_BUCKET, COMMIT_BUCKET, lasting_s
-from understudy.stores.cassandra.wire import Statement, Wire
+from understudy.stores.cassandra.commits import (
+    ADMIN,
+    COMMIT_BUCKET,
+    Arrived,
+    Commit,
+    Event,
+    FrameKey,
+    commit_of,
+    commits_after,
+    lasting_s,
+)
+from understudy.stores.cassandra.known import Journal
+from understudy.stores.cassandra.partitions import Partitions
+from understudy.stores.cassandra.wire import Wire
 
 POLL_S = 0.05
-_LOOK_S = 1.0
-"""How often lanes themselves are asked, for heads that their writers could not tell any more."""
-_ENDED_S = 60.0
-"""How often the list of retired lanes is read: a week may pass before one is in it."""
-_FRAMES = "SELECT chunk_no, frame FROM chunks WHERE session = ? AND bucket = ? AND chunk_no IN ?"
-_FRAME = "SELECT chunk_no, frame FROM chunks WHERE session = ? AND bucket = ? AND chunk_no = ?"
+LOOK_S = 60.0
+"""How often partitions themselves are asked, for heads that a writer which died could not register."""
+SLACK_S = 3600.0
+"""How much clocks may differ before what ran out looks like what was lost."""
 _AT_ONCE = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in one partition: a commit that was shown whole, and how much of the one behind it."""
+
+    commit_no: int = 0
+    index: int = 0
+    arrivals: int = 0
+    """Arrivals of the partition that were shown, or passed over because nothing is left of them."""
+
+
 @dataclass(slots=True)
-class _Lane:
+class Places:
+    """Where a tail is."""
+
+    shown: int = 0
+    """The last arrival number along this tail."""
+    at: dict[str, Place] = field(default_factory=dict)
+
+    def text(self) -> Cursor:
+        fields = {name: [place.commit_no, place.index, place.arrivals] for name, place in sorted(self.at.items())}
+        return Cursor(json.dumps([self.shown, fields], separators=(",", ":")))
+
+    def copy(self) -> "Places":
+        return Places(self.shown, dict(self.at))
+
+
+def read_cursor(cursor: Cursor | None) -> Places:
+    """The places that a cursor stands for; ConfigError when it is none of this store."""
+    if cursor is None:
+        return Places()
+    try:
+        shown, fields = json.loads(cursor)
+        return Places(int(shown), {name: Place(*map(int, place)) for name, place in fields.items()})
+    except (ValueError, TypeError, AttributeError):
+        raise ConfigError(f"{cursor[:40]!r} is no cursor of a Cassandra store; begin without one") from None
+
+
+@dataclass(slots=True)
+class _Ahead:
     """What is at hand of one partition behind a place."""
 
     head: int
@@ -48,19 +91,21 @@ class Shown:
     n_lost: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
 class Tailer:
     """Reads pages of the tail; many threads may ask at once."""
 
-    def __init__(self, wire: Wire, lanes: Lanes, journal: Journal, *, clock: Clock, keeping: Keeping) -> None:
-        self._wire, self._lanes, self._journal, self._clock = wire, lanes, journal, clock
-        self._keeping = keeping
-        self._heads: dict[str, int] = {}
-        self._looked_s = self._read_ended_s = float("-inf")
-        self._ended: dict[str, int] = {}
-        """Lanes that were retired."""
-        self._ahead: dict[str, list[Commit]] = {}
-        """Commits that were read and did not fit the last page; they never change."""
-        self._lock = threading.Lock()
+    wire: Wire
+    partitions: Partitions
+    journal: Journal
+    clock: Clock
+    has_ttl: bool
+    """Whether the store has let anything run out by itself, now or before."""
+    _heads: dict[str, int] = field(default_factory=dict)
+    _looked_s: float = float("-inf")
+    _ahead: dict[str, list[Commit]] = field(default_factory=dict)
+    """Commits that were read and did not fit the last page; they never change."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         """The next items behind a cursor; empty when nothing came within `wait_s`."""
@@ -75,107 +120,102 @@ class Tailer:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return Tail([], places.text())
-            self._wire.wait(min(POLL_S, left_s))
+            self.wire.wait(min(POLL_S, left_s))
 
-    # --- heads ----------------------------------------------------------------------------------------------------
+    # --- heads ----------------------------------------------------------------------------------
 
     def heads(self, *, look: bool = False) -> dict[str, int]:
         """How far every partition may be read; with `look`, exactly as far as it is committed now."""
-        rows = self._wire.scan(self._wire.bind("SELECT name, number FROM registry WHERE kind = 'head'"))
-        told = {row.name: row.number or 0 for row in rows}
-        self._journal.expired_before_s = max(self._journal.expired_before_s, told.pop("~expired", 0))
-        told.pop("~erased", None)
-        listed = told | {name: max(number, told.get(name, 0)) for name, number in self._ended_heads(look).items()}
-        found = {name: max(number, self._heads.get(name, 0)) for name, number in listed.items()}
-        if look or time.monotonic() - self._looked_s > _LOOK_S:
+        rows = self.wire.scan(self.wire.bind("SELECT name, number FROM registry WHERE kind = 'head'"))
+        found = {row.name: row.number for row in rows}
+        self.journal.expired_before_s = max(self.journal.expired_before_s, found.pop("~expired", 0))
+        if look or time.monotonic() - self._looked_s > LOOK_S:
             self._looked_s = time.monotonic()
-            for name, row in self._lanes.rows({*told, ADMIN}).items():
+            for name, row in self.partitions.rows({*found, ADMIN}).items():
                 found[name] = max(found.get(name, 0), row.commit_no)
-        for name, number in self._lanes.own_heads().items():
-            found[name] = max(found.get(name, 0), number)
-        self._heads.update(found)
-        return found
+        for heads in (self._heads, self.partitions.own_heads()):
+            for name, number in heads.items():
+                found[name] = max(found.get(name, 0), number)
+        self._heads = found
+        return dict(found)
 
-    def _ended_heads(self, look: bool) -> dict[str, int]:
-        """Asked after the others: a lane is listed here before it leaves there."""
-        if look or time.monotonic() - self._read_ended_s > _ENDED_S:
-            self._read_ended_s = time.monotonic()
-            rows = self._wire.scan(self._wire.bind("SELECT name, number FROM registry WHERE kind = 'ended'"))
-            self._ended = {row.name: row.number for row in rows}
-        return self._ended
-
-    # --- merging --------------------------------------------------------------------------------------------------
+    # --- merging --------------------------------------------------------------------------------
 
     def _next(self, places: Places, max_items: int) -> tuple[list[Shown], Places]:
         """What comes behind these places, in the order of arrival as far as that is known."""
         heads, places = self.heads(), places.copy()
-        lanes = self._begun(heads, places)
+        sources = self._begun(heads, places)
         shown: list[Shown] = []
         while len(shown) < max_items:
-            self._fill(lanes, places)
-            ready = [(lane.commits[0].at_s, name == ADMIN, name) for name, lane in lanes.items() if lane.commits]
+            self._fill(sources, places)
+            ready = [
+                (source.commits[0].at_s, name == ADMIN, name) for name, source in sources.items() if source.commits
+            ]
             if not ready:
                 break
             name = min(ready)[2]
-            wanted = lanes[name].commits[0].events
+            wanted = sources[name].commits[0].events
             if name != ADMIN and wanted > places.at.get(ADMIN, Place()).commit_no:
                 # What was decided before this commit is shown before it.
-                if ADMIN not in lanes:
-                    lanes[ADMIN] = _Lane(self.heads(look=True).get(ADMIN, 0))
+                if ADMIN not in sources:
+                    sources[ADMIN] = _Ahead(self.heads(look=True).get(ADMIN, 0))
                     continue
                 name = ADMIN
-                if not lanes[ADMIN].commits:
+                if not sources[ADMIN].commits:
                     break
-            places.at[name] = self._show(lanes[name], places.at.get(name, Place()), shown, max_items)
+            places.at[name] = self._show(sources[name], places.at.get(name, Place()), shown, max_items)
         with self._lock:
-            self._ahead.update({name: lane.commits for name, lane in lanes.items() if lane.commits})
-        self._journal.read_to(self._heads.get(ADMIN, 0))
+            self._ahead.update({name: source.commits for name, source in sources.items() if source.commits})
+        self.journal.read_to(self._heads.get(ADMIN, 0))
         places.shown += sum(one.n_lost or 1 for one in shown)
         return shown, places
 
-    def _begun(self, heads: Mapping[str, int], places: Places) -> dict[str, _Lane]:
+    def _begun(self, heads: Mapping[str, int], places: Places) -> dict[str, _Ahead]:
         """Partitions with something behind these places, and what is at hand of it."""
-        lanes: dict[str, _Lane] = {}
+        sources: dict[str, _Ahead] = {}
         for name, head in heads.items():
             at = places.at.get(name, Place()).commit_no
             if head > at:
                 with self._lock:
                     ahead = self._ahead.pop(name, [])
-                lanes[name] = _Lane(head, ahead if ahead and ahead[0].tag.commit_no == at + 1 else [])
-        return lanes
+                sources[name] = _Ahead(head, ahead if ahead and ahead[0].number == at + 1 else [])
+        return sources
 
-    def _fill(self, lanes: Mapping[str, _Lane], places: Places) -> None:
+    def _fill(self, sources: Mapping[str, _Ahead], places: Places) -> None:
         """Read ahead in every partition of which nothing is at hand."""
         empty = [
-            (name, lane)
-            for name, lane in lanes.items()
-            if not lane.commits and places.at.get(name, Place()).commit_no < lane.head
+            (name, source)
+            for name, source in sources.items()
+            if not source.commits and places.at.get(name, Place()).commit_no < source.head
         ]
-        found = self._wire.all(
-            [select(self._wire, name, places.at.get(name, Place()).commit_no, lane.head) for name, lane in empty]
+        found = self.wire.all(
+            [
+                commits_after(self.wire, name, places.at.get(name, Place()).commit_no, source.head)
+                for name, source in empty
+            ]
         )
-        for (name, lane), rows in zip(empty, found, strict=True):
-            lane.commits = [commit_of(row) for row in rows]
+        for (name, source), rows in zip(empty, found, strict=True):
+            source.commits = [commit_of(row) for row in rows]
             if not rows:
-                places.at[name] = self._skip(name, lane, places.at.get(name, Place()))
+                places.at[name] = self._skip(name, source, places.at.get(name, Place()))
 
-    def _skip(self, name: str, lane: _Lane, place: Place) -> Place:
+    def _skip(self, name: str, source: _Ahead, place: Place) -> Place:
         """Commits of a whole bucket have run out: go on at the next one that is there."""
         bucket = (place.commit_no + 1) >> COMMIT_BUCKET
-        for later in range(bucket + 1, (lane.head >> COMMIT_BUCKET) + 1):
-            rows = self._wire.all([select(self._wire, name, (later << COMMIT_BUCKET) - 1, lane.head)])[0]
+        for later in range(bucket + 1, (source.head >> COMMIT_BUCKET) + 1):
+            rows = self.wire.all([commits_after(self.wire, name, (later << COMMIT_BUCKET) - 1, source.head)])[0]
             if rows:
-                lane.commits = [commit_of(row) for row in rows]
-                return Place(lane.commits[0].tag.commit_no - 1, 0, place.arrivals)
-        return Place(lane.head, 0, place.arrivals)
+                source.commits = [commit_of(row) for row in rows]
+                return Place(source.commits[0].number - 1, 0, place.arrivals)
+        return Place(source.head, 0, place.arrivals)
 
-    def _show(self, lane: _Lane, place: Place, shown: list[Shown], max_items: int) -> Place:
+    def _show(self, source: _Ahead, place: Place, shown: list[Shown], max_items: int) -> Place:
         """Add a partition's first commit to the page, as much of it as fits; the place behind it."""
-        commit = lane.commits[0]
+        commit = source.commits[0]
         n_lost = commit.before - (place.arrivals - place.index)
         if n_lost > 0:
             shown.append(Shown(None, None, n_lost))
-            place = Place(commit.tag.commit_no - 1, 0, commit.before)
+            place = Place(commit.number - 1, 0, commit.before)
         whole = [Shown(commit, one) for one in commit.facts.stored]
         if commit.facts.event is not None:
             whole.append(Shown(commit))
@@ -183,18 +223,22 @@ class Tailer:
         shown += fits
         index = place.index + len(fits)
         if index < len(whole):
-            return Place(commit.tag.commit_no - 1, index, place.arrivals + len(fits))
-        lane.commits.pop(0)
-        return Place(commit.tag.commit_no, 0, place.arrivals + len(fits))
+            return Place(commit.number - 1, index, place.arrivals + len(fits))
+        source.commits.pop(0)
+        return Place(commit.number, 0, place.arrivals + len(fits))
 
-    # --- items ----------------------------------------------------------------------------------------------------
+    # --- items ----------------------------------------------------------------------------------
 
     def _items(self, before: int, shown: Sequence[Shown]) -> list[Stored | Forgotten]:
-        wanted = [one for one in shown if one.commit and one.arrived and not self.gone(one.arrived, one.commit.events)]
-        frames = self.frames([one.arrived for one in wanted if one.arrived])
-        if any(one.arrived and one.arrived.key not in frames for one in wanted):
+        wanted = [
+            one.arrived
+            for one in shown
+            if one.commit and one.arrived and not self.journal.arrival_gone(one.arrived, one.commit.events)
+        ]
+        frames = self.frames(wanted)
+        if any(one.frame_key not in frames for one in wanted):
             # Taken away while this page was read: by now there is a reason.
-            self._journal.refresh()
+            self.journal.refresh()
             self.heads()
         items: list[Stored | Forgotten] = []
         number = before
@@ -203,16 +247,15 @@ class Tailer:
             number += one.n_lost or 1
         return items
 
-    def _item(self, number: int, one: Shown, frames: Mapping[Key, Frame]) -> Stored | Forgotten:
+    def _item(self, number: int, one: Shown, frames: Mapping[FrameKey, Frame]) -> Stored | Forgotten:
         if one.commit is None:
-            # How old they were is not known.
-            return Forgotten(number, number + one.n_lost - 1, "expired" if self.has_run_out(0.0) else "damaged")
+            return Forgotten(number, number + one.n_lost - 1, "expired" if self.has_ttl else "damaged")
         if one.arrived is None:
             assert one.commit.facts.event is not None
             return _event(number, one.commit.facts.event)
         arrived = one.arrived
-        frame = frames.get(arrived.key)
-        gone = self.gone(arrived, one.commit.events)
+        frame = frames.get(arrived.frame_key)
+        gone = self.journal.arrival_gone(arrived, one.commit.events)
         if gone is None and frame is None:
             gone = self.lost(one.commit)
         if gone is None and frame is not None:
@@ -223,64 +266,47 @@ class Tailer:
         chunks = ((uuid.UUID(bytes=arrived.session), arrived.chunk_no),)
         return Forgotten(number, number, gone or "damaged", arrived.player, chunks)
 
-    def gone(self, one: Arrived, events: int) -> Gone | None:
-        return self._journal.gone(one, events)
-
     def lost(self, commit: Commit) -> Gone:
-        """Why a frame's row is not there although nobody took it away."""
-        return "expired" if self._is_past(commit.at_s, "chunks") else "damaged"
+        """Why a frame's bytes are missing although nothing erased them."""
+        return "expired" if self.is_past(commit.at_s, commit.keep_s) else "damaged"
 
-    def has_run_out(self, at_s: float) -> bool:
-        """Whether commits since this time may be gone by themselves."""
-        return any(self._is_past(one, "commits") for one in {at_s, max(at_s, self._keeping.changed_s)})
+    def may_have_run_out(self, before: Commit | None) -> bool:
+        """Whether commits behind this one may be gone by themselves."""
+        if before is None or not before.keep_s:
+            return self.has_ttl
+        return self.is_past(before.at_s, lasting_s(before.keep_s))
 
-    def _is_past(self, at_s: float, table: str) -> bool:
-        """Whether what was written into a table at a time may have run out."""
-        keep_s = self._keeping.of(at_s)
-        return bool(keep_s) and at_s + lasting_s(table, keep_s) < self._clock.now() + SLACK_S
+    def is_past(self, at_s: float, keep_s: int) -> bool:
+        """Whether what was written at a time to last this long (0: for ever) may have run out."""
+        return bool(keep_s) and at_s + keep_s < self.clock.now() + SLACK_S
 
-    def frames(self, wanted: Iterable[Arrived]) -> dict[Key, Frame]:
+    def frames(self, wanted: Iterable[Arrived]) -> dict[FrameKey, Frame]:
         """The frames of these arrivals that are there and whole."""
-        arrived = {one.key: one for one in wanted}
-        found: dict[Key, Frame] = {}
-        groups = list(_groups(arrived))
-        answers = self._wire.all([_select(self._wire, session, numbers) for session, numbers in groups])
-        for (session, _), rows in zip(groups, answers, strict=True):
-            for row in rows:
-                frame = _whole(row.frame, arrived[session, row.chunk_no])
-                if frame is not None:
-                    found[session, row.chunk_no] = frame
+        crcs = {one.frame_key: one.crc for one in wanted}
+        beside: dict[tuple[uuid.UUID, int], list[tuple[int, bytes]]] = {}
+        for session, bucket, chunk_no, digest in crcs:
+            beside.setdefault((session, bucket), []).append((chunk_no, digest))
+        cql = (
+            "SELECT session, bucket, chunk_no, digest, frame FROM chunks "
+            "WHERE session = ? AND bucket = ? AND (chunk_no, digest) IN ?"
+        )
+        statements = [
+            self.wire.bind(cql, session, bucket, keys[at : at + _AT_ONCE])
+            for (session, bucket), keys in beside.items()
+            for at in range(0, len(keys), _AT_ONCE)
+        ]
+        found: dict[FrameKey, Frame] = {}
+        for row in (row for rows in self.wire.all(statements) for row in rows):
+            key = (row.session, row.bucket, row.chunk_no, row.digest)
+            with suppress(Refused):
+                frame = decode_frame(row.frame or b"")
+                if frame.body_crc == crcs[key]:
+                    found[key] = frame
         return found
-
-
-def _groups(wanted: Iterable[Key]) -> Iterable[tuple[bytes, list[int]]]:
-    """Numbers that lie beside one another, a few at a time."""
-    beside: dict[tuple[bytes, int], list[int]] = {}
-    for session, number in wanted:
-        beside.setdefault((session, number >> CHUNK_BUCKET), []).append(number)
-    for (session, _), numbers in beside.items():
-        for at in range(0, len(numbers), _AT_ONCE):
-            yield session, numbers[at : at + _AT_ONCE]
-
-
-def _select(wire: Wire, session: bytes, numbers: list[int]) -> Statement:
-    if len(numbers) == 1:
-        return wire.bind(_FRAME, uuid.UUID(bytes=session), numbers[0] >> CHUNK_BUCKET, numbers[0])
-    return wire.bind(_FRAMES, uuid.UUID(bytes=session), numbers[0] >> CHUNK_BUCKET, numbers)
-
-
-def _whole(raw: bytes | None, one: Arrived) -> Frame | None:
-    """The frame in these bytes, if it is the one that arrived."""
-    if raw is None:
-        return None
-    try:
-        frame = decode_frame(raw)
-    except Refused:
-        return None
-    return frame if frame.body_crc == one.crc else None
 
 
 def _event(number: int, event: Event) -> Forgotten:
     reason: Gone = "forgotten" if event.kind == "forget" else "quarantined"
+    chunks = tuple((uuid.UUID(bytes=session), chunk_no) for session, chunk_no, _ in event.chunks)
     player = tombstone_of(event.player) if event.player else None
-    return Forgotten(number, number, reason, player, keys(event.chunks), event.at_s)
+    return Forgotten(number, number, reason, player, chunks, event.at_s)

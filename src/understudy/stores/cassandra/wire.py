@@ -5,12 +5,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from understudy.core.errors import Closed, ConfigError, StorageFailed
-from understudy.stores.cassandra.connecting import connect, nodes
-from understudy.stores.cassandra.driver import BatchStatement, BatchType, ConsistencyLevel, Unauthorized
-from understudy.stores.cassandra.failures import FAILED, REFUSED, lasting, short, too_long
+from understudy.stores.cassandra.driver import (
+    FAILED,
+    REFUSED,
+    BatchStatement,
+    BatchType,
+    ConsistencyLevel,
+    Unauthorized,
+    connect,
+    lasting,
+    nodes_of,
+    short,
+    too_long,
+)
 from understudy.stores.cassandra.options import Options
 
 Row = Any
@@ -26,8 +37,8 @@ _DEFINE_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
-class Unsure(Exception):
-    """Nobody knows whether a compare-and-set happened."""
+class OutcomeUnknown(Exception):
+    """Whether a compare-and-set happened is not known."""
 
 
 class Wire:
@@ -52,6 +63,17 @@ class Wire:
                 prepared = self._prepared.get(cql) or self._patient(lambda: self.session.prepare(self.qualified(cql)))
                 self._prepared[cql] = prepared
         return prepared.bind(values)
+
+    def insert(
+        self, table: str, columns: Mapping[str, object], *, at: int | None = None, ttl_s: int | None = None
+    ) -> Statement:
+        """A row, with the timestamp and the time to live (0: for ever) that are given."""
+        options = {"TIMESTAMP ?": at, "TTL ?": ttl_s}
+        using = [name for name, value in options.items() if value is not None]
+        cql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        if using:
+            cql += f" USING {' AND '.join(using)}"
+        return self.bind(cql, *columns.values(), *(options[name] for name in using))
 
     def qualified(self, cql: str) -> str:
         """A statement with the keyspace before its table, so that it means the same on every connection.
@@ -111,13 +133,13 @@ class Wire:
                 return
 
     def change(self, statement: Statement) -> Row:
-        """The answer to a compare-and-set, asked once; Unsure when none came that says yes or no."""
+        """The answer to a compare-and-set, asked once; OutcomeUnknown when none came that says yes or no."""
         answers: list[list[Row]] = [[]]
         failed = self._round([statement], [0], answers)
         if failed:
             if isinstance(failed[0], (Unauthorized, *REFUSED)):
                 self._raise_lasting(failed[0])
-            raise Unsure(short(failed[0]))
+            raise OutcomeUnknown(short(failed[0]))
         return answers[0][0]
 
     def define(self, cql: str) -> None:
@@ -134,7 +156,7 @@ class Wire:
 
     def nodes(self) -> Mapping[str, int]:
         """How many nodes each datacenter has, up or down."""
-        return nodes(self._cluster)
+        return nodes_of(self._cluster)
 
     def post(self, statement: Statement) -> None:
         """Send one whose loss does no harm, and do not wait for it."""
@@ -151,27 +173,28 @@ class Wire:
         """Send those that are wanted, as many at once as may be; what failed."""
         if self._closing.is_set():
             raise Closed("the store was closed")
-        failed: dict[int, BaseException] = {}
-        latch = _Latch(len(wanted))
+        done: SimpleQueue[tuple[int, list[Row] | None, BaseException | None]] = SimpleQueue()
 
-        def done(index: int, rows: list[Row] | None, error: BaseException | None) -> None:
-            if error is None:
-                answers[index] = rows or []
-            else:
-                failed[index] = error
+        def answered(index: int, rows: list[Row] | None, error: BaseException | None) -> None:
             self._slots.release()
-            latch.count_down()
+            done.put((index, rows, error))
 
         for index in wanted:
             self._slots.acquire()
             try:
-                self.send(statements[index], partial(done, index))
+                self.send(statements[index], partial(answered, index))
             except FAILED as error:
-                done(index, None, error)
+                answered(index, None, error)
             except BaseException:
                 self._slots.release()
                 raise
-        latch.wait()
+        failed: dict[int, BaseException] = {}
+        for _ in wanted:
+            index, rows, trouble = done.get()  # each request has a time limit of its own
+            if trouble is None:
+                answers[index] = rows or []
+            else:
+                failed[index] = trouble
         return failed
 
     def _send(self, statement: Statement, done: Done) -> None:
@@ -216,21 +239,8 @@ class Wire:
         self._closing.set()
         self._cluster.shutdown()
 
+    def __enter__(self) -> "Wire":
+        return self
 
-class _Latch:
-    """Wakes a waiter when a number of things are done."""
-
-    def __init__(self, count: int) -> None:
-        self._left, self._lock, self._event = count, threading.Lock(), threading.Event()
-        if not count:
-            self._event.set()
-
-    def count_down(self) -> None:
-        with self._lock:
-            self._left -= 1
-            if not self._left:
-                self._event.set()
-
-    def wait(self) -> None:
-        # Every request has a time limit of its own, so each is done at some time.
-        self._event.wait()
+    def __exit__(self, *_: object) -> None:
+        self.close()

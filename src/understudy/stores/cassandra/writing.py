@@ -1,118 +1,113 @@
-"""Writing one commit: rows that nobody sees yet, then the one compare-and-set that makes all of them count.
+"""Writing a batch: bytes and facts that nobody sees yet, the one compare-and-set that makes them count, then the rest.
 
-    1. what is known of the sessions, their numbers and their players    so that an erasure finds whatever comes next
-    2. frames, quarantined frames, and the commit's own row
-    3. the lane: commit number, attempt, position                         only by the claim's epoch
-
-Rows of 1 and 2 carry the attempt that wrote them. A crash before 3 leaves rows that count for nobody and that the next
-attempt overwrites.
+1. frames, and the commit's row             keyed so that a crash or a late write leaves nothing to undo
+2. the partition: commit number, position   only under the claim's epoch
+3. sessions, numbers, players, quarantine   derived from the commit; the next claim repeats it after a crash
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from understudy.core.clock import Clock
 from understudy.core.frame import identity_of
 from understudy.core.ports import Receipt, WriteBatch
 from understudy.core.session import Arrival, SessionState
-from understudy.stores.cassandra.facts import CommitFacts, Tag, facts_of
-from understudy.stores.cassandra.journal import Journal
-from understudy.stores.cassandra.known import Known, Stated
-from understudy.stores.cassandra.lanes import Lane, Lanes, Outdated
-from understudy.stores.cassandra.rows import (
-    Rows,
+from understudy.stores.cassandra.admin import AdminLock
+from understudy.stores.cassandra.commits import (
+    Commit,
+    CommitFacts,
+    SessionRecord,
+    apply,
     commit_row,
-    erased_row,
-    frame_rows,
-    head_row,
-    quarantine_rows,
-    released_row,
-    state_rows,
+    digest_of,
+    erased_frame,
+    facts_of,
+    frame_key,
+    frame_row,
+    numbered,
 )
-from understudy.stores.cassandra.tags import Tags
-from understudy.stores.cassandra.turns import Turns
+from understudy.stores.cassandra.known import Journal, Known, Stated
+from understudy.stores.cassandra.partitions import Lease, Outdated, Partitions
 from understudy.stores.cassandra.wire import Wire
 from understudy.stores.draft import Draft, Sessions, count
 
 
+@dataclass(slots=True, kw_only=True)
 class Writer:
-    """Writes batches through the lanes of one instance."""
+    """Writes batches under the leases of one instance."""
 
-    def __init__(self, wire: Wire, lanes: Lanes, journal: Journal, *, tags: Tags, turns: Turns, clock: Clock) -> None:
-        self._wire, self._lanes, self._journal, self._tags, self._turns = wire, lanes, journal, tags, turns
-        self._clock = clock
+    wire: Wire
+    partitions: Partitions
+    journal: Journal
+    admin: AdminLock
+    clock: Clock
+    keep_s: int
 
     def write(self, batch: WriteBatch) -> Receipt:
-        """Store a batch with its position; decided anew when an erasure came in between."""
-        lane = self._lanes.held(batch.partition, batch.epoch)
-        with lane.lock:
+        """Store a batch with its position; decided anew when an admin commit came in between."""
+        lease = self.partitions.held(batch.partition, batch.epoch)
+        with lease.lock:
             while True:
-                self._turns.await_number(lane.events)
+                self.admin.await_number(lease.events)
                 try:
-                    return self._attempt(lane, batch)
+                    return self._attempt(lease, batch)
                 except Outdated as outdated:
-                    lane.events, lane.stamps = outdated.events, None
+                    lease.events = outdated.events
 
-    def _attempt(self, lane: Lane, batch: WriteBatch) -> Receipt:
-        n_stamps = 1 + len(batch.candidates) + len(batch.refused) + len(batch.parked)
-        attempt = self._lanes.reserve(lane, n_stamps)
-        known = self.known(lane.states)
+    def _attempt(self, lease: Lease, batch: WriteBatch) -> Receipt:
+        known = Known(self.wire, self.journal, lease.states)
+        withheld = [(one.raw, identity_of(one.raw), one.received_s) for one in (*batch.refused, *batch.parked)]
         known.look_up(
             [(one.frame.session, one.frame.chunk_no) for one in batch.candidates],
-            [key for one in (*batch.refused, *batch.parked) if (key := _key(one.raw)) is not None],
+            [(uuid.UUID(bytes=session), number) for _, (session, number, _), _ in withheld if any(session)],
         )
-        if known.newest_stamp >= attempt:
-            attempt = self._lanes.reserve(lane, n_stamps, above=known.newest_stamp)
-        draft = Draft(known, attempt + 1)
+        draft = Draft(known, 0)
         receipt = draft.take(batch)
-        facts = facts_of(draft.trailer(), draft.candidates)
-        self._erase_forgotten(batch, receipt, known, attempt)
+        # Also what an attempt left that had not heard of the erasure, or a process that died.
+        forgotten = [
+            (one.frame.session.bytes, one.frame.chunk_no, one.frame.encode())
+            for one, reason in zip(batch.candidates, receipt.reasons, strict=True)
+            if reason == "forgotten"
+        ] + [
+            (session, number, raw)
+            for raw, (session, number, player), received_s in withheld
+            if any(session) and known.is_forgotten(player, uuid.UUID(bytes=session), received_s)
+        ]
+        self.wire.all(
+            [erased_frame(self.wire, frame_key(session, number, digest_of(raw))) for session, number, raw in forgotten]
+        )
+        facts = facts_of(draft.trailer(), draft.candidates, draft.raws)
         if not (facts.stored or facts.quarantined or facts.forgotten):
-            tag = Tag(lane.partition, lane.commit_no, lane.attempt)
-            self._lanes.commit(lane, tag, n_arrivals=0, position=batch.position)
+            self.partitions.move(lease, batch.position)
             return receipt
-        tag = Tag(lane.partition, lane.commit_no + 1, attempt)
-        states = states_after(facts, known, lane.events)
-        rows = state_rows(self._wire, tag, states, known)
-        rows.add(self.rows(tag, facts, draft.raws, events=lane.events))
-        at_s = self._clock.now()
-        rows.then.append(commit_row(self._wire, tag, facts, events=lane.events, at_s=at_s, before=lane.arrivals))
-        rows.write(self._wire)
+        facts = numbered(self.wire, facts)
+        now_s = self.clock.now()
+        states = states_after(facts, known, events=lease.events, now_us=int(now_s * 1e6))
+        commit = Commit(
+            partition=lease.partition,
+            number=lease.commit_no + 1,
+            events=lease.events,
+            at_s=now_s,
+            keep_s=self.keep_s,
+            before=lease.arrivals,
+            facts=facts,
+            states=[_record(session, after, known) for session, after in states.items()],
+        )
+        keys = [one.frame_key for one in facts.stored]
+        keys += [frame_key(one.session, one.chunk_no, one.digest) for one in facts.quarantined]
+        rows = [frame_row(self.wire, key, raw, self.keep_s) for key, raw in zip(keys, draft.raws, strict=True)]
+        self.wire.all([*rows, commit_row(self.wire, commit, lease.next_attempt())])
+        self.partitions.commit(lease, commit, batch.position)
         try:
-            self._lanes.commit(lane, tag, n_arrivals=facts.n_arrivals, position=batch.position)
-        except Outdated:
-            # An erasure may have looked through the quarantine before these were there.
-            self._wire.all([released_row(self._wire, one.id, attempt) for one in facts.quarantined])
+            apply(self.wire, commit)
+        except BaseException:
+            self.partitions.drop(lease)  # the next claim applies it
             raise
-        self._tags.remember([tag])
-        lane.remember(states.items())
-        self._tell(tag)
+        lease.remember(states.items())
         return receipt
 
-    def _erase_forgotten(self, batch: WriteBatch, receipt: Receipt, known: Known, stamp: int) -> None:
-        """Take away what an attempt left that had not heard of the erasure, also one of a process that died."""
-        frames = [one.frame for one, why in zip(batch.candidates, receipt.reasons, strict=True) if why == "forgotten"]
-        # A session of somebody else stays as it is, whoever a frame says it is from.
-        theirs = [one for one in frames if (at := known.state_of(one.session)) is None or at[1].player == one.player]
-        self._wire.all([erased_row(self._wire, one.session, one.chunk_no, stamp) for one in theirs])
 
-    def known(self, recent: Mapping[uuid.UUID, Stated] | None = None) -> Known:
-        """What the store knows now, for one decision."""
-        return Known(self._wire, self._journal, self._tags, {} if recent is None else recent)
-
-    def rows(self, tag: Tag, facts: CommitFacts, raws: Sequence[bytes], *, events: int) -> Rows:
-        """The rows of frames; `raws` are those of stored ones, then of quarantined ones."""
-        n_stored = len(facts.stored)
-        rows = frame_rows(self._wire, tag, facts.stored, raws[:n_stored], events=events)
-        rows.add(quarantine_rows(self._wire, tag, facts.quarantined, raws[n_stored:], events=events))
-        return rows
-
-    def _tell(self, tag: Tag) -> None:
-        """Let readers know; should this be lost, they find out a little later."""
-        self._wire.post(head_row(self._wire, tag.partition, tag.commit_no, tag.attempt))
-
-
-def states_after(facts: CommitFacts, known: Known, events: int) -> dict[uuid.UUID, Stated]:
+def states_after(facts: CommitFacts, known: Known, *, events: int, now_us: int) -> dict[uuid.UUID, Stated]:
     """The sessions that a commit changes, as they are then."""
     sessions: Sessions = {}
     for one in facts.stored:
@@ -125,9 +120,24 @@ def states_after(facts: CommitFacts, known: Known, events: int) -> dict[uuid.UUI
         session = uuid.UUID(bytes=raw)
         if session not in sessions and known.state_of(session) is None:
             sessions[session] = ("", SessionState(player=player, forgotten=True))
-    return {session: Stated(game, state, events) for session, (game, state) in sessions.items()}
+    return {
+        session: Stated(game, state, events, version_after(known.stated(session), now_us))
+        for session, (game, state) in sessions.items()
+    }
 
 
-def _key(raw: bytes) -> tuple[uuid.UUID, int] | None:
-    session, chunk_no, _ = identity_of(raw)
-    return (uuid.UUID(bytes=session), chunk_no) if any(session) else None
+def version_after(before: Stated | None, now_us: int) -> int:
+    """Above the version before; near the time, so that it also beats a state that ran out unseen."""
+    return now_us if before is None else max(before.version + 1, now_us)
+
+
+def _record(session: uuid.UUID, after: Stated, known: Known) -> SessionRecord:
+    return SessionRecord(
+        session=session.bytes,
+        player=after.state.player,
+        game=after.game,
+        state=after.state.pack(),
+        events=after.events,
+        version=after.version,
+        is_new=known.stated(session) is None,
+    )
