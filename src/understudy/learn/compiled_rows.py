@@ -9,8 +9,8 @@ from understudy.core.algorithm import Transitions
 from understudy.core.tensors import Array
 from understudy.learn import compiled
 from understudy.learn.ring import Edit
-from understudy.learn.stretch import WIDTH, Windows, powers
 from understudy.learn.sum_tree import SumTree
+from understudy.learn.windows import WIDTH, Windows, powers
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -24,7 +24,7 @@ from understudy.learn.layout import RowLayout, aligned_zeros
 from understudy.learn.replay_state import ReadChunks, RingReader, check_layout, layout_facts, ring_state
 from understudy.learn.ring import ALIGNMENT, Edit, Placed, Ring, nothing_at
 from understudy.learn.roster import Roster
-from understudy.learn.stretch import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH
+from understudy.learn.windows import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH, stack_rows
 
 if TYPE_CHECKING:
     from understudy.learn.sum_tree import SumTree
@@ -236,14 +236,11 @@ class HostReplay:
             facts[..., RETURN].copy(), facts[..., FACTOR].copy(), whole[..., ACTION].copy(), whole[..., STAMP].copy(),
         )  # fmt: skip
 
-    def _stacked(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of each stack, oldest first; the episode's first row is repeated."""
-        behind = self._whole[rows, REACH] >> 16
-        return np.asarray(rows[..., None] - np.minimum(np.arange(self.needs.stack - 1, -1, -1), behind[..., None]))
-
     def _gather(self, found: Found) -> Batch:
         layout, places, rows = self.layout, found.places, found.places[0]
-        seen = places if self.needs.stack == 1 else self._stacked(places)
+        seen = places
+        if self.needs.stack > 1:
+            seen = stack_rows(places, self._whole[places, REACH] >> 16, self.needs.stack)
         obs = {name: self._columns[name].take(seen, axis=0) for name in layout.obs}  # and the next ones, at [1]
         legal = self._columns["legal"].take(places, axis=0) if "legal" in self._columns else None
         return Batch(

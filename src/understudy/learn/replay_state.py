@@ -18,7 +18,6 @@ from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.layout import RowLayout
 from understudy.learn.ring import Placed, Ring, Stretch, Tail, ends_open, join_rows, rows_of
-from understudy.learn.stretch import windows_of
 
 ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]
 """Reads these chunks again, in this order; those that are gone are left out."""
@@ -122,7 +121,7 @@ class RingReader:
         own = rows_of(chunk.columns, self._layout.take(chunk), weight=1.0)
         if chunk.columns["is_first"][0]:
             lead = {}
-        n_open = windows_of(join_rows(lead, own), 0, needs=self._needs).n_open
+        n_open = self._ring.windows_of(join_rows(lead, own), 0, needs=self._needs).n_open
         kept = self._ring.lead_after(lead, own, n_open=n_open, chunk_no=meta.chunk_no)
         if meta.chunk_no > self._recent.get(meta.session, (-1, {}))[0]:
             self._recent[meta.session] = meta.chunk_no, kept
@@ -132,7 +131,7 @@ class RingReader:
         lead = self._lead_of(stretch)
         rows = self._layout.take(chunk)
         own = rows_of(chunk.columns, rows, weight=1.0)
-        windows = windows_of(join_rows(lead, own), stretch.lead, needs=self._needs)
+        windows = self._ring.windows_of(join_rows(lead, own), stretch.lead, needs=self._needs)
         last = self._remember(chunk, lead)
         if tail is not None:
             n_rows, weights, priorities = tail

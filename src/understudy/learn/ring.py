@@ -24,7 +24,7 @@ from understudy.core.chunk import Chunk, RowKind
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
-from understudy.learn.stretch import Windows, windows_of
+from understudy.learn.windows import Windows, windows_of
 
 ALIGNMENT = 16
 """Stretches begin at multiples of this, so that a node of the sum tree belongs to one of them."""
@@ -79,7 +79,7 @@ class Ring:
     """The stretches of a replay of `capacity` rows."""
 
     def __init__(self, capacity: int, needs: Transitions, *, windows: Callable[..., Windows] = windows_of) -> None:
-        self._windows_of = windows
+        self.windows_of = windows
         self.capacity = capacity
         self.head = 0
         self.used = 0
@@ -117,7 +117,7 @@ class Ring:
             )
         own = rows_of(columns, rows, weight=weight)
         joined = join_rows(lead, own)
-        windows = self._windows_of(joined, n_lead, needs=self._needs)
+        windows = self.windows_of(joined, n_lead, needs=self._needs)
         is_late = tail is not None and meta.chunk_no < tail.stretch.chunk_no  # nothing will continue it here
         n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
         start, edits = self._claim(n_rows)

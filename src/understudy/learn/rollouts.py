@@ -4,18 +4,19 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
-from understudy.core.algorithm import Rollout, Rollouts
+from understudy.core.algorithm import Rollout, Rollouts, Transitions
 from understudy.core.chunk import REQUIRED, Chunk, RowKind
 from understudy.core.errors import Refused
 from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.tensors import Array, part
-from understudy.core.windows import join, stack
 from understudy.learn.layout import TOO_LARGE
 from understudy.learn.side_by_side import side_by_side
+from understudy.learn.windows import stack_rows, windows_of
 
 Columns = Mapping[str, Array]
 
@@ -144,19 +145,23 @@ class RolloutQueue:
         parts = [*([track.lead] if track.lead is not None else []), *map(self._columns, track.chunks[:count])]
         if len(parts) == 1:
             return parts[0]
-        laid = join(parts)
-        starts = np.cumsum([0, *(len(part["row"]) for part in parts[:-1])])
-        rows = starts[laid.chunk] + laid.source_row
-        return {name: np.concatenate([part[name] for part in parts])[rows] for name in parts[0]}
+        # A chunk that goes on repeats, as its first row, the bootstrap row of the one before.
+        ends = [
+            -1 if before["row"][-1] == RowKind.BOOTSTRAP and not after["is_first"][0] else None
+            for before, after in pairwise(parts)
+        ]
+        cut = list(zip(parts, [*ends, None], strict=True))
+        return {name: np.concatenate([part[name][:end] for part, end in cut]) for name in parts[0]}
 
     def _part(self, track: _Track) -> Rollout:
         """One env's steps; next to each, what it led to."""
         columns = self._joined(track, len(track.chunks))
         steps = np.flatnonzero(columns["row"] == RowKind.STEP)[-self._needs.steps :]
         rows, following = steps, steps + 1
-        if self._needs.stack > 1:
-            windows = stack(join([columns]), k=self._needs.stack).rows
-            rows, following = windows[steps], windows[steps + 1]
+        if (k := self._needs.stack) > 1:
+            weighed = {**columns, "weight": np.ones(len(columns["row"]), np.float32)}
+            behind = windows_of(weighed, 0, needs=Transitions(batch=1, stack=k)).behind
+            rows, following = (stack_rows(at, behind[at], k) for at in (steps, steps + 1))
         # An episode that was cut off inside the rollout ends there too: no trace may cross into the next one.
         is_cut = (columns["row"][steps + 1] == RowKind.BOOTSTRAP) & (steps + 2 < len(columns["row"]))
         return Rollout(
