@@ -206,7 +206,7 @@ def test_first_priorities_are_the_n_step_errors_of_the_chunk(make: Any, n: int):
         columns = chunk.columns
         q = policy.outputs({"obs": columns["obs"]})["q"]
         best = np.where(columns["legal"], q, -np.inf).max(1) if game.has_legal else q.max(1)
-        for start in np.flatnonzero(columns["row"] == RowKind.STEP):
+        for start in np.flatnonzero(columns["row"] == RowKind.STEP).tolist():
             returns, factor, following = walked(columns, start, n=n, discount=0.9)
             target = returns + (factor * best[following] if factor else 0.0)
             taken = q[start, columns["action"][start] - game.discrete.start]

@@ -33,7 +33,7 @@ def test_windows_and_stacks_equal_a_plain_walk(form: Any, trajectory: Trajectory
     found = form(columns, lead, needs=Transitions(batch=1, n_step=n, stack=k, discount=DISCOUNT))
     rows = np.arange(len(columns["row"]))
     stacks = stack_rows(rows, found.behind, k)
-    for row in rows:
+    for row in rows.tolist():
         frames = stacked(columns, row, k=k)
         if frames is not None:
             assert stacks[row].tolist() == frames

@@ -10,7 +10,6 @@ from understudy.act.actor import Actor
 from understudy.app.runs.choice import GameChoice, Seen
 from understudy.app.runs.evaluation import Judge, judge_of
 from understudy.app.runs.folder import RunFolder
-from understudy.app.runs.learner_config import learner_config
 from understudy.app.runs.settings import Settings
 from understudy.app.runs.training import Training
 from understudy.core.algorithm import Rollouts, Transitions
@@ -18,6 +17,7 @@ from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError
 from understudy.core.events import Event, OnEvent
 from understudy.core.game import GameSpec
+from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import FromStore
 from understudy.engines.history import History
 from understudy.engines.inline import Inline, InlineConfig
@@ -33,7 +33,7 @@ def build(
     needs, part, seed = algorithm.needs, settings.run, facts["seed"]
     is_on_policy = isinstance(needs, Rollouts)
     envs = opened.enter_context(contextlib.closing(choice.make(needs.envs if is_on_policy else part.envs)))
-    learner = _learner(algorithm, folder, settings, facts=facts, config=learner_config(settings))
+    learner = _learner(algorithm, folder, settings, facts=facts, config=settings.learner_config())
     history = None
     if not is_on_policy:
         history = opened.enter_context(contextlib.closing(History(folder.store, seen.spec, clock=SystemClock())))
@@ -63,12 +63,11 @@ def build_from_store(
         raise ConfigError(
             f"{settings.algorithm} learns only from what it plays itself; use bc or dqn with --from-store"
         )
-    config = replace(learner_config(settings), limiter=None)
+    config = replace(settings.learner_config(), limiter=None)
     learner = _learner(algorithm, folder, settings, facts=facts, config=config)
     listener = Listener()
-    engine = FromStore(
-        learner, Path(facts["from_store"]), steps=settings.run.steps, clock=SystemClock(), on_event=listener
-    )
+    follower = StoreFollower(Path(facts["from_store"]))
+    engine = FromStore(learner, follower, steps=settings.run.steps, clock=SystemClock(), on_event=listener)
     opened.callback(engine.close)
     return _listening(Training(
         engine, folder, settings.run, judge=judge, until=facts["until"], on_event=on_event,

@@ -6,7 +6,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from understudy.app.runs.algorithms import algorithm_class
 from understudy.core.algorithm import Range, Schedule, setting
 from understudy.core.errors import ConfigError
 from understudy.core.network import NetworkSpec
+
+if TYPE_CHECKING:
+    from understudy.learn.learner import LearnerConfig
 
 SECTIONS = ("run", "learner", "config", "knobs")
 
@@ -68,6 +71,23 @@ class Settings:
     knobs: Any
     algorithm_type: Any
     """The class behind the algorithm's name."""
+
+    def learner_config(self) -> "LearnerConfig":
+        """What these settings say about the learner; needs no game."""
+        from understudy.learn.learner import LearnerConfig  # late: JAX takes seconds, and settings are shown without
+        from understudy.learn.limiter import LimiterConfig
+        from understudy.learn.replay import ReplayConfig
+
+        part = self.learner
+        # Room for two compiled calls, counted in the steps that pay for them.
+        slack = math.ceil(2 * part.updates_per_call * getattr(self.config, "batch", 1) / part.samples_per_insert)
+        limiter = LimiterConfig(
+            samples_per_insert=part.samples_per_insert, min_inserts=part.min_inserts, slack=max(2_048, slack)
+        )
+        return LearnerConfig(
+            updates_per_call=part.updates_per_call, limiter=limiter, max_lag_versions=part.max_lag_versions,
+            replay=ReplayConfig(capacity=part.capacity, alpha=part.alpha),
+        )  # fmt: skip
 
     def to_toml(self) -> str:
         """A preset that gives these settings again."""

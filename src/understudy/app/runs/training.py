@@ -3,24 +3,19 @@
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
 from understudy.app.runs.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Judge
 from understudy.app.runs.folder import RunFolder
 from understudy.app.runs.settings import RunPart
-from understudy.core.errors import LearningFailed
 from understudy.core.events import CheckpointSaved, Episode, Evaluation, Event, Guarded, OnEvent, Stop
 from understudy.core.policy import Policy
 from understudy.core.statistics import mean
 from understudy.core.tensors import Array
-from understudy.learn.checkpoint import Checkpoint, Checkpoints
-from understudy.learn.learner import Learner
+from understudy.engines.training_job import Engine, TrainingJob
 
-MAX_RESTORES = 3
 FINAL_EPISODES = 100
 
 
@@ -34,26 +29,6 @@ class Clocks:
     startup_s: float = 0.0
 
 
-class Engine(Protocol):
-    """What turns rounds into weights; `steps` are env steps, or updates where nothing is played."""
-
-    learner: Learner
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def env_steps(self) -> int: ...
-    @property
-    def policy(self) -> Policy: ...
-    @property
-    def is_done(self) -> bool: ...
-    def step(self) -> bool: ...
-    def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]: ...
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None: ...
-    def go_back(self, arrays: Mapping[str, Array]) -> None: ...
-    def close(self) -> None: ...
-
-
 class Training:
     """Repeats rounds until the steps are done, the goal is reached, or somebody says stop."""
 
@@ -65,14 +40,14 @@ class Training:
         self.engine, self.folder, self._part = engine, folder, part
         self._judge, self._until, self._listener = judge, until, on_event
         self._extensions = extensions
-        self.checkpoints = Checkpoints(folder.checkpoints)
+        self._job = TrainingJob(engine, folder.checkpoints, on_event=self.hear)
         self.clocks, self.resumed_at_step = Clocks(), 0
         self.best_mean, self.is_solved = -math.inf, False
         self._final: Array | None = None
         self.episodes = self.guarded_chunks = 0
         self._recent: deque[float] = deque(maxlen=100)
         self._next_eval, self._next_checkpoint = part.eval_every, 0
-        self._restores = self.confirmations = 0
+        self.confirmations = 0
         self._best_extension = 0
         """How often the run had been extended when its best policy was found."""
         self._asked_to_stop = False
@@ -104,12 +79,10 @@ class Training:
         """One round, then what is due after it."""
         started_s, began_at = time.perf_counter(), self.engine.steps
         compiled_s = self.engine.learner.compile_s
-        is_fine = self.engine.step()
+        self._job.step()
         compiled_s = self.engine.learner.compile_s - compiled_s
         self.clocks.compile_s += compiled_s
         self.clocks.train_s += time.perf_counter() - started_s - compiled_s
-        if not is_fine:
-            self._go_back()
         if self.engine.steps >= self._next_eval:
             self._evaluate()
         # Before the mark would be passed: whoever is killed repeats no more than an interval.
@@ -184,35 +157,32 @@ class Training:
     def _save(self) -> None:
         env_steps = self.engine.steps
         self._next_checkpoint = env_steps + self._part.checkpoint_every
-        arrays, facts = self.engine.checkpoint()
         # Returns may be anything a game says, also what JSON cannot: NaN, infinities.
-        arrays |= {"training.best_mean": np.array(self.best_mean), "training.recent": np.array(self._recent, float)}
+        recent = np.array(self._recent, float)
+        arrays: dict[str, Array] = {"training.best_mean": np.array(self.best_mean), "training.recent": recent}
         if self._final is not None:
             arrays["training.final"] = self._final
-        facts["training"] = {
+        facts = {
             "is_solved": self.is_solved, "extensions": self._extensions,
             "next_eval": self._next_eval, "judged_steps": self.judged_steps, "episodes": self.episodes,
-            "guarded_chunks": self.guarded_chunks,
-            "restores": self._restores, "confirmations": self.confirmations,
+            "guarded_chunks": self.guarded_chunks, "confirmations": self.confirmations,
             "best_extension": self._best_extension,
             "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s, "compile_s": self.clocks.compile_s,
         }  # fmt: skip
-        path = self.checkpoints.save(Checkpoint(env_steps, arrays, facts))
+        path = self._job.save(arrays, {"training": facts})
         self.folder.save_policy("last", self.engine.policy)
         self.hear(CheckpointSaved(env_steps=env_steps, path=str(path)))
 
     def resume(self) -> bool:
         """Go on from the newest checkpoint; False when there is none yet."""
-        checkpoint = self.checkpoints.latest()
+        checkpoint = self._job.resume()
         if checkpoint is None:
             return False
-        self.engine.restore(checkpoint.arrays, checkpoint.facts)
         facts = checkpoint.facts["training"]
         self.best_mean = float(checkpoint.arrays["training.best_mean"])
         self._recent.extend(checkpoint.arrays["training.recent"].tolist())
         self._next_eval, self.judged_steps = facts["next_eval"], facts["judged_steps"]
-        self.episodes, self._restores = facts["episodes"], facts["restores"]
-        self.guarded_chunks = facts["guarded_chunks"]
+        self.episodes, self.guarded_chunks = facts["episodes"], facts["guarded_chunks"]
         self.confirmations, self._best_extension = facts["confirmations"], facts.get("best_extension", 0)
         self.clocks.compile_s = facts.get("compile_s", 0.0)
         self.clocks.train_s, self.clocks.eval_s = facts["train_s"], facts["eval_s"]
@@ -222,17 +192,3 @@ class Training:
         self.resumed_at_step = checkpoint.env_steps
         self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every
         return True
-
-    def _go_back(self) -> None:
-        checkpoint, self._restores = self.checkpoints.latest(), self._restores + 1
-        if checkpoint is None or self._restores > MAX_RESTORES:
-            raise LearningFailed(
-                f"updates stay not finite after {self._restores - 1} restores; look at the rewards and observations, "
-                "or lower learning_rate"
-            )
-        self.engine.go_back(checkpoint.arrays)
-        self.hear(Guarded(
-            env_steps=self.engine.steps,
-            what=f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} restored, "
-            "learning rate halved",
-        ))  # fmt: skip
