@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from tests.learn.worlds import Move, chunk_of
 from understudy.core.algorithm import Rollout, Transitions
 from understudy.core.game import game_spec
+from understudy.learn.algorithms.ppo import advantages
 from understudy.learn.replay import HostReplay, ReplayConfig
-from understudy.learn.returns import advantages
 from understudy.learn.windows import windows_of
 
 STEPS, ENVS = 8, 3

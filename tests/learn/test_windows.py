@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.core.trajectories import Trajectory, rows_of, stacked, trajectories, walked
 from understudy.core.algorithm import Transitions
-from understudy.learn.compiled_rows import compiled_windows_of
+from understudy.learn.sum_tree import compiled_windows_of
 from understudy.learn.windows import stack_rows, windows_of
 
 DISCOUNT = 0.9

@@ -72,7 +72,7 @@ class StoreFollower:
         if page.items:
             first = page.items[0].arrival_no
             for other in self._readers:
-                if other is not reader and first - 1 <= other.place.seen_no < _last_no(page):
+                if other is not reader and first - 1 <= other.place.seen_no < _number(page.items[-1]):
                     try:
                         _hand(page, other)
                     except UnderstudyError:
@@ -95,10 +95,6 @@ def _hand(page: Tail, reader: Reader) -> None:
 
 def _number(item: Stored | Forgotten) -> int:
     return item.last_no if isinstance(item, Forgotten) else item.arrival_no
-
-
-def _last_no(page: Tail) -> int:
-    return _number(page.items[-1])
 
 
 def stored_chunks(store: LocalStore | StoreView, wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:

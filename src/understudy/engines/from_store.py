@@ -17,8 +17,7 @@ from understudy.core.policy import Policy
 from understudy.core.ports import Forgotten, Stored
 from understudy.core.tensors import Array
 from understudy.engines.follower import Place, StoreFollower, place_from_json
-from understudy.learn.learner import Learner
-from understudy.learn.sources import ReplaySource
+from understudy.learn.learner import Learner, ReplaySource
 
 IDLE_S = 60.0
 """A session that was silent for this long is taken as ended, if it was heard of since the training began."""

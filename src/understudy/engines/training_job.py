@@ -82,6 +82,6 @@ class TrainingJob:
         checkpoint = self._checkpoints.latest()
         if checkpoint is not None:
             self.engine.restore(checkpoint.arrays, checkpoint.facts)
-            self.restores = checkpoint.facts["restores"]
+            self.restores = checkpoint.facts.get("restores", 0)  # older runs wrote it elsewhere
             self.saved_steps = checkpoint.env_steps
         return checkpoint

@@ -8,8 +8,8 @@ bootstrap row that no chunk continues.
     ahead     2  2  1  .  2  1  .          with n = 2: how many rows further its value is looked up
     behind    0  1  2  3  0  1  2          with stacks of 4: how far back its episode goes
 
-A prioritised replay computes the same in one compiled pass (`compiled.windows`): an insert then takes a tenth of the
-time. A uniform one does not need numba, whose import and first compilation take longer than a short run.
+A prioritised replay computes the same in one compiled pass (`sum_tree.compiled_windows_of`), which takes a tenth of the
+time. A uniform one does without numba, whose import and first compilation take longer than a short run.
 """
 
 from collections.abc import Mapping

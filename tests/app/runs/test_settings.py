@@ -9,10 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.app.runs.algorithms import ALGORITHMS, algorithm_class, algorithm_name, described
-from understudy.app.runs.presets import default_preset, preset_names, read_preset, read_toml
-from understudy.app.runs.settings import Resolver, parse_value
-from understudy.app.runs.wanted import Wanted, resolve, with_network
+from understudy.app.runs.settings import (
+    ALGORITHMS,
+    Resolver,
+    Wanted,
+    algorithm_class,
+    algorithm_name,
+    default_preset,
+    described,
+    parse_value,
+    preset_names,
+    read_preset,
+    read_toml,
+    resolve,
+    with_network,
+)
 from understudy.core.algorithm import Schedule
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec

@@ -1,20 +1,35 @@
 """A training from its first step to its result: rounds, evaluations, checkpoints, in this order and no other."""
 
+import contextlib
 import math
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from understudy.act.actor import Actor
+from understudy.app.runs.choice import GameChoice
 from understudy.app.runs.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Judge
 from understudy.app.runs.folder import RunFolder
-from understudy.app.runs.settings import RunPart
+from understudy.app.runs.settings import RunPart, Settings
+from understudy.core.algorithm import Rollouts, Transitions
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ConfigError
 from understudy.core.events import CheckpointSaved, Episode, Evaluation, Event, Guarded, OnEvent, Stop
+from understudy.core.game import GameSpec
 from understudy.core.policy import Policy
 from understudy.core.statistics import mean
 from understudy.core.tensors import Array
+from understudy.engines.follower import StoreFollower
+from understudy.engines.from_store import FromStore
+from understudy.engines.history import History
+from understudy.engines.inline import Inline, InlineConfig
 from understudy.engines.training_job import Engine, TrainingJob
+from understudy.learn.learner import Learner
 
 FINAL_EPISODES = 100
 
@@ -192,3 +207,63 @@ class Training:
         self.resumed_at_step = checkpoint.env_steps
         self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every
         return True
+
+
+# --- Building: envs, algorithm, learner, actor, engine ----------------------------------------------------------------
+
+
+def build(
+    folder: RunFolder, settings: Settings, facts: Mapping[str, Any], *, spec: GameSpec, choice: GameChoice,
+    judge: Judge, on_event: OnEvent | None, opened: contextlib.ExitStack,
+) -> Training:  # fmt: skip
+    """The training that a run's facts describe; what it opened is closed with `opened`.
+
+    It plays the game itself, or only reads a store, for which the game need not be installed.
+    """
+    algorithm = settings.algorithm_type(spec, settings.config)
+    config, is_played = settings.learner_config(), facts["from_store"] is None
+    if not is_played:
+        config = replace(config, limiter=None)
+        if not isinstance(algorithm.needs, Transitions):
+            raise ConfigError(
+                f"{settings.algorithm} learns only from what it plays itself; use bc or dqn with --from-store"
+            )
+    start = None if facts["init_from"] is None else folder.start().weights
+    learner = Learner(algorithm, settings.knobs, root_seed=facts["seed"], config=config, start=start)
+
+    def hear(event: Event) -> None:  # an engine is made before its training
+        training.hear(event)
+
+    engine: Engine
+    if is_played:
+        engine = _inline(learner, folder, settings, facts=facts, choice=choice, on_event=hear, opened=opened)
+    else:
+        follower = StoreFollower(Path(facts["from_store"]))
+        engine = FromStore(learner, follower, steps=settings.run.steps, clock=SystemClock(), on_event=hear)
+    opened.callback(engine.close)
+    training = Training(
+        engine, folder, settings.run, judge=judge, until=facts["until"], on_event=on_event,
+        extensions=facts.get("extensions", 0),
+    )  # fmt: skip
+    return training
+
+
+def _inline(
+    learner: Learner, folder: RunFolder, settings: Settings, *, facts: Mapping[str, Any], choice: GameChoice,
+    on_event: OnEvent, opened: contextlib.ExitStack,
+) -> Inline:  # fmt: skip
+    part, spec, needs = settings.run, learner.algorithm.game, learner.algorithm.needs
+    num_envs, collect = (needs.envs, needs.steps) if isinstance(needs, Rollouts) else (part.envs, part.collect)
+    envs = opened.enter_context(contextlib.closing(choice.make(num_envs)))
+    history = None
+    if not learner.is_on_policy:
+        history = opened.enter_context(contextlib.closing(History(folder.store, spec, clock=SystemClock())))
+    return Inline(
+        learner, history=history, on_event=on_event,
+        actor=Actor(
+            envs, spec, root_seed=facts["seed"], created_ms=facts["created_ms"], incarnation=facts["starts"]
+        ),
+        config=InlineConfig(
+            steps=part.steps, collect=collect, is_asynchronous=part.asynchronous, has_ladder=part.ladder
+        ),
+    )  # fmt: skip

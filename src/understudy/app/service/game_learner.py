@@ -11,10 +11,8 @@ from typing import Any
 import structlog
 
 from understudy.app.data import DataFolder
-from understudy.app.runs.settings import Settings
-from understudy.app.runs.wanted import Wanted, resolve
-from understudy.app.service.gatekeeper import Gatekeeper, fitting_champion
-from understudy.app.service.held_out import held_out
+from understudy.app.runs.settings import Settings, Wanted, resolve
+from understudy.app.service.gatekeeper import Gatekeeper, fitting_champion, held_out
 from understudy.app.service.model_check import Budget
 from understudy.app.service.schedule import LearningSchedule, Next, Standing, algorithm_for, next_action, written
 from understudy.app.service.tally import Played, Tally
@@ -120,16 +118,17 @@ class Course:
         self._folder = folder / plan.name
         self._begin()
         try:
-            found = self._job.resume()
-        except (Corrupt, ConfigError) as error:
+            if (found := self._job.resume()) is not None:
+                self.marks = Marks(**found.facts["marks"])
+        except (Corrupt, ConfigError, KeyError, TypeError) as error:
             # Damaged, or of another build. Nothing but time is lost: the store has every step.
             self.close()
             shutil.rmtree(self._folder)
             on_guarded(Guarded(env_steps=0, what=f"{error}; the course begins again"))
             self._begin()
-        else:
-            if found is not None:
-                self.marks = Marks(**found.facts["marks"])
+        except BaseException:
+            self.close()
+            raise
         self.saved_s = clock.monotonic()
 
     def _begin(self) -> None:
