@@ -9,6 +9,7 @@ first. A start whose window is cut off by the end of its chunk waits there witho
 chunk's stretch, whose lead-in repeats it, or here, shortened, once it is known that nothing follows.
 """
 
+import itertools
 import math
 import uuid
 from collections import OrderedDict
@@ -329,8 +330,6 @@ class RingReader:
     def __init__(self, ring: Ring, layout: RowLayout, needs: Transitions) -> None:
         self.gone: list[Stretch] = []
         self._ring, self._layout, self._needs = ring, layout, needs
-        self._recent: dict[uuid.UUID, tuple[int, dict[str, Array]]] = {}  # a session's newest chunk and its last rows
-        self._missing: set[ChunkId] = set()
 
     def placed(
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks, *, weight: Array
@@ -346,70 +345,46 @@ class RingReader:
             for session, numbers in zip(arrays["sessions"], arrays["places"], strict=True)
         ]
         tails = _saved_tails(arrays)
-        wanted = _wanted(stretches)
-        source = _Source(read(wanted))
-        asked = iter(wanted)
-        for number, stretch in enumerate(stretches):
-            chunk = self._read_up_to((stretch.session, stretch.chunk_no), asked, source)
-            needed = ((stretch.session, number) for number in range(stretch.lead_from, stretch.chunk_no))
-            if chunk is not None and self._missing.isdisjoint(needed):
+        needed = [[(one.session, no) for no in range(one.lead_from, one.chunk_no + 1)] for one in stretches]
+        chunks = {chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))}
+        for number, (stretch, ids) in enumerate(zip(stretches, needed, strict=True)):
+            if chunks.keys() >= set(ids):
                 ring.stretches[stretch.session, stretch.chunk_no] = stretch
-                yield self._place(stretch, chunk, weight=weight, tail=tails.get(number))
-                continue
-            self.gone.append(stretch)
-            if chunk is not None:
-                self._remember(chunk, {})
+                yield self._place(stretch, [chunks[one] for one in ids], weight=weight, tail=tails.get(number))
+            else:
+                self.gone.append(stretch)
 
-    def _read_up_to(self, last: ChunkId, asked: Iterator[ChunkId], source: "_Source") -> Chunk | None:
-        """The chunk `last`; those asked for before it serve as lead-in."""
-        for one in asked:
-            chunk = source.take(one)
-            if chunk is None:
-                self._missing.add(one)
-            if one == last:
-                return chunk
-            if chunk is not None:
-                self._remember(chunk, self._lead_for(chunk.meta.session, chunk.meta.chunk_no))
-        return None
-
-    def _lead_for(self, session: uuid.UUID, chunk_no: int) -> dict[str, Array]:
-        before, lead = self._recent.get(session, (-1, {}))
-        return lead if before + 1 == chunk_no else {}
-
-    def _remember(self, chunk: Chunk, lead: Mapping[str, Array]) -> dict[str, Array]:
-        """The last rows of the chunk's open episode, kept for the chunk that follows it."""
-        meta = chunk.meta
-        own = rows_of(chunk.columns, self._layout.take(chunk), weight=1.0)
-        if chunk.columns["is_first"][0]:
-            lead = {}
-        n_open = self._ring.windows_of(join_rows(lead, own), 0, needs=self._needs).n_open
-        kept = self._ring.lead_after(lead, own, n_open=n_open, chunk_no=meta.chunk_no)
-        if meta.chunk_no > self._recent.get(meta.session, (-1, {}))[0]:
-            self._recent[meta.session] = meta.chunk_no, kept
-        return kept
-
-    def _place(self, stretch: Stretch, chunk: Chunk, *, weight: Array, tail: "_SavedTail | None") -> Placed:
-        lead = self._lead_of(stretch)
+    def _place(self, stretch: Stretch, chunks: Sequence[Chunk], *, weight: Array, tail: "_SavedTail | None") -> Placed:
+        """The stretch of the last of these chunks, whose lead-in comes from the others."""
+        *before, chunk = chunks
+        lead: Mapping[str, Array] = {}
+        if stretch.lead and not before:  # evicted: the rows stay empty, and nothing reads them
+            lead = self._empty_rows(stretch)
+        elif stretch.lead:
+            for one in before:
+                lead = self._last_rows(one, lead)
+            lead = {name: column[len(column) - stretch.lead :] for name, column in lead.items()}
         rows = self._layout.take(chunk)
         own = rows_of(chunk.columns, rows, weight=1.0)
         windows = self._ring.windows_of(join_rows(lead, own), stretch.lead, needs=self._needs)
-        last = self._remember(chunk, lead)
         if tail is not None:
             n_rows, weights, priorities = tail
-            kept = {name: column[len(column) - n_rows :].copy() for name, column in last.items()} if n_rows else {}
-            if kept:
-                kept["weight"], kept["priority"] = weights.copy(), priorities.copy()
+            kept: dict[str, Array] = {}
+            if n_rows:
+                last = self._last_rows(chunk, lead)
+                kept = {name: column[len(column) - n_rows :].copy() for name, column in last.items()}
+                kept |= {"weight": weights.copy(), "priority": priorities.copy()}
             self._ring.tails[stretch.session] = Tail(stretch, ends_open(chunk.columns), kept)
         windows.weight[:] = weight[stretch.start : stretch.start + stretch.n_rows]
         return Placed(stretch, (lead, rows) if lead else (rows,), windows, ())
 
-    def _lead_of(self, stretch: Stretch) -> dict[str, Array]:
-        if stretch.lead == 0:
-            return {}
-        if stretch.lead_from == stretch.chunk_no:  # evicted: the rows stay empty, and nothing reads them
-            return self._empty_rows(stretch)
-        lead = self._lead_for(stretch.session, stretch.chunk_no)
-        return {name: column[len(column) - stretch.lead :] for name, column in lead.items()}
+    def _last_rows(self, chunk: Chunk, lead: Mapping[str, Array]) -> dict[str, Array]:
+        """The last rows of the chunk's open episode, for the lead-in of the chunk that follows it."""
+        own = rows_of(chunk.columns, self._layout.take(chunk), weight=1.0)
+        if chunk.columns["is_first"][0]:
+            lead = {}
+        n_open = self._ring.windows_of(join_rows(lead, own), 0, needs=self._needs).n_open
+        return self._ring.lead_after(lead, own, n_open=n_open, chunk_no=chunk.meta.chunk_no)
 
     def _empty_rows(self, stretch: Stretch) -> dict[str, Array]:
         n = stretch.lead
@@ -420,30 +395,6 @@ class RingReader:
 
 
 _SavedTail = tuple[int, Array, Array]
-
-
-class _Source:
-    """Chunks in the order they were asked for, some of which may be missing."""
-
-    def __init__(self, chunks: Iterator[Chunk]) -> None:
-        self._chunks = chunks
-        self._next = next(chunks, None)
-
-    def take(self, wanted: ChunkId) -> Chunk | None:
-        chunk = self._next
-        if chunk is None or (chunk.meta.session, chunk.meta.chunk_no) != wanted:
-            return None
-        self._next = next(self._chunks, None)
-        return chunk
-
-
-def _wanted(stretches: Sequence[Stretch]) -> list[ChunkId]:
-    """Every chunk that is needed, before or with the first stretch that needs it."""
-    wanted: dict[ChunkId, None] = {}
-    for stretch in stretches:
-        numbers = range(stretch.lead_from, stretch.chunk_no + 1)
-        wanted.update(((stretch.session, number), None) for number in numbers)
-    return list(wanted)
 
 
 def _saved_tails(arrays: Mapping[str, Array]) -> dict[int, _SavedTail]:
