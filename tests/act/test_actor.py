@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
 from tests.act.policies import random_policy
+from tests.core.trajectories import joined, walked
 from understudy.act.actor import Actor, Collected
 from understudy.act.chance import episode_seeds, episode_starts
 from understudy.act.vector import columns_of, game_of, make_envs
@@ -16,7 +17,6 @@ from understudy.core.errors import ConfigError, GameFailed, Refused
 from understudy.core.game import GameSpec
 from understudy.core.names import session_time_s
 from understudy.core.policy import InitialPriority, Policy
-from understudy.core.windows import join, n_step
 from understudy.ingest.check import check_against_spec
 
 CREATED_MS = 1_700_000_000_000
@@ -143,7 +143,7 @@ def test_sessions_and_numbers_go_on_from_collect_to_collect():
         assert [chunk.meta.chunk_no for chunk in chunks] == [0, 1, 2, 3, 4]
         assert [chunk.meta.first_step for chunk in chunks] == [0, 5, 517, 1029, 1105]
         assert [chunk.meta.n_steps for chunk in chunks] == [5, 512, 512, 76, 3]
-        assert len(join([chunk.columns for chunk in chunks])) == 1108 + sum(
+        assert len(joined([chunk.columns for chunk in chunks])["row"]) == 1108 + sum(
             int((chunk.columns["row"] == RowKind.FINAL).sum()) for chunk in chunks
         ) + int(chunks[-1].columns["row"][-1] == RowKind.BOOTSTRAP)
 
@@ -206,10 +206,11 @@ def test_first_priorities_are_the_n_step_errors_of_the_chunk(make: Any, n: int):
         columns = chunk.columns
         q = policy.outputs({"obs": columns["obs"]})["q"]
         best = np.where(columns["legal"], q, -np.inf).max(1) if game.has_legal else q.max(1)
-        windows = n_step(join([columns]), n=n, discount=0.9, session_open=False)
-        target = windows.returns + windows.factor * np.where(windows.factor > 0, best[windows.bootstrap], 0)
-        taken = q[windows.start, columns["action"][windows.start] - game.discrete.start]
-        np.testing.assert_allclose(columns["priority"][windows.start], np.abs(target - taken), rtol=1e-4, atol=1e-5)
+        for start in np.flatnonzero(columns["row"] == RowKind.STEP).tolist():
+            returns, factor, following = walked(columns, start, n=n, discount=0.9)
+            target = returns + (factor * best[following] if factor else 0.0)
+            taken = q[start, columns["action"][start] - game.discrete.start]
+            assert columns["priority"][start] == pytest.approx(abs(target - taken), rel=1e-4, abs=1e-5)
         assert (columns["priority"][columns["row"] != RowKind.STEP] == 0).all()
 
 

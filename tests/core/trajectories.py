@@ -1,6 +1,7 @@
 """True trajectories and the chunks they are cut into, built step by step without the code under test."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,37 @@ def rows_of(steps: list[Step]) -> dict[str, Any]:
         "terminated": np.array(terminated, np.bool_), "truncated": np.array(truncated, np.bool_),
         "reward": np.array(reward, np.float32),
     }  # fmt: skip
+
+
+def joined(chunks: list[Any]) -> dict[str, Any]:
+    """The columns of consecutive chunks as one, without the bootstrap rows that the next chunk repeats."""
+    ends = [-1 if before["row"][-1] == 2 and not after["is_first"][0] else None for before, after in pairwise(chunks)]
+    parts = list(zip(chunks, [*ends, None], strict=True))
+    return {name: np.concatenate([chunk[name][:end] for chunk, end in parts]) for name in chunks[0]}
+
+
+def walked(columns: Any, start: int, *, n: int, discount: float) -> tuple[float, float, int]:
+    """(return, discount factor, row to bootstrap from) of the window at this row, one row at a time."""
+    returns, steps = 0.0, 0
+    while steps < n and columns["row"][start + steps] == 0:
+        returns += discount**steps * float(columns["reward"][start + steps])
+        steps += 1
+    factor = 0.0 if columns["terminated"][start + steps - 1] else discount**steps
+    return returns, factor, start + steps
+
+
+def stacked(columns: Any, row: int, *, k: int) -> list[int] | None:
+    """The rows that a stack shows, oldest first, one row at a time; None where frames are missing."""
+    rows = [row]
+    while len(rows) < k:
+        first = rows[0]
+        if columns["is_first"][first]:
+            rows.insert(0, first)
+        elif first > 0 and columns["row"][first - 1] == 0:
+            rows.insert(0, first - 1)
+        else:
+            return None
+    return rows
 
 
 @st.composite

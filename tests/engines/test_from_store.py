@@ -17,6 +17,7 @@ from understudy.core.events import Event, Update
 from understudy.core.frame import CloseReport, close_frame
 from understudy.core.game import game_spec
 from understudy.core.ports import Candidate, WriteBatch
+from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import IDLE_S, FromStore, people_in
 from understudy.engines.history import History
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
@@ -80,7 +81,7 @@ def engine(store: Path, *, later_s: float = 0.0, heard: list[Event] | None = Non
     learner = Learner(Dqn(GAME, DqnConfig(widths=(8,), batch=16, n_step=3)), DqnKnobs(), root_seed=5, config=config)
     learner._call = PROGRAMS.setdefault("dqn", learner._call)  # one compilation for all
     events = [] if heard is None else heard
-    return FromStore(learner, store, steps=64, clock=clock, on_event=events.append, **how)
+    return FromStore(learner, StoreFollower(store), steps=64, clock=clock, on_event=events.append, **how)
 
 
 def bits(one: FromStore) -> list[bytes]:
@@ -259,7 +260,14 @@ def test_what_was_left_out_of_a_chunk_stays_out_after_a_resume(tmp_path: Path):
         learner = Learner(Bc(GAME, BcConfig(widths=(8,), batch=16)), BcKnobs(), root_seed=5, config=config)
         learner._call = PROGRAMS.setdefault("bc", learner._call)
         ones.append(
-            FromStore(learner, tmp_path / "store", steps=64, clock=ManualClock(), on_event=print, only_people=True)
+            FromStore(
+                learner,
+                StoreFollower(tmp_path / "store"),
+                steps=64,
+                clock=ManualClock(),
+                on_event=print,
+                only_people=True,
+            )
         )
     one, other = ones
     with contextlib.closing(one), contextlib.closing(other):

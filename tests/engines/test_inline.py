@@ -18,10 +18,9 @@ from understudy.core.policy import Policy
 from understudy.engines.history import History
 from understudy.engines.inline import Inline, InlineConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
-from understudy.learn.learner import Learner, LearnerConfig
+from understudy.learn.learner import Learner, LearnerConfig, ReplaySource
 from understudy.learn.limiter import LimiterConfig
 from understudy.learn.replay import ReplayConfig
-from understudy.learn.sources import ReplaySource
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 

@@ -24,8 +24,8 @@ from understudy.core.events import Event, Guarded
 from understudy.engines.history import History
 from understudy.learn import learner as learner_module
 from understudy.learn.checkpoint import Checkpoint, Checkpoints
-from understudy.learn.learner import Learner
-from understudy.learn.sources import ReplaySource, RolloutSource
+from understudy.learn.learner import Learner, ReplaySource
+from understudy.learn.rollouts import RolloutQueue
 from understudy.stores.local import LocalStore
 
 SETTINGS: dict[str, Any] = {
@@ -172,13 +172,13 @@ def test_bad_numbers_in_the_replays_ring(
 def test_bad_numbers_in_rollouts(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, card: Card
 ) -> None:
-    bad, draw = poison(among=4 * STEPS // 64, seed=seed), RolloutSource.draw  # so that ten in a row are no worry
+    bad, draw = poison(among=4 * STEPS // 64, seed=seed), RolloutQueue.draw  # so that ten in a row are no worry
 
-    def poisoned_draw(source: RolloutSource, call_no: int, *, importance: float) -> Any:
+    def poisoned_draw(source: RolloutQueue, call_no: int, *, importance: float) -> Any:
         rollout = draw(source, call_no, importance=importance)
         return bad.rollout(rollout, source._played)
 
-    monkeypatch.setattr(RolloutSource, "draw", poisoned_draw)
+    monkeypatch.setattr(RolloutQueue, "draw", poisoned_draw)
     run = train_watched(watch, tmp_path / "run", "ppo", steps=4 * STEPS)
     assert run.result["skipped_updates"] == OCCASIONS
     assert watch.named == names_of(bad.chunks)

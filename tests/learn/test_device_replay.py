@@ -18,8 +18,7 @@ from understudy.core.game import game_spec
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
 from understudy.learn import device_replay
-from understudy.learn.device_replay import DeviceReplay
-from understudy.learn.device_tree import NOWHERE, empty_levels, find, levels_of, set_leaves
+from understudy.learn.device_replay import NOWHERE, DeviceReplay, empty_levels, find, levels_of, set_leaves
 from understudy.learn.replay import HostReplay, ReplayConfig
 
 

@@ -12,10 +12,9 @@ from hypothesis.extra import numpy as hnp
 from tests.learn.worlds import Move, chunk_of
 from understudy.core.algorithm import Rollout, Transitions
 from understudy.core.game import game_spec
-from understudy.core.windows import join, n_step
+from understudy.learn.algorithms.ppo import advantages
 from understudy.learn.replay import HostReplay, ReplayConfig
-from understudy.learn.returns import advantages
-from understudy.learn.stretch import windows_of
+from understudy.learn.windows import windows_of
 
 STEPS, ENVS = 8, 3
 GAME = game_spec("line", obs=1, actions=2)
@@ -114,16 +113,12 @@ def test_n_step_windows_equal_a_plain_loop(how, rewards, n, discount):
     moves = moves_of(how, rewards)
     columns = chunk_of(GAME, moves).columns
     wanted = [naive(moves, start, n, discount) for start in range(len(moves))]
-    windows = n_step(join([columns]), n=n, discount=discount, session_open=False)
-    np.testing.assert_allclose(windows.returns, [one[0] for one in wanted], atol=1e-5)
-    np.testing.assert_allclose(windows.factor, [one[1] for one in wanted], atol=1e-6)
-    np.testing.assert_array_equal(columns["obs"][windows.bootstrap, 0], [one[2] for one in wanted])
     weighted = {**columns, "weight": np.ones(len(columns["row"]), np.float32)}
-    kept = windows_of(weighted, 0, needs=Transitions(batch=1, n_step=n, discount=discount))
+    windows = windows_of(weighted, 0, needs=Transitions(batch=1, n_step=n, discount=discount))
     at = np.flatnonzero(columns["row"] == 0)
-    np.testing.assert_allclose(kept.returns[at], windows.returns, atol=1e-6)
-    np.testing.assert_allclose(kept.factor[at], windows.factor, atol=1e-6)
-    np.testing.assert_array_equal(at + kept.ahead[at], windows.bootstrap)
+    np.testing.assert_allclose(windows.returns[at], [one[0] for one in wanted], atol=1e-5)
+    np.testing.assert_allclose(windows.factor[at], [one[1] for one in wanted], atol=1e-6)
+    np.testing.assert_array_equal(columns["obs"][at + windows.ahead[at], 0], [one[2] for one in wanted])
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])

@@ -82,18 +82,18 @@ def test_rollouts_are_the_true_steps_whatever_the_cuts_and_ends(how, lengths, st
     for round_no in range(4):
         first = STEPS * round_no
         for env, moves in enumerate(envs):
-            assert not held.is_ready
+            assert not held.may_update
             for chunk in chunks_of(moves[first : first + STEPS], lengths[round_no], env=env, first_no=next_no):
                 held.insert(chunk)
         next_no += len(lengths[round_no])
-        assert held.is_ready
+        assert held.may_update
         rollout = held.take()
         assert rollout.obs["obs"].shape == ((STEPS, 2, stack, 1) if stack > 1 else (STEPS, 2, 1))
         for env, moves in enumerate(envs):
             assert_true(rollout, moves, first=first, env=env, stack=stack)
         if is_resumed:
             held, before = queue(envs=2, stack=stack), held
-            held.restore(tensors.decode(tensors.encode(before.state(), {}))[0])
+            held.restore(tensors.decode(tensors.encode(before.state()[0], {}))[0], {}, None)
 
 
 def test_an_episode_that_ends_with_its_chunk_leaves_nothing_to_the_next():
@@ -142,8 +142,8 @@ def test_after_a_chunk_that_is_not_finite_all_envs_go_on_with_the_next_round(nam
                     held.insert(chunk)
             else:
                 assert held.insert(chunk) == STEPS
-        assert held.is_ready == (round_no != 1)
-        if held.is_ready:
+        assert held.may_update == (round_no != 1)
+        if held.may_update:
             rollout = held.take()
     for env in range(2):
         assert_true(rollout, envs[env], first=2 * STEPS, env=env, stack=1)
@@ -157,7 +157,7 @@ def test_a_round_that_lost_a_chunk_in_the_middle_has_no_hole():
     with pytest.raises(Refused):
         held.insert(lost)
     held.insert(third)
-    assert not held.is_ready
+    assert not held.may_update
     for chunk in chunks_of(moves[12:24], (4, 4, 4), first_no=3):
         held.insert(chunk)
     assert_true(held.take(), moves, first=12, env=0, stack=1)
@@ -184,8 +184,8 @@ def test_what_other_weights_have_played_is_dropped():
     moves, held = played([None] * 48), queue(stack=2)
     chunks = chunks_of(moves, (12, 12, 12, 12))
     held.insert(chunks[0])
-    held.drop()
-    assert not held.is_ready
+    held.go_back()
+    assert not held.may_update
     held.insert(chunks[1])
     assert_true(held.take(), moves, first=12, env=0, stack=2)
 
@@ -195,7 +195,7 @@ def test_sessions_beyond_the_wanted_envs_are_left_out_with_the_round():
     for env in range(2):
         held.insert(chunks_of(played([None] * 48, env=env), (12,), env=env)[0])
     held.take()
-    assert not held.is_ready
+    assert not held.may_update
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from understudy.app.runs.algorithms import ALGORITHMS, algorithm_class, described
-from understudy.app.runs.presets import preset_names
-from understudy.app.runs.settings import LearnerPart, RunPart
+from understudy.app.runs.settings import ALGORITHMS, LearnerPart, RunPart, algorithm_class, described, preset_names
 from understudy.core.algorithm import Range, Schedule
 from understudy.core.layers import ACTIVATIONS
 

@@ -96,7 +96,7 @@ def _trained(
     began_s = time.perf_counter() - process_age_s()
     with watching_run(out, progress) as hear:
         from understudy.app.runs.api import train as train_one  # imported late: JAX takes a while
-        from understudy.app.runs.seeds import train_seeds
+        from understudy.app.runs.api import train_seeds
 
         def on_event(event: Event) -> None:
             hear(event)

@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,11 @@ from understudy.core.events import Compiling, Guarded, OnEvent, Update
 from understudy.core.frame import FrameKind
 from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.policy import Policy
-from understudy.core.ports import Cursor, Forgotten, Stored
+from understudy.core.ports import Forgotten, Stored
 from understudy.core.session import tombstone_of
 from understudy.core.tensors import Array
-from understudy.engines.history import stored_chunks
-from understudy.learn.learner import Learner
-from understudy.learn.sources import ReplaySource
-from understudy.stores.view import StoreView
+from understudy.engines.follower import Place, StoreFollower, place_from_json
+from understudy.learn.learner import Learner, ReplaySource
 
 IDLE_S = 60.0
 """A session that was silent for this long is taken as ended, if it was heard of since the training began."""
@@ -33,30 +30,27 @@ class FromStore:
     env_steps = 0
 
     def __init__(
-        self, learner: Learner, store: Path, *, steps: int, clock: Clock, on_event: OnEvent,
+        self, learner: Learner, follower: StoreFollower, *, steps: int, clock: Clock, on_event: OnEvent,
         learn_from: Sequence[str] = ("granted",), only_people: bool = False,
     ) -> None:  # fmt: skip
         """`only_people`: episodes in which a bot or a script decided are left out, for cloning."""
         if not isinstance(learner.source, ReplaySource):
             raise ConfigError("an algorithm that learns from its own rollouts cannot learn from a store; use bc or dqn")
         self.learner, self._replay = learner, learner.source.replay
-        self._view, self._steps, self._on_event, self._clock = StoreView(store), steps, on_event, clock
+        self._follower, self._steps, self._on_event, self._clock = follower, steps, on_event, clock
         self._learn_from, self._only_people = tuple(learn_from), only_people
-        self._cursor: Cursor | None = None
+        self.place = Place()
+        self._is_first_look = True
         self._owners: dict[uuid.UUID, bytes] = {}
         self._heard_s: dict[uuid.UUID, float] = {}
         self.left_out_chunks = 0
         """Chunks of players who did not allow learning from them."""
         self._policy = learner.publish()
+        follower.join(self)
 
     @property
     def policy(self) -> Policy:
         return self._policy
-
-    @property
-    def cursor(self) -> Cursor | None:
-        """How far the store was read."""
-        return self._cursor
 
     @property
     def n_usable(self) -> int:
@@ -111,25 +105,21 @@ class FromStore:
         What it holds at the first look is taken as all there is: sessions that are open end there, however long ago
         they were heard of, so that a training of the same store has the same bits whenever it begins.
         """
-        is_first = self._cursor is None
-        while True:
-            page = self._view.tail(self._cursor, max_items=1024, wait_s=0.0)
-            self._cursor = page.cursor
-            for item in page.items:
-                if isinstance(item, Forgotten):
-                    self._forget(item)
-                else:
-                    self._take(item)
-            if not page.items:
-                break
-        if is_first:
+        while self._follower.follow(self):
+            pass
+        if self._is_first_look:
+            self._is_first_look = False
             self.learner.end_sessions()
             self._heard_s.clear()
         idle = [session for session, at_s in self._heard_s.items() if at_s < self._clock.now() - IDLE_S]
         for session in idle:
             self._end(session)
 
-    def _take(self, item: Stored) -> None:
+    def read(self, item: Stored | Forgotten) -> None:
+        """Learn from an item of the store, or let go of what was forgotten; the follower calls this."""
+        if isinstance(item, Forgotten):
+            self._forget(item)
+            return
         frame, chunk = item.frame, item.chunk
         if chunk is None:
             if frame.kind is FrameKind.CLOSE:
@@ -178,18 +168,19 @@ class FromStore:
         held = {session for session, _ in self._replay.held()}
         self._owners = {session: player for session, player in self._owners.items() if session in held}
         owners = {str(session): player.hex() for session, player in self._owners.items()}
-        return arrays, facts | {"cursor": self._cursor, "heard_s": heard, "owners": owners}
+        return arrays, facts | {"place": self.place.to_json(), "heard_s": heard, "owners": owners}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         self.learner.restore(arrays, facts, self._read)
-        self._cursor = None if facts["cursor"] is None else Cursor(facts["cursor"])
+        self.place = place_from_json(facts["place"])
+        self._is_first_look = self.place.cursor is None
         self._heard_s = {uuid.UUID(text): at_s for text, at_s in facts["heard_s"].items()}
         self._owners = {uuid.UUID(session): bytes.fromhex(player) for session, player in facts["owners"].items()}
         self._policy = self.learner.current()
 
     def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
         """Chunks by id; those of players who were forgotten meanwhile are gone for good."""
-        found = stored_chunks(self._view, set(ids))
+        found = self._follower.chunks(set(ids))
         chunks = [found[key] for key in ids if key in found]
         return iter([one for one in map(people_in, chunks) if one is not None] if self._only_people else chunks)
 
@@ -199,7 +190,7 @@ class FromStore:
         self._policy = self.learner.publish()
 
     def close(self) -> None:
-        self._view.close()
+        self._follower.leave(self)
 
 
 def people_in(chunk: Chunk) -> Chunk | None:

@@ -1,6 +1,6 @@
 """A run's own store: what its actors played, so that a replay can be filled again after a kill."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from understudy.core.chunk import Chunk, chunk_of
@@ -9,9 +9,9 @@ from understudy.core.errors import Corrupt
 from understudy.core.frame import decode_frame
 from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId, chunk_name
-from understudy.core.ports import Candidate, Quarantined, Stored, WriteBatch
+from understudy.core.ports import Candidate, Quarantined, WriteBatch
+from understudy.engines.follower import stored_chunks
 from understudy.stores.local import LocalStore
-from understudy.stores.view import StoreView
 
 _PARTITION = "actors"
 _WRITE_CHUNKS = 256
@@ -60,7 +60,9 @@ class History:
             # Not all of them decode: what has a NaN in its rewards never was in a replay.
             frames = [decode_frame(one.raw) for key, one in self._in_quarantine() if key in wanted]
             found |= {chunk.meta.id: chunk for chunk in map(chunk_of, frames)}
-        return in_order(found, ids)
+        if missing := [chunk_name(one) for one in ids if one not in found]:
+            raise Corrupt(f"the run's store lacks {len(missing)} chunks of its checkpoint, such as {missing[0]}")
+        return iter([found[key] for key in ids])
 
     def _in_quarantine(self) -> Iterator[tuple[ChunkId, Quarantined]]:
         last = 0
@@ -82,24 +84,3 @@ class History:
 
     def close(self) -> None:
         self._store.close()
-
-
-def stored_chunks(store: LocalStore | StoreView, wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:
-    """Chunks by id, from the oldest of them on; those that are not there are left out."""
-    found: dict[ChunkId, Chunk] = {}
-    cursor = store.behind(wanted)
-    while len(found) < len(wanted):
-        page = store.tail(cursor, max_items=1024, wait_s=0.0)
-        if not page.items:
-            break
-        cursor = page.cursor
-        chunks = [item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None]
-        found |= {key: chunk for chunk in chunks if (key := chunk.meta.id) in wanted}
-    return found
-
-
-def in_order(found: Mapping[ChunkId, Chunk], ids: Sequence[ChunkId]) -> Iterator[Chunk]:
-    """The chunks in the order of the ids; Corrupt when one is missing."""
-    if missing := [chunk_name(one) for one in ids if one not in found]:
-        raise Corrupt(f"the run's store lacks {len(missing)} chunks of its checkpoint, such as {missing[0]}")
-    return iter([found[key] for key in ids])

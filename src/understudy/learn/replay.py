@@ -21,10 +21,71 @@ from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.layout import RowLayout, aligned_zeros
-from understudy.learn.replay_state import ReadChunks, RingReader, check_layout, layout_facts, ring_state
-from understudy.learn.ring import ALIGNMENT, Edit, Placed, Ring, nothing_at
-from understudy.learn.roster import Roster
-from understudy.learn.stretch import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH
+from understudy.learn.ring import (
+    ALIGNMENT,
+    Edit,
+    Placed,
+    ReadChunks,
+    Ring,
+    RingReader,
+    check_layout,
+    layout_facts,
+    nothing_at,
+    ring_state,
+)
+from understudy.learn.windows import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH, stack_rows
+
+Rows = NDArray[np.int64]
+
+
+class Roster:
+    """A set of rows below `capacity`; `rows` lists them in an order that their history decides."""
+
+    def __init__(self, capacity: int) -> None:
+        self._rows = np.zeros(capacity, np.int64)
+        self._place = np.full(capacity, -1, np.int64)  # where in `rows` each row stands, or -1
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, to be read only."""
+        return self._rows[: self._n]
+
+    def set_range(self, start: int, may_sample: NDArray[np.bool_]) -> None:
+        """Say for the rows from `start` on which of them belong."""
+        belonged = self._place[start : start + len(may_sample)] >= 0
+        self._remove(start + np.flatnonzero(belonged & ~may_sample))
+        self._add(start + np.flatnonzero(may_sample & ~belonged))
+
+    def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> Rows:
+        """Rows drawn evenly, each independently of the others."""
+        return self._rows[rng.integers(0, self._n, size)]
+
+    def restore(self, rows: NDArray[Any]) -> None:
+        """Become the roster whose `rows` these were."""
+        self._remove(self.rows.copy())
+        self._add(rows.astype(np.int64))
+
+    def _add(self, rows: Rows) -> None:
+        end = self._n + len(rows)
+        self._rows[self._n : end] = rows
+        self._place[rows] = np.arange(self._n, end)
+        self._n = end
+
+    def _remove(self, rows: Rows) -> None:
+        """Fill the gaps that these rows leave with the last ones that stay."""
+        if not len(rows):
+            return
+        gaps, end = self._place[rows], self._n - len(rows)
+        self._place[rows] = -1
+        last = self._rows[end : self._n]
+        movers, gaps = last[self._place[last] >= 0], gaps[gaps < end]
+        self._rows[gaps], self._place[movers] = movers, gaps
+        self._n = end
+
 
 if TYPE_CHECKING:
     from understudy.learn.sum_tree import SumTree
@@ -104,12 +165,10 @@ class HostReplay:
 
     def _sample_by_priority(self) -> None:
         # Half a second of import that uniform replays do without.
-        from understudy.learn import compiled_rows
-        from understudy.learn.sum_tree import SumTree
+        from understudy.learn.sum_tree import SumTree, compiled_windows_of
 
-        self._compiled = compiled_rows
         self._masses = SumTree(self.capacity)
-        self._ring = Ring(self.capacity, self.needs, windows=compiled_rows.compiled_windows_of)
+        self._ring = Ring(self.capacity, self.needs, windows=compiled_windows_of)
 
     @property
     def n_sampleable(self) -> int:
@@ -159,15 +218,15 @@ class HostReplay:
         if isinstance(self._masses, Roster):
             found = self._look_up(self._masses.draw(rng, size))
         else:
-            found = Found(*self._compiled.draw(self._masses, rng.random(size), beta=float(beta), lines=self._lines))
+            found = Found(*self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines))
         return Drawn(self._gather(found), found.places[0], found.stamps)
 
     def feedback(self, rows: NDArray[np.int64], stamps: NDArray[np.int32], priorities: Array) -> None:
         """Give drawn rows new priorities; rows that have left meanwhile and priorities without sense are ignored."""
         if isinstance(self._masses, Roster):
             return
-        n_bad, largest = self._compiled.feed_back(
-            self._masses, np.asarray(rows, np.int64).ravel(), stamps=np.asarray(stamps, np.int32).ravel(),
+        n_bad, largest = self._masses.feed_back(
+            np.asarray(rows, np.int64).ravel(), stamps=np.asarray(stamps, np.int32).ravel(),
             priorities=np.asarray(priorities, np.float64).ravel(), lines=self._lines, rule=self._rule,
         )  # fmt: skip
         self.n_bad_priorities += n_bad
@@ -224,7 +283,7 @@ class HostReplay:
         elif edit.priority is None:
             self._masses.clear_range(edit.start, len(edit.weight))
         else:
-            largest = self._compiled.weigh(self._masses, edit, rule=self._rule, missing=self._largest)
+            largest = self._masses.weigh(edit, rule=self._rule, missing=self._largest)
             self._largest = max(self._largest, largest)
         return int(np.count_nonzero(edit.weight))
 
@@ -236,14 +295,11 @@ class HostReplay:
             facts[..., RETURN].copy(), facts[..., FACTOR].copy(), whole[..., ACTION].copy(), whole[..., STAMP].copy(),
         )  # fmt: skip
 
-    def _stacked(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of each stack, oldest first; the episode's first row is repeated."""
-        behind = self._whole[rows, REACH] >> 16
-        return np.asarray(rows[..., None] - np.minimum(np.arange(self.needs.stack - 1, -1, -1), behind[..., None]))
-
     def _gather(self, found: Found) -> Batch:
         layout, places, rows = self.layout, found.places, found.places[0]
-        seen = places if self.needs.stack == 1 else self._stacked(places)
+        seen = places
+        if self.needs.stack > 1:
+            seen = stack_rows(places, self._whole[places, REACH] >> 16, self.needs.stack)
         obs = {name: self._columns[name].take(seen, axis=0) for name in layout.obs}  # and the next ones, at [1]
         legal = self._columns["legal"].take(places, axis=0) if "legal" in self._columns else None
         return Batch(

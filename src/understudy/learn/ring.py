@@ -9,11 +9,12 @@ first. A start whose window is cut off by the end of its chunk waits there witho
 chunk's stretch, whose lead-in repeats it, or here, shortened, once it is known that nothing follows.
 """
 
+import itertools
 import math
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,8 @@ from understudy.core.chunk import Chunk, RowKind
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
-from understudy.learn.stretch import Windows, windows_of
+from understudy.learn.layout import RowLayout
+from understudy.learn.windows import Windows, windows_of
 
 ALIGNMENT = 16
 """Stretches begin at multiples of this, so that a node of the sum tree belongs to one of them."""
@@ -79,7 +81,7 @@ class Ring:
     """The stretches of a replay of `capacity` rows."""
 
     def __init__(self, capacity: int, needs: Transitions, *, windows: Callable[..., Windows] = windows_of) -> None:
-        self._windows_of = windows
+        self.windows_of = windows
         self.capacity = capacity
         self.head = 0
         self.used = 0
@@ -117,16 +119,15 @@ class Ring:
             )
         own = rows_of(columns, rows, weight=weight)
         joined = join_rows(lead, own)
-        windows = self._windows_of(joined, n_lead, needs=self._needs)
+        windows = self.windows_of(joined, n_lead, needs=self._needs)
         is_late = tail is not None and meta.chunk_no < tail.stretch.chunk_no  # nothing will continue it here
         n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
         start, edits = self._claim(n_rows)
         if tail is not None and not is_late and not lead:
             edits += self._release(tail)
-        stretch = Stretch(
-            *name, start, n_rows, n_lead, int(lead["chunk_no"][0]) if lead else meta.chunk_no, n_waiting,
-            self._next_stamp(),
-        )  # fmt: skip
+        self.stamp = (self.stamp + 1) & 0x7FFFFFFF
+        lead_from = int(lead["chunk_no"][0]) if lead else meta.chunk_no
+        stretch = Stretch(*name, start, n_rows, n_lead, lead_from, n_waiting, self.stamp)
         self.stretches[name] = stretch
         self.n_steps_inserted += meta.n_steps
         weights = windows.weight
@@ -172,10 +173,6 @@ class Ring:
             first = stretch.lead_from if reaches_back else stretch.chunk_no
             found.update(((stretch.session, number), None) for number in range(first, stretch.chunk_no + 1))
         return list(found)
-
-    def _next_stamp(self) -> int:
-        self.stamp = (self.stamp + 1) & 0x7FFFFFFF
-        return self.stamp
 
     def _claim(self, n_rows: int) -> tuple[int, list[Edit]]:
         """Where the next stretch begins, and the edits that empty what it will not cover of those in its way."""
@@ -281,3 +278,132 @@ def nothing_at(start: int, n_rows: int) -> Edit:
 
 def _rounded(n_rows: int) -> int:
     return -(-n_rows // ALIGNMENT) * ALIGNMENT
+
+
+# --- Checkpoints: where each chunk lies and what it weighs, never the rows --------------------------------------------
+
+
+ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]
+"""Reads these chunks again, in this order; those that are gone are left out."""
+
+_NUMBERS = ("chunk_no", "start", "n_rows", "lead", "lead_from", "n_waiting", "stamp")
+_COUNTERS = ("head", "used", "n_steps_inserted", "stamp")
+
+
+def ring_state(ring: Ring) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The ring as arrays and facts."""
+    stretches = list(ring.stretches.values())
+    at = {id(stretch): number for number, stretch in enumerate(stretches)}
+    tails = sorted(ring.tails.values(), key=lambda tail: at[id(tail.stretch)])
+    leads = {
+        name: np.concatenate([np.empty(0, np.float32), *(tail.lead[name] for tail in tails if tail.lead)])
+        for name in ("weight", "priority")
+    }
+    arrays: dict[str, Array] = {
+        "sessions": np.frombuffer(b"".join(s.session.bytes for s in stretches), np.uint8).reshape(-1, 16),
+        "places": np.array([[getattr(s, name) for name in _NUMBERS] for s in stretches], np.int64).reshape(-1, 7),
+        "tails": np.array([[at[id(t.stretch)], _n_rows(t.lead)] for t in tails], np.int64).reshape(-1, 2),
+        "tail_weights": leads["weight"],
+        "tail_priorities": leads["priority"],
+    }
+    return arrays, {name: getattr(ring, name) for name in _COUNTERS}
+
+
+def layout_facts(needs: Transitions, *, capacity: int, schema: str) -> dict[str, Any]:
+    """What must be the same when a state is restored."""
+    facts = asdict(needs) | {"capacity": capacity, "schema": schema, "extras": list(needs.extras)}
+    del facts["batch"]
+    return facts
+
+
+def check_layout(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """ConfigError where a state belongs to a replay of another kind."""
+    other = {name: (saved.get(name), value) for name, value in mine.items() if saved.get(name) != value}
+    if other:
+        told = ", ".join(f"{name} {was!r}, now {now!r}" for name, (was, now) in other.items())
+        raise ConfigError(f"a saved replay does not fit this one: {told}; restore with the settings it was saved with")
+
+
+class RingReader:
+    """Rebuilds a ring from its state; `placed` yields what to write, then `gone` lists what could not be read."""
+
+    def __init__(self, ring: Ring, layout: RowLayout, needs: Transitions) -> None:
+        self.gone: list[Stretch] = []
+        self._ring, self._layout, self._needs = ring, layout, needs
+
+    def placed(
+        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks, *, weight: Array
+    ) -> Iterator[Placed]:
+        """One stretch after the other; `weight` holds the weights of all rows."""
+        ring = self._ring
+        ring.stretches.clear()
+        ring.tails.clear()
+        for name in _COUNTERS:
+            setattr(ring, name, int(facts[name]))
+        stretches = [
+            Stretch(uuid.UUID(bytes=session.tobytes()), **dict(zip(_NUMBERS, numbers.tolist(), strict=True)))
+            for session, numbers in zip(arrays["sessions"], arrays["places"], strict=True)
+        ]
+        tails = _saved_tails(arrays)
+        needed = [[(one.session, no) for no in range(one.lead_from, one.chunk_no + 1)] for one in stretches]
+        chunks = {chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))}
+        for number, (stretch, ids) in enumerate(zip(stretches, needed, strict=True)):
+            if chunks.keys() >= set(ids):
+                ring.stretches[stretch.session, stretch.chunk_no] = stretch
+                yield self._place(stretch, [chunks[one] for one in ids], weight=weight, tail=tails.get(number))
+            else:
+                self.gone.append(stretch)
+
+    def _place(self, stretch: Stretch, chunks: Sequence[Chunk], *, weight: Array, tail: "_SavedTail | None") -> Placed:
+        """The stretch of the last of these chunks, whose lead-in comes from the others."""
+        *before, chunk = chunks
+        lead: Mapping[str, Array] = {}
+        if stretch.lead and not before:  # evicted: the rows stay empty, and nothing reads them
+            lead = self._empty_rows(stretch)
+        elif stretch.lead:
+            for one in before:
+                lead = self._last_rows(one, lead)
+            lead = {name: column[len(column) - stretch.lead :] for name, column in lead.items()}
+        rows = self._layout.take(chunk)
+        own = rows_of(chunk.columns, rows, weight=1.0)
+        windows = self._ring.windows_of(join_rows(lead, own), stretch.lead, needs=self._needs)
+        if tail is not None:
+            n_rows, weights, priorities = tail
+            kept: dict[str, Array] = {}
+            if n_rows:
+                last = self._last_rows(chunk, lead)
+                kept = {name: column[len(column) - n_rows :].copy() for name, column in last.items()}
+                kept |= {"weight": weights.copy(), "priority": priorities.copy()}
+            self._ring.tails[stretch.session] = Tail(stretch, ends_open(chunk.columns), kept)
+        windows.weight[:] = weight[stretch.start : stretch.start + stretch.n_rows]
+        return Placed(stretch, (lead, rows) if lead else (rows,), windows, ())
+
+    def _last_rows(self, chunk: Chunk, lead: Mapping[str, Array]) -> dict[str, Array]:
+        """The last rows of the chunk's open episode, for the lead-in of the chunk that follows it."""
+        own = rows_of(chunk.columns, self._layout.take(chunk), weight=1.0)
+        if chunk.columns["is_first"][0]:
+            lead = {}
+        n_open = self._ring.windows_of(join_rows(lead, own), 0, needs=self._needs).n_open
+        return self._ring.lead_after(lead, own, n_open=n_open, chunk_no=chunk.meta.chunk_no)
+
+    def _empty_rows(self, stretch: Stretch) -> dict[str, Array]:
+        n = stretch.lead
+        rows = {name: np.zeros((n, *kept.shape), kept.dtype) for name, kept in self._layout.columns.items()}
+        flags = {name: np.zeros(n, np.bool_) for name in ("is_first", "terminated")}
+        columns: dict[str, Array] = {"row": np.zeros(n, np.uint8), "reward": np.zeros(n, np.float32), **flags}
+        return rows_of(columns, rows, weight=0.0) | {"chunk_no": np.full(n, stretch.chunk_no - 1, np.int64)}
+
+
+_SavedTail = tuple[int, Array, Array]
+
+
+def _saved_tails(arrays: Mapping[str, Array]) -> dict[int, _SavedTail]:
+    tails, at = {}, 0
+    for number, n_rows in arrays["tails"].tolist():
+        tails[number] = n_rows, arrays["tail_weights"][at : at + n_rows], arrays["tail_priorities"][at : at + n_rows]
+        at += n_rows
+    return tails
+
+
+def _n_rows(lead: Mapping[str, Array]) -> int:
+    return len(lead["chunk_no"]) if lead else 0

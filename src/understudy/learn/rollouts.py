@@ -1,21 +1,22 @@
 """Rollouts: chunks that were just played, laid side by side in time for an on-policy algorithm."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 
-from understudy.core.algorithm import Rollout, Rollouts
+from understudy.core.algorithm import Feedback, Rollout, Rollouts, Transitions
 from understudy.core.chunk import REQUIRED, Chunk, RowKind
 from understudy.core.errors import Refused
 from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.tensors import Array, part
-from understudy.core.windows import join, stack
 from understudy.learn.layout import TOO_LARGE
-from understudy.learn.side_by_side import side_by_side
+from understudy.learn.windows import stack_rows, windows_of
 
 Columns = Mapping[str, Array]
 
@@ -40,10 +41,16 @@ class RolloutQueue:
 
     A chunk that is left out takes its session's earlier ones with it, since a rollout has no holes; the envs that
     waited for it go on with newer steps. Stacks still reach back to what was left out.
+
+    A learner's source, as `ReplaySource` is one: one update for each rollout.
     """
+
+    is_on_policy: ClassVar[bool] = True
 
     def __init__(self, game: GameSpec, needs: Rollouts) -> None:
         self._game, self._needs = game, needs
+        self.rows_per_call = needs.steps * needs.envs
+        self._played: Sequence[Sequence[ChunkId]] = ()
         self._first_action = game.discrete.start if game.discrete is not None else 0
         self._tracks: dict[uuid.UUID, _Track] = {}
 
@@ -66,14 +73,31 @@ class RolloutQueue:
         """A chunk was played that nobody learns from; the stacks of the next one may reach back to it."""
         self._pass(self._track(chunk), chunk)
 
-    def drop(self) -> None:
+    def end_sessions(self) -> None:
+        """A rollout never waits for the end of a session."""
+
+    def go_back(self) -> None:
         """Leave out what waits: the weights it was played with are no longer the learner's."""
         for track in self._tracks.values():
             self._leave(track, len(track.chunks))
 
     @property
-    def is_ready(self) -> bool:
+    def may_update(self) -> bool:
         return len(self._full()) >= self._needs.envs
+
+    def draw(self, call_no: int, *, importance: float) -> Any:
+        """The next rollout, with a leading axis of one update."""
+        self._played = self.waiting()
+        return side_by_side([self.take()], lambda parts: parts[0][None])
+
+    def feedback(self, told: Feedback) -> Sequence[ChunkId]:
+        """The chunks that spoiled the update of what was drawn last."""
+        if bool(np.asarray(told.ok).all()):
+            return ()
+        row_ok = np.asarray(told.row_ok).reshape(-1, len(self._played))
+        # Where not a single row went well, the weights are to blame.
+        spoiled = [bool(row_ok.any()) and not one.all() for one in row_ok.T]  # by env
+        return [one for chunks, is_bad in zip(self._played, spoiled, strict=True) if is_bad for one in chunks]
 
     def waiting(self) -> list[list[ChunkId]]:
         """The chunks that `take` will use, for each env."""
@@ -83,7 +107,7 @@ class RolloutQueue:
     def take(self) -> Rollout:
         """The steps of all envs, in the order of their sessions; what else waits is old from now on, and left out."""
         parts = [self._part(self._tracks[session]) for session in self._full()[: self._needs.envs]]
-        self.drop()
+        self.go_back()
         return side_by_side(parts, partial(np.stack, axis=1))
 
     def _full(self) -> list[uuid.UUID]:
@@ -144,19 +168,23 @@ class RolloutQueue:
         parts = [*([track.lead] if track.lead is not None else []), *map(self._columns, track.chunks[:count])]
         if len(parts) == 1:
             return parts[0]
-        laid = join(parts)
-        starts = np.cumsum([0, *(len(part["row"]) for part in parts[:-1])])
-        rows = starts[laid.chunk] + laid.source_row
-        return {name: np.concatenate([part[name] for part in parts])[rows] for name in parts[0]}
+        # A chunk that goes on repeats, as its first row, the bootstrap row of the one before.
+        ends = [
+            -1 if before["row"][-1] == RowKind.BOOTSTRAP and not after["is_first"][0] else None
+            for before, after in pairwise(parts)
+        ]
+        cut = list(zip(parts, [*ends, None], strict=True))
+        return {name: np.concatenate([part[name][:end] for part, end in cut]) for name in parts[0]}
 
     def _part(self, track: _Track) -> Rollout:
         """One env's steps; next to each, what it led to."""
         columns = self._joined(track, len(track.chunks))
         steps = np.flatnonzero(columns["row"] == RowKind.STEP)[-self._needs.steps :]
         rows, following = steps, steps + 1
-        if self._needs.stack > 1:
-            windows = stack(join([columns]), k=self._needs.stack).rows
-            rows, following = windows[steps], windows[steps + 1]
+        if (k := self._needs.stack) > 1:
+            weighed = {**columns, "weight": np.ones(len(columns["row"]), np.float32)}
+            behind = windows_of(weighed, 0, needs=Transitions(batch=1, stack=k)).behind
+            rows, following = (stack_rows(at, behind[at], k) for at in (steps, steps + 1))
         # An episode that was cut off inside the rollout ends there too: no trace may cross into the next one.
         is_cut = (columns["row"][steps + 1] == RowKind.BOOTSTRAP) & (steps + 2 < len(columns["row"]))
         return Rollout(
@@ -178,7 +206,7 @@ class RolloutQueue:
 
     # --- resume -----------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Array]:
+    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """What the stacks of the next chunks reach back to; chunks that wait are not kept."""
         arrays: dict[str, Array] = {
             "sessions": np.frombuffer(b"".join(one.bytes for one in self._tracks), np.uint8).reshape(-1, 16),
@@ -188,11 +216,21 @@ class RolloutQueue:
             left = _Track(list(track.chunks), track.lead)
             self._leave(left, len(left.chunks))
             arrays |= {f"lead{at}.{name}": column for name, column in (left.lead or {}).items()}
-        return arrays
+        return arrays, {}
 
-    def restore(self, arrays: Mapping[str, Array]) -> None:
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: Any) -> None:
         """Go on from what `state` returned."""
         self._tracks = {}
         for at, (session, last_no) in enumerate(zip(arrays["sessions"], arrays["last_no"], strict=True)):
             lead = part(arrays, f"lead{at}")
             self._tracks[uuid.UUID(bytes=session.tobytes())] = _Track(lead=lead or None, last_no=int(last_no))
+
+
+def side_by_side(parts: Sequence[Any], join: Callable[[Sequence[Array]], Array]) -> Any:
+    """One of what `parts` are (named tuples and mappings, however deep), its arrays joined; what is None stays None."""
+    one = parts[0]
+    if isinstance(one, Mapping):
+        return {name: side_by_side([part[name] for part in parts], join) for name in one}
+    if isinstance(one, tuple):
+        return type(one)(*(side_by_side(values, join) for values in zip(*parts, strict=True)))
+    return None if one is None else join(parts)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from understudy.stores.batches import RowFilter
+from understudy.stores.reader import SegmentReader
 
 from tests.app.exchange.exports import is_untouched, stored, to_parquet
 from understudy.app.config import Config, LearnerSection
@@ -18,13 +20,12 @@ from understudy.app.exchange.seed_a import SeedA, SeedOptions
 from understudy.core.chunk import Chunk, RowKind
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name
+from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import FromStore
 from understudy.ingest.specs import SpecFolder
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import ReplayConfig
-from understudy.stores.batches import RowFilter
-from understudy.stores.reader import SegmentReader
 from understudy.testing.clock import ManualClock
 
 GAME_ID = "CartPole-v0"
@@ -126,7 +127,7 @@ def learner(data: DataFolder, chunk: Chunk) -> FromStore:
     assert spec is not None
     config = LearnerConfig(limiter=None, updates_per_call=4, replay=ReplayConfig(capacity=512))
     made = Learner(Dqn(spec, DqnConfig(widths=(8,), batch=8)), DqnKnobs(), root_seed=0, config=config)
-    return FromStore(made, data.store, steps=8, clock=ManualClock(), on_event=lambda _: None)
+    return FromStore(made, StoreFollower(data.store), steps=8, clock=ManualClock(), on_event=lambda _: None)
 
 
 def test_records_kept_as_they_are_are_marked_and_no_learner_reads_them(tmp_path: Path) -> None:

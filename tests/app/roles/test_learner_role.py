@@ -29,13 +29,14 @@ from tests.app.recordings import (
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import FENCED, Child
 from understudy.app.roles.learner_role import LearnerRole
-from understudy.app.service import course
+from understudy.app.service import game_learner
 from understudy.app.service.game_learner import LearnerServiceConfig
 from understudy.app.service.model_check import check_model
 from understudy.app.service.schedule import LearningSchedule
 from understudy.core.errors import ConfigError, Fenced, Unreachable
 from understudy.core.game import GameSpec
 from understudy.core.names import new_session
+from understudy.learn.checkpoint import decode_checkpoint
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
 from understudy.models.objects import FolderObjects
@@ -61,7 +62,7 @@ def one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
         made._call = PROGRAMS.setdefault(f"{algorithm!r}", made._call)
         return made
 
-    monkeypatch.setattr(course, "Learner", learner)
+    monkeypatch.setattr(game_learner, "Learner", learner)
 
 
 @pytest.fixture
@@ -294,6 +295,19 @@ def test_a_course_whose_checkpoints_are_damaged_begins_again(made: Recording):
     assert status["updates"] > 64
     (folder,) = made.data.root.glob("learner/cart/dqn-*")
     assert all(path.stat().st_size for path in folder.iterdir())
+
+
+def test_a_course_whose_checkpoints_are_of_another_build_begins_again(made: Recording):
+    first_bot(made)
+    (folder,) = made.data.root.glob("learner/cart/dqn-*")
+    for path in folder.iterdir():
+        saved = decode_checkpoint(path.read_bytes())
+        arrays = {name: array for name, array in saved.arrays.items() if name != "state.leaf0000"}
+        path.write_bytes(replace(saved, arrays=arrays).encode())
+    with role_of(made) as role:
+        status = until_idle(role)
+    assert (status["canary"], status["error"]) == (2, "")
+    assert status["updates"] > 64
 
 
 CHILD = """

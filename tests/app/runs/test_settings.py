@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.app.runs.algorithms import ALGORITHMS, algorithm_class, algorithm_name, described
-from understudy.app.runs.learner_config import learner_config
-from understudy.app.runs.presets import default_preset, preset_names, read_preset, read_toml
-from understudy.app.runs.settings import Resolver, parse_value
-from understudy.app.runs.wanted import Wanted, resolve, with_network
+from understudy.app.runs.settings import (
+    ALGORITHMS,
+    Resolver,
+    Wanted,
+    algorithm_class,
+    algorithm_name,
+    default_preset,
+    described,
+    parse_value,
+    preset_names,
+    read_preset,
+    read_toml,
+    resolve,
+    with_network,
+)
 from understudy.core.algorithm import Schedule
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
@@ -194,7 +204,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("samples_per_insert", [1e-3, 0.4, 8.0, 1e6])
 def test_every_rate_of_samples_within_its_range_is_taken(preset: str, samples_per_insert: float):
     found = resolve(Wanted(preset=preset, settings={"samples_per_insert": samples_per_insert}), GAME)
-    limiter = learner_config(found).limiter
+    limiter = found.learner_config().limiter
     assert limiter is not None
     Limiter(limiter, batch=found.config.batch)
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from understudy.app.runs.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING
-from understudy.app.runs.folder import RunFolder
-from understudy.app.runs.picture import draw_curve
+from understudy.app.runs.folder import RunFolder, draw_curve
 from understudy.app.runs.settings import RunPart
 from understudy.app.runs.sinks import numbers_of
 from understudy.app.runs.training import Training

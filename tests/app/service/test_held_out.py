@@ -4,7 +4,7 @@ import gymnasium
 import pytest
 
 from tests.app.recordings import GAME, balancing_policy
-from understudy.app.service.held_out import held_out
+from understudy.app.service.gatekeeper import held_out
 from understudy.core.game import spec_from_gymnasium
 
 

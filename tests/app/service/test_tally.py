@@ -12,6 +12,7 @@ from understudy.app.service.tally import Tally
 from understudy.core.chunk import By, Chunk, split_chunk
 from understudy.core.game import game_spec
 from understudy.core.names import new_session
+from understudy.engines.follower import StoreFollower
 from understudy.testing.clock import START_S
 
 MODEL = "cart/3"
@@ -32,7 +33,7 @@ def bot_chunk(length: int = 40, *, number: int = 1) -> Chunk:
 
 
 def tally_of(made: Recording) -> Tally:
-    tally = Tally(made.data.store)
+    tally = Tally(StoreFollower(made.data.store))
     while tally.follow(max_items=3):
         pass
     return tally
@@ -103,7 +104,7 @@ def test_a_tally_that_was_written_down_goes_on_in_the_middle_of_an_episode(made:
     state = json.loads(json.dumps(before.state()))
     before.close()
     made.store([second])
-    after = Tally(made.data.store)
+    after = Tally(StoreFollower(made.data.store))
     after.restore(state)
     while after.follow():
         pass

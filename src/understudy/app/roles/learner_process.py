@@ -16,7 +16,6 @@ from understudy.app.config import Config, read_config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.roles.children import FENCED, report, run_role, stop_with_parent
-from understudy.app.roles.follower import Follower
 from understudy.app.roles.learner_role import LearnerRole
 from understudy.app.roles.logs import log_to_stderr
 from understudy.app.service.game_learner import LearnerServiceConfig
@@ -26,6 +25,41 @@ from understudy.core.names import game_name_of_env
 from understudy.learn.compile_cache import use_compile_cache
 from understudy.models.registry import Registry
 from understudy.stores.window import Window
+
+
+class Follower:
+    """Fills a window until told to stop; a context manager that raises what the thread died of, behind the role's end.
+
+    A learner must not go on with old data: what ends the thread sets `stop` as well, and whoever runs the role starts
+    it again. A store that is away for a while ends nothing; `fields` tells.
+    """
+
+    def __init__(self, window: Window, stop: threading.Event) -> None:
+        self._window, self._stop = window, stop
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._follow)
+
+    def _follow(self) -> None:
+        try:
+            self._window.run(self._stop)
+        except BaseException as error:
+            self._error = error
+            self._stop.set()
+
+    def fields(self) -> dict[str, Any]:
+        """What a role reports about it: how much was copied, and why nothing is at present, if so."""
+        return {"window": {"items": self._window.items, "error": self._window.trouble}}
+
+    def __enter__(self) -> "Follower":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
 
 Fields = Callable[[], dict[str, Any]]
 """What else a report says."""

@@ -23,6 +23,7 @@ from understudy.app.service.tally import Tally
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Fenced, StorageFull, Unreachable
 from understudy.core.log import make_folder, write_file
+from understudy.engines.follower import StoreFollower
 from understudy.models.registry import Registry
 from understudy.stores.view import StoreView
 
@@ -42,6 +43,7 @@ class LearnerRole:
         self.config, self._clock = config or LearnerServiceConfig(), clock or SystemClock()
         self._keeper = Gatekeeper(registry, bounds=self.config.bounds, budget=self.config.budget, check=check)
         self._owner = f"learner {os.getpid()} on {socket.gethostname()}"
+        self._follower: StoreFollower | None = None
         self._tally: Tally | None = None
         self._games: dict[str, GameLearner] = {}
         self._next_games_s = self._next_save_s = 0.0
@@ -106,15 +108,18 @@ class LearnerRole:
         if not self._data.has_store():
             return False
         self._bind()
-        self._tally = Tally(self._data.store)
+        self._follower = StoreFollower(self._data.store)
+        tally = Tally(self._follower)
         path = self._folder / "tally.json"
         if path.exists():
             try:
-                self._tally.restore(json.loads(path.read_bytes()))
+                tally.restore(json.loads(path.read_bytes()))
             except (ValueError, KeyError, TypeError) as error:
                 _log.warning("tally_not_readable", error=repr(error)[:200], next="the store is counted again")
-                self._tally.close()
-                self._tally = Tally(self._data.store)
+                fresh = Tally(self._follower)  # before the other leaves, which would close the store
+                tally.close()
+                tally = fresh
+        self._tally = tally
         return True
 
     def _bind(self) -> None:
@@ -135,7 +140,8 @@ class LearnerRole:
         if self._clock.monotonic() < self._next_games_s:
             return
         self._next_games_s = self._clock.monotonic() + max(_NEW_GAMES_EVERY_S, 10 * self._registry.look_every_s)
-        means = Means(self._data, self._registry, self._keeper, tally, self.config, self._clock)
+        assert self._follower is not None
+        means = Means(self._data, self._registry, self._keeper, self._follower, tally, self.config, self._clock)
         for name in self._registry.games():
             if name in tally.schemas and name not in self._games:
                 self._games[name] = GameLearner(name, means, owner=self._owner)
@@ -156,7 +162,7 @@ class LearnerRole:
             if not self._is_fenced:
                 self._save_tally()
             self._tally.close()
-        self._games, self._tally = {}, None
+        self._games, self._tally, self._follower = {}, None, None
 
     def __enter__(self) -> "LearnerRole":
         return self

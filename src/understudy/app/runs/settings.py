@@ -1,19 +1,90 @@
-"""Settings of a run: preset, file, flags, in that order, into one checked value that can be written down again."""
+"""Settings of a run: what the user asked for, over a preset, as one checked value that can be written down again."""
 
+import ast
 import dataclasses
 import difflib
+import importlib.util
 import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.app.runs.algorithms import algorithm_class
 from understudy.core.algorithm import Range, Schedule, setting
 from understudy.core.errors import ConfigError
+from understudy.core.game import GameSpec
+from understudy.core.import_path import load
 from understudy.core.network import NetworkSpec
+
+# --- Algorithms by name -----------------------------------------------------------------------------------------------
+
+
+ALGORITHMS: Mapping[str, str] = {
+    "bc": "understudy.learn.algorithms.bc:Bc",
+    "dqn": "understudy.learn.algorithms.dqn:Dqn",
+    "ppo": "understudy.learn.algorithms.ppo:Ppo",
+}
+"""Short names; any other algorithm is named by its import path, `module:Class`."""
+
+
+def algorithm_class(name: str | type) -> Any:
+    """The class behind a short name or an import path; ConfigError names the nearest."""
+    found = load(ALGORITHMS.get(name, name), what="algorithm", known=ALGORITHMS) if isinstance(name, str) else name
+    for part in ("Config", "Knobs"):
+        if not dataclasses.is_dataclass(getattr(found, part, None)):
+            raise ConfigError(
+                f"algorithm {name!r} has no dataclass {part}; give a class that keeps to understudy.core.algorithm"
+            )
+    return found
+
+
+def described(name: str) -> Any:
+    """What `algorithm_class` gives for a short name, as far as settings go, read from the source.
+
+    Importing an algorithm brings JAX, which takes seconds; a wrong setting is refused, and a list is shown, without.
+    """
+    module, _, title = ALGORITHMS[name].partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    body = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")).body
+    classes = {one.name: one for one in body if isinstance(one, ast.ClassDef)}
+    parts = {part: _fields_only(classes[title + part]) for part in ("Config", "Knobs")}
+    return SimpleNamespace(**parts, __doc__=ast.get_docstring(classes[title]))
+
+
+def _fields_only(written: ast.ClassDef) -> type:
+    fields = [
+        (one.target.id, Any, _value(one.value))
+        for one in written.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.value is not None
+    ]
+    return dataclasses.make_dataclass(written.name, fields)
+
+
+def _value(written: ast.expr) -> Any:
+    """What a default means: a literal, or one of the two calls that settings are written with; nothing else is run."""
+    if isinstance(written, ast.Call) and isinstance(written.func, ast.Name):
+        call: Any = {"setting": setting, "Schedule": Schedule}[written.func.id]
+        return call(*map(_value, written.args))
+    return ast.literal_eval(written)
+
+
+def algorithm_name(algorithm: str | type) -> str:
+    """What a run's folder calls an algorithm: its short name, or its import path."""
+    path = algorithm if isinstance(algorithm, str) else f"{algorithm.__module__}:{algorithm.__qualname__}"
+    return next((short for short, known in ALGORITHMS.items() if known == path), path)
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+
+
+if TYPE_CHECKING:
+    from understudy.learn.learner import LearnerConfig
 
 SECTIONS = ("run", "learner", "config", "knobs")
 
@@ -69,6 +140,23 @@ class Settings:
     algorithm_type: Any
     """The class behind the algorithm's name."""
 
+    def learner_config(self) -> "LearnerConfig":
+        """What these settings say about the learner; needs no game."""
+        from understudy.learn.learner import LearnerConfig  # late: JAX takes seconds, and settings are shown without
+        from understudy.learn.limiter import LimiterConfig
+        from understudy.learn.replay import ReplayConfig
+
+        part = self.learner
+        # Room for two compiled calls, counted in the steps that pay for them.
+        slack = math.ceil(2 * part.updates_per_call * getattr(self.config, "batch", 1) / part.samples_per_insert)
+        limiter = LimiterConfig(
+            samples_per_insert=part.samples_per_insert, min_inserts=part.min_inserts, slack=max(2_048, slack)
+        )
+        return LearnerConfig(
+            updates_per_call=part.updates_per_call, limiter=limiter, max_lag_versions=part.max_lag_versions,
+            replay=ReplayConfig(capacity=part.capacity, alpha=part.alpha),
+        )  # fmt: skip
+
     def to_toml(self) -> str:
         """A preset that gives these settings again."""
         lines = [f"algorithm = {_toml(self.algorithm)}"]
@@ -76,12 +164,10 @@ class Settings:
             part = getattr(self, name)
             lines += ["", f"[{name}]"]
             values = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
-            lines += [f"{key} = {_toml(value)}" for key, value in values.items() if _is_plain(value)]
+            for key, value in values.items():
+                if value is not None and not isinstance(value, NetworkSpec):  # that one has a file of its own
+                    lines.append(f"{key} = {_toml(value)}")
         return "\n".join(lines) + "\n"
-
-
-def _is_plain(value: Any) -> bool:
-    return value is not None and not isinstance(value, NetworkSpec)  # that one has a file of its own
 
 
 def _toml(value: Any) -> str:
@@ -212,3 +298,152 @@ def _fits(value: Any, default: Any) -> bool:
     if isinstance(default, tuple):
         return isinstance(value, tuple) and all(isinstance(one, int) and one > 0 for one in value)
     return isinstance(value, type(default))
+
+
+# --- Presets: settings for a kind of game, as files; those in the box, and the user's own -----------------------------
+
+
+def preset_names() -> list[str]:
+    """The presets in the box."""
+    folder = resources.files("understudy") / "presets"
+    return sorted(one.name.removesuffix(".toml") for one in folder.iterdir() if one.name.endswith(".toml"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A preset by name, or by the path of its file."""
+    if name.endswith(".toml") or "/" in name:
+        if not (fields := read_toml(Path(name))):
+            raise ConfigError(
+                f"{name} holds no settings; a preset says at least which algorithm; take the file from a copy, or "
+                "leave it out for the preset of the game's kind"
+            )
+        return fields
+    if name not in preset_names():
+        near = difflib.get_close_matches(name, preset_names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(preset_names())}"
+        raise ConfigError(f"there is no preset {name!r}{hint}")
+    return _parsed((resources.files("understudy") / "presets" / f"{name}.toml").read_text(), name)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A settings file; ConfigError says what is wrong with it."""
+    try:
+        return _parsed(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not TOML: {error}") from None
+    if unknown := fields.keys() - {"algorithm", *SECTIONS}:
+        raise ConfigError(f"{name} has a section {sorted(unknown)[0]!r}; known are algorithm, {', '.join(SECTIONS)}")
+    if not isinstance(fields.get("algorithm", ""), str):
+        raise ConfigError(f'{name} has algorithm = {fields["algorithm"]!r}; give a name such as "dqn"')
+    for section in fields.keys() & SECTIONS:
+        if not isinstance(fields[section], dict):
+            raise ConfigError(
+                f"{name} has {section} = {fields[section]!r}; write a section [{section}] with its settings"
+            )
+    return fields
+
+
+def default_preset(algorithm: str, game: GameSpec) -> str:
+    """The preset for a kind of game: pixels, continuous actions, or small observations."""
+    from understudy.learn.architecture import image_channels  # brings JAX, which `--list` and others can do without
+
+    is_pixels = any(image_channels(one) is not None for one in game.obs.values())
+    kind = "pixels" if is_pixels else "vector" if game.discrete is not None else "continuous"
+    for name in (f"{algorithm}-{kind}", f"{algorithm}-vector"):
+        if name in preset_names():
+            return name
+    return ""
+
+
+# --- What the user asked for ------------------------------------------------------------------------------------------
+
+
+MAX_SEED = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asked for; what is None comes from the preset, or from the run that goes on."""
+
+    algorithm: Any = None
+    """A short name, an import path, or a class."""
+    preset: str | None = None
+    config_file: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Single settings by name."""
+    network: NetworkSpec | Sequence[int] | None = None
+    """A network of one's own, or the widths of its layers."""
+    seed: int | None = None
+    until: float | None = None
+    init_from: Path | None = None
+    """A run whose best policy is where this one starts."""
+    from_store: Path | None = None
+    """A data folder to learn from, instead of playing."""
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed <= MAX_SEED):
+            raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to {MAX_SEED}")
+        check_until(self.until)
+
+
+def wanted_algorithm(wanted: Wanted) -> Any:
+    """The algorithm that was asked for, in words, in a file or by a preset; else the one for the kind of training."""
+    named = {
+        "--algorithm": wanted.algorithm,
+        f"--config {wanted.config_file}": wanted.config_file and read_toml(wanted.config_file).get("algorithm"),
+        f"--preset {wanted.preset}": wanted.preset and read_preset(wanted.preset).get("algorithm"),
+    }
+    named = {source: one for source, one in named.items() if one is not None}
+    names = {source: algorithm_name(one) for source, one in named.items()}
+    first = next(iter(names), None)
+    for source, name in names.items():
+        # An algorithm of one's own may borrow what a preset says about the run and the learner.
+        if first is not None and name != names[first] and names[first] in ALGORITHMS:
+            raise ConfigError(f"{first} is for {names[first]}, and {source} for {name}; leave out one of the two")
+    return named[first] if first is not None else "ppo" if wanted.from_store is None else "bc"
+
+
+def check_words(wanted: Wanted) -> None:
+    """ConfigError for what is wrong whatever the game; without JAX, unless the algorithm is the user's own."""
+    algorithm = wanted_algorithm(wanted)
+    name = algorithm_name(algorithm)
+    chosen = described(name) if name in ALGORITHMS else None if isinstance(algorithm, str) else algorithm
+    filled(Resolver(name, chosen), wanted, wanted.preset).values()
+
+
+def resolve(wanted: Wanted, game: GameSpec) -> Settings:
+    """Preset, file and single settings, checked; in this order, the later wins."""
+    algorithm = wanted_algorithm(wanted)
+    name = algorithm_name(algorithm)
+    resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
+    settings = filled(resolver, wanted, wanted.preset or default_preset(name, game)).settings()
+    return settings if not isinstance(wanted.network, NetworkSpec) else with_network(settings, wanted.network)
+
+
+def filled(resolver: Resolver, wanted: Wanted, preset: str | None) -> Resolver:
+    """The resolver with a preset, the user's file and single settings, of which the later wins."""
+    if preset:
+        resolver.add(read_preset(preset))
+    if wanted.config_file is not None:
+        resolver.add(read_toml(wanted.config_file))
+    for key, value in wanted.settings.items():
+        resolver.set(key, value)
+    if wanted.network is not None and not isinstance(wanted.network, NetworkSpec):
+        resolver.set("widths", list(wanted.network))
+    return resolver
+
+
+def with_network(settings: Settings, network: NetworkSpec | None) -> Settings:
+    """The same settings with a network of one's own."""
+    if network is None:
+        return settings
+    if not hasattr(settings.config, "network"):
+        raise ConfigError(f"{settings.algorithm} takes no network of one's own; leave it out")
+    return replace(settings, config=replace(settings.config, network=network))

@@ -12,23 +12,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.app.runs.agree import check_agrees
-from understudy.app.runs.algorithms import algorithm_name
 from understudy.app.runs.choice import GameChoice, Seen, choice_of, look_at
 from understudy.app.runs.evaluation import Judge, judge_of
-from understudy.app.runs.extend import asked_more, extended, without
-from understudy.app.runs.folder import RunFolder, check_free, default_folder, is_empty
-from understudy.app.runs.picture import draw_curve
-from understudy.app.runs.reproduce import begun_with, settings_of
-from understudy.app.runs.settings import Resolver, Settings
-from understudy.app.runs.start import taken_from
+from understudy.app.runs.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
+from understudy.app.runs.resume import asked_more, begun_with, check_agrees, extended, settings_of, without
+from understudy.app.runs.settings import Resolver, Settings, Wanted, algorithm_name, check_words, resolve, with_network
 from understudy.app.runs.stored import store_folder, stored_spec
-from understudy.app.runs.wanted import Wanted, check_words, resolve, with_network
 from understudy.core.errors import ConfigError, GameFailed, Locked
-from understudy.core.events import OnEvent, Started
+from understudy.core.events import InitFrom, OnEvent, Started
 from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
+from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
+from understudy.core.tensors import Array
 from understudy.learn.compile_cache import use_compile_cache
 
 if TYPE_CHECKING:
@@ -173,23 +169,18 @@ def _trained(
     folder: RunFolder, choice: GameChoice, settings: Settings, facts: Mapping[str, Any], *, seen: Seen | None,
     ears: _Ears, is_resumed: bool = False,
 ) -> Run:  # fmt: skip
-    from understudy.app.runs.build import (  # late: JAX takes seconds, and a wrong word must not wait
-        build,
-        build_from_store,
-    )
+    from understudy.app.runs.training import build  # late: JAX takes seconds, and a wrong word must not wait
 
     use_compile_cache()
     with contextlib.ExitStack() as opened:
         if seen is not None:
-            training = build(
-                folder, settings, facts, seen=seen, choice=choice, on_event=ears.on_event, opened=opened
-            )  # fmt: skip
+            spec, judge = seen.spec, judge_of(choice, seen, settings.run.eval_episodes, opened)
         else:
             spec = stored_spec(Path(facts["from_store"]), choice.name)
             judge = _judge_if_installed(choice, spec, settings, opened)
-            training = build_from_store(
-                folder, settings, facts, spec=spec, judge=judge, on_event=ears.on_event, opened=opened
-            )  # fmt: skip
+        training = build(
+            folder, settings, facts, spec=spec, choice=choice, judge=judge, on_event=ears.on_event, opened=opened
+        )  # fmt: skip
         if is_resumed:
             training.resume()
         folder.cut_curve(training.judged_steps)
@@ -250,3 +241,30 @@ def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str)
 def versions() -> dict[str, str]:
     """What a run depends on for its bits."""
     return {name: metadata.version(name) for name in ("understudy", "numpy", "jax", "gymnasium")}
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def taken_from(run: str, weights: Mapping[str, Array], network: NetworkSpec) -> InitFrom:
+    """Which weights of this network another run's fit; ConfigError where it has none of the same kind."""
+    has: Shapes = {name: array.shape for name, array in weights.items()}
+    wants: Shapes = network.shapes()
+    fit = [name for name, shape in wants.items() if has.get(name) == shape]
+    # Biases fit almost anything; a policy that shares no kernel is of another kind.
+    if not any(len(wants[name]) > 1 for name in fit):
+        raise ConfigError(
+            f"no kernel of {run} fits this network: {_difference(has, wants)}; start from a run of the same game, and "
+            f"give the algorithm and widths that its preset.toml has (--algorithm, --network 64,64)"
+        )
+    return InitFrom(run=run, fit=fit, new=[name for name in wants if name not in fit])
+
+
+def _difference(has: Shapes, wants: Shapes) -> str:
+    name = next(name for name, shape in wants.items() if len(shape) > 1)
+    there = f"is {_text(has[name])} there" if name in has else "is not there"
+    return f"{name} {there}, and {_text(wants[name])} is wanted"
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,26 +1,36 @@
 """A training from its first step to its result: rounds, evaluations, checkpoints, in this order and no other."""
 
+import contextlib
 import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from understudy.act.actor import Actor
+from understudy.app.runs.choice import GameChoice
 from understudy.app.runs.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Judge
 from understudy.app.runs.folder import RunFolder
-from understudy.app.runs.settings import RunPart
-from understudy.core.errors import LearningFailed
+from understudy.app.runs.settings import RunPart, Settings
+from understudy.core.algorithm import Rollouts, Transitions
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ConfigError
 from understudy.core.events import CheckpointSaved, Episode, Evaluation, Event, Guarded, OnEvent, Stop
+from understudy.core.game import GameSpec
 from understudy.core.policy import Policy
 from understudy.core.statistics import mean
 from understudy.core.tensors import Array
-from understudy.learn.checkpoint import Checkpoint, Checkpoints
+from understudy.engines.follower import StoreFollower
+from understudy.engines.from_store import FromStore
+from understudy.engines.history import History
+from understudy.engines.inline import Inline, InlineConfig
+from understudy.engines.training_job import Engine, TrainingJob
 from understudy.learn.learner import Learner
 
-MAX_RESTORES = 3
 FINAL_EPISODES = 100
 
 
@@ -34,26 +44,6 @@ class Clocks:
     startup_s: float = 0.0
 
 
-class Engine(Protocol):
-    """What turns rounds into weights; `steps` are env steps, or updates where nothing is played."""
-
-    learner: Learner
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def env_steps(self) -> int: ...
-    @property
-    def policy(self) -> Policy: ...
-    @property
-    def is_done(self) -> bool: ...
-    def step(self) -> bool: ...
-    def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]: ...
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None: ...
-    def go_back(self, arrays: Mapping[str, Array]) -> None: ...
-    def close(self) -> None: ...
-
-
 class Training:
     """Repeats rounds until the steps are done, the goal is reached, or somebody says stop."""
 
@@ -65,14 +55,14 @@ class Training:
         self.engine, self.folder, self._part = engine, folder, part
         self._judge, self._until, self._listener = judge, until, on_event
         self._extensions = extensions
-        self.checkpoints = Checkpoints(folder.checkpoints)
+        self._job = TrainingJob(engine, folder.checkpoints, on_event=self.hear)
         self.clocks, self.resumed_at_step = Clocks(), 0
         self.best_mean, self.is_solved = -math.inf, False
         self._final: Array | None = None
         self.episodes = self.guarded_chunks = 0
         self._recent: deque[float] = deque(maxlen=100)
         self._next_eval, self._next_checkpoint = part.eval_every, 0
-        self._restores = self.confirmations = 0
+        self.confirmations = 0
         self._best_extension = 0
         """How often the run had been extended when its best policy was found."""
         self._asked_to_stop = False
@@ -104,12 +94,10 @@ class Training:
         """One round, then what is due after it."""
         started_s, began_at = time.perf_counter(), self.engine.steps
         compiled_s = self.engine.learner.compile_s
-        is_fine = self.engine.step()
+        self._job.step()
         compiled_s = self.engine.learner.compile_s - compiled_s
         self.clocks.compile_s += compiled_s
         self.clocks.train_s += time.perf_counter() - started_s - compiled_s
-        if not is_fine:
-            self._go_back()
         if self.engine.steps >= self._next_eval:
             self._evaluate()
         # Before the mark would be passed: whoever is killed repeats no more than an interval.
@@ -184,35 +172,32 @@ class Training:
     def _save(self) -> None:
         env_steps = self.engine.steps
         self._next_checkpoint = env_steps + self._part.checkpoint_every
-        arrays, facts = self.engine.checkpoint()
         # Returns may be anything a game says, also what JSON cannot: NaN, infinities.
-        arrays |= {"training.best_mean": np.array(self.best_mean), "training.recent": np.array(self._recent, float)}
+        recent = np.array(self._recent, float)
+        arrays: dict[str, Array] = {"training.best_mean": np.array(self.best_mean), "training.recent": recent}
         if self._final is not None:
             arrays["training.final"] = self._final
-        facts["training"] = {
+        facts = {
             "is_solved": self.is_solved, "extensions": self._extensions,
             "next_eval": self._next_eval, "judged_steps": self.judged_steps, "episodes": self.episodes,
-            "guarded_chunks": self.guarded_chunks,
-            "restores": self._restores, "confirmations": self.confirmations,
+            "guarded_chunks": self.guarded_chunks, "confirmations": self.confirmations,
             "best_extension": self._best_extension,
             "train_s": self.clocks.train_s, "eval_s": self.clocks.eval_s, "compile_s": self.clocks.compile_s,
         }  # fmt: skip
-        path = self.checkpoints.save(Checkpoint(env_steps, arrays, facts))
+        path = self._job.save(arrays, {"training": facts})
         self.folder.save_policy("last", self.engine.policy)
         self.hear(CheckpointSaved(env_steps=env_steps, path=str(path)))
 
     def resume(self) -> bool:
         """Go on from the newest checkpoint; False when there is none yet."""
-        checkpoint = self.checkpoints.latest()
+        checkpoint = self._job.resume()
         if checkpoint is None:
             return False
-        self.engine.restore(checkpoint.arrays, checkpoint.facts)
         facts = checkpoint.facts["training"]
         self.best_mean = float(checkpoint.arrays["training.best_mean"])
         self._recent.extend(checkpoint.arrays["training.recent"].tolist())
         self._next_eval, self.judged_steps = facts["next_eval"], facts["judged_steps"]
-        self.episodes, self._restores = facts["episodes"], facts["restores"]
-        self.guarded_chunks = facts["guarded_chunks"]
+        self.episodes, self.guarded_chunks = facts["episodes"], facts["guarded_chunks"]
         self.confirmations, self._best_extension = facts["confirmations"], facts.get("best_extension", 0)
         self.clocks.compile_s = facts.get("compile_s", 0.0)
         self.clocks.train_s, self.clocks.eval_s = facts["train_s"], facts["eval_s"]
@@ -223,16 +208,62 @@ class Training:
         self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every
         return True
 
-    def _go_back(self) -> None:
-        checkpoint, self._restores = self.checkpoints.latest(), self._restores + 1
-        if checkpoint is None or self._restores > MAX_RESTORES:
-            raise LearningFailed(
-                f"updates stay not finite after {self._restores - 1} restores; look at the rewards and observations, "
-                "or lower learning_rate"
+
+# --- Building: envs, algorithm, learner, actor, engine ----------------------------------------------------------------
+
+
+def build(
+    folder: RunFolder, settings: Settings, facts: Mapping[str, Any], *, spec: GameSpec, choice: GameChoice,
+    judge: Judge, on_event: OnEvent | None, opened: contextlib.ExitStack,
+) -> Training:  # fmt: skip
+    """The training that a run's facts describe; what it opened is closed with `opened`.
+
+    It plays the game itself, or only reads a store, for which the game need not be installed.
+    """
+    algorithm = settings.algorithm_type(spec, settings.config)
+    config, is_played = settings.learner_config(), facts["from_store"] is None
+    if not is_played:
+        config = replace(config, limiter=None)
+        if not isinstance(algorithm.needs, Transitions):
+            raise ConfigError(
+                f"{settings.algorithm} learns only from what it plays itself; use bc or dqn with --from-store"
             )
-        self.engine.go_back(checkpoint.arrays)
-        self.hear(Guarded(
-            env_steps=self.engine.steps,
-            what=f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} restored, "
-            "learning rate halved",
-        ))  # fmt: skip
+    start = None if facts["init_from"] is None else folder.start().weights
+    learner = Learner(algorithm, settings.knobs, root_seed=facts["seed"], config=config, start=start)
+
+    def hear(event: Event) -> None:  # an engine is made before its training
+        training.hear(event)
+
+    engine: Engine
+    if is_played:
+        engine = _inline(learner, folder, settings, facts=facts, choice=choice, on_event=hear, opened=opened)
+    else:
+        follower = StoreFollower(Path(facts["from_store"]))
+        engine = FromStore(learner, follower, steps=settings.run.steps, clock=SystemClock(), on_event=hear)
+    opened.callback(engine.close)
+    training = Training(
+        engine, folder, settings.run, judge=judge, until=facts["until"], on_event=on_event,
+        extensions=facts.get("extensions", 0),
+    )  # fmt: skip
+    return training
+
+
+def _inline(
+    learner: Learner, folder: RunFolder, settings: Settings, *, facts: Mapping[str, Any], choice: GameChoice,
+    on_event: OnEvent, opened: contextlib.ExitStack,
+) -> Inline:  # fmt: skip
+    part, spec, needs = settings.run, learner.algorithm.game, learner.algorithm.needs
+    num_envs, collect = (needs.envs, needs.steps) if isinstance(needs, Rollouts) else (part.envs, part.collect)
+    envs = opened.enter_context(contextlib.closing(choice.make(num_envs)))
+    history = None
+    if not learner.is_on_policy:
+        history = opened.enter_context(contextlib.closing(History(folder.store, spec, clock=SystemClock())))
+    return Inline(
+        learner, history=history, on_event=on_event,
+        actor=Actor(
+            envs, spec, root_seed=facts["seed"], created_ms=facts["created_ms"], incarnation=facts["starts"]
+        ),
+        config=InlineConfig(
+            steps=part.steps, collect=collect, is_asynchronous=part.asynchronous, has_ladder=part.ladder
+        ),
+    )  # fmt: skip

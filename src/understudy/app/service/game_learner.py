@@ -1,25 +1,33 @@
 """One game's way from people's steps to its champion: what the schedule says, done piece by piece."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from understudy.app.data import DataFolder
-from understudy.app.runs.wanted import Wanted, resolve
-from understudy.app.service.course import Course, CoursePlan
-from understudy.app.service.gatekeeper import Gatekeeper, fitting_champion
-from understudy.app.service.held_out import held_out
+from understudy.app.runs.settings import Settings, Wanted, resolve
+from understudy.app.service.gatekeeper import Gatekeeper, fitting_champion, held_out
 from understudy.app.service.model_check import Budget
 from understudy.app.service.schedule import LearningSchedule, Next, Standing, algorithm_for, next_action, written
 from understudy.app.service.tally import Played, Tally
 from understudy.core.clock import Clock
-from understudy.core.errors import ConfigError, Fenced, UnderstudyError
-from understudy.core.events import Guarded
+from understudy.core.errors import ConfigError, Corrupt, Fenced, UnderstudyError
+from understudy.core.events import Event, Guarded, Update
 from understudy.core.game import GameSpec
-from understudy.core.manifest import model_name
+from understudy.core.manifest import Lineage, model_name
 from understudy.core.meta import CONSENTS
+from understudy.core.policy import Policy
+from understudy.core.version import version
+from understudy.engines.follower import StoreFollower
+from understudy.engines.from_store import FromStore
+from understudy.engines.training_job import TrainingJob
+from understudy.learn.learner import Learner
 from understudy.models.catalogue import Catalogue
 from understudy.models.gate import Bounds, Verdict
 from understudy.models.registry import Registry
@@ -61,9 +69,145 @@ class Means:
     data: DataFolder
     registry: Registry
     keeper: Gatekeeper
+    follower: StoreFollower
     tally: Tally
     config: LearnerServiceConfig
     clock: Clock
+
+
+# --- learning one game with one algorithm -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoursePlan:
+    """What is learned, from whom and how."""
+
+    spec: GameSpec
+    settings: Settings
+    learn_from: tuple[str, ...]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The course's folder: another schema, setting or seed is another course."""
+        told = f"{self.spec.schema} {self.settings.to_toml()} {self.learn_from} {self.seed}"
+        return f"{self.settings.algorithm}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What a course remembers of its releases, besides what it learned."""
+
+    model_no: int = 0
+    """Its newest release, from which it went on."""
+    updates: int = 0
+    steps: int = 0
+
+
+class Course:
+    """One algorithm that learns one game from the store for as long as there is something to learn."""
+
+    def __init__(
+        self, plan: CoursePlan, folder: Path, *, follower: StoreFollower, clock: Clock,
+        on_guarded: Callable[[Guarded], object],
+    ) -> None:  # fmt: skip
+        settings = plan.settings
+        self.plan, self.algorithm, self.marks = plan, settings.algorithm, Marks()
+        self._clock, self._on_guarded, self._follower = clock, on_guarded, follower
+        self._metrics: Mapping[str, float] = {}
+        self._folder = folder / plan.name
+        self._begin()
+        try:
+            if (found := self._job.resume()) is not None:
+                self.marks = Marks(**found.facts["marks"])
+        except (Corrupt, ConfigError, KeyError, TypeError) as error:
+            # Damaged, or of another build. Nothing but time is lost: the store has every step.
+            self.close()
+            shutil.rmtree(self._folder)
+            on_guarded(Guarded(env_steps=0, what=f"{error}; the course begins again"))
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        self.saved_s = clock.monotonic()
+
+    def _begin(self) -> None:
+        plan, settings = self.plan, self.plan.settings
+        algorithm = settings.algorithm_type(plan.spec, settings.config)
+        config = replace(settings.learner_config(), limiter=None)
+        self._engine = FromStore(
+            Learner(algorithm, settings.knobs, root_seed=plan.seed, config=config), self._follower,
+            steps=settings.run.steps, clock=self._clock, on_event=self._hear, learn_from=plan.learn_from,
+            only_people=bool(algorithm.needs.is_cloning),
+        )  # fmt: skip
+        self._job = TrainingJob(self._engine, self._folder, on_event=self._hear)
+
+    @property
+    def updates(self) -> int:
+        return self._engine.steps
+
+    @property
+    def steps(self) -> int:
+        """Steps ever taken in."""
+        return self._engine.learner.counts.inserted_steps
+
+    @property
+    def usable_steps(self) -> int:
+        return self._engine.n_usable
+
+    @property
+    def version(self) -> int:
+        return self._engine.learner.counts.version
+
+    @property
+    def policy(self) -> Policy:
+        return self._engine.policy
+
+    def lineage(self) -> Lineage:
+        """Where the policy of this moment comes from."""
+        metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
+        return Lineage(
+            algorithm=self.algorithm, seed=self.plan.seed, parent=self.marks.model_no, code_version=version(),
+            cursor_to=self._engine.place.cursor or "", steps=self.steps,
+            config={"settings": self.plan.settings.to_toml(), "learn_from": list(self.plan.learn_from)},
+            metrics=metrics | {"updates": float(self.updates)},
+        )  # fmt: skip
+
+    def follow(self) -> None:
+        """Take in what is new in the store, and let go of what was forgotten."""
+        self._engine.follow()
+
+    def step(self) -> None:
+        """One call of updates."""
+        if self._job.saved_steps < 0:
+            self._save()  # something to go back to
+        self._job.step()
+
+    def released(self, model_no: int, *, steps: int) -> None:
+        """The policy of this moment is a model now: write that down."""
+        self.marks, self._job.restores = Marks(model_no, self.updates, steps), 0
+        self._save()
+
+    def save_if_moved(self) -> None:
+        """Make durable what was learned since the last time, if anything was."""
+        if self.updates != self._job.saved_steps and self.updates:
+            self._save()
+
+    def _save(self) -> None:
+        self._job.save(facts={"marks": asdict(self.marks)})
+        self.saved_s = self._clock.monotonic()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Update):
+            self._metrics = dict(event.metrics)
+        elif isinstance(event, Guarded):
+            self._on_guarded(event)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+# --- the game ---------------------------------------------------------------------------------------------------------
 
 
 class GameLearner:
@@ -146,10 +290,12 @@ class GameLearner:
             given.setdefault("steps", config.schedule.bc_updates)
         plan = CoursePlan(
             spec=spec, settings=resolve(Wanted(algorithm=algorithm, settings=given), spec), seed=config.seed,
-            store=self._means.data.store, learn_from=config.learn_from,
+            learn_from=config.learn_from,
         )  # fmt: skip
-        folder = self._means.data.root / "learner" / self.game
-        self._course = Course(plan, folder, clock=self._means.clock, on_guarded=self._hear)
+        self._course = Course(
+            plan, self._means.data.root / "learner" / self.game, follower=self._means.follower,
+            clock=self._means.clock, on_guarded=self._hear,
+        )  # fmt: skip
         _log.info("course", game=self.game, algorithm=algorithm, updates=self._course.updates)
         return self._course
 

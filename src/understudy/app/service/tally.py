@@ -1,13 +1,12 @@
 """Tally: what a growing store says about its games: which schemas are played, who allows learning, what bots return.
 
-It reads from a cursor and can be written down, so nothing is counted twice. An episode counts for a model when its note
-names it, when it was seen from its first step to its end, and when nobody else decided in it.
+It keeps its place in the store and can be written down, so nothing is counted twice. An episode counts for a model when
+its note names it, when it was seen from its first step to its end, and when nobody else decided in it.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ import numpy as np
 from understudy.core.chunk import By, Chunk, RowKind
 from understudy.core.frame import FrameKind
 from understudy.core.meta import EpisodeNote
-from understudy.core.ports import Cursor, Stored
-from understudy.stores.view import StoreView
+from understudy.core.ports import Forgotten, Stored
+from understudy.engines.follower import Place, StoreFollower, place_from_json
 
 _MAX_EPISODES = 4_096
 """Kept of each model; the gate decides long before."""
@@ -60,25 +59,27 @@ class Recorded:
 class Tally:
     """Follows one store for all of its games; not thread-safe."""
 
-    def __init__(self, store: Path) -> None:
-        self._view = StoreView(store)
-        self._cursor: Cursor | None = None
+    def __init__(self, follower: StoreFollower) -> None:
+        self._follower = follower
+        self.place = Place()
         self._open: dict[str, _Open] = {}
         self._played: dict[str, deque[Played]] = {}
         self.schemas: dict[str, dict[str, Recorded]] = {}
         """By game and schema."""
+        follower.join(self)
 
     def follow(self, *, max_items: int = 4_096) -> bool:
         """Read on; whether there was anything new."""
-        page = self._view.tail(self._cursor, max_items=max_items, wait_s=0.0)
-        self._cursor = page.cursor
-        for item in page.items:
-            if isinstance(item, Stored):
-                if item.chunk is not None:
-                    self._take(item, item.chunk)
-                elif item.frame.kind is FrameKind.CLOSE:
-                    self._open.pop(str(item.frame.session), None)
-        return bool(page.items)
+        return self._follower.follow(self, max_items=max_items)
+
+    def read(self, item: Stored | Forgotten) -> None:
+        """Count an item of the store; the follower calls this."""
+        if isinstance(item, Forgotten):
+            return
+        if item.chunk is not None:
+            self._take(item, item.chunk)
+        elif item.frame.kind is FrameKind.CLOSE:
+            self._open.pop(str(item.frame.session), None)
 
     def returns(self, model: str, *, since_s: float) -> list[Played]:
         """Episodes of a model that began since then, in the order in which they became known.
@@ -140,7 +141,7 @@ class Tally:
     def state(self) -> dict[str, Any]:
         """All of it, as plain values."""
         return {
-            "cursor": self._cursor,
+            "place": self.place.to_json(),
             "open": {name: [one.next_chunk, one.begun_s, one.heard_s, one.total, one.model, one.is_whole]
                      for name, one in self._open.items()},
             "played": {model: [[one.arrival_no, one.begun_s, one.return_] for one in played]
@@ -151,7 +152,7 @@ class Tally:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
-        self._cursor = None if state["cursor"] is None else Cursor(state["cursor"])
+        self.place = place_from_json(state["place"])
         self._open = {name: _Open(*fields) for name, fields in state["open"].items()}
         self._played = {
             model: deque((Played(*fields) for fields in played), maxlen=_MAX_EPISODES)
@@ -163,7 +164,7 @@ class Tally:
         }
 
     def close(self) -> None:
-        self._view.close()
+        self._follower.leave(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from understudy.core.tensors import Array
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for, policy_outputs
-from understudy.learn.returns import advantages
 
 MAX_RETURN = 1e12
 """No row of a sane game is worth this much, or this unlikely; NaN is not below it either."""
@@ -198,3 +197,22 @@ class Ppo:
     def policy(self, state: PpoState) -> Policy:
         weights = flat.unpack(self.network, np.asarray(state.policy))
         return Policy(self.game, self.network, weights, self.head, stack=self.config.stack)
+
+
+def advantages(rollout: Rollout, values: Any, next_values: Any, *, discount: Any, trace: Any) -> Any:
+    """Generalised advantages, float32[steps, envs]; `values` and `next_values` have that shape too.
+
+    `next_values` is the value of what each step led to before any reset, so a truncated step bootstraps from the
+    observation it really reached; a terminated one bootstraps from nothing. No trace crosses either end.
+    """
+    alive = 1.0 - rollout.terminated.astype(jnp.float32)
+    goes_on = 1.0 - (rollout.terminated | rollout.truncated).astype(jnp.float32)
+    errors = rollout.reward + discount * next_values * alive - values
+
+    def back(later: Any, row: tuple[Any, Any]) -> tuple[Any, Any]:
+        error, on = row
+        advantage = error + discount * trace * on * later
+        return advantage, advantage
+
+    _, found = jax.lax.scan(back, jnp.zeros_like(values[0]), (errors, goes_on), reverse=True)
+    return found

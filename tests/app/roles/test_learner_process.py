@@ -15,8 +15,7 @@ from tests.app.recordings import recording
 from understudy.app.config import Config, StoreSection, write_config
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import NOT_CARRIED_OUT
-from understudy.app.roles.follower import Follower
-from understudy.app.roles.learner_process import learn
+from understudy.app.roles.learner_process import Follower, learn
 from understudy.app.service.game_learner import LearnerServiceConfig
 from understudy.core.errors import StorageFailed, Unreachable
 from understudy.core.ports import Cursor, Tail

@@ -1,7 +1,15 @@
-"""The windows of a stretch: for each of its rows what an update needs to know, computed once, when it is inserted.
+"""Windows: n-step returns and frame stacks of a session's rows, computed once, when a replay takes them.
 
 A stretch is what a replay keeps of one chunk: lead-in rows of the session's chunks before it, its own rows, and its
-last row, which is never a step. The rules are those of `core.windows`.
+last row, which is never a step. A window ends at n steps or at the first row that is no step: a final row, or a
+bootstrap row that no chunk continues.
+
+    rows      s  s  s  F  s  s  B          s: step, F: final, B: bootstrap
+    ahead     2  2  1  .  2  1  .          with n = 2: how many rows further its value is looked up
+    behind    0  1  2  3  0  1  2          with stacks of 4: how far back its episode goes
+
+A prioritised replay computes the same in one compiled pass (`sum_tree.compiled_windows_of`), which takes a tenth of the
+time. A uniform one does without numba, whose import and first compilation take longer than a short run.
 """
 
 from collections.abc import Mapping
@@ -85,6 +93,11 @@ def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -
     facts[:, WEIGHT] = columns["weight"] * may_sample
     facts.view(np.int32)[:, REACH] = reach
     return Windows(facts, n_rows - 1 - begin if row[-1] == _BOOTSTRAP else 0)
+
+
+def stack_rows(rows: NDArray[np.int64], behind: NDArray[Any], stack: int) -> NDArray[np.int64]:
+    """The rows of each stack, oldest first, [..., stack]; before a reset the episode's first row is repeated."""
+    return np.asarray(rows[..., None] - np.minimum(np.arange(stack - 1, -1, -1), behind[..., None]))
 
 
 @lru_cache
