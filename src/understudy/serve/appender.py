@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from understudy.core.door import ack_of
 from understudy.core.errors import StorageFull
 from understudy.core.frame import Frame
 from understudy.core.ports import Ack, Stream
@@ -79,11 +78,11 @@ class Appender:
 
     def _append(self, frames: Sequence[Frame]) -> list[Ack]:
         try:
-            outcomes = self._stream.append(frames)
-            failed = [one.error or "the stream did not say why" for one in outcomes if one.retry_after_s > 0]
-            if failed or any(one.durable for one in outcomes):
+            acks = list(self._stream.append(frames))
+            failed = [ack.error or "the stream did not say why" for ack in acks if not (ack.accepted or ack.refused)]
+            if failed or any(ack.accepted for ack in acks):
                 self.trouble = failed[0] if failed else ""
-            return [ack_of(outcome) for outcome in outcomes]
+            return acks
         except Exception as error:
             self.trouble = str(error) or repr(error)
             # Nothing was promised, so clients keep their frames; and whatever went wrong, the next ones are tried.

@@ -76,11 +76,7 @@ async def _send(house: House, call: Call, parcel: Parcel) -> Answer:
     share = house.count(call.game, admitted, appended, parcel.skipped_steps)
     left = iter(appended)
     acks = [next(left) if isinstance(one, Admitted) else Ack(False, refused=str(one)) for one in verdicts]
-    told = [
-        wire.FrameAck(accepted=ack.accepted, refused=ack.refused, retry_after_s=ack.retry_after_s, error=ack.error)
-        for ack in acks
-    ]
-    return Answer(wire.Sent(acks=told, keep_share=share))
+    return Answer(wire.Sent(acks=acks, keep_share=share))
 
 
 # --- Games and bots ---------------------------------------------------------------------------------------------------
