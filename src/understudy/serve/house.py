@@ -1,20 +1,20 @@
 """What the routes of a gateway work with: everything it opened, in one place, closed together."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from understudy.core.clock import Clock
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, Refused
 from understudy.core.ports import Ack, Stream
 from understudy.core.signed import Trusted, public_key_text
 from understudy.models.registry import Registry
 from understudy.serve.admission import Admission, Admitted
 from understudy.serve.appender import Appender
-from understudy.serve.bodies import Room
 from understudy.serve.bots import Bots
 from understudy.serve.inference import Decider
 from understudy.serve.keys import Keys
@@ -63,6 +63,30 @@ class GatewayConfig:
             raise ConfigError(f"keys_every_s is {self.keys_every_s}; at most 1, so that a revoked key ends within 2 s")
         if self.max_bodies_bytes < 1:
             raise ConfigError(f"max_bodies_bytes is {self.max_bodies_bytes}; give 64 MiB or more")
+
+
+class Room:
+    """How much memory the bodies of all requests may use together; for the event loop alone."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.left_bytes = most_bytes
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """Takes memory for one request, which is free again at the end; Refused when others hold too much."""
+        held_bytes = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal held_bytes
+            if size_bytes > self.left_bytes:
+                raise Refused("busy", "too many large requests at once; try again")
+            self.left_bytes -= size_bytes
+            held_bytes += size_bytes
+
+        try:
+            yield take
+        finally:
+            self.left_bytes += held_bytes
 
 
 @dataclass(slots=True)

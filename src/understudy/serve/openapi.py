@@ -8,7 +8,7 @@ import msgspec
 
 from understudy.core.version import version
 from understudy.serve import wire
-from understudy.serve.call import JSON, Route
+from understudy.serve.api import JSON, ApiRoute
 
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _IN_PATH: dict[str, dict[str, Any]] = {
@@ -22,7 +22,7 @@ _IN_QUERY: dict[str, dict[str, Any]] = {
 }
 
 
-def document(routes: Sequence[Route]) -> dict[str, Any]:
+def document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
     """OpenAPI 3.1 of these routes."""
     types = [kind for route in routes for kind in (route.takes, route.gives) if isinstance(kind, type)]
     unique = list(dict.fromkeys([*types, wire.Failed]))
@@ -44,8 +44,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
-    operation: dict[str, Any] = {"summary": route.summary, "operationId": route.handler.__name__}
+def _operation(route: ApiRoute, schemas: dict[Any, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {"summary": route.summary, "operationId": route.endpoint.__name__}
     if route.scope is not None:
         operation |= {"security": [{"key": []}], "x-scope": route.scope}
     if parameters := _parameters(route):
@@ -60,7 +60,7 @@ def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
     return operation
 
 
-def _parameters(route: Route) -> list[dict[str, Any]]:
+def _parameters(route: ApiRoute) -> list[dict[str, Any]]:
     found = [
         {"name": name, "in": "path", "required": True, "schema": _IN_PATH[name]}
         for name in _PARAMETER.findall(route.path)
