@@ -8,7 +8,7 @@ from typing import Any
 from tests.serve.gateways import frames_of, played
 from understudy.core.frame import Frame
 from understudy.core.ports import Ack
-from understudy.serve.appender import Appender
+from understudy.serve.intake import Appender
 
 
 class Slow:

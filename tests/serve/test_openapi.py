@@ -9,8 +9,7 @@ import pytest
 
 from tests.serve.gateways import Running, running
 from understudy.serve.api import JSON
-from understudy.serve.openapi import document
-from understudy.serve.routes import ROUTES
+from understudy.serve.routes import ROUTES, document
 
 DOCUMENT = json.loads(json.dumps(document(ROUTES)))
 

@@ -19,14 +19,13 @@ from understudy.core.errors import InvalidName, Refused, StorageFull, Understudy
 from understudy.core.names import game_name
 from understudy.serve import keys
 from understudy.serve.house import House
-from understudy.serve.keys import Key, Keys
+from understudy.serve.keys import NO_KEY, Key, Keys
 from understudy.serve.wire import Failed, Failure
 
 JSON = "application/json"
 _PART_BYTES = 256 * 1024
 _INLINE_BYTES = 32 * 1024
 """Compressed bodies beyond this are decompressed in a thread, so that other requests go on."""
-_NO_KEY = "this needs a key; send it as 'Authorization: Bearer KEY'"
 
 
 def key_of(head: Mapping[str, str], known: Keys) -> Key | None:
@@ -157,7 +156,7 @@ class ApiRoute(Route):
         if self.scope is not None:
             key = call.key
             if key is None:
-                raise Refused("no_key", _NO_KEY)
+                raise Refused("no_key", NO_KEY)
             if not key.may(self.scope):
                 has = ", ".join(key.scopes)
                 raise Refused("wrong_scope", f"key {key.id} has scopes {has}; this needs {self.scope}")
@@ -193,13 +192,13 @@ class ApiRoute(Route):
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     """The router's answer where no route matches; strangers do not learn which addresses exist."""
     if scope["key"] is None:
-        raise Refused("no_key", _NO_KEY)
+        raise Refused("no_key", NO_KEY)
     raise Refused("not_found", "there is nothing at this address; see /v1/openapi.json")
 
 
 def _not_allowed(scope: Scope) -> Refused:
     if scope["key"] is None:
-        return Refused("no_key", _NO_KEY)
+        return Refused("no_key", NO_KEY)
     routes: list[ApiRoute] = scope["router"].routes
     allow = ", ".join(one.method for one in routes if one.matches(scope)[0] is not Match.NONE)
     what = f"{scope['method'][:20]} is not for this address; it takes {allow}"
