@@ -158,7 +158,7 @@ def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
 
 def _into(stream: Stream) -> Callable[[Candidate], None]:
     def append(candidate: Candidate) -> None:
-        assert all(outcome.durable for outcome in stream.append([candidate.frame]))
+        assert all(outcome.accepted for outcome in stream.append([candidate.frame]))
 
     return append
 

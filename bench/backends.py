@@ -152,7 +152,7 @@ def _stream(url: str) -> Stream:
 def _append(stream: Stream, frames: Sequence[Frame]) -> None:
     for at in range(0, len(frames), 64):
         outcomes = stream.append(frames[at : at + 64])
-        assert all(outcome.durable for outcome in outcomes), [one.error for one in outcomes if not one.durable][:1]
+        assert all(outcome.accepted for outcome in outcomes), [one.error for one in outcomes if not one.accepted][:1]
 
 
 def _all_read(stream: Stream, frames: Sequence[Frame], rounds: int) -> Gate:

@@ -86,7 +86,7 @@ def drain(folder: Path, spec: GameSpec, frames: Sequence[Frame], *, again: bool 
 
 def append(stream: FileStream, frames: Sequence[Frame], *, at_once: int = 64) -> None:
     for at in range(0, len(frames), at_once):
-        assert all(outcome.durable for outcome in stream.append(frames[at : at + at_once]))
+        assert all(outcome.accepted for outcome in stream.append(frames[at : at + at_once]))
 
 
 def _gate(rounds: Sequence[Moved], total: int) -> Gate:

@@ -75,7 +75,7 @@ def _append(stream: FileStream, frames: Sequence[Frame], at_once: int) -> Took:
     cpu, wall = time.process_time(), time.perf_counter()
     for at in range(0, len(frames), at_once):
         outcomes = stream.append(frames[at : at + at_once])
-        assert all(outcome.durable for outcome in outcomes)
+        assert all(outcome.accepted for outcome in outcomes)
     return Took(time.process_time() - cpu, time.perf_counter() - wall)
 
 

@@ -79,11 +79,11 @@ class Table:
         while frames:
             outcomes = self._stream.append(frames)
             with self._changed:
-                kept = [one for one, said in zip(frames, outcomes, strict=True) if said.durable]
+                kept = [one for one, said in zip(frames, outcomes, strict=True) if said.accepted]
                 self.acked |= {(one.session, one.chunk_no) for one in kept}
                 self._changed.notify_all()
-            self.refusals.update(said.error or "" for said in outcomes if not said.durable)
-            frames = [frame for frame, said in zip(frames, outcomes, strict=True) if not said.durable]
+            self.refusals.update(said.error or "" for said in outcomes if not said.accepted)
+            frames = [frame for frame, said in zip(frames, outcomes, strict=True) if not said.accepted]
             assert time.monotonic() < give_up_s, f"not taken within a minute: {self.refusals.most_common(1)}"
             if frames:
                 time.sleep(0.05)

@@ -290,7 +290,7 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 120.0) -> None:
 
 
 def append(stream: Stream, frames: Sequence[Frame]) -> None:
-    assert all(one.durable for one in stream.append(frames))
+    assert all(one.accepted for one in stream.append(frames))
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ def test_a_session_is_in_one_partition_and_sessions_are_in_all(topic: Topic):
         frames = sample_frames(4)
         for _ in range(30):
             session = uuid.uuid4()
-            assert all(one.durable for one in stream.append([replace(frame, session=session) for frame in frames]))
+            assert all(one.accepted for one in stream.append([replace(frame, session=session) for frame in frames]))
         found = read_all(stream)
         sessions = [{decode_frame(record.raw).session for record in records} for records in found.values()]
     assert [len(records) > 0 for records in found.values()] == [True] * 3
@@ -76,7 +76,7 @@ def test_a_topic_that_grew_is_refused_until_the_address_names_the_old_number(top
         stream.append(sample_frames(3))
         before = read_all(stream)
         topic.grow(6)
-        assert stream.append(sample_frames(2, seed=1))[0].durable, "whoever is open goes on as before"
+        assert stream.append(sample_frames(2, seed=1))[0].accepted, "whoever is open goes on as before"
     with pytest.raises(ConfigError) as raised:
         topic.open()
     assert "used with 6 partitions, and sessions were spread over 3 before" in str(raised.value)
@@ -133,7 +133,7 @@ def test_a_topic_is_made_once(topic: Topic):
 def test_going_on_needs_no_jump_and_a_big_partition_is_read_in_bounded_pieces(topic: Topic):
     with topic.open() as stream:
         frames = sample_frames(1)
-        (outcomes,) = {one.durable for one in stream.append(frames * 500)}
+        (outcomes,) = {one.accepted for one in stream.append(frames * 500)}
         assert outcomes
         partition = next(name for name, records in read_all(stream).items() if records)
         jumps = count_jumps(stream, partition)
@@ -209,11 +209,11 @@ def test_closing_ends_a_read_that_waits(topic: Topic):
 
 def test_a_topic_deleted_in_mid_run_is_said_so_and_nothing_is_called_durable(topic: Topic):
     with topic.open(timeout_s=2) as stream:
-        assert stream.append(sample_frames(1))[0].durable
+        assert stream.append(sample_frames(1))[0].accepted
         read_all(stream)
         topic.delete()
         gone_by_s = time.monotonic() + PATIENCE_S
-        while (outcome := stream.append(sample_frames(1))[0]).durable:
+        while (outcome := stream.append(sample_frames(1))[0]).accepted:
             assert time.monotonic() < gone_by_s
         assert outcome.retry_after_s > 0
         assert topic.name in str(outcome.error)

@@ -25,7 +25,7 @@ from understudy.core import session as session_module
 from understudy.core.errors import StorageFailed, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.names import new_session
-from understudy.core.ports import Outcome, Stored, Stream
+from understudy.core.ports import Ack, Stored, Stream
 from understudy.core.session import Arrival, SessionState
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.stores.local import LocalStore
@@ -77,9 +77,9 @@ class Hasty:
     def __init__(self, inner: Stream) -> None:
         self._inner, self._pool = inner, ThreadPoolExecutor(64)
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         self._pool.submit(self._inner.append, frames)
-        return [Outcome(durable=True)] * len(frames)
+        return [Ack(True)] * len(frames)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -117,12 +117,12 @@ def test_control_without_dedup_the_audit_sees_duplicates(topic: Topic, tmp_path:
 def test_appending_and_reading_end_in_time_while_the_broker_hangs_and_go_on_after(topic: Topic):
     with topic.open(timeout_s=TIMEOUT_S) as stream:
         first, second, third = sample_frames(3)
-        assert stream.append([first])[0].durable
+        assert stream.append([first])[0].accepted
         partition, (record,) = next((name, found) for name, found in read_all(stream).items() if found)
         with hanging(topic.server):
             began_s = time.monotonic()
             (outcome,) = stream.append([second])
-            assert (outcome.durable, outcome.retry_after_s > 0) == (False, True)
+            assert (outcome.accepted, outcome.retry_after_s > 0) == (False, True)
             with pytest.raises(Unreachable):
                 stream.read(partition, record.position, max_bytes=1, wait_s=0.0)
             assert time.monotonic() - began_s < 2 * (TIMEOUT_S + GRACE_S) + 1.0
@@ -133,7 +133,7 @@ def test_appending_and_reading_end_in_time_while_the_broker_hangs_and_go_on_afte
 
 def append_until_durable(stream: Stream, frame: Frame) -> None:
     give_up_s = time.monotonic() + PATIENCE_S
-    while not stream.append([frame])[0].durable:
+    while not stream.append([frame])[0].accepted:
         assert time.monotonic() < give_up_s
 
 
@@ -167,7 +167,7 @@ def test_draining_stores_what_was_there_and_ends_although_players_never_pause_an
     clock, stop, taken = Skewed(ahead_s), threading.Event(), threading.Event()
     before, more = (played(20, now_s=clock.now(), seed=seed) for seed in (1, 2))
     with open_kafka(topic.location(), clock=clock) as writer, topic.open() as reader:
-        assert all(outcome.durable for outcome in writer.append(before))
+        assert all(outcome.accepted for outcome in writer.append(before))
 
         def play() -> None:
             while not stop.is_set():

@@ -98,7 +98,7 @@ RIGHTS = [("TOPIC", TOPIC, "READ"), ("TOPIC", TOPIC, "WRITE"), ("GROUP", f"under
 def test_tls_scram_and_the_rights_of_the_docs_are_enough(server: Any):
     with open_kafka(as_user(server, "ada", RIGHTS)) as stream:
         frames = sample_frames(4)
-        assert all(outcome.durable for outcome in stream.append(frames))
+        assert all(outcome.accepted for outcome in stream.append(frames))
         found = read_all(stream)
     assert {record.raw for records in found.values() for record in records} == {frame.encode() for frame in frames}
 
@@ -132,5 +132,5 @@ def test_a_user_who_may_only_read_is_told_so_by_append(server: Any):
     rights = [RIGHTS[0], RIGHTS[2]]
     with open_kafka(as_user(server, "eve", rights)) as stream:
         (outcome,) = stream.append(sample_frames(1))
-        assert (outcome.durable, outcome.retry_after_s > 0) == (False, True)
+        assert (outcome.accepted, outcome.retry_after_s > 0) == (False, True)
         assert "needs Describe, Read and Write" in str(outcome.error)

@@ -40,7 +40,7 @@ def test_a_stream_for_development_is_made_once_and_can_be_used_at_once(kinesis_s
         assert create_kinesis(table.location(), shards=3) == 3
         stream = table.open()
         assert len(stream.partitions()) == 3
-        assert stream.append(sample_frames(1))[0].durable
+        assert stream.append(sample_frames(1))[0].accepted
         stream.close()
         table.client.delete_stream(StreamName=table.name)
         table.name = table.name.removesuffix("-other")
@@ -93,11 +93,11 @@ def test_an_append_without_a_server_promises_nothing_and_says_when_to_come_back(
         stream = table.open(append_s=0.5)
         proxy.close()
         outcomes = stream.append(frames)
-        assert not any(outcome.durable for outcome in outcomes)
+        assert not any(outcome.accepted for outcome in outcomes)
         assert all(outcome.retry_after_s > 0 and "cannot be reached" in (outcome.error or "") for outcome in outcomes)
         stream.close()
         back = table.open(url=kinesalite_server.url)
-        assert all(outcome.durable for outcome in back.append(frames))
+        assert all(outcome.accepted for outcome in back.append(frames))
         assert sum(map(len, read_all(back).values())) == 4
         back.close()
 
@@ -118,7 +118,7 @@ def _play_through(table: Desk, lots, *, folder: Path) -> tuple[int, int, int, in
     def play(mine) -> None:
         for frame in (frame for frames in mine for frame in frames):
             deadline = time.monotonic() + 3 * PATIENCE_S
-            while not writer.append([frame])[0].durable:
+            while not writer.append([frame])[0].accepted:
                 refused.set()
                 assert time.monotonic() < deadline, "a frame is never taken"
             acked.release()

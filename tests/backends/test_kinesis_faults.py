@@ -89,7 +89,7 @@ def play(stream: Stream, lots: Sequence[Sequence[Frame]], *, acked: Callable[[],
         for frames in mine:
             for frame in frames:
                 deadline = time.monotonic() + PATIENCE_S
-                while not stream.append([frame])[0].durable:
+                while not stream.append([frame])[0].accepted:
                     assert time.monotonic() < deadline, "a frame is never taken"
                 acked()
 

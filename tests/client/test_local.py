@@ -11,7 +11,7 @@ from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.frame import data_frame, decode_frame
 from understudy.core.game import game_spec, spec_from_json
 from understudy.core.names import game_name, new_session, player_name
-from understudy.core.ports import Ack, Outcome
+from understudy.core.ports import Ack
 from understudy.streams.memory import MemoryStream
 
 KEY = bytes(32)
@@ -69,8 +69,8 @@ def test_what_enters_is_stamped_and_acknowledged(tmp_path):
         (StorageFull("no room"), RETRY_AFTER_S, "no room"),
         (StorageFailed("gone"), RETRY_AFTER_S, "gone"),
         (OSError(5, "io"), RETRY_AFTER_S, "[Errno 5] io"),
-        (Outcome(False, "busy", 3.0), 3.0, "busy"),
-        (Outcome(False, None, 3.0), 3.0, ""),
+        (Ack(False, None, 3.0, "busy"), 3.0, "busy"),
+        (Ack(False, None, 3.0), 3.0, ""),
     ],
 )
 def test_a_stream_that_cannot_store_now_means_later_and_says_why(tmp_path, answer, retry_after_s, error):
@@ -79,19 +79,14 @@ def test_a_stream_that_cannot_store_now_means_later_and_says_why(tmp_path, answe
     assert ack == Ack(False, refused=None, retry_after_s=retry_after_s, error=error)
 
 
-@pytest.mark.parametrize(("error", "refused"), [("too_large: no", "too_large: no"), (None, "not_taken")])
-def test_an_outcome_without_a_time_to_come_back_is_refused_for_good(tmp_path, error, refused):
+@pytest.mark.parametrize("ack", [Ack(False, "too_large: no"), Ack(False), Ack(False, None, 3.0, "busy"), Ack(True)])
+def test_the_ack_of_the_stream_is_the_ack_of_the_link(tmp_path, ack):
     good = frame()
-    (ack,) = link_over(Broken(Outcome(False, error)), tmp_path).send([good], {good.session: ANNA})
-    assert not ack.accepted
-    assert ack.refused is not None
-    assert refused in ack.refused
+    assert link_over(Broken(ack), tmp_path).send([good], {good.session: ANNA}) == [ack]
 
 
 def test_a_frame_no_stream_will_ever_take_is_not_tried_for_ever(tmp_path):
-    game = client(
-        link_over(Broken(Outcome(False, "too_large: no")), tmp_path, clock := FakeClock()), tmp_path, clock=clock
-    )
+    game = client(link_over(Broken(Ack(False, "too_large: no")), tmp_path, clock := FakeClock()), tmp_path, clock=clock)
     ep = game.episode(player="anna")
     ep.acted([0, 0], 0)
     ep.end([1, 1])

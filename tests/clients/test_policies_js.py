@@ -188,8 +188,7 @@ def assert_same_choice(policy: Policy, columns: dict[str, Array], wanted: Array,
 
 def test_ranks_are_those_of_the_gateway(runs: dict[str, Any]):
     from understudy.core.ports import Casting
-    from understudy.serve.bots import OnStage
-    from understudy.serve.inference import _advise
+    from understudy.serve.bots import OnStage, _advise
 
     for name in ("masked values", "masked logits", "choices and switches"):
         policy, columns, legal, found = runs[name]

@@ -24,7 +24,7 @@ from understudy.core.game import game_spec, spec_from_json
 from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.names import game_name, player_name
 from understudy.core.parcel import decode_parcel, encode_parcel
-from understudy.serve.call import _STATUS
+from understudy.serve.api import STATUS
 from understudy.serve.keys import SCOPES
 from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
@@ -56,7 +56,7 @@ def test_every_route_is_on_the_page_with_its_scope():
     told = set(re.findall(r"^\| `(\w+ /\S+)` \| `?(\w+)`? \|", PAGE, re.MULTILINE))
     assert told == {(route.name.replace(":int", ""), route.scope or "open") for route in ROUTES}
     assert all(f"| `{scope}` |" in PAGE for scope in SCOPES)
-    assert [code for code in _STATUS if f"`{code}`" not in PAGE] == []
+    assert [code for code in STATUS if f"`{code}`" not in PAGE] == []
     for word in ("columns", "player", "session", *(f for f in Columns.__struct_fields__)):
         assert f"`{word}`" in PAGE
     assert (MAX_FRAMES_PER_SEND, MAX_FRAME_BYTES) == (64, 512 * 1024)

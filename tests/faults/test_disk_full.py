@@ -120,7 +120,7 @@ def says_full(data: DataFolder) -> None:
     stream = FileStream(data.stream)
     (outcome,) = stream.append([frame])
     stream.close()
-    assert not outcome.durable
+    assert not outcome.accepted
     assert "room" in (outcome.error or ""), outcome
     assert outcome.retry_after_s > 0
     link = local_link(data.root, cart(), SystemClock())

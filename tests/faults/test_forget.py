@@ -69,7 +69,7 @@ def poison(data: DataFolder, rng: np.random.Generator) -> None:
     frame = replace(chunk, columns=columns).frame()
     stream = FileStream(data.stream)
     ada = pseudonym(deployment_key(data.root), GAME, "ada")
-    assert stream.append([frame.stamped(ada, int(chunk.meta.session.int >> 80) // 1000)])[0].durable
+    assert stream.append([frame.stamped(ada, int(chunk.meta.session.int >> 80) // 1000)])[0].accepted
     stream.close()
 
 
@@ -105,7 +105,7 @@ def send_again(data: DataFolder, frames: list[Frame], aside: Path) -> Iterator[s
     assert understudy("data", "verify", "--data", data.root).code == 0
     yield "spool"
     stream = FileStream(data.stream)
-    assert all(outcome.durable for outcome in stream.append(frames))
+    assert all(outcome.accepted for outcome in stream.append(frames))
     stream.close()
     yield "stream"
 

@@ -20,7 +20,7 @@ from understudy.core.clock import SystemClock
 from understudy.core.frame import CloseReport, Frame, close_frame, data_frame
 from understudy.core.log import no_sync
 from understudy.core.names import new_session
-from understudy.core.ports import Outcome, Partition, Position, Read, Record, SessionFilter, Stored
+from understudy.core.ports import Ack, Partition, Position, Read, Record, SessionFilter, Stored
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
 from understudy.stores.local import LocalStore
@@ -77,7 +77,7 @@ def test_no_bad_frame_is_stored_and_no_healthy_session_is_disturbed(
                     name, raw = poisoner.make()
                     tried[name] += 1
                     (outcome,) = stream.append([RawFrame(raw, frame.session)])  # type: ignore[list-item]
-                    too_large += not outcome.durable
+                    too_large += not outcome.accepted
                 stream.append([frame])
             service.drain()
             if tried.total() % 1000 == 0:
@@ -125,7 +125,7 @@ class EndlessSessions:
         self._template = random_chunk(SPEC, np.random.default_rng(0), session=new_session(self._now_s), n_steps=1)
         self._body = self._template.encode()
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         raise NotImplementedError
 
     def partitions(self) -> Sequence[Partition]:

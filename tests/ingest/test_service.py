@@ -115,7 +115,7 @@ def test_duplicates_reorders_failures_and_lost_answers_store_each_frame_once(ben
         batch, waiting = waiting[:7], waiting[7:]
         try:
             outcomes = stream.append(batch)
-            waiting += [frame for frame, one in zip(batch, outcomes, strict=True) if not one.durable]
+            waiting += [frame for frame, one in zip(batch, outcomes, strict=True) if not one.accepted]
         except StorageFailed:
             waiting += batch
         bench.service.step()

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.serve.gateways import frames_of, played
 from understudy.core.frame import Frame
-from understudy.core.ports import Outcome
-from understudy.serve.appender import Appender
+from understudy.core.ports import Ack
+from understudy.serve.intake import Appender
 
 
 class Slow:
@@ -17,9 +17,9 @@ class Slow:
     def __init__(self) -> None:
         self.calls: list[list[Frame]] = []
         self.go_on = threading.Event()
-        self.outcome = Outcome(True)
+        self.outcome = Ack(True)
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         assert self.go_on.wait(10)
         self.calls.append(list(frames))
         return [self.outcome] * len(frames)
@@ -98,10 +98,10 @@ def test_trouble_with_the_stream_is_known_until_it_takes_frames_again():
         appender = Appender(stream)
         appender.start()
         for outcome, wanted in (
-            (Outcome(True), ""),
-            (Outcome(False, "no room for it", 1.0), "no room for it"),
-            (Outcome(False, "too_large: x"), "no room for it"),
-            (Outcome(True), ""),
+            (Ack(True), ""),
+            (Ack(False, None, 1.0, "no room for it"), "no room for it"),
+            (Ack(False, "too_large: x"), "no room for it"),
+            (Ack(True), ""),
         ):
             stream.outcome = outcome
             await appender.append(FRAMES[:1])
@@ -121,8 +121,8 @@ def test_what_the_stream_says_of_a_frame_is_what_its_sender_is_told():
         appender = Appender(stream)
         appender.start()
         for outcome, wanted in (
-            (Outcome(False, "too_large: x"), (False, "too_large: x", 0.0)),
-            (Outcome(False, "throttled", 2.5), (False, None, 2.5)),
+            (Ack(False, "too_large: x"), (False, "too_large: x", 0.0)),
+            (Ack(False, None, 2.5, "throttled"), (False, None, 2.5)),
         ):
             stream.outcome = outcome
             (ack,) = await appender.append(FRAMES[:1])

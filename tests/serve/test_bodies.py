@@ -17,8 +17,8 @@ from tests.serve.gateways import Running, as_columns, frames_of, played, running
 from understudy.core.errors import Refused
 from understudy.core.names import player_name
 from understudy.core.parcel import MAX_PARCEL_BYTES, encode_parcel
-from understudy.serve.bodies import Room, read_body
-from understudy.serve.house import GatewayConfig
+from understudy.serve.api import Call, read_body
+from understudy.serve.house import GatewayConfig, Room
 from understudy.serve.routes import ROUTES
 
 PACKED = {"Content-Encoding": "gzip"}
@@ -155,8 +155,9 @@ def test_room_is_given_back_whatever_happens():
 
     async def try_it() -> None:
         for receive, reason in ((gone, "gone"), (parts, "busy")):
-            with pytest.raises(Refused) as refused, room.hold() as held:
-                await read_body(receive, {}, max_bytes=1000, timeout_s=1, held=held)
+            call = Call({"type": "http", "head": {}, "house": None, "key": None}, receive)
+            with pytest.raises(Refused) as refused, room.hold() as take:
+                await read_body(call, max_bytes=1000, timeout_s=1, take=take)
             assert refused.value.reason == reason
             assert room.left_bytes == 100
 

@@ -24,8 +24,7 @@ from understudy.core.frame import data_frame
 from understudy.core.names import new_session, player_name
 from understudy.core.parcel import CONTENT_TYPE, encode_parcel
 from understudy.serve.house import GatewayConfig
-from understudy.serve.openapi import document
-from understudy.serve.routes import ROUTES
+from understudy.serve.routes import ROUTES, document
 from understudy.testing.samples import cart_spec
 
 CANARY = "a-secret-that-no-answer-may-hold"

@@ -11,7 +11,7 @@ from tests.card import Card
 from tests.serve.gateways import Reply, Running, frames_of, played, running
 from understudy.core.names import player_name
 from understudy.core.parcel import encode_parcel
-from understudy.serve.call import Route
+from understudy.serve.api import ApiRoute
 from understudy.serve.keys import SCOPES
 from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
@@ -61,7 +61,7 @@ def keyring(gateway: Running) -> Keyring:
     return Keyring(texts)
 
 
-def example(route: Route) -> tuple[str, Any]:
+def example(route: ApiRoute) -> tuple[str, Any]:
     """An address and a body with which the route succeeds."""
     path = route.path.replace("{game}", "cart").replace("{model_no:int}", "1")
     path = path.replace("{schema}", cart_spec().schema)
@@ -79,10 +79,10 @@ def example(route: Route) -> tuple[str, Any]:
             },
         },
     }  # fmt: skip
-    return path, bodies.get(route.handler.__name__)
+    return path, bodies.get(route.endpoint.__name__)
 
 
-def expected(route: Route, which: str) -> tuple[int, str]:
+def expected(route: ApiRoute, which: str) -> tuple[int, str]:
     """What the table says about a key, written down once more, apart from the code that decides it."""
     if which in REFUSED:
         if route.scope is None and which == "none":
@@ -98,7 +98,7 @@ def expected(route: Route, which: str) -> tuple[int, str]:
     return 200, ""
 
 
-def ask(gateway: Running, route: Route, headers: dict[str, str]) -> Reply:
+def ask(gateway: Running, route: ApiRoute, headers: dict[str, str]) -> Reply:
     path, body = example(route)
     return gateway.ask(route.method, path, None, body, headers=headers)
 
@@ -108,7 +108,9 @@ def ask(gateway: Running, route: Route, headers: dict[str, str]) -> Reply:
     "which",
     ["none", "wrong", "revoked", "expired", "scheme", "other game", "right", *(f"only {scope}" for scope in SCOPES)],
 )
-def test_a_route_opens_to_the_right_key_alone(gateway: Running, keyring: Keyring, route: Route, which: str, card: Card):
+def test_a_route_opens_to_the_right_key_alone(
+    gateway: Running, keyring: Keyring, route: ApiRoute, which: str, card: Card
+):
     reply = ask(gateway, route, keyring.headers(which))
     status, code = expected(route, which)
     assert reply.status == status, reply.raw
@@ -125,7 +127,7 @@ def test_every_route_says_which_key_it_needs_and_only_health_and_pages_are_open(
     assert all(route.scope in SCOPES for route in ROUTES if route.path not in OPEN)
     assert all(route.path.startswith("/v1/") for route in ROUTES if route.path not in OPEN | {"/metrics"})
     assert len({route.name for route in ROUTES}) == len(ROUTES)
-    assert len({route.handler.__name__ for route in ROUTES}) == len(ROUTES)
+    assert len({route.endpoint.__name__ for route in ROUTES}) == len(ROUTES)
     for route in ROUTES:
         assert (route.max_bytes > 0) == (route.takes is not None), "a body that is taken has a limit"
         assert route.summary
@@ -137,7 +139,7 @@ def test_pages_are_files_that_anybody_may_read_and_nothing_else():
         assert (page.method, page.scope, page.takes, page.max_bytes) == ("GET", None, None, 0)
         assert page.path == "/play" or page.path.startswith("/static/")
         assert "{" not in page.path, "a page has no part that a caller chooses"
-        assert page.handler.__module__ == "understudy.serve.pages"
+        assert page.endpoint.__module__ == "understudy.serve.pages"
     assert not {page.path for page in PAGES} & {route.path for route in ROUTES}
     assert len({page.path for page in PAGES}) == len(PAGES)
 

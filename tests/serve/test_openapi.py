@@ -8,9 +8,8 @@ import jsonschema_rs
 import pytest
 
 from tests.serve.gateways import Running, running
-from understudy.serve.call import JSON
-from understudy.serve.openapi import document
-from understudy.serve.routes import ROUTES
+from understudy.serve.api import JSON
+from understudy.serve.routes import ROUTES, document
 
 DOCUMENT = json.loads(json.dumps(document(ROUTES)))
 
@@ -71,7 +70,7 @@ def test_answers_are_what_the_document_says(gateway: Running):
     }  # fmt: skip
     n_seen = 0
     for route in ROUTES:
-        body = asked.get(route.handler.__name__)
+        body = asked.get(route.endpoint.__name__)
         if isinstance(route.gives, str) or (route.method != "GET" and body is None):
             continue
         path = route.path.replace("{game}", "cart").replace("{model_no:int}", "1")

@@ -21,13 +21,14 @@ from structlog.testing import capture_logs
 
 from tests.serve.gateways import as_columns, frames_of, played, running
 from understudy.core.clock import SystemClock
+from understudy.core.endpoint import is_loopback
 from understudy.core.errors import ConfigError, StorageFailed, Unreachable
 from understudy.core.names import player_name
 from understudy.core.parcel import encode_parcel
 from understudy.models.objects import FolderObjects
-from understudy.serve.gateway import Gateway, _follow_keys
+from understudy.serve.gateway import Gateway, follow_keys
 from understudy.serve.house import GatewayConfig
-from understudy.serve.server import Listen, Server, is_loopback
+from understudy.serve.server import Listen, Server
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -110,7 +111,7 @@ def test_keys_that_cannot_be_read_are_told_once_and_when_they_can_again():
 
     house = SimpleNamespace(config=SimpleNamespace(keys_every_s=0.001), disk=None, keys=SimpleNamespace(follow=follow))
     with capture_logs() as logs, pytest.raises(GeneratorExit):
-        asyncio.run(_follow_keys(house))  # type: ignore[arg-type]
+        asyncio.run(follow_keys(house))  # type: ignore[arg-type]
     assert [line["event"] for line in logs] == ["keys_not_readable", "keys_readable_again"] * 2
 
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from understudy.core.errors import Unreachable
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
-from understudy.serve.specs import Specs
+from understudy.serve.house import Specs
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec
 

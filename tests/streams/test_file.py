@@ -63,11 +63,11 @@ def test_a_failed_sync_is_no_promise_and_work_goes_on(tmp_path: Path, is_full: b
         sync = FaultySync(full_at=[call]) if is_full else FaultySync(eio_at=[call])
         stream = FileStream(tmp_path / str(call), sync=sync)
         outcomes = [stream.append([frame])[0] for frame in frames]
-        assert [one.durable for one in outcomes] == [number + 1 != call for number in range(8)]
+        assert [one.accepted for one in outcomes] == [number + 1 != call for number in range(8)]
         refused = outcomes[call - 1]
         assert refused.error
         assert refused.retry_after_s > 0
-        promised = {frame.encode() for frame, one in zip(frames, outcomes, strict=True) if one.durable}
+        promised = {frame.encode() for frame, one in zip(frames, outcomes, strict=True) if one.accepted}
         assert promised <= set(raws(stream))
         stream.close()
         assert promised <= set(raws(FileStream(tmp_path / str(call))))
@@ -87,7 +87,7 @@ def test_the_place_of_an_entry_that_failed_is_never_used_again(tmp_path: Path):
         raise OSError(28, "injected")
 
     stream._own_partition()._log._sync = read_before_failing  # type: ignore[union-attr]
-    assert not stream.append(frames[1:3])[0].durable
+    assert not stream.append(frames[1:3])[0].accepted
     assert len(seen) == 3
     assert log.stat().st_size > 0
     stream.append([frames[3]])
@@ -102,12 +102,12 @@ def test_no_room_for_a_partition_or_a_file_is_an_outcome(tmp_path: Path, monkeyp
     frames = sample_frames(3)
     with monkeypatch.context() as patch:
         patch.setattr(module, "sync_folder", _no_room)
-        assert not stream.append(frames[:1])[0].durable
-    assert stream.append(frames[:1])[0].durable
+        assert not stream.append(frames[:1])[0].accepted
+    assert stream.append(frames[:1])[0].accepted
     with monkeypatch.context() as patch:
         patch.setattr("understudy.core.log.sync_folder", _no_room)
-        assert not stream.append(frames[1:2])[0].durable
-    assert stream.append(frames[1:])[1].durable
+        assert not stream.append(frames[1:2])[0].accepted
+    assert stream.append(frames[1:])[1].accepted
     assert raws(stream) == [frame.encode() for frame in frames]
     stream.close()
 
@@ -198,7 +198,7 @@ def test_a_forked_child_appends_to_a_partition_of_its_own(tmp_path: Path):
     child = fork()
     if child == 0:
         try:
-            os._exit(0 if stream.append(frames[1:2])[0].durable else 1)
+            os._exit(0 if stream.append(frames[1:2])[0].accepted else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -351,7 +351,7 @@ def test_closing_lets_a_running_append_finish_and_takes_no_later_one(tmp_path: P
 
     def append(frame: Frame) -> None:
         try:
-            found.append(stream.append([frame])[0].durable)
+            found.append(stream.append([frame])[0].accepted)
         except Closed:
             found.append("closed")
 
@@ -402,7 +402,7 @@ def test_a_disk_that_is_not_full_asks_for_no_space_and_each_try_leaves_nothing(
         assert wanted in error
         assert "space" not in error
         assert list((tmp_path / "stream").iterdir()) == []
-    assert stream.append(frames[:1])[0].durable
+    assert stream.append(frames[:1])[0].accepted
     with monkeypatch.context() as patch:
         patch.setattr(module, "LogFile", lambda *_, **__: refuse())
         error = stream.append(frames[1:])[0].error
@@ -424,7 +424,7 @@ def test_positions_that_are_none_and_closed_streams_are_refused(tmp_path: Path):
 
 def test_a_large_append_is_read_in_pages(tmp_path: Path):
     stream, frames = FileStream(tmp_path), sample_frames(200)
-    assert all(one.durable for one in stream.append(frames))
+    assert all(one.accepted for one in stream.append(frames))
     found = read_all(stream, max_bytes=5000)[only(stream)]
     assert [record.raw for record in found] == [frame.encode() for frame in frames]
     stream.close()

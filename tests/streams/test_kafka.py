@@ -14,7 +14,7 @@ import pytest
 
 from understudy.core.errors import Closed, ConfigError, MissingExtra, PositionGone, Unreachable
 from understudy.core.location import Credentials, parse_location
-from understudy.core.ports import Outcome, Position
+from understudy.core.ports import Ack, Position
 from understudy.streams.kafka import open_kafka
 from understudy.streams.kafka_config import KafkaConfig, kafka_config
 from understudy.streams.kafka_lane import KafkaLane, offset_behind, position_text
@@ -200,7 +200,7 @@ def test_appending_to_nobody_ends_in_time_and_calls_nothing_durable(nobody: str)
     began_s = time.monotonic()
     outcomes = writer.append(sample_frames(3))
     assert time.monotonic() - began_s < 0.5 + GRACE_S + 1.0
-    assert [outcome.durable for outcome in outcomes] == [False] * 3
+    assert [outcome.accepted for outcome in outcomes] == [False] * 3
     assert all(outcome.retry_after_s > 0 and outcome.error for outcome in outcomes)
     writer.close()
     with pytest.raises(Closed):
@@ -225,8 +225,8 @@ def test_after_a_fatal_error_the_next_append_begins_anew(nobody: str):
     fatal = confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL, "fenced", fatal=True)
     waiting = Waiting(1)
     writer._report(first, waiting, 0, fatal)
-    (outcome,) = waiting.outcomes(0.0, unanswered=lambda: Outcome(durable=True))
-    assert (outcome.durable, outcome.retry_after_s > 0) == (False, True)
+    (outcome,) = waiting.outcomes(0.0, unanswered=lambda: Ack(True))
+    assert (outcome.accepted, outcome.retry_after_s > 0) == (False, True)
     writer.append(sample_frames(1))
     assert writer._sender is not first
     writer.close()

@@ -76,7 +76,7 @@ class TestKinesisInMemory(StreamContract):
 def test_only_the_records_that_failed_are_sent_again_and_as_the_same_bytes():
     table, frames = Table(), sample_frames(6)
     table.kinesis.fail_records = [{1, 4}, {0}]
-    assert all(outcome.durable for outcome in table.stream.append(frames))
+    assert all(outcome.accepted for outcome in table.stream.append(frames))
     assert table.kinesis.puts == [6, 2, 1]
     assert Counter(raws(table.read())) == Counter(frame.encode() for frame in frames)
 
@@ -85,7 +85,7 @@ def test_a_record_that_is_never_taken_is_told_alone_and_after_a_bounded_time():
     table, frames = Table(), sample_frames(3)
     table.kinesis.fail_records = [{1}] + [{0}] * 10_000
     outcomes = table.stream.append(frames)
-    assert [outcome.durable for outcome in outcomes] == [True, False, True]
+    assert [outcome.accepted for outcome in outcomes] == [True, False, True]
     assert "InternalFailure" in (outcomes[1].error or "")
     assert outcomes[1].retry_after_s > 0
     assert table.clock.monotonic() - START_S <= 3.0
@@ -104,7 +104,7 @@ def test_a_record_that_is_never_taken_is_told_alone_and_after_a_bounded_time():
 def test_a_call_that_came_to_nothing_is_tried_again(error: Exception):
     table, frames = Table(), sample_frames(3)
     table.kinesis.trouble["put_records"] = [error, error]
-    assert all(outcome.durable for outcome in table.stream.append(frames))
+    assert all(outcome.accepted for outcome in table.stream.append(frames))
     assert table.kinesis.calls["put_records"] == 3
 
 
@@ -113,30 +113,30 @@ def test_what_a_retry_does_not_mend_is_told_at_once_and_the_sender_keeps_its_fra
     table, frames = Table(), sample_frames(3)
     table.kinesis.trouble["put_records"] = [refusal(code)]
     outcomes = table.stream.append(frames)
-    assert not any(outcome.durable for outcome in outcomes)
+    assert not any(outcome.accepted for outcome in outcomes)
     assert all(outcome.retry_after_s > 0 and "play" in (outcome.error or "") for outcome in outcomes)
     assert table.kinesis.calls["put_records"] == 1
-    assert all(outcome.durable for outcome in table.stream.append(frames))
+    assert all(outcome.accepted for outcome in table.stream.append(frames))
 
 
 def test_a_call_carries_at_most_500_records():
     table = Table()
     frame = sample_frames(1)[0]
-    assert all(outcome.durable for outcome in table.stream.append([frame] * 1201))
+    assert all(outcome.accepted for outcome in table.stream.append([frame] * 1201))
     assert table.kinesis.puts == [500, 500, 201]
 
 
 def test_a_call_carries_at_most_5_mib():
     table = Table()
     large = replace(sample_frames(1)[0], body=bytes(MAX_BODY_BYTES))
-    assert all(outcome.durable for outcome in table.stream.append([large] * 25))
+    assert all(outcome.accepted for outcome in table.stream.append([large] * 25))
     assert table.kinesis.puts == [9, 9, 7]
 
 
 def test_an_answer_that_does_not_name_every_record_promises_nothing(monkeypatch):
     table, frames = Table(), sample_frames(3)
     monkeypatch.setattr(table.kinesis, "put_records", lambda **_: {"FailedRecordCount": 0, "Records": []})
-    assert not any(outcome.durable for outcome in table.stream.append(frames))
+    assert not any(outcome.accepted for outcome in table.stream.append(frames))
 
 
 def test_sessions_spread_evenly_over_shards():

@@ -10,7 +10,7 @@ import pytest
 
 from understudy.core.clock import Clock
 from understudy.core.frame import Frame
-from understudy.core.ports import FullStore, Outcome, Position, Read, Receipt, Stream, WriteBatch
+from understudy.core.ports import Ack, FullStore, Position, Read, Receipt, Stream, WriteBatch
 from understudy.stores.claims import Claims
 from understudy.stores.draft import Draft
 from understudy.stores.local import LocalStore
@@ -36,13 +36,13 @@ def breaks_a_promise(contract: object) -> bool:
 
 
 class Losing(MemoryStream):
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         super().append(frames[:-1])
-        return [Outcome(durable=True)] * len(frames)
+        return [Ack(True)] * len(frames)
 
 
 class Doubling(MemoryStream):
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         super().append(frames[:1])
         return super().append(frames)
 

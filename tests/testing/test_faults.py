@@ -59,7 +59,7 @@ def raws(stream: MemoryStream) -> list[bytes]:
 def test_without_faults_nothing_changes():
     inner = MemoryStream()
     stream = FaultyStream(inner, Faults(), RNG)
-    assert all(one.durable for one in stream.append(FRAMES))
+    assert all(one.accepted for one in stream.append(FRAMES))
     assert raws(inner) == [frame.encode() for frame in FRAMES]
     assert stream.partitions() == inner.partitions()
     assert stream.read("p0", None, max_bytes=1, wait_s=0.0) == inner.read("p0", None, max_bytes=1, wait_s=0.0)
@@ -68,7 +68,7 @@ def test_without_faults_nothing_changes():
 
 def test_duplicates_and_reorders_reach_the_stream():
     inner = MemoryStream()
-    assert all(one.durable for one in FaultyStream(inner, Faults(duplicate=1.0, reorder=1.0), RNG).append(FRAMES))
+    assert all(one.accepted for one in FaultyStream(inner, Faults(duplicate=1.0, reorder=1.0), RNG).append(FRAMES))
     found = raws(inner)
     assert sorted(found) == sorted([frame.encode() for frame in FRAMES] * 2)
     assert found != [frame.encode() for frame in FRAMES for _ in range(2)]
@@ -77,7 +77,7 @@ def test_duplicates_and_reorders_reach_the_stream():
 def test_failed_frames_are_not_there_and_lost_answers_are():
     inner = MemoryStream()
     outcomes = FaultyStream(inner, Faults(fail=0.5), RNG).append(FRAMES)
-    durable = [frame.encode() for frame, one in zip(FRAMES, outcomes, strict=True) if one.durable]
+    durable = [frame.encode() for frame, one in zip(FRAMES, outcomes, strict=True) if one.accepted]
     assert 0 < len(durable) < 20
     assert raws(inner) == durable
     inner = MemoryStream()

@@ -4,7 +4,6 @@ urllib3 is loaded by the first request, in the thread that makes it.
 """
 
 import contextlib
-import ipaddress
 import math
 import socket
 import threading
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from understudy.client.place import Address
 from understudy.core.canonical import strict_json
+from understudy.core.endpoint import is_loopback
 from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec
@@ -190,18 +190,11 @@ def _parts(url: str, *, insecure: bool) -> tuple[str, str, int, bool]:
     if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or not url.isprintable():
         raise ConfigError(f"url={url[:80]!r} is no gateway's address; give https://HOST, or http://127.0.0.1:PORT")
     is_tls, host = parts.scheme == "https", parts.hostname
-    if not is_tls and not insecure and not _is_loopback(host):
+    if not is_tls and not insecure and not is_loopback(host):
         raise ConfigError(
             f"url={url[:80]!r} would send your key in the open; use https://, or insecure=True on a network you trust"
         )
     return url.rstrip("/"), host, port or (443 if is_tls else 80), is_tls
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 # --- What a gateway answers -------------------------------------------------------------------------------------------

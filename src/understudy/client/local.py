@@ -8,7 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import Door, ack_of
+from understudy.core.door import Door
 from understudy.core.errors import Corrupt, LinkFailed, Refused, StorageFailed, StorageFull
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec
@@ -55,11 +55,10 @@ class LocalLink:
 
     def _append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         try:
-            outcomes = self._stream.append(frames)
+            return self._stream.append(frames)
         except (StorageFull, StorageFailed, OSError) as error:
             # Nothing was promised; the spool keeps the frames until the disk takes them again.
             return [Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))] * len(frames)
-        return [ack_of(outcome) for outcome in outcomes]
 
     def bot(self, after: int, *, wait_s: float) -> Casting | None:
         """Who plays, by looking now and then."""

@@ -15,7 +15,6 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
 from understudy.core.log import make_folder, sync_folder
 from understudy.core.names import GameName, PlayerName
-from understudy.core.ports import Ack, Outcome
 
 KEY_BYTES = 32
 
@@ -101,13 +100,3 @@ class Door:
                 self._known.clear()
             known = self._known[player] = pseudonym(self._key, self.game, player)
         return known
-
-
-def ack_of(outcome: Outcome) -> Ack:
-    """What a client is told about a frame that a stream took or did not take."""
-    if outcome.durable:
-        return Ack(True)
-    if outcome.retry_after_s > 0:
-        return Ack(False, retry_after_s=outcome.retry_after_s, error=outcome.error or "")
-    # Without a time to come back, trying again would fail for ever.
-    return Ack(False, refused=outcome.error or "not_taken: the stream did not say why")

@@ -17,7 +17,7 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
         raise ConfigError(
             f"endpoint is {_shown(endpoint)!r}; give http://127.0.0.1:PORT or https://HOST, no user in it"
         )
-    if split.scheme == "http" and not insecure and not is_here(endpoint):
+    if split.scheme == "http" and not insecure and not is_loopback(host):
         raise ConfigError(
             f"endpoint {_shown(endpoint)} is plain http on another machine; give https://, or insecure=true where the "
             "network is your own"
@@ -26,7 +26,11 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
 
 def is_here(endpoint: str) -> bool:
     """Whether an endpoint is on this machine."""
-    host = urlsplit(endpoint).hostname or ""
+    return is_loopback(urlsplit(endpoint).hostname or "")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -31,12 +31,19 @@ Fate = Literal["new", "duplicate", "conflict", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one appended frame; `durable` means it survives a power cut."""
+class Ack:
+    """What became of one frame, the same from the stream to the client: accepted, refused, or neither.
 
-    durable: bool
-    error: str | None = None
+    Neither means: send it again, after `retry_after_s`.
+    """
+
+    accepted: bool
+    """The frame is durable in the stream: it survives a power cut."""
+    refused: str | None = None
+    """Why it will never be accepted, as `code: detail`."""
     retry_after_s: float = 0.0
+    error: str = ""
+    """Why it must be sent again, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +78,8 @@ class Read:
 class Stream(Protocol):
     """A partitioned, re-readable log of frames; chunk numbers give the order, not the log."""
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
-        """Make frames durable, one outcome for each; many threads may call at once."""
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
+        """Make frames durable, one ack for each; many threads may call at once."""
         ...
 
     def partitions(self) -> Sequence[Partition]: ...
@@ -290,17 +297,6 @@ class FullStore(ExperienceStore, StoreAdmin, Protocol):
 # --- Link: how anything that plays reaches a learner ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """The answer to one frame: accepted (durable in the stream), refused for good, or try again later."""
-
-    accepted: bool
-    refused: str | None = None
-    retry_after_s: float = 0.0
-    error: str = ""
-    """Why it must be tried again, for people."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:
     """Who plays a game now, as signed documents that whoever asked checks for itself."""
@@ -332,7 +328,7 @@ class Link(Protocol):
     def send(
         self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
     ) -> Sequence[Ack]:
-        """Hand over at most 64 frames; one answer for each. `skipped_steps` were played and not recorded."""
+        """Hand over at most 64 frames; one ack for each. `skipped_steps` were played and not recorded."""
         ...
 
     def bot(self, after: int, *, wait_s: float) -> Casting | None:

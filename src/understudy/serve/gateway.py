@@ -1,215 +1,132 @@
-"""The gateway: the one door for games, workers and pages. Nobody passes without a key.
+"""The gateway: the one door for games, workers and pages; every request needs a key.
 
-Host ─► Origin ─► key ─► route ─► scope ─► game ─► rate ─► body (bounded as it streams) ─► handler
+Host ─► Origin ─► key ─► route ─► the route's own checks (`api.py`) ─► endpoint
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-from urllib.parse import parse_qsl, unquote
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import structlog
-from starlette.routing import compile_path
+from starlette.routing import Router
+from starlette.types import Message, Receive, Scope, Send
 
-from understudy.core.errors import Refused, UnderstudyError
-from understudy.core.names import game_name
-from understudy.serve.bodies import Receive, announced_bytes, read_body
-from understudy.serve.call import Answer, Call, Route, refusal
-from understudy.serve.guard import NO_KEY, check_host, check_key, cors, headers_of, key_of, own_origins
+from understudy.core.errors import ConfigError, Refused, UnderstudyError
+from understudy.serve.api import Answer, ApiRoute, key_of, not_found, refusal
 from understudy.serve.house import House
-from understudy.serve.keys import Key
+from understudy.serve.keys import Keys
 from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
+from understudy.serve.wire import MAX_HEAD_BYTES
 
 _log = structlog.get_logger("understudy.gateway")
-_MAX_PATH, _MAX_QUERY = 512, 1024
-_PART_BYTES = 256 * 1024
-
-Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request whose head was read and whose body was not."""
-
-    method: str
-    path: str
-    """As it was sent: an encoded slash must not become part of the path."""
-    query: str
-    headers: Mapping[str, str]
-    own_origins: tuple[str, ...]
-    receive: Receive
+_MAX_PATH = 512
+_MAX_QUERY = 1024
+_MAX_QUERY_FIELDS = 20
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_ONCE = {"host", "origin", "authorization", "content-length", "content-encoding", "content-type"}
 
 
 class Gateway:
-    """An ASGI application; `make_house` is called on the event loop when it starts."""
+    """An ASGI application around Starlette's router; serves while it is `opened`."""
 
-    def __init__(self, make_house: Callable[[], House], routes: tuple[Route, ...] = (*ROUTES, *PAGES)) -> None:
+    def __init__(self, make_house: Callable[[], House], routes: Sequence[ApiRoute] = (*ROUTES, *PAGES)) -> None:
         self._make_house = make_house
         self._house: House | None = None
-        self._routes = [(route, *compile_path(route.path)) for route in routes]
-        self._tasks: list[asyncio.Task[None]] = []
-        self.failure: Exception | None = None
-        """Why it could not start."""
+        self._router = Router(routes, redirect_slashes=False, default=not_found)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif scope["type"] == "http":
-            await self._serve(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
-
-    # --- Starting and stopping --------------------------------------------------------------------------------------
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Open everything on the running event loop; at the end, append what waits and close it."""
+        house, tasks = await self._open()
+        self._house = house
         try:
-            await self.start()
-        except Exception as error:
-            if not isinstance(error, UnderstudyError):  # those are told by whoever runs it
-                _log.error("gateway_not_started", error=repr(error)[:300])
-            self.failure = error
-            await self.stop()
-            await send({"type": "lifespan.startup.failed"})
-            return
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self.stop()
-        await send({"type": "lifespan.shutdown.complete"})
+            yield
+        finally:
+            self._house = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await house.close()
 
-    async def start(self) -> None:
-        """Open everything; ready when the keys are known."""
-        house = self._house = self._make_house()
+    async def _open(self) -> tuple[House, list[asyncio.Task[None]]]:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(house.disk, house.keys.follow)
-        await loop.run_in_executor(house.disk, load_pages)
+        house = None
+        try:
+            house = self._make_house()
+            await loop.run_in_executor(house.disk, house.keys.follow)
+            await loop.run_in_executor(house.disk, load_pages)
+        except Exception as error:
+            if house is not None:
+                await house.close()
+            if isinstance(error, UnderstudyError):
+                raise
+            _log.error("gateway_not_started", error=repr(error)[:300])
+            raise ConfigError("the gateway could not start; its log says why") from error
         house.appender.start()
-        self._tasks = [loop.create_task(house.bots.follow()), loop.create_task(_follow_keys(house))]
         house.is_ready = True
+        return house, [loop.create_task(house.bots.follow()), loop.create_task(follow_keys(house))]
 
     def drain(self) -> None:
-        """Say that it stops, and answer whoever waits for news; requests that come meanwhile are still served."""
+        """Answer the requests that wait for news; those that come meanwhile are still served."""
         if self._house is not None:
             self._house.is_ready = False
             self._house.bots.stop_waiting()
 
-    async def stop(self) -> None:
-        """Append what waits, close everything."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        house, self._house = self._house, None
-        if house is not None:
-            await house.close()
-
-    # --- One request ------------------------------------------------------------------------------------------------
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        house, began_s = self._house, time.perf_counter()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request: the checks of its head, then the router; whatever fails is answered."""
+        began_s = time.perf_counter()
+        house = self._house
         if house is None:
-            return await _reply(send, refusal(Refused("not_ready", "the gateway is not running")), {})
-        named, allowed = "none", dict[str, str]()
+            stopped = refusal(Refused("not_ready", "the gateway is not running"))
+            return await stopped(scope, receive, send)
+        scope.update(house=house, key=None, route="none")
+        allowed: dict[str, str] = {}
+        is_answered = False
+
+        async def answer(message: Message) -> None:
+            nonlocal is_answered
+            if message["type"] == "http.response.start":
+                is_answered = True
+                house.metrics.requests.labels(scope["route"], str(message["status"])).inc()
+                house.metrics.seconds.labels(scope["route"]).observe(time.perf_counter() - began_s)
+                for name, value in allowed.items():
+                    message["headers"].append((name.encode(), value.encode("latin-1")))
+            await send(message)
+
         try:
-            headers = headers_of(scope["headers"])
-            check_host(headers.get("host", ""), house.config.hosts)
-            origin, is_options = headers.get("origin"), scope["method"] == "OPTIONS"
-            allowed = cors(origin, house.keys, is_preflight=is_options and origin is not None)
-            if is_options and origin is not None:
-                answer = Answer(b"", 204)
-            else:
-                asked = _asked(scope, headers, receive, house.config.hosts)
-                key = key_of(headers, house.keys)
-                route, path = self._route(asked, is_known=key is not None)
-                named = route.name
-                check_key(key, route, origin, asked.own_origins)
-                answer = await _answer(house, asked, route, key, path)
-                if route.waits:
-                    key_of(headers, house.keys)  # it may have been revoked meanwhile
+            head = scope["head"] = read_head(scope)
+            host = head.get("host", "")
+            check_host(host, house.config.hosts)
+            origin = head.get("origin")
+            is_preflight = scope["method"] == "OPTIONS" and origin is not None
+            allowed = cors(origin, house.keys, is_preflight=is_preflight)
+            if is_preflight:
+                return await Answer(b"", 204)(scope, receive, answer)
+            scope["own_origins"] = own_origins(scope["scheme"], host, house.config.hosts)
+            scope["key"] = key_of(head, house.keys)
+            # As it was sent: an encoded slash must not become part of the path.
+            scope["path"] = scope["raw_path"].decode("latin-1")
+            return await self._router(scope, receive, answer)
         except Exception as error:
-            answer = refusal(error)
-            if answer.status in (500, 503) and not isinstance(error, Refused):
-                _log.error("request_failed", route=named, status=answer.status, error=repr(error)[:300])
-        house.metrics.requests.labels(named, str(answer.status)).inc()
-        house.metrics.seconds.labels(named).observe(time.perf_counter() - began_s)
-        return await _reply(send, answer, allowed)
-
-    def _route(self, asked: _Asked, *, is_known: bool) -> tuple[Route, Mapping[str, Any]]:
-        """What an address means; strangers do not learn which addresses exist."""
-        method, methods = "GET" if asked.method == "HEAD" else asked.method, []
-        for route, pattern, _, convertors in self._routes:
-            found = pattern.match(asked.path)
-            if found and route.method == method:
-                return route, {
-                    name: convertors[name].convert(text) if name == "model_no" else unquote(text)
-                    for name, text in found.groupdict().items()
-                }
-            methods += [route.method] if found else []
-        if not is_known:
-            raise Refused("no_key", NO_KEY)
-        if methods:
-            raise _NotAllowed(asked.method, methods)
-        raise Refused("not_found", "there is nothing at this address; see /v1/openapi.json")
+            if is_answered:
+                raise
+            refused = refusal(error)
+            if refused.status_code in (500, 503) and not isinstance(error, Refused):
+                _log.error(
+                    "request_failed",
+                    route=scope["route"],
+                    status=refused.status_code,
+                    error=repr(error)[:300],
+                )
+            return await refused(scope, receive, answer)
 
 
-class _NotAllowed(Refused):
-    """A method that an address does not take, and those it takes."""
-
-    def __init__(self, method: str, methods: list[str]) -> None:
-        self.allow = ", ".join(methods)
-        super().__init__("not_allowed", f"{method[:20]} is not for this address; it takes {self.allow}")
-
-
-class _TooMany(Refused):
-    """A key that asks too often, and when it may come back."""
-
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__("too_many", f"this key asks too often or sends too much; come back in {retry_after_s:.2f} s")
-        self.retry_after_s = retry_after_s
-
-
-def _asked(scope: Scope, headers: Mapping[str, str], receive: Receive, hosts: Sequence[str]) -> _Asked:
-    path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
-    if len(path) > _MAX_PATH or len(query) > _MAX_QUERY:
-        raise Refused("too_large", f"an address has at most {_MAX_PATH} letters, its query {_MAX_QUERY}")
-    own = own_origins(scope.get("scheme", "http"), headers.get("host", ""), hosts)
-    return _Asked(scope["method"], path.decode("latin-1"), query.decode("latin-1"), headers, own, receive)
-
-
-async def _answer(house: House, asked: _Asked, route: Route, key: Key | None, path: Mapping[str, Any]) -> Answer:
-    game = str(game_name(path["game"])) if "game" in path else ""
-    announced = announced_bytes(asked.headers)
-    if key is not None:
-        if game and not key.is_for(game):
-            raise Refused("wrong_game", f"key {key.id} is for {key.game} only")
-        # What is too large is refused before a byte of it is read, so it costs the key a request and no bytes.
-        wait_s = house.limits.take(key, announced if announced <= route.max_bytes else 0)
-        if wait_s > 0:
-            raise _TooMany(wait_s)
-    with house.room.hold() as held:
-        body = await read_body(
-            asked.receive, asked.headers, max_bytes=route.max_bytes, timeout_s=house.config.body_timeout_s, held=held
-        )
-        if key is not None:
-            # A chunked body announces nothing, a packed one less than it is.
-            house.limits.owe(key, len(body) - announced)
-            key_of(asked.headers, house.keys)  # a body may take so long that the key was revoked meanwhile
-        return await route.handler(house, Call(key, game, path, _query(asked.query), body, asked.headers))
-
-
-def _query(text: str) -> dict[str, str]:
-    try:
-        return dict(parse_qsl(text, max_num_fields=20))
-    except ValueError:
-        raise Refused("bad_query", "a query has at most 20 fields") from None
-
-
-async def _follow_keys(house: House) -> None:
-    """Keep the keys fresh; while they cannot be read the old ones stay in force, which is told once, as is its end."""
-    loop, is_failing = asyncio.get_running_loop(), False
+async def follow_keys(house: House) -> None:
+    """Keep the keys fresh; while they cannot be read the known ones stay in force, which is logged once."""
+    loop = asyncio.get_running_loop()
+    is_failing = False
     while True:
         await asyncio.sleep(house.config.keys_every_s)
         try:
@@ -224,18 +141,63 @@ async def _follow_keys(house: House) -> None:
             is_failing = False
 
 
-async def _reply(send: Send, answer: Answer, cors_headers: Mapping[str, str]) -> None:
-    body = answer.body()
+# --- The head of a request --------------------------------------------------------------------------------------------
+
+
+def read_head(scope: Scope) -> dict[str, str]:
+    """Headers by name; Refused when the head is too large, or a header that decides something stands twice."""
+    path, query = scope["raw_path"], scope["query_string"]
+    if len(path) > _MAX_PATH or len(query) > _MAX_QUERY:
+        raise Refused("too_large", f"an address has at most {_MAX_PATH} letters, its query {_MAX_QUERY}")
+    if query.count(b"&") >= _MAX_QUERY_FIELDS:
+        raise Refused("bad_query", f"a query has at most {_MAX_QUERY_FIELDS} fields")
+    head: dict[str, str] = {}
+    size_bytes = 0
+    for raw_name, raw_value in scope["headers"]:
+        size_bytes += len(raw_name) + len(raw_value) + 4
+        name = raw_name.decode("latin-1")
+        if name in head and name in _ONCE:
+            # Whoever else reads this head might take the other one.
+            raise Refused("bad_headers", f"{name} stands twice; send it once")
+        head[name] = raw_value.decode("latin-1")
+    if size_bytes > MAX_HEAD_BYTES:
+        # A head that arrives in one piece is whole before the connection can count it.
+        raise Refused("head_too_large", f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
+    return head
+
+
+def check_host(host: str, hosts: Sequence[str]) -> None:
+    """A page that made its name point to this machine sends its own name, which is no name of ours."""
+    name, colon, port = host.rpartition(":")
+    is_port = port.isascii() and port.isdigit()
+    if (name if colon and is_port else host).lower() not in (*_LOOPBACK, *hosts):
+        raise Refused("wrong_host", f"nobody here is called {host[:60]!r}; name it in the gateway's hosts")
+
+
+def own_origins(scheme: str, host: str, hosts: Sequence[str]) -> tuple[str, ...]:
+    """Origins of the pages that this gateway itself serves under the name `host`.
+
+    Under a name of its own it may stand behind something that speaks TLS for it, which it cannot see.
+    """
+    name = host.rpartition(":")[0] or host
+    return (f"{scheme}://{host}", f"https://{host}") if name.lower() in hosts else (f"{scheme}://{host}",)
+
+
+def cors(origin: str | None, keys: Keys, *, is_preflight: bool) -> dict[str, str]:
+    """What tells a browser that a page of this origin may read the answer; nothing where no key names the origin."""
+    if origin is None or not keys.knows_origin(origin):
+        if is_preflight:
+            raise Refused("wrong_origin", f"no key may be used by pages of {(origin or '')[:60]!r}")
+        return {}
     headers = {
-        "content-type": answer.kind, "content-length": str(len(body)), "x-content-type-options": "nosniff",
-        "cache-control": "no-store", **(answer.headers or {}), **cors_headers,
-    }  # fmt: skip
-    if answer.status in (204, 304):
-        del headers["content-type"], headers["content-length"]
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": answer.status, "headers": raw})
-    # In parts, so that whoever does not read holds up a part, not the whole.
-    last = max(0, (len(body) - 1) // _PART_BYTES * _PART_BYTES)
-    for at in range(0, last, _PART_BYTES):
-        await send({"type": "http.response.body", "body": body[at : at + _PART_BYTES], "more_body": True})
-    await send({"type": "http.response.body", "body": body[last:]})
+        "access-control-allow-origin": origin,
+        "vary": "origin",
+        "access-control-expose-headers": "retry-after, x-understudy-number, x-understudy-model",
+    }
+    if is_preflight:
+        headers |= {
+            "access-control-allow-methods": "GET, POST, PUT",
+            "access-control-allow-headers": "authorization, content-type, content-encoding",
+            "access-control-max-age": "600",
+        }
+    return headers

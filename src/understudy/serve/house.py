@@ -1,27 +1,39 @@
 """What the routes of a gateway work with: everything it opened, in one place, closed together."""
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from understudy.core.clock import Clock
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, Corrupt, Refused, SpecError, UnderstudyError
+from understudy.core.game import GameSpec
 from understudy.core.ports import Ack, Stream
 from understudy.core.signed import Trusted, public_key_text
 from understudy.models.registry import Registry
-from understudy.serve.admission import Admission, Admitted
-from understudy.serve.appender import Appender
-from understudy.serve.bodies import Room
-from understudy.serve.bots import Bots
-from understudy.serve.inference import Decider
+from understudy.serve.bots import Bots, Decider
+from understudy.serve.intake import Admission, Admitted, Appender
 from understudy.serve.keys import Keys
-from understudy.serve.limits import Limits
-from understudy.serve.metrics import Metrics
-from understudy.serve.quota import Quota
-from understudy.serve.specs import Specs
+from understudy.serve.limits import Limits, Quota
+
+T = TypeVar("T")
+_log = structlog.get_logger("understudy.gateway")
+
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+_FRESH_S = 5.0
+"""After this the registry is asked again, since another gateway may have registered another schema."""
+
+_HOW = (
+    "the development key or an admin's may send its spec (PUT /v1/games/GAME), as our clients do by themselves; "
+    "or run 'understudy games add'"
+)
+
 
 _MAX_SKIPPED_STEPS = 1_000_000
 """More than this between two sends is nothing that a player did."""
@@ -63,6 +75,104 @@ class GatewayConfig:
             raise ConfigError(f"keys_every_s is {self.keys_every_s}; at most 1, so that a revoked key ends within 2 s")
         if self.max_bodies_bytes < 1:
             raise ConfigError(f"max_bodies_bytes is {self.max_bodies_bytes}; give 64 MiB or more")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    specs: dict[str, GameSpec]
+    at_s: float
+    is_failing: bool = False
+    """Whether the last look came to nothing, which is said once."""
+
+
+class Specs:
+    """Every registered game's specs by schema; for the event loop, with the disk in a thread."""
+
+    def __init__(self, registry: Registry, executor: Executor, clock: Clock) -> None:
+        self._registry, self._executor, self._clock = registry, executor, clock
+        self._known: dict[str, _Known] = {}
+
+    async def of(self, game: str) -> dict[str, GameSpec]:
+        """A game's specs; Refused when it has none."""
+        known, now_s = self._known.get(game), self._clock.monotonic()
+        if known is not None and now_s - known.at_s <= _FRESH_S:
+            return known.specs
+        if known is not None:
+            # Whoever comes meanwhile goes on with the old ones; one look is enough.
+            self._known[game] = replace(known, at_s=now_s)
+        try:
+            specs = await self._run(self._read, game)
+        except (UnderstudyError, OSError) as error:
+            if known is None:
+                raise
+            if not known.is_failing:
+                _log.warning(
+                    "specs_not_readable", game=game, error=str(error)[:300], next="the known ones stay in force"
+                )
+            self._known[game] = replace(known, at_s=now_s, is_failing=True)
+            return known.specs
+        if not specs:
+            raise Refused("not_registered", f"{game} is not registered; {_HOW}")
+        self._known[game] = _Known(specs, now_s)
+        return specs
+
+    async def register(self, spec: GameSpec, *, may_add: bool) -> None:
+        """Keep a spec; Refused when it is new and the caller may not add any."""
+        if spec.schema in await self._run(self._read, spec.game):
+            return
+        if not may_add:
+            raise Refused("not_registered", f"{spec.game} is not registered with this schema; {_HOW}")
+        await self._run(self._registry.register, spec)
+        self._known.pop(spec.game, None)
+
+    def _read(self, game: str) -> dict[str, GameSpec]:
+        try:
+            return {spec.schema: spec for spec in self._registry.specs(game)}
+        except SpecError as error:
+            raise Corrupt(f"a spec of {game} in the registry is not readable: {error}; restore it") from None
+
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+
+class Metrics:
+    """What an operator watches; labels are routes and registered games, never what a caller made up."""
+
+    def __init__(self, waiting_bytes: Callable[[], float]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("understudy_requests", "Requests", ["route", "status"], registry=registry)
+        self.seconds = Histogram(
+            "understudy_request_seconds", "Time to answer", ["route"], registry=registry, buckets=_BUCKETS_S
+        )
+        self.frames = Counter("understudy_frames", "Frames by what became of them", ["game", "fate"], registry=registry)
+        self.frame_bytes = Counter("understudy_frame_bytes", "Bytes of accepted frames", ["game"], registry=registry)
+        self.keep_share = Gauge("understudy_keep_share", "Share of episodes asked for", ["game"], registry=registry)
+        waiting = Gauge("understudy_waiting_bytes", "Bytes on their way into the stream", registry=registry)
+        waiting.set_function(waiting_bytes)
+
+
+class Room:
+    """How much memory the bodies of all requests may use together; for the event loop alone."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.left_bytes = most_bytes
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """Takes memory for one request, which is free again at the end; Refused when others hold too much."""
+        held_bytes = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal held_bytes
+            if size_bytes > self.left_bytes:
+                raise Refused("busy", "too many large requests at once; try again")
+            self.left_bytes -= size_bytes
+            held_bytes += size_bytes
+
+        try:
+            yield take
+        finally:
+            self.left_bytes += held_bytes
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ Scope = Literal["play", "work", "read", "admin"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 EVERY_GAME = "*"
+NO_KEY = "this needs a key; send it as 'Authorization: Bearer KEY'"
 MAX_REQUESTS_S, MAX_BYTES_S = 1e9, 1e12
 _TEXT = re.compile(r"uk_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?")
@@ -150,7 +151,7 @@ class Keys:
     def check(self, text: str | None) -> Key:
         """The key of such a text, from memory; Refused when it is none, or no longer."""
         if not text:
-            raise Refused("no_key", "this needs a key; send it as 'Authorization: Bearer KEY'")
+            raise Refused("no_key", NO_KEY)
         found = _TEXT.fullmatch(text)
         key = self._ring.keys.get(found.group(1)) if found else None
         # Compared also where there is no such key, so that time tells nothing.

@@ -1,13 +1,21 @@
-"""Limits: how much a key may ask for, as buckets that fill with time."""
+"""How much is accepted: the rate of a key, and the share of episodes that a game's players should record.
 
+Each send is answered with `keep_share`. A client keeps whole episodes with that probability, and says with its next
+send how many steps it did not record: so what is played is known exactly, whatever share is sent.
+"""
+
+import math
 from dataclasses import dataclass
 
 from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError
 from understudy.serve.keys import Key
 
 BURST_S = 2.0
 """A bucket holds what its rate gives in this time, so that a short rush passes."""
 _MAX_BUCKETS = 100_000
+_WINDOW_S = 20.0
+"""How fast the estimate follows: what was played this long ago counts a third."""
 
 
 @dataclass(slots=True)
@@ -54,3 +62,37 @@ class Limits:
 def _until_one(left: float, rate: float) -> float:
     # A little less is enough, since a time that was waited for is rounded.
     return 0.0 if left > 1 - 1e-6 else (1 - left) / rate
+
+
+class Quota:
+    """One game's target of steps a second, and the share that meets it; for the event loop alone."""
+
+    def __init__(self, target_steps_s: float | None, clock: Clock) -> None:
+        """No target: everything is wanted."""
+        if target_steps_s is not None and not 0 < target_steps_s < 1e12:
+            raise ConfigError(f"a quota of {target_steps_s} steps/s; give a number above 0, or none for no limit")
+        self._target, self._clock = target_steps_s, clock
+        self._steps, self._weight_s = 0.0, 0.0
+        self._at_s = clock.monotonic()
+
+    def saw(self, kept_steps: int, skipped_steps: int) -> float:
+        """Count what a client sent and left out; the share to keep from now on."""
+        self._fade()
+        self._steps += kept_steps + skipped_steps
+        return self.keep_share
+
+    @property
+    def keep_share(self) -> float:
+        """The probability with which a client should record its next episode."""
+        if self._target is None:
+            return 1.0
+        # Until the window has filled a little, a first burst of spooled chunks says nothing about a rate.
+        played = self._steps / max(self._weight_s, 1.0)
+        return min(1.0, self._target / played) if played > 0 else 1.0
+
+    def _fade(self) -> None:
+        now_s = self._clock.monotonic()
+        passed_s, self._at_s = max(0.0, now_s - self._at_s), now_s
+        fade = math.exp(-passed_s / _WINDOW_S)
+        self._steps *= fade
+        self._weight_s = self._weight_s * fade + _WINDOW_S * (1 - fade)

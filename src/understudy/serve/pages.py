@@ -8,7 +8,7 @@ import contextlib
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,7 @@ from pathlib import Path
 import structlog
 
 from understudy.core.errors import Refused
-from understudy.serve.call import Answer, Call, Handler, Route
-from understudy.serve.house import House
+from understudy.serve.api import Answer, ApiRoute, Call
 
 FILES = {
     "/play": "play.html", "/static/play.css": "play.css", "/static/icon.svg": "icon.svg",
@@ -130,20 +129,19 @@ def without_comments(script: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shows(name: str) -> Handler:
-    async def show(house: House, call: Call) -> Answer:
+def _shows(name: str) -> Callable[[Call], Awaitable[Answer]]:
+    async def show(call: Call) -> Answer:
         page = load_pages().get(name)
         if page is None:
             raise Refused("not_found", f"this installation lacks {name}; {_MEND}")
-        return page.answer(call.headers)
+        return page.answer(call.head)
 
     show.__name__ = f"show_{name.replace('.', '_')}"
     return show
 
 
 PAGES = tuple(
-    Route(method="GET", path=path, scope=None, handler=_shows(name), summary=f"The play page: {name}",
-          gives=_KINDS[Path(name).suffix])
+    ApiRoute("GET", path, None, _shows(name), f"The play page: {name}", gives=_KINDS[Path(name).suffix])
     for path, name in FILES.items()
-)  # fmt: skip
+)
 """Open to anybody, and no part of the API."""

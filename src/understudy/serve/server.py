@@ -1,23 +1,29 @@
-"""A gateway on a socket: TLS or loopback, bounded connections, a stop that answers whoever is being served."""
+"""A gateway on a socket: TLS or loopback, bounded connections, a stop that answers the requests in flight."""
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from understudy.core.errors import ConfigError, UnderstudyError
-from understudy.serve.connection import PatientConnection
+from understudy.core.endpoint import is_loopback
+from understudy.core.errors import ConfigError
 from understudy.serve.gateway import Gateway
+from understudy.serve.wire import MAX_HEAD_BYTES, Failed, Failure
 
 _BACKLOG = 2048
 _OTHER_FILES = 256
+_GOODBYE_S = 1.0
+"""How long a connection that is being closed may take to read what was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,70 +66,219 @@ class Listen:
             raise ConfigError("max_connections is a whole number from 1, times are numbers of seconds above 0")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
 class Server:
     """Serves a gateway until it is told to stop; the address is bound, and `url` known, once this is made."""
 
     def __init__(self, gateway: Gateway, listen: Listen) -> None:
-        self._gateway, self._uvicorn = gateway, _Uvicorn(gateway, _config(gateway, listen))
+        self._gateway = gateway
+        self._uvicorn = _Uvicorn(gateway, listen)
         self._socket = _bound(listen)
+        self._max_connections = listen.max_connections
         self.port: int = self._socket.getsockname()[1]
         name = f"[{listen.host}]" if ":" in listen.host else listen.host
         self.url = f"{'https' if listen.certificate else 'http'}://{name}:{self.port}"
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
-        """Serve; returns when `stop` was called and whoever was being served has their answer."""
-        self._uvicorn.on_ready = on_ready
-        _allow_files(self._uvicorn.config.limit_concurrency or 0)
+        """Serve; returns when `stop` was called and the requests in flight have their answers."""
+        _allow_files(self._max_connections)
         try:
-            self._uvicorn.run(sockets=[self._socket])
-        except SystemExit:
-            failure = self._gateway.failure
-            if isinstance(failure, UnderstudyError):
-                raise failure from None
-            raise ConfigError("the gateway could not start; its log says why") from None
+            with asyncio.Runner(loop_factory=_new_loop) as runner:
+                runner.run(self._serve(on_ready))
         finally:
             self._socket.close()
 
+    async def _serve(self, on_ready: Callable[[], None] | None) -> None:
+        async with self._gateway.opened():
+            if on_ready is not None:
+                on_ready()  # the socket listens since it was bound
+            await self._uvicorn.serve(sockets=[self._socket])
+
     def stop(self) -> None:
-        """Take no more and drain; from any thread or a signal's handler, and as often as one likes."""
+        """Accept no more and drain; from any thread or a signal's handler, any number of times."""
         self._uvicorn.should_exit = True
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, which leaves signals to whoever runs it and lets the gateway end its long polls."""
+    """uvicorn's server; signals are left to the caller, and the gateway ends its long polls at the stop."""
 
-    def __init__(self, gateway: Gateway, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, gateway: Gateway, listen: Listen) -> None:
         self._gateway = gateway
-        self.on_ready: Callable[[], None] | None = None
+        self._connections: set[Connection] = set()
+        facts = {"listen": listen, "others": self._connections}
+        # uvicorn's messages about what strangers send are not worth a line each.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        config = uvicorn.Config(
+            gateway, http=type("Connection", (Connection,), facts), ws="none", lifespan="off", log_config=None,
+            access_log=False, proxy_headers=False, server_header=False, backlog=_BACKLOG,
+            limit_concurrency=listen.max_connections, timeout_keep_alive=listen.idle_timeout_s,
+            timeout_graceful_shutdown=listen.drain_s, ssl_certfile=listen.certificate,
+            ssl_keyfile=listen.certificate_key,
+        )  # fmt: skip
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"{listen.certificate} and {listen.certificate_key} are no certificate and its key: {error}"
+            ) from None
+        super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        log = logging.getLogger("uvicorn.error")
-        log.disabled = True  # that it did not start, and why, is said once, by the gateway
-        try:
-            await super().startup(sockets)
-        finally:
-            log.disabled = False
-        if self.on_ready is not None:
-            self.on_ready()
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.drain()
         await super().shutdown(sockets)
-        for connection in list(self.server_state.connections):
+        for connection in list(self._connections):
             connection.transport.abort()
         await asyncio.sleep(0)
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection: uvicorn's own, with a time limit at every stage.
+
+        connected ─ head ─► head complete ─ body ─► complete ─► answered ─ idle ─► next head …
+
+    uvicorn bounds only the idle time. Here a head and a body must come in their time, a head has a size, and an
+    answer must be read in time; a connection that is late or sends too much is cut off. What is overridden are the
+    callbacks of asyncio (`connection_made` …) and of httptools (`on_message_begin` …), and three of uvicorn's.
+    """
+
+    listen: Listen
+    others: "set[Connection]"
+    """Every open connection of the server; this and `listen` are set by subclassing."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._deadline_s = float("inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = float("inf")
+        self._stalled: asyncio.TimerHandle | None = None
+        self._is_in_head = False
+        self._is_arriving = False
+        self._is_last = False
+        self._head_bytes = 0
+        self._unanswered = 0
+
+    # --- Time -------------------------------------------------------------------------------------------------------
+
+    def _within(self, timeout_s: float) -> None:
+        """Give the next stage its time; infinite while it is our turn."""
+        self._deadline_s = self.loop.time() + timeout_s
+        # One timer for many deadlines: most of them are met, so it rarely has to be set anew.
+        if self._deadline_s < self._timer_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_s = self._deadline_s
+            self._timer = self.loop.call_at(self._timer_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._timer_s = float("inf")
+        left_s = self._deadline_s - self.loop.time()
+        if left_s <= 0:
+            self.transport.abort()
+        elif left_s < float("inf"):
+            self._within(left_s)
+
+    def _idle(self) -> None:
+        # uvicorn closes after its idle time; what is still unread then, or was no request, ends here.
+        self._within(self.listen.idle_timeout_s + _GOODBYE_S)
+
+    def _end_soon(self) -> None:
+        # close() alone waits for the other side: for its goodbye under TLS, or for it to read.
+        self.loop.call_later(0.0 if not self.transport.get_write_buffer_size() else _GOODBYE_S, self.transport.abort)
+
+    # --- What the transport says ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.others.add(self)
+        self._within(self.listen.head_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.others.discard(self)
+        for timer in (self._timer, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head = self._is_in_head
+        super().data_received(data)
+        self._head_bytes = self._head_bytes + len(data) if was_in_head and self._is_in_head else 0
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", (
+                f"the head of a request has at most {MAX_HEAD_BYTES} bytes"
+            ))  # fmt: skip
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.listen.read_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    # --- What the parser says ---------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        self._is_arriving = True
+        self._within(self.listen.head_timeout_s)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._unanswered += 1
+        self._within(self.listen.body_timeout_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_arriving = False
+        if self._unanswered:
+            self._within(float("inf"))
+        else:  # a body that was refused may end after its answer
+            self._idle()
+        super().on_message_complete()
+
+    # --- What uvicorn says ------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._unanswered -= 1
+        if self._is_last:
+            self._end_soon()
+        elif not self._is_arriving and not self._unanswered:
+            self._idle()
+
+    def shutdown(self) -> None:
+        """The server stops: end at once when nothing is under way, else after the answer."""
+        super().shutdown()
+        self._is_last = True
+        if not self._unanswered:
+            self._end_soon()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP in the form of every other refusal."""
+        self._refuse(HTTPStatus.BAD_REQUEST, "bad_http", "this is no HTTP/1.1 request")
+
+    def _refuse(self, status: HTTPStatus, code: str, detail: str) -> None:
+        body = msgspec.json.encode(Failed(error=Failure(code=code, detail=detail)))
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+        head += f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # Windows has none
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _allow_files(n_connections: int) -> None:
@@ -147,25 +302,3 @@ def _bound(listen: Listen) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {listen.host} port {listen.port}: {error.strerror}; give another port, or 0 for any"
         ) from None
-
-
-def _config(gateway: Gateway, listen: Listen) -> uvicorn.Config:
-    class Connection(PatientConnection):
-        head_timeout_s, body_timeout_s = listen.head_timeout_s, listen.body_timeout_s
-        read_timeout_s = listen.read_timeout_s
-
-    # What strangers send is not worth a line each; what the gateway logs goes its own way.
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    config = uvicorn.Config(
-        gateway, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False, proxy_headers=False,
-        server_header=False, backlog=_BACKLOG, limit_concurrency=listen.max_connections,
-        timeout_keep_alive=listen.idle_timeout_s, timeout_graceful_shutdown=listen.drain_s,
-        ssl_certfile=listen.certificate, ssl_keyfile=listen.certificate_key,
-    )  # fmt: skip
-    try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"{listen.certificate} and {listen.certificate_key} are no certificate and its key: {error}"
-        ) from None
-    return config

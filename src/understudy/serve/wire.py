@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from understudy.core.frame import MAX_COUNT
+from understudy.core.ports import Ack
 
 Text = Annotated[str, Meta(max_length=128)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -39,19 +40,10 @@ class Failed(Struct, frozen=True, kw_only=True):
     error: Failure
 
 
-class FrameAck(Struct, frozen=True, kw_only=True):
-    """What became of one frame: accepted (durable), refused for good, or to be sent again."""
-
-    accepted: bool
-    refused: str | None = None
-    retry_after_s: float = 0.0
-    error: str = ""
-
-
 class Sent(Struct, frozen=True, kw_only=True):
     """The answer to a parcel or to columns: one ack per frame, and what is asked of the next episodes."""
 
-    acks: list[FrameAck]
+    acks: list[Ack]
     keep_share: float = 1.0
     """The probability with which the next episode should be recorded."""
 

@@ -35,7 +35,7 @@ from understudy.core.log import (
     sync_data,
     sync_folder,
 )
-from understudy.core.ports import Outcome, Partition, Position, Read, Record
+from understudy.core.ports import Ack, Partition, Position, Read, Record
 
 _TIME = struct.Struct("<d")
 _POLL_S = 0.004
@@ -43,7 +43,7 @@ _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
 ROLL_S = 60.0
 """A file older than this takes nothing more: what a forgotten player sent must become trimmable while others play."""
-_TOO_LARGE = Outcome(durable=False, error=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
+_TOO_LARGE = Ack(False, refused=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
 
 
 def _is_too_large(frame: Frame) -> bool:
@@ -70,28 +70,28 @@ class FileStream:
         self._clock = clock or SystemClock()
         self._writer: _PartitionWriter | None = None
         self._closed = threading.Event()
-        self._group = GroupCommit[Sequence[bytes], Outcome](
+        self._group = GroupCommit[Sequence[bytes], Ack](
             self._commit, size=lambda parts: sum(map(len, parts)), most=_MOST_BYTES
         )
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         if self._closed.is_set():
             raise Closed("the stream was closed")
         # Encoded here, so that a frame that cannot be encoded fails its own caller only.
         parts = [part for frame in frames if not _is_too_large(frame) for part in (frame.header(), frame.body)]
-        outcome = self._group.submit(parts) if parts else Outcome(durable=True)
+        outcome = self._group.submit(parts) if parts else Ack(True)
         return [_TOO_LARGE if _is_too_large(frame) else outcome for frame in frames]
 
-    def _commit(self, groups: Sequence[Sequence[bytes]]) -> Sequence[Outcome]:
+    def _commit(self, groups: Sequence[Sequence[bytes]]) -> Sequence[Ack]:
         parts = [_TIME.pack(self._clock.now()), *(part for group in groups for part in group)]
         try:
             # Asked again here, where `close` cannot come between the answer and the write.
             if self._closed.is_set():
                 raise Closed("the stream was closed")
             self._own_partition().append(parts)
-            outcome = Outcome(durable=True)
+            outcome = Ack(True)
         except (StorageFull, StorageFailed) as error:
-            outcome = Outcome(durable=False, error=str(error), retry_after_s=1.0)
+            outcome = Ack(False, retry_after_s=1.0, error=str(error))
         return [outcome] * len(groups)
 
     def _own_partition(self) -> "_PartitionWriter":

@@ -14,7 +14,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError
 from understudy.core.frame import Frame
 from understudy.core.location import Location
-from understudy.core.ports import Outcome, Partition, Position, Read
+from understudy.core.ports import Ack, Partition, Position, Read
 from understudy.streams.kafka_bounds import Bounds
 from understudy.streams.kafka_config import KafkaConfig, kafka_config
 from understudy.streams.kafka_lane import KafkaLane, changed_count
@@ -116,7 +116,7 @@ class KafkaStream:
             for number in range(self.count)
         }
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         if self._closed.is_set():
             raise Closed("the stream was closed")
         return self._writer.append(frames) if frames else []

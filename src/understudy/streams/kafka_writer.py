@@ -10,7 +10,7 @@ from zlib import crc32
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed
 from understudy.core.frame import MAX_FRAME_BYTES, Frame
-from understudy.core.ports import Outcome
+from understudy.core.ports import Ack
 from understudy.streams.kafka_config import KafkaConfig
 from understudy.streams.kafka_trouble import Trouble, kafka_library
 
@@ -20,8 +20,8 @@ GRACE_S = 2.0
 """How much later than its timeout a frame's end may be told: the library looks for it once a second."""
 _RETRY_S = 1.0
 _POLL_S = 0.1
-_DURABLE = Outcome(durable=True)
-_TOO_LARGE = Outcome(durable=False, error=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
+_DURABLE = Ack(True)
+_TOO_LARGE = Ack(False, refused=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
 
 
 def lane_of(session: bytes, count: int) -> int:
@@ -40,7 +40,7 @@ class KafkaWriter:
         self._running = 0
         self._is_closed = False
 
-    def append(self, frames: Sequence[Frame]) -> list[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> list[Ack]:
         """One outcome per frame, after at most the timeout and 2 s; many threads may call at once."""
         # Encoded before the first is sent, so that a frame that cannot be encoded fails its own caller only.
         raws = [None if frame.size_bytes > MAX_FRAME_BYTES else frame.encode() for frame in frames]
@@ -50,7 +50,7 @@ class KafkaWriter:
         finally:
             self._end()
 
-    def _append(self, sender: "_Sender", frames: Sequence[Frame], raws: Sequence[bytes | None]) -> list[Outcome]:
+    def _append(self, sender: "_Sender", frames: Sequence[Frame], raws: Sequence[bytes | None]) -> list[Ack]:
         waiting = Waiting(len(frames))
         time_ms = int(self._clock.now() * 1000)
         for index, (frame, raw) in enumerate(zip(frames, raws, strict=True)):
@@ -73,11 +73,11 @@ class KafkaWriter:
         if error.fatal():
             sender.fail(error)
         problem = sender.trouble.explained("appending", sender.fatal or error)
-        waiting.settle(index, Outcome(durable=False, error=str(problem), retry_after_s=_RETRY_S))
+        waiting.settle(index, Ack(False, retry_after_s=_RETRY_S, error=str(problem)))
 
-    def _unanswered(self, sender: "_Sender") -> Outcome:
+    def _unanswered(self, sender: "_Sender") -> Ack:
         error = str(sender.trouble.explained("appending", sender.fatal))
-        return Outcome(durable=False, error=error, retry_after_s=_RETRY_S)
+        return Ack(False, retry_after_s=_RETRY_S, error=error)
 
     def _begin(self) -> "_Sender":
         with self._lock:
@@ -108,10 +108,10 @@ class Waiting:
 
     def __init__(self, count: int) -> None:
         self._changed = threading.Condition()
-        self._outcomes: list[Outcome | None] = [None] * count
+        self._outcomes: list[Ack | None] = [None] * count
         self._left = count
 
-    def settle(self, index: int, outcome: Outcome) -> None:
+    def settle(self, index: int, outcome: Ack) -> None:
         with self._changed:
             if self._outcomes[index] is None:
                 self._outcomes[index] = outcome
@@ -119,7 +119,7 @@ class Waiting:
                 if not self._left:
                     self._changed.notify_all()
 
-    def outcomes(self, timeout_s: float, *, unanswered: Callable[[], Outcome]) -> list[Outcome]:
+    def outcomes(self, timeout_s: float, *, unanswered: Callable[[], Ack]) -> list[Ack]:
         """All of them; whoever has no answer by then may still be stored, and is never called durable."""
         with self._changed:
             if self._changed.wait_for(lambda: not self._left, timeout=timeout_s):

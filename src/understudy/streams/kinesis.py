@@ -14,7 +14,7 @@ from understudy.core.errors import Closed, ConfigError, StorageFailed
 from understudy.core.frame import MAX_FRAME_BYTES, Frame
 from understudy.core.group import GroupCommit
 from understudy.core.location import Location
-from understudy.core.ports import Outcome, Partition, Position, Read
+from understudy.core.ports import Ack, Partition, Position, Read
 from understudy.streams.kinesis_api import KinesisApi, connect, pause_s
 from understudy.streams.kinesis_config import KinesisConfig, kinesis_config
 from understudy.streams.kinesis_shards import ShardList, ShardReader, partitions
@@ -30,7 +30,7 @@ _LOOK_S = 0.1
 _RETRY_AFTER_S = 1.0
 _SHARDS = 4
 """Of a stream that is made where nobody says how many."""
-_TOO_LARGE = Outcome(durable=False, error=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
+_TOO_LARGE = Ack(False, refused=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
 
 _Put = tuple[str, bytes]
 """A record that is sent: partition key and data."""
@@ -51,7 +51,7 @@ class KinesisStream:
             self._put, size=lambda puts: sum(map(_size, puts)), most=MOST_BYTES
         )
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         if self._closed.is_set():
             raise Closed("the stream was closed")
         # Encoded here, so that a frame that cannot be encoded fails its own caller only.
@@ -66,9 +66,9 @@ class KinesisStream:
                 outcomes[number] = outcome
         return outcomes
 
-    def _keep_trying(self, puts: Sequence[_Put]) -> Sequence[Outcome]:
+    def _keep_trying(self, puts: Sequence[_Put]) -> Sequence[Ack]:
         """Put what fits into one call, and what failed of it again: the same bytes, for `append_s` at most."""
-        outcomes = [Outcome(durable=True)] * len(puts)
+        outcomes = [Ack(True)] * len(puts)
         left = list(range(len(puts)))
         give_up_s = self._clock.monotonic() + self._config.append_s
         attempt = 0
@@ -84,7 +84,7 @@ class KinesisStream:
                     left.append(number)
                 else:
                     error = str(failure.for_people(self._config))
-                    outcomes[number] = Outcome(durable=False, error=error, retry_after_s=_RETRY_AFTER_S)
+                    outcomes[number] = Ack(False, retry_after_s=_RETRY_AFTER_S, error=error)
             if left:
                 # Waited here, outside the common call: whoever writes to other shards goes on.
                 self._clock.wait(self._closed, pause)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone
 from understudy.core.frame import MAX_FRAME_BYTES, Frame
-from understudy.core.ports import Outcome, Partition, Position, Read, Record
+from understudy.core.ports import Ack, Partition, Position, Read, Record
 
 
 class MemoryStream:
@@ -23,7 +23,7 @@ class MemoryStream:
         self._trimmed = dict.fromkeys(self._lanes, 0)
         self._closed = False
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         with self._changed:
             if self._closed:
                 raise Closed("the stream was closed")
@@ -34,8 +34,8 @@ class MemoryStream:
                 number = self._trimmed[lane_id] + len(lane)
                 lane.append(Record(Position(str(number)), self._clock.now(), frame.encode()))
             self._changed.notify_all()
-        too_large = Outcome(durable=False, error=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
-        return [Outcome(durable=True) if frame.size_bytes <= MAX_FRAME_BYTES else too_large for frame in frames]
+        too_large = Ack(False, refused=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
+        return [Ack(True) if frame.size_bytes <= MAX_FRAME_BYTES else too_large for frame in frames]
 
     def partitions(self) -> Sequence[Partition]:
         with self._changed:

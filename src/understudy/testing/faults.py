@@ -21,7 +21,6 @@ from understudy.core.ports import (
     Cursor,
     ExperienceStore,
     Link,
-    Outcome,
     Partition,
     Position,
     Read,
@@ -77,15 +76,15 @@ class FaultyStream:
     def __init__(self, inner: Stream, faults: Faults, rng: np.random.Generator) -> None:
         self._inner, self._faults, self._dice = inner, faults, _Dice(faults, rng)
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         taken = self._dice.taken(len(frames))
         arriving = self._dice.arrivals([frame for frame, ok in zip(frames, taken, strict=True) if ok])
         outcomes = self._inner.append(arriving)
-        if not all(outcome.durable for outcome in outcomes):
-            return [Outcome(durable=False, error="injected: the stream below failed")] * len(frames)
+        if not all(outcome.accepted for outcome in outcomes):
+            return [Ack(False, error="injected: the stream below failed")] * len(frames)
         if self._dice(self._faults.lose_answer):
             raise StorageFailed("injected: the frames were taken and the answer was lost")
-        return [Outcome(durable=True) if ok else Outcome(durable=False, error="injected") for ok in taken]
+        return [Ack(True) if ok else Ack(False, error="injected") for ok in taken]
 
     def partitions(self) -> Sequence[Partition]:
         return self._inner.partitions()

@@ -78,7 +78,7 @@ class StreamContract:
     def test_what_was_appended_can_be_read_as_the_same_bytes(self) -> None:
         stream, frames = self.make(), sample_frames(5)
         outcomes = [*stream.append(frames[:2]), *stream.append(frames[2:])]
-        assert [outcome.durable for outcome in outcomes] == [True] * 5
+        assert [outcome.accepted for outcome in outcomes] == [True] * 5
         assert _raws(read_all(stream)) == Counter(frame.encode() for frame in frames)
         stream.close()
 
@@ -89,7 +89,7 @@ class StreamContract:
 
     def test_what_append_called_durable_is_there_after_reopening(self) -> None:
         stream, frames = self.make(), sample_frames(6)
-        assert all(outcome.durable for outcome in stream.append(frames))
+        assert all(outcome.accepted for outcome in stream.append(frames))
         stream.close()
         stream = self.reopen(stream)
         assert _raws(read_all(stream)) == Counter(frame.encode() for frame in frames)
@@ -99,8 +99,8 @@ class StreamContract:
         stream, frames = self.make(), sample_frames(2)
         large = replace(frames[0], body=bytes(MAX_BODY_BYTES + 1))
         outcomes = stream.append([frames[0], large, frames[1]])
-        assert [outcome.durable for outcome in outcomes] == [True, False, True]
-        assert outcomes[1].error
+        assert [outcome.accepted for outcome in outcomes] == [True, False, True]
+        assert outcomes[1].refused
         assert _raws(read_all(stream)) == Counter(frame.encode() for frame in frames)
         stream.close()
 
@@ -122,7 +122,7 @@ class StreamContract:
 
         def append(frames: Sequence[Frame]) -> list[bool]:
             starts = range(0, len(frames), 3)
-            return [one.durable for start in starts for one in stream.append(frames[start : start + 3])]
+            return [one.accepted for start in starts for one in stream.append(frames[start : start + 3])]
 
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(append, lots)) == [[True] * 12] * 8

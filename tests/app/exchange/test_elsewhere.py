@@ -24,7 +24,7 @@ from understudy.core.ages import DAY_S
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.names import new_session, player_name
-from understudy.core.ports import Ack, Audit, Outcome, SessionFilter, SessionInfo
+from understudy.core.ports import Ack, Audit, SessionFilter, SessionInfo
 from understudy.ingest.specs import SpecFolder
 from understudy.stores.database import has_store
 from understudy.stores.local import LocalStore
@@ -207,13 +207,13 @@ def test_a_store_that_is_away_while_an_import_waits_does_not_end_it(
 class Busy(FileStream):
     """A stream that takes every third frame, as one does that is throttled."""
 
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         taken = super().append(frames[::3])
-        return [taken[at // 3] if at % 3 == 0 else Outcome(False, "slow down", 0.1) for at in range(len(frames))]
+        return [taken[at // 3] if at % 3 == 0 else Ack(False, None, 0.1, "slow down") for at in range(len(frames))]
 
 
 class Shut(FileStream):
-    def append(self, frames: Sequence[Frame]) -> Sequence[Outcome]:
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         raise Unreachable("the broker does not answer")
 
 
