@@ -10,6 +10,8 @@ from tests.models.small_s3 import SmallS3, Trouble, small_s3
 from understudy.core.errors import ConfigError, StorageFailed, Unreachable
 from understudy.models.cloud import CloudObjects
 
+pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
+
 CALLS: dict[str, Callable[[CloudObjects], Any]] = {
     "read": lambda objects: objects.get("games/cart/1.json"),
     "list": lambda objects: objects.list("games"),

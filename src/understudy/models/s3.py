@@ -3,21 +3,20 @@
     s3://BUCKET/PATH?region=eu-west-1&profile=games&endpoint=http://127.0.0.1:9000
 
 Keys come from the file that `credentials` names, else from the profile that `profile` names, else from where the
-vendor's tools look; see `core/aws_keys.py`. They are never part of the address.
+vendor's tools look; see `core/aws.py`. They are never part of the address.
 """
 
-import importlib.util
+import functools
 import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from obstore.store import S3Store
 
-from understudy.core.aws_keys import AwsKeys, Profile, find_keys, source_of_keys
-from understudy.core.endpoint import check_endpoint
-from understudy.core.errors import ConfigError, MissingExtra
+from understudy.core.aws import aws_session, check_endpoint, source_of_keys
+from understudy.core.errors import ConfigError
 from understudy.core.location import Location
 from understudy.models.cloud_trouble import Whereabouts
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 15.0
 """How long a call that fails is tried again; whoever called decides what then."""
-_ASKED_FOR = timedelta(minutes=5)
-"""How long keys are kept that a profile gets from elsewhere, before they are asked for again."""
+_KEYS_FOR = timedelta(minutes=5)
+"""How long keys are used before botocore is asked for them again, which renews those that expire."""
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 """More than AWS allows today: buckets of old, and other servers, have such names."""
 _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -42,9 +41,8 @@ def open_s3(location: Location) -> tuple[S3Store, Whereabouts]:
     if endpoint:
         check_endpoint(endpoint, insecure=location.flag("insecure"))
     credentials, profile = location.text("credentials"), location.text("profile")
-    keys = find_keys(credentials=credentials, profile=profile)
-    region = location.text("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    region = region or (keys.region if keys else "") or "us-east-1"
+    session = aws_session("s3", credentials=credentials, profile=profile, region=location.text("region"))
+    region = session.get_config_variable("region") or "us-east-1"
     if not _REGION.fullmatch(region):
         raise ConfigError(f"region of s3://{bucket} is {region[:40]!r}; give one such as eu-west-1")
     where = Whereabouts(
@@ -55,8 +53,7 @@ def open_s3(location: Location) -> tuple[S3Store, Whereabouts]:
         bucket,
         prefix=location.path or None,
         region=region,
-        # Keys that are handed over by themselves are mixed with nothing in the environment.
-        **({"credential_provider": _provider(keys)} if keys else {}),  # type: ignore[arg-type]
+        credential_provider=_keys_of(session),
         **({"endpoint": endpoint, "virtual_hosted_style_request": False} if endpoint else {}),  # type: ignore[arg-type]
         client_options={
             "allow_http": (endpoint or "").startswith("http://"),
@@ -76,30 +73,9 @@ def _bucket(location: Location) -> str:
     return name
 
 
-def _provider(keys: AwsKeys | Profile) -> "Callable[[], S3Credential]":
-    if isinstance(keys, AwsKeys):
-        given: S3Credential = {
-            "access_key_id": keys.key_id, "secret_access_key": keys.secret, "token": keys.token, "expires_at": None
-        }  # fmt: skip
-        return lambda: given
-    if importlib.util.find_spec("boto3") is None:
-        raise MissingExtra(
-            f"profile [{keys.name}] gets its keys from elsewhere, which needs the package boto3; "
-            "pip install 'understudy[aws]'"
-        )
-    return _asked(keys)
-
-
-def _asked(profile: Profile) -> "Callable[[], S3Credential]":
-    """Keys of a role, a single sign-on or a program, asked for again before they are over."""
-    import botocore.session
-    from botocore.exceptions import BotoCoreError, ClientError
+def _keys_of(session: Any) -> "Callable[[], S3Credential]":
+    """The keys of a session, looked for with the first request: the role of a machine is asked over the network."""
     from obstore.auth.boto3 import Boto3CredentialProvider
 
-    try:
-        session = botocore.session.Session(profile=profile.name)
-        if profile.file:
-            session.set_config_variable("credentials_file", profile.file)
-        return Boto3CredentialProvider(session, ttl=_ASKED_FOR)
-    except (BotoCoreError, ClientError, ValueError) as error:
-        raise ConfigError(f"profile [{profile.name}] gives no keys: {error}; log in, or correct it") from None
+    provider = functools.cache(lambda: Boto3CredentialProvider(session, ttl=_KEYS_FOR))
+    return lambda: provider()()

@@ -1,14 +1,13 @@
 """Calls to a Kinesis server, with one kind of failure for all that the SDK raises."""
 
-import importlib.util
 import random
 from collections.abc import Callable, Mapping
 from threading import Event
 from typing import Any
 
-from understudy.core.aws_keys import find_keys
+from understudy.core.aws import aws_session
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ConfigError, MissingExtra
+from understudy.core.errors import ConfigError
 from understudy.streams.kinesis_config import KinesisConfig
 from understudy.streams.kinesis_trouble import CallFailed, explained
 
@@ -66,21 +65,12 @@ def connect(config: KinesisConfig, *, clock: Clock | None = None) -> KinesisApi:
 
 
 def _client(config: KinesisConfig) -> Any:
-    if importlib.util.find_spec("boto3") is None:
-        raise MissingExtra("kinesis:// needs the package boto3; pip install 'understudy[aws]'")
-    import boto3
-    import botocore.session
+    session = aws_session("kinesis", credentials=config.credentials, profile=config.profile, region=config.region)
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, InvalidRegionError, NoRegionError
 
-    find_keys(credentials=config.credentials, profile=config.profile)  # for what it says about keys that are not there
     try:
-        # A profile that is asked for goes before keys in the environment.
-        profile = config.profile or ("default" if config.credentials else None)
-        chain = botocore.session.Session(profile=profile)
-        if config.credentials:
-            chain.set_config_variable("credentials_file", config.credentials)
-        return boto3.Session(botocore_session=chain, region_name=config.region or None).client(
+        return session.create_client(
             "kinesis",
             endpoint_url=config.endpoint or None,
             config=Config(

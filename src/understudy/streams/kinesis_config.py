@@ -4,8 +4,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 
-from understudy.core.aws_keys import source_of_keys
-from understudy.core.endpoint import check_endpoint, is_here
+from understudy.core.aws import check_endpoint, is_here, source_of_keys
 from understudy.core.errors import ConfigError
 from understudy.core.location import Location
 
