@@ -8,7 +8,7 @@ import pytest
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.location import parse_location
 from understudy.streams.kinesis import open_kinesis
-from understudy.streams.kinesis_config import KinesisConfig, kinesis_config
+from understudy.streams.kinesis_client import KinesisConfig, kinesis_config
 
 has_boto3 = pytest.mark.skipif(importlib.util.find_spec("boto3") is None, reason="the extra aws is not installed")
 
@@ -81,7 +81,10 @@ def bare(monkeypatch, tmp_path):
     ("address", "words"),
     [
         ("kinesis://play", "no AWS region"),
-        ("kinesis://play?region=eu-west-1&endpoint=http://127.0.0.1:1", "no AWS credentials"),
+        (
+            "kinesis://play?region=eu-west-1&endpoint=http://127.0.0.1:1",
+            "locate credentials; set AWS_ACCESS",
+        ),
         ("kinesis://play?region=eu west&endpoint=http://127.0.0.1:1", "is 'eu west'; give one such as eu-west-1"),
         ("kinesis://play?region=eu-west-1&profile=nobody", r"profile \[nobody\] has no AWS keys: .*\(nobody\)"),
         ("kinesis://play?region=eu-west-1&credentials=/nowhere/keys", "keys has no AWS keys: .*aws_access_key_id"),
