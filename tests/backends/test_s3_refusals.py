@@ -45,7 +45,6 @@ def test_a_key_that_nobody_has_is_no_object_that_is_not_there(bucket: str, monke
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     line = told(bucket, doing)
-    assert "403 Forbidden: " in line
     assert "check AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine, and the permissions in docs/s3.md" in line
 
 

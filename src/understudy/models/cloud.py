@@ -195,7 +195,7 @@ _SECRETS = re.compile(r"(?<=://)[^/\s@]*@|\?[^\s)'\"]*")
 """A user in an address, and its options: either may hold what nobody should read in an error."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
-_MARKUP = re.compile(r"<(?:RequestId|HostId|Resource)>[^<]*<|<[^>]*>")
+_MARKUP = re.compile(r"<(RequestId|HostId|Resource|BucketName)>[^<]*</\1>|<[^>]*>")
 _INNER = re.compile(r'(?:message|error): "([^"]+)"|(InvalidCertificate|IncompleteMessage)')
 """What a connection said, deep inside the library's own text."""
 _KEY_SERVERS = ("External AWS credential provider", "169.254.169.254", "metadata.google.internal")

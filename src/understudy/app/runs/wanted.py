@@ -66,7 +66,7 @@ def check_words(wanted: Wanted) -> None:
 
 
 def resolve(wanted: Wanted, game: GameSpec) -> Settings:
-    """Preset, file and single settings, checked; in this order, the later wins."""
+    """Preset, file, environment and single settings, checked; in this order, the later wins."""
     algorithm = wanted_algorithm(wanted)
     name = algorithm_name(algorithm)
     resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
@@ -79,6 +79,7 @@ def _filled(resolver: Resolver, wanted: Wanted, preset: str | None) -> Resolver:
         resolver.add(read_preset(preset))
     if wanted.config_file is not None:
         resolver.add(read_toml(wanted.config_file))
+    resolver.add_environment()
     for key, value in wanted.settings.items():
         resolver.set(key, value)
     if wanted.network is not None and not isinstance(wanted.network, NetworkSpec):
