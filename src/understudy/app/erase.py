@@ -10,7 +10,7 @@ from understudy.app.roles.ingest import replay
 from understudy.app.roles.opening import open_own_ingest, open_own_store
 from understudy.app.roles.requests import ask
 from understudy.app.specs import registered_specs
-from understudy.client.spooled import forget_spooled
+from understudy.client.spool import forget_spooled
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError
 from understudy.core.names import PlayerName, game_name, player_name

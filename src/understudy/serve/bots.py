@@ -12,8 +12,7 @@ from understudy.core.errors import Corrupt, Refused, StorageFailed
 from understudy.core.manifest import open_policy
 from understudy.core.policy import Policy
 from understudy.core.ports import Casting
-from understudy.models.casting import casting
-from understudy.models.catalogue import Catalogue, Pointer
+from understudy.models.catalogue import Catalogue, Pointer, casting
 from understudy.models.registry import Registry
 
 _log = structlog.get_logger("understudy.gateway")
