@@ -33,7 +33,7 @@ from bench.served import ask_peer, memory_mib, processor_s, seed_server, served,
 from understudy.app.crowd.ledger import LedgerLink  # noqa: E402
 from understudy.app.deployment import Deployment  # noqa: E402
 from understudy.app.verify import verify  # noqa: E402
-from understudy.client.sender_config import SenderConfig  # noqa: E402
+from understudy.client.sender import SenderConfig  # noqa: E402
 from understudy.core.heads import head_for  # noqa: E402
 from understudy.core.layers import Activation, Dense  # noqa: E402
 from understudy.core.manifest import Lineage  # noqa: E402

@@ -3,12 +3,11 @@
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from understudy.app.config import Config, hidden
-from understudy.app.origins import FILE_NAME, Resolved, example, leaves, resolve
+from understudy.app.config import FILE_NAME, Config, Resolved, example, hidden, resolve
 from understudy.core.errors import ConfigError
+from understudy.core.settings import from_tree, leaves
 
 VARIABLE = "UNDERSTUDY_GATEWAY_PORT"
 
@@ -18,7 +17,7 @@ def write(folder: Path, text: str) -> Path:
     return folder / FILE_NAME
 
 
-def port(found: Resolved) -> tuple[int, str]:
+def port(found: Resolved[Config]) -> tuple[int, str]:
     return found.config.gateway.port, found.origins["gateway.port"]
 
 
@@ -151,13 +150,13 @@ def test_the_example_names_every_value_and_changes_none(tmp_path: Path):
     again = resolve({"data": str(tmp_path)}, environ={})
     assert again.config == found.config
     assert "default" not in again.origins.values()
-    assert all(leaf.name.rpartition(".")[2] in example() for leaf in leaves())
+    assert all(leaf.name.rpartition(".")[2] in example() for leaf in leaves(Config))
 
 
 def test_whose_steps_are_learnt_from_depends_on_who_can_reach_the_gateway():
     def learns_from(**gateway: str) -> tuple[str, ...]:
-        return msgspec.convert({"gateway": gateway}, Config).learn_from
+        return from_tree(Config, {"gateway": gateway}, where="here").learn_from
 
     assert learns_from() == learns_from(host="localhost") == ("granted", "unknown")
     assert learns_from(host="0.0.0.0") == learns_from(host="game.example") == ("granted",)
-    assert msgspec.convert({"learner": {"learn_from": ["granted"]}}, Config).learn_from == ("granted",)
+    assert from_tree(Config, {"learner": {"learn_from": ["granted"]}}, where="here").learn_from == ("granted",)

@@ -1,14 +1,13 @@
 """The backends on which a deployment ran last are kept, and every command on its folder goes by them."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from understudy.app.config import Config, IngestSection, ModelsSection, StoreSection, StreamSection
-from understudy.app.origins import resolve
+from understudy.app.config import Config, IngestSection, ModelsSection, StoreSection, StreamSection, resolve
 from understudy.app.used import FILE_NAME, keep_used, moved, read_used, used_by
 from understudy.core.errors import ConfigError
 
@@ -57,7 +56,7 @@ def test_a_spark_job_goes_on_where_the_store_lies_elsewhere_still(tmp_path):
         found = resolve({"data": str(tmp_path), **flags}, environ={})
         return found.config.ingest.engine, found.origins["ingest.engine"]
 
-    keep_used(msgspec.structs.replace(config(tmp_path), ingest=IngestSection(engine="spark")))
+    keep_used(dataclasses.replace(config(tmp_path), ingest=IngestSection(engine="spark")))
     assert engine() == ("spark", f"last start ({tmp_path / FILE_NAME})")
     assert engine(**{"ingest.engine": "native"}) == ("native", "flag --engine")
     assert engine(**{"store.url": "local"}) == ("native", "default")

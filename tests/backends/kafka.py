@@ -11,7 +11,7 @@ from understudy.core.clock import SystemClock
 from understudy.core.location import Location, parse_location
 from understudy.core.ports import Position
 from understudy.streams.kafka import KafkaStream, create_kafka, open_kafka
-from understudy.streams.kafka_config import kafka_config
+from understudy.streams.kafka_client import kafka_config
 
 PATIENCE_S = 20.0
 

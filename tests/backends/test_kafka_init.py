@@ -81,13 +81,13 @@ def test_a_name_too_like_another_ones_is_refused_by_the_broker_in_one_line(kafka
 def test_a_server_of_another_kind_is_told_soon(s3_server: Any, kafka_server: Any, capsys):
     url, began_s = new_url(kafka_server, open_timeout_s=OPEN_S), time.monotonic()
     code, line = said(capsys, url.replace(kafka_server.address, s3_server.address))
-    assert (code, f"{s3_server.address} is a web server, no broker of Kafka" in line) == (2, True)
+    assert (code, "this is a web server, no Kafka broker; correct host and port" in line) == (2, True)
     assert time.monotonic() - began_s < OPEN_S / 2
 
 
 def test_tls_with_a_listener_that_speaks_none_is_told_soon(topic: Topic):
     began_s = time.monotonic()
-    with pytest.raises(ConfigError, match="TLS with"):
+    with pytest.raises(ConfigError, match="check that this listener speaks TLS"):
         topic.open(tls="true", open_timeout_s=OPEN_S)
     assert time.monotonic() - began_s < OPEN_S / 2
 

@@ -25,7 +25,7 @@ def test_a_missing_topic_ends_it_with_the_command_that_makes_one(kafka_server: A
     )
     assert ended.returncode == 2
     (line,) = ended.stderr.strip().splitlines()
-    assert "there is no topic 'nowhere'" in line
+    assert "topic 'nowhere' at" in line
     assert "`understudy stream init URL --partitions 4`" in line
 
 

@@ -73,7 +73,7 @@ class Deployed:
 
 @pytest.fixture
 def deployed(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
-    monkeypatch.setattr("understudy.models.s3._PATIENCE_S", 0.5)
+    monkeypatch.setattr("understudy.models.cloud._RETRY_S", 0.5)
     deployed = Deployed(bucket, tmp_path)
     with closing(deployed.stream), closing(deployed.store):
         yield deployed

@@ -35,8 +35,9 @@ def told(url: str, doing: str = "read") -> str:
 @pytest.mark.parametrize("doing", CALLS)
 def test_a_bucket_that_is_not_there_is_told_with_how_to_make_it(bucket: str, s3_server: Any, doing: str):
     line = told(bucket.replace("models-", "nowhere-"), doing)
-    assert f"({s3_server.url}, region us-east-1): there is no bucket 'nowhere-" in line
-    assert f"--endpoint-url {s3_server.url}`), or correct the address" in line
+    assert line.startswith(f"cannot {doing} a at s3://nowhere-")
+    assert f"({s3_server.url}, region us-east-1): " in line
+    assert line.endswith("; create the bucket, or correct the address")
 
 
 @pytest.mark.parametrize("doing", CALLS)
@@ -44,21 +45,22 @@ def test_a_key_that_nobody_has_is_no_object_that_is_not_there(bucket: str, monke
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     line = told(bucket, doing)
-    assert "these keys were refused (" in line
-    assert "check AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine, and the rights in docs/s3.md" in line
+    assert "check AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine, and the permissions in docs/s3.md" in line
 
 
 def test_a_wrong_secret_is_told_with_the_file_it_is_from(bucket: str, s3_server: Any, tmp_path: Path):
     wrong, key = tmp_path / "keys", s3_server.credentials["access_key_id"]
     wrong.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush-hush\n")
     line = told(f"{bucket}&credentials={wrong}")
-    assert "refused (SignatureDoesNotMatch" in line
+    assert "SignatureDoesNotMatch" in line
     assert f"check [default] of credentials file {wrong}" in line
 
 
 def test_another_region_is_told_with_that_of_the_bucket(bucket: str):
     line = told(bucket.replace("region=us-east-1", "region=eu-x-1"))
-    assert "region eu-x-1): the bucket is of another region; give region=us-east-1" in line
+    assert "region eu-x-1): " in line
+    assert line.endswith("; give the region= of the bucket")
+    assert "us-east-1" in line
 
 
 def test_tls_that_a_server_does_not_speak_is_told(bucket: str):
@@ -69,12 +71,13 @@ def test_tls_that_a_server_does_not_speak_is_told(bucket: str):
 def test_a_web_server_is_told_as_one(bucket: str, s3_server: Any, doing: str):
     with web_page() as page:
         line = told(bucket.replace(s3_server.url, page), doing)
-    assert f"({page}, region us-east-1): who listens there is no S3 (" in line
-    assert line.endswith("; correct endpoint=")
+    assert f"({page}, region us-east-1): " in line
+    assert line.endswith("this server is not S3-compatible; correct endpoint=")
 
 
 def test_servers_of_other_kinds_are_told(bucket: str, s3_server: Any, kinesis_server: Any, kafka_server: Any):
     line = told(bucket.replace(s3_server.url, kinesis_server.url), "create")
-    assert "who listens there is no S3 (404 Not Found); correct endpoint=" in line
+    assert "404 Not Found" in line
+    assert line.endswith("this server is not S3-compatible; correct endpoint=")
     line = told(bucket.replace(s3_server.url, f"http://{kafka_server.address}"))
-    assert "it hung up without an answer" in line
+    assert "(IncompleteMessage); check that it runs" in line

@@ -14,7 +14,7 @@ from understudy.core.manifest import Lineage
 from understudy.core.network import Input, NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.signed import Signer, public_key_text
-from understudy.models.casting import casting
+from understudy.models.catalogue import casting
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 

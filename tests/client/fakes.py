@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from understudy.client import ClientConfig, Game, connect
-from understudy.client.sender_config import SenderConfig
+from understudy.client.sender import SenderConfig
 from understudy.core.chunk import Chunk, RowKind, chunk_of
 from understudy.core.errors import LinkFailed
 from understudy.core.frame import Frame, FrameKind, read_close, read_drop

@@ -15,7 +15,7 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import ClientConfig, Extras, connect
-from understudy.client.place import own_player, spool_tag, user_folder
+from understudy.client.place import Address, own_player, place_of, spool_tag, user_folder
 from understudy.core.errors import Closed, ConfigError, InvalidName, Refused, SpecError
 from understudy.core.frame import FrameKind
 from understudy.core.game import game_spec
@@ -336,6 +336,17 @@ def test_an_episode_with_impossible_notes_is_refused_and_frees_its_session(tmp_p
         game.episode(**{"player": "anna", **wrong})
     assert game.stats().open_episodes == 0
     game.close()
+
+
+def test_an_address_comes_from_an_argument_a_variable_or_the_file_it_names(tmp_path, monkeypatch):
+    (tmp_path / "key").write_text("uk_file\n")
+    monkeypatch.setenv("UNDERSTUDY_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("UNDERSTUDY_KEY_FILE", str(tmp_path / "key"))
+    assert place_of(None, None, None) == Address("http://127.0.0.1:1", "uk_file")
+    monkeypatch.setenv("UNDERSTUDY_KEY", "uk_variable")
+    assert place_of(None, None, None) == Address("http://127.0.0.1:1", "uk_variable")
+    assert place_of(None, "http://127.0.0.1:2", "uk_argument") == Address("http://127.0.0.1:2", "uk_argument")
+    assert place_of(tmp_path, None, None) == tmp_path
 
 
 def test_tags_differ_by_address_game_and_key():

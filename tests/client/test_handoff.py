@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.client.fakes import FakeClock
-from understudy.client.handoff import Handoff
+from understudy.client.session import Handoff
 from understudy.core.block import BlockPool
 from understudy.core.builder import ChunkBuilder
 from understudy.core.game import game_spec

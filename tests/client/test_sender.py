@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import RecordingWarning, SenderConfig, connect
-from understudy.client.losses import Losses, merge
+from understudy.client.sender import Losses, merge
 from understudy.core.errors import ConfigError
 from understudy.core.frame import FrameKind, read_close, read_drop
 from understudy.core.names import new_session

@@ -13,9 +13,8 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import connect
-from understudy.client.leftovers import send_leftovers
-from understudy.client.spool import Entry, SessionSpool, Spool
-from understudy.client.spooled import forget_spooled, read_about
+from understudy.client.sender import send_leftovers
+from understudy.client.spool import Entry, SessionSpool, Spool, forget_spooled, read_about
 from understudy.core.ages import SPOOL_S
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.frame import (

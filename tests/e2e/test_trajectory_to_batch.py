@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from understudy.stores.reader import SegmentReader, Window
 
 from understudy.client.connect import Game, connect
 from understudy.client.recorder import Recorder
@@ -26,7 +27,6 @@ from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
 from understudy.ingest.service import IngestService
 from understudy.stores.local import LocalStore
-from understudy.stores.reader import SegmentReader, Window
 from understudy.streams.memory import MemoryStream
 from understudy.testing import ManualClock
 from understudy.testing.samples import random_rows, random_space

@@ -17,7 +17,7 @@ from tests.faults.recording import cart
 from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.data import DataFolder
 from understudy.client.connect import ClientConfig, connect, local_link
-from understudy.client.sender_config import SenderConfig
+from understudy.client.sender import SenderConfig
 from understudy.core.clock import SystemClock
 from understudy.testing import Faults, FaultyLink
 

@@ -38,7 +38,7 @@ def small_s3(patch: Any) -> Iterator[SmallS3]:
     """A server, keys for it, and calls that give up soon."""
     patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     patch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
-    patch.setattr("understudy.models.s3._PATIENCE_S", 0.05)
+    patch.setattr("understudy.models.cloud._RETRY_S", 0.05)
     server = SmallS3()
     try:
         yield server

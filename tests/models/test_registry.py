@@ -16,9 +16,9 @@ from understudy.core.game import game_spec
 from understudy.core.manifest import Lineage
 from understudy.core.policy import Policy
 from understudy.core.signed import Signer
-from understudy.models.journal import Journal
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.models.shared import Journal
 from understudy.testing.clock import ManualClock
 
 GAME = game_spec("pong", obs=6, actions=3)

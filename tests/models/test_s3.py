@@ -7,6 +7,8 @@ import pytest
 from understudy.core.errors import ConfigError
 from understudy.models.cloud import CloudObjects
 
+pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
+
 
 @pytest.mark.parametrize(
     ("url", "said"),
@@ -73,14 +75,13 @@ def test_without_a_name_the_environments_keys_and_their_token_are_taken(monkeypa
 
 
 def test_a_file_or_a_profile_that_is_not_there_is_told(keys: Path):
-    with pytest.raises(ConfigError, match=r"no profile \[other\]"):
+    with pytest.raises(ConfigError, match=r"config profile \(other\) could not be found"):
         signed("&profile=other")
-    with pytest.raises(ConfigError, match=r"credentials file \S+nowhere is not there"):
+    with pytest.raises(ConfigError, match=r"credentials file \S+nowhere has no AWS keys"):
         signed(f"&credentials={keys.with_name('nowhere')}")
 
 
 def test_a_named_file_may_ask_a_program_for_its_keys(keys: Path, tmp_path: Path):
-    pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
     said = tmp_path / "said.json"
     said.write_text('{"Version": 1, "AccessKeyId": "asked", "SecretAccessKey": "s"}')
     (tmp_path / "own").write_text(f"[default]\ncredential_process = cat {said}\n")
@@ -88,7 +89,6 @@ def test_a_named_file_may_ask_a_program_for_its_keys(keys: Path, tmp_path: Path)
 
 
 def test_a_profile_that_asks_a_program_gets_its_keys(keys: Path, tmp_path: Path):
-    pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
     said = tmp_path / "said.json"
     said.write_text('{"Version": 1, "AccessKeyId": "asked", "SecretAccessKey": "s", "SessionToken": "its-own"}')
     (tmp_path / "config").write_text(f"[profile asks]\ncredential_process = cat {said}\nregion = eu-north-1\n")

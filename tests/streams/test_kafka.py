@@ -15,11 +15,17 @@ import pytest
 from understudy.core.errors import Closed, ConfigError, MissingExtra, PositionGone, Unreachable
 from understudy.core.location import Credentials, parse_location
 from understudy.core.ports import Ack, Position
-from understudy.streams.kafka import open_kafka
-from understudy.streams.kafka_config import KafkaConfig, kafka_config
-from understudy.streams.kafka_lane import KafkaLane, offset_behind, position_text
-from understudy.streams.kafka_trouble import Trouble
-from understudy.streams.kafka_writer import GRACE_S, KafkaWriter, Waiting, lane_of
+from understudy.streams.kafka import (
+    GRACE_S,
+    KafkaLane,
+    KafkaWriter,
+    Waiting,
+    lane_of,
+    offset_behind,
+    open_kafka,
+    position_text,
+)
+from understudy.streams.kafka_client import KafkaConfig, LastError, kafka_config
 from understudy.testing.clock import ManualClock
 from understudy.testing.streams import sample_frames
 
@@ -97,7 +103,7 @@ def test_a_certificate_file_without_a_certificate_is_a_clear_error(tmp_path: Pat
     (tmp_path / "ca.pem").write_text("nothing")
     with pytest.raises(ConfigError) as raised:
         open_kafka(parse_location(f"kafka://127.0.0.1:1/plays?tls=true&ca={tmp_path}/ca.pem"))
-    assert "mend the address" in str(raised.value)
+    assert "correct the address" in str(raised.value)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
@@ -134,7 +140,7 @@ def test_a_position_of_another_stream_is_refused(text: str):
 
 
 def explained(name: str, text: str = "", *, of_call: bool = False, at_start: bool = True) -> Exception:
-    trouble = Trouble(KafkaConfig(credentials=Credentials("ada", "secret")))
+    trouble = LastError(KafkaConfig(credentials=Credentials("ada", "secret")))
     error = confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, name), text)
     if of_call:
         return trouble.explained("reading", error, at_start=at_start)
@@ -146,12 +152,22 @@ def explained(name: str, text: str = "", *, of_call: bool = False, at_start: boo
 @pytest.mark.parametrize(
     ("name", "of_call", "kind", "wanted"),
     [
-        ("_AUTHENTICATION", False, ConfigError, "refused user 'ada' (why); check the credentials file and mechanism="),
+        ("_AUTHENTICATION", False, ConfigError, "as user 'ada' failed: why; check the credentials file and mechanism="),
         ("_SSL", False, ConfigError, "ca= names the authority"),
-        ("_RESOLVE", False, Unreachable, "(why); check that it runs"),
-        ("TOPIC_EXCEPTION", True, ConfigError, "makes no topic 'understudy' (why); mend the address"),
+        ("_RESOLVE", False, Unreachable, ": why; check that a broker runs"),
+        (
+            "TOPIC_EXCEPTION",
+            True,
+            ConfigError,
+            "'understudy' at localhost:9092 as user 'ada' failed: why; correct",
+        ),
         ("_TRANSPORT", False, Unreachable, "whether it wants TLS (tls=true)"),
-        ("UNKNOWN_TOPIC_OR_PART", True, ConfigError, "there is no topic 'understudy'"),
+        (
+            "UNKNOWN_TOPIC_OR_PART",
+            True,
+            ConfigError,
+            "'understudy' at localhost:9092 as user 'ada' failed: why; create",
+        ),
         ("TOPIC_AUTHORIZATION_FAILED", True, ConfigError, "needs Describe, Read and Write"),
     ],
 )
@@ -167,11 +183,11 @@ def test_what_the_library_adds_for_itself_is_left_out():
     text = "sasl_ssl://one:9093/bootstrap: Connect to one:9093 failed: Connection refused (after 12ms in state CONNECT)"
     for more in ("", ", 17 identical error(s) suppressed"):
         said = str(explained("_TRANSPORT", text.replace("CONNECT", f"CONNECT{more}")))
-        assert "served us for topic 'understudy' (Connect to one:9093 failed: Connection refused); check" in said
+        assert "failed: Connect to one:9093 failed: Connection refused; check" in said
 
 
 def test_an_answer_ends_old_trouble():
-    trouble = Trouble(KafkaConfig())
+    trouble = LastError(KafkaConfig())
     trouble.note(confluent_kafka.KafkaError(confluent_kafka.KafkaError._RESOLVE, "no such host"))
     trouble.clear()
     assert "no such host" not in str(trouble.explained("reading"))
@@ -185,7 +201,8 @@ def test_opening_ends_in_time_when_nobody_answers(nobody: str):
     with pytest.raises(Unreachable) as raised:
         open_kafka(parse_location(f"kafka://{nobody}/plays?open_timeout_s=0.5"))
     assert time.monotonic() - began_s < 3.0
-    assert f"no broker at {nobody} served us" in str(raised.value)
+    assert f"opening Kafka topic 'plays' at {nobody} failed: " in str(raised.value)
+    assert "; check that a broker runs there" in str(raised.value)
 
 
 def test_a_closed_port_is_named_at_opening():

@@ -7,15 +7,15 @@ from pathlib import Path
 from unittest import SkipTest
 
 import pytest
+from understudy.stores.claims import Claims
+from understudy.stores.local_known import LocalKnown
+from understudy.stores.segments import Segment
 
 from understudy.core.clock import Clock
 from understudy.core.frame import Frame
 from understudy.core.ports import Ack, FullStore, Position, Read, Receipt, Stream, WriteBatch
-from understudy.stores.claims import Claims
 from understudy.stores.draft import Draft
 from understudy.stores.local import LocalStore
-from understudy.stores.local_known import LocalKnown
-from understudy.stores.segments import Segment
 from understudy.streams.memory import MemoryStream
 from understudy.testing.admin import StoreAdminContract
 from understudy.testing.stores import StoreContract

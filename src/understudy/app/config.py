@@ -1,21 +1,26 @@
-"""The platform's config: everything that can be set, what it means and its default; see `origins.py` for from where."""
+"""The platform's config: everything that can be set, what it means and its default, and where it comes from."""
 
+import dataclasses
 import ipaddress
+import json
 import os
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import msgspec
-from msgspec import Meta
+from typing import TYPE_CHECKING, Any
 
 from understudy.app.backends import check_backends
 from understudy.app.data import DataFolder, data_folder
 from understudy.app.service.schedule import LearningSchedule
+from understudy.core import settings
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.log import write_file
 from understudy.core.meta import CONSENTS
+from understudy.core.settings import Resolved as Resolved
+from understudy.core.settings import from_tree, setting
+from understudy.core.settings import hidden as hidden
 from understudy.models.gate import Bounds
 
 if TYPE_CHECKING:
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
 ROLES = ("gateway", "ingest", "learner")
 DEFAULT_PORT = 8600
+FILE_NAME = "understudy.toml"
 _HERE = "or empty: in the data folder; not set: as at the last start, else the same."
 _SCHEDULE, _BOUNDS = LearningSchedule(), Bounds()
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]{2,45}\]")
@@ -31,127 +37,102 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|[0-9A-F
 """An IPv6 address has brackets in a Host header, and none where one listens."""
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the config; unknown keys are refused, so that a misspelt one is noticed."""
-
-
-class GatewaySection(Section, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySection:
     """[gateway]"""
 
-    host: Annotated[str, Meta(description="Where it listens; other than loopback needs TLS, or insecure.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, Meta(ge=0, le=65535, description="0: any free one.")] = DEFAULT_PORT
-    hosts: Annotated[tuple[str, ...], Meta(description="Names it may be called by, besides those of loopback.")] = ()
-    certificate: Annotated[str, Meta(description="A PEM file; with certificate_key it speaks TLS.")] = ""
-    certificate_key: Annotated[str, Meta(description="The PEM file of its private key.")] = ""
-    insecure: Annotated[bool, Meta(description="Plain HTTP for other machines too, where something else encrypts.")] = (
-        False
-    )
-    target_steps_s: Annotated[
-        float, Meta(ge=0, description="Steps a second and game asked of players together; 0: all of them.")
-    ] = 0.0
-    canary_share: Annotated[float, Meta(gt=0, le=0.5, description="The share of episodes that a canary plays.")] = 0.2
+    host: str = setting("127.0.0.1", says="Where it listens; other than loopback needs TLS, or insecure.")
+    port: int = setting(DEFAULT_PORT, 0, 65535, "0: any free one.")
+    hosts: tuple[str, ...] = setting((), says="Names it may be called by, besides those of loopback.")
+    certificate: str = setting("", says="A PEM file; with certificate_key it speaks TLS.")
+    certificate_key: str = setting("", says="The PEM file of its private key.")
+    insecure: bool = setting(False, says="Plain HTTP for other machines too, where something else encrypts.")
+    target_steps_s: float = setting(0.0, 0, says="Steps a second and game asked of players together; 0: all of them.")
+    canary_share: float = setting(0.2, 1e-6, 0.5, "The share of episodes that a canary plays.")
 
 
-class StreamSection(Section, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSection:
     """[stream]"""
 
-    url: Annotated[
-        str,
-        Meta(description="Where frames wait to be stored, such as kinesis://STREAM or kafka://HOST:PORT/TOPIC; "
-                         f"file {_HERE}"),
-    ] = ""  # fmt: skip
+    url: str = setting(
+        "",
+        says=f"Where frames wait to be stored, such as kinesis://STREAM or kafka://HOST:PORT/TOPIC; file {_HERE}",
+    )
 
 
-class StoreSection(Section, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSection:
     """[store]"""
 
-    url: Annotated[
-        str,
-        Meta(description="Where experience is kept, such as cassandra://HOST/KEYSPACE; "
-                         f"local {_HERE}"),
-    ] = ""  # fmt: skip
-    window_hours: Annotated[
-        float,
-        Meta(ge=0, description="How long the learner keeps a copy of steps kept elsewhere; 0: as long as they do."),
-    ] = 0.0
+    url: str = setting("", says=f"Where experience is kept, such as cassandra://HOST/KEYSPACE; local {_HERE}")
+    window_hours: float = setting(
+        0.0, 0, says="How long the learner keeps a copy of steps kept elsewhere; 0: as long as they do."
+    )
 
 
-class IngestSection(Section, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestSection:
     """[ingest]"""
 
-    engine: Annotated[
-        Literal["native", "spark"],
-        Meta(
-            description="native: our own service; spark: a streaming job; not set: as at the last start, else native."
-        ),
-    ] = "native"
-    master: Annotated[str, Meta(description="Where Spark runs: this machine, or spark://HOST:7077.")] = "local[2]"
+    engine: str = setting(
+        "native",
+        says="native: our own service; spark: a streaming job; not set: as at the last start, else native.",
+        choices=("native", "spark"),
+    )
+    master: str = setting("local[2]", says="Where Spark runs: this machine, or spark://HOST:7077.")
 
 
-class ModelsSection(Section, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsSection:
     """[models]"""
 
-    url: Annotated[
-        str,
-        Meta(description="Models, specs and keys elsewhere, such as s3://BUCKET/PATH; "
-                         f"folder {_HERE}"),
-    ] = ""  # fmt: skip
+    url: str = setting("", says=f"Models, specs and keys elsewhere, such as s3://BUCKET/PATH; folder {_HERE}")
 
 
-class LearnerSection(Section, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSection:
     """[learner]"""
 
-    learn_from: Annotated[
-        tuple[str, ...],
-        Meta(description="Consents it learns from; empty: granted, and unknown too while only this machine plays."),
-    ] = ()
-    first_steps: Annotated[int, Meta(ge=1, description="Steps of people before the first bot is learnt.")] = (
-        _SCHEDULE.first_steps
+    learn_from: tuple[str, ...] = setting(
+        (), says="Consents it learns from; empty: granted, and unknown too while only this machine plays."
     )
-    bc_updates: Annotated[int, Meta(ge=1, description="Updates of a clone before it is released.")] = (
-        _SCHEDULE.bc_updates
+    first_steps: int = setting(_SCHEDULE.first_steps, 1, says="Steps of people before the first bot is learnt.")
+    bc_updates: int = setting(_SCHEDULE.bc_updates, 1, says="Updates of a clone before it is released.")
+    bc_growth: float = setting(
+        _SCHEDULE.bc_growth, 1.001, says="Where clones are all there is: how much more people must have played."
     )
-    bc_growth: Annotated[
-        float, Meta(gt=1, description="Where clones are all there is: how much more people must have played.")
-    ] = _SCHEDULE.bc_growth
-    dqn_updates: Annotated[int, Meta(ge=1, description="Updates between two candidates.")] = _SCHEDULE.dqn_updates
-    dqn_steps: Annotated[int, Meta(ge=1, description="New steps between two candidates.")] = _SCHEDULE.dqn_steps
-    updates_per_step: Annotated[float, Meta(gt=0, description="How far training may run ahead of play.")] = (
-        _SCHEDULE.updates_per_step
-    )
-    simulator: Annotated[
-        str, Meta(description="A Gymnasium id in which candidates are tried; empty: live play decides.")
-    ] = ""
+    dqn_updates: int = setting(_SCHEDULE.dqn_updates, 1, says="Updates between two candidates.")
+    dqn_steps: int = setting(_SCHEDULE.dqn_steps, 1, says="New steps between two candidates.")
+    updates_per_step: float = setting(_SCHEDULE.updates_per_step, 1e-9, says="How far training may run ahead of play.")
+    simulator: str = setting("", says="A Gymnasium id in which candidates are tried; empty: live play decides.")
 
 
-class GateSection(Section, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSection:
     """[gate]"""
 
-    min_episodes: Annotated[
-        int, Meta(ge=2, description="Episodes of canary and champion before they are compared.")
-    ] = _BOUNDS.min_episodes
-    max_episodes: Annotated[int, Meta(ge=2, description="Episodes after which an unproven canary is rejected.")] = (
-        _BOUNDS.max_episodes
+    min_episodes: int = setting(
+        _BOUNDS.min_episodes, 2, says="Episodes of canary and champion before they are compared."
     )
-    worse_by: Annotated[float, Meta(ge=0, lt=1, description="How much lower its return may be, as a share.")] = (
-        _BOUNDS.worse_by
-    )
-    error: Annotated[float, Meta(gt=0, lt=0.5, description="How often a worse canary may pass.")] = _BOUNDS.error
+    max_episodes: int = setting(_BOUNDS.max_episodes, 2, says="Episodes after which an unproven canary is rejected.")
+    worse_by: float = setting(_BOUNDS.worse_by, 0, 0.999, "How much lower its return may be, as a share.")
+    error: float = setting(_BOUNDS.error, 1e-9, 0.499, "How often a worse canary may pass.")
 
 
-class LogSection(Section, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSection:
     """[log]"""
 
-    json: Annotated[bool, Meta(description="Events as JSON lines, also in a terminal.")] = False
+    json: bool = setting(False, says="Events as JSON lines, also in a terminal.")
 
 
-class Config(Section, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
     """Everything that can be set."""
 
-    data: Annotated[str, Meta(description="The data folder.")] = ""
-    roles: Annotated[tuple[str, ...], Meta(description="What runs on this machine.")] = ROLES
+    data: str = setting("", says="The data folder.")
+    roles: tuple[str, ...] = setting(ROLES, says="What runs on this machine.")
     gateway: GatewaySection = GatewaySection()
     stream: StreamSection = StreamSection()
     store: StoreSection = StoreSection()
@@ -209,7 +190,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def bounds(self) -> Bounds:
-        return Bounds(**msgspec.structs.asdict(self.gate))
+        return Bounds(**dataclasses.asdict(self.gate))
 
     def check(self) -> "Config":
         """Itself; ConfigError when something in it cannot work."""
@@ -298,21 +279,70 @@ def _check_simulator(env_id: str) -> None:
         sys.path.pop()
 
 
-def hidden(value: Any) -> Any:
-    """A value as it may be shown: names and passwords inside a URL are stars."""
-    if not isinstance(value, str) or "://" not in value:
-        return value
-    return re.sub(r"\?.*", "?***", re.sub(r"://[^/@]*@", "://***@", value))
-
-
 def write_config(config: Config, path: Path) -> None:
     """Hand a resolved config to child processes; not on their command line, where everybody could read it."""
-    write_file(path, msgspec.json.encode(config), mode=0o600)
+    write_file(path, json.dumps(dataclasses.asdict(config)).encode(), mode=0o600)
 
 
 def read_config(path: Path) -> Config:
     """What `write_config` wrote."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Config)
-    except (OSError, msgspec.DecodeError) as error:
+        return from_tree(Config, json.loads(path.read_bytes()), where=str(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; it is written by 'understudy up'") from None
+
+
+# --- From where -------------------------------------------------------------------------------------------------------
+
+
+def resolve(
+    flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Resolved[Config]:
+    """The config from flags, environment, file, last start and defaults; a flag of None was not given.
+
+    The last start is asked for stream, store, models and the engine alone: see `used.py`.
+    """
+    from understudy.app.used import ENGINE, HERE, read_used
+    from understudy.app.used import FILE_NAME as USED_FILE
+
+    def last_start(name: str, values: Mapping[str, Any]) -> tuple[Any, str] | None:
+        # The engine is kept only where the store, which comes first, lies elsewhere still.
+        if not (name in HERE or (name == ENGINE and values["store.url"])) or not values["data"]:
+            return None
+        root = Path(values["data"]).expanduser()
+        value = read_used(root).get(name)
+        return (value, f"last start ({root / USED_FILE})") if value and (name, value) != (ENGINE, "native") else None
+
+    environ = os.environ if environ is None else environ
+    return settings.resolve(
+        Config,
+        flags=flags,
+        environ=environ,
+        file=config_file(flags, file=file, environ=environ),
+        instead=lambda name, value: "" if value == HERE.get(name) else value,
+        kept=last_start,
+    )
+
+
+def config_file(flags: Mapping[str, Any], *, file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The file that was named, or the one in the data folder; None where there is none."""
+    named = file or (Path(environ["UNDERSTUDY_CONFIG"]) if environ.get("UNDERSTUDY_CONFIG") else None)
+    if named is not None:
+        return named
+    data = flags.get("data") or environ.get("UNDERSTUDY_DATA")
+    path = Path(data).expanduser() / FILE_NAME if data else None
+    return path if path is not None and path.is_file() else None
+
+
+def example(data: str = "") -> str:
+    """A config file with every value at its default, each with a line about it."""
+    lines, section = ["# understudy's config; 'understudy config show' says where each value comes from."], ""
+    for leaf in settings.leaves(Config):
+        table, _, name = leaf.name.rpartition(".")
+        if table != section:
+            lines += ["", f"[{table}]"]
+            section = table
+        value = data if leaf.name == "data" and data else leaf.default
+        mark = "" if leaf.name == "data" and data else "# "
+        lines += [f"# {leaf.help}", f"{mark}{name} = {settings.toml_text(value)}"]
+    return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from understudy.app.exchange.begun import Begun
 from understudy.app.roles.ingest import open_own_ingest, open_own_store, replay
 from understudy.app.roles.requests import ask
 from understudy.app.specs import registered_specs
-from understudy.client.spooled import forget_spooled
+from understudy.client.spool import forget_spooled
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError
 from understudy.core.names import PlayerName, game_name, player_name

@@ -13,7 +13,7 @@ from understudy.app.digest import items_of
 from understudy.app.links import open_link, register
 from understudy.app.roles.ingest import open_own_ingest
 from understudy.app.roles.requests import ask
-from understudy.client.leftovers import send_leftovers
+from understudy.client.sender import send_leftovers
 from understudy.core.clock import SystemClock
 from understudy.core.errors import Corrupt, Locked, Refused
 from understudy.core.game import GameSpec

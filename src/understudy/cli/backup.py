@@ -8,8 +8,7 @@ import click
 
 from understudy.app.backup import Proof, back_up
 from understudy.app.backup import restore as restore_backup
-from understudy.app.config import hidden
-from understudy.app.origins import resolve
+from understudy.app.config import hidden, resolve
 from understudy.cli.options import console, count, data_option, examples, finish, json_option, size
 
 _PATH = click.Path(path_type=Path)

@@ -7,8 +7,8 @@ from typing import Any
 import click
 from rich.table import Table
 
+from understudy.app.config import FILE_NAME, Config, Resolved, config_file, example, resolve
 from understudy.app.data import data_folder
-from understudy.app.origins import FILE_NAME, Resolved, config_file, example, resolve
 from understudy.cli.options import Command, console, data_option, examples, finish, json_option
 from understudy.core.errors import ConfigError
 from understudy.core.log import write_file
@@ -82,7 +82,7 @@ def check(data_text: str | None, as_json: bool, file: Path | None) -> int:
     return finish({"ok": True, "file": str(where) if where else None, "set": n_set}, as_json=as_json)
 
 
-def _resolved(data_text: str | None, file: Path | None) -> Resolved:
+def _resolved(data_text: str | None, file: Path | None) -> Resolved[Config]:
     return resolve({"data": data_text}, file=file)
 
 

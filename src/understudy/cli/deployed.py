@@ -1,8 +1,7 @@
 """The deployment that a command is about."""
 
-from understudy.app.config import Config
+from understudy.app.config import Config, resolve
 from understudy.app.deployment import Deployment, open_deployment, signing_key
-from understudy.app.origins import resolve
 from understudy.core.errors import ConfigError
 
 

@@ -6,10 +6,9 @@ from dataclasses import asdict
 
 import click
 
-from understudy.app.config import Config
+from understudy.app.config import Config, resolve
 from understudy.app.data import DataFolder
 from understudy.app.doctor import Check, examine
-from understudy.app.origins import resolve
 from understudy.cli.options import console, data_option, examples, finish, folder, json_option
 from understudy.core.errors import ConfigError
 

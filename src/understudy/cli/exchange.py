@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from understudy.app.backends import check_backends
+from understudy.app.config import resolve
 from understudy.app.exchange.copied import copied
 from understudy.app.exchange.history import OnSteps, Wanted, open_history
 from understudy.app.exchange.target import must_be_free
-from understudy.app.origins import resolve
 from understudy.app.specs import registered_specs
 from understudy.cli.deployed import config_of
 from understudy.cli.elsewhere import store_elsewhere, store_option

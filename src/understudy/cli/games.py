@@ -6,7 +6,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from understudy.app.origins import resolve
+from understudy.app.config import resolve
 from understudy.app.runs.choice import GameChoice, look_at
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, data_option, examples, finish, json_option

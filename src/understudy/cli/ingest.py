@@ -1,6 +1,7 @@
 """understudy ingest."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -8,10 +9,8 @@ from types import FrameType
 from typing import Any
 
 import click
-import msgspec
 
-from understudy.app.config import Config, hidden
-from understudy.app.origins import resolve
+from understudy.app.config import Config, hidden, resolve
 from understudy.app.roles.ingest import RETENTION_S, open_ingest
 from understudy.app.roles.logs import log_to_stderr
 from understudy.cli.elsewhere import store_option
@@ -78,7 +77,7 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
     """What flags, environment and file say together; only what ingest needs of it is checked."""
     names = {"stream_url": "stream.url", "store_url": "store.url", "engine": "ingest.engine", "master": "ingest.master"}
     given = {name: flags[flag] for flag, name in names.items()}
-    config = msgspec.structs.replace(resolve({"data": data_text, **given}).config, roles=("ingest",)).check()
+    config = dataclasses.replace(resolve({"data": data_text, **given}).config, roles=("ingest",)).check()
     if flags["master"] is not None and config.ingest.engine != "spark":
         raise ConfigError("--master is Spark's, and ingest.engine is native; leave it out, or give --engine spark")
     if flags["keep_days"] is not None and config.store.url:

@@ -1,6 +1,7 @@
 """understudy play GAME --web."""
 
 import contextlib
+import dataclasses
 import json
 import signal
 import sys
@@ -10,14 +11,12 @@ import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 
 from understudy.app.addresses import for_others, openable, page_address
-from understudy.app.config import Config
+from understudy.app.config import Config, Resolved, resolve
 from understudy.app.deployment import open_deployment
-from understudy.app.origins import Resolved, resolve
 from understudy.app.play_web import (
     answer_of,
     await_gateway,
@@ -61,7 +60,7 @@ def play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_json
             config = _own(resolved)
         if not is_kept:
             scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="understudy-play-"))
-            config = msgspec.structs.replace(config, data=str(Path(scratch) / "D"))
+            config = dataclasses.replace(config, data=str(Path(scratch) / "D"))
         deployment = open_deployment(config.folder, models=config.models.url)
         model, key = check_bot(deployment, game, bot), play_key(deployment, game)
 
@@ -82,7 +81,7 @@ def play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_json
     return 0
 
 
-def _own(resolved: Resolved) -> Config:
+def _own(resolved: Resolved[Config]) -> Config:
     """The config of a platform that this command runs itself; ConfigError when it would have no page."""
     config = resolved.config
     if "gateway" not in config.roles:
@@ -93,7 +92,7 @@ def _own(resolved: Resolved) -> Config:
     is_set = resolved.origins["gateway.port"] != "default"
     port = config.gateway.port if is_set else kept_port(config.folder) if config.data else 0
     port = port if port and is_free(config.gateway.host, port) else 0
-    return msgspec.structs.replace(config, gateway=msgspec.structs.replace(config.gateway, port=port))
+    return dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, port=port))
 
 
 def _run(config: Config, say: Callable[[str], None], answer: Callable[[str], str], ends: str, out: Console) -> int:

@@ -5,9 +5,8 @@ from typing import Any
 
 import click
 
-from understudy.app.config import hidden
+from understudy.app.config import hidden, resolve
 from understudy.app.crowd.simulate import SimulateConfig, SimulateResult, Simulation
-from understudy.app.origins import resolve
 from understudy.cli.live import watching
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_object, json_option
 from understudy.core.errors import ConfigError

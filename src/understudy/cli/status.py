@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.config import hidden
-from understudy.app.origins import resolve
+from understudy.app.config import hidden, resolve
 from understudy.app.status import status as look
 from understudy.cli.options import console, count, data_option, examples, finish, json_option
 

@@ -1,10 +1,9 @@
 """What a game imports: `connect`, and the classes it returns."""
 
 from understudy.client.connect import ClientConfig, Game, connect
-from understudy.client.counts import Stats
 from understudy.client.episode import Episode
 from understudy.client.recorder import Recorder
-from understudy.client.sender_config import SenderConfig
+from understudy.client.sender import SenderConfig, Stats
 from understudy.client.session import RecordingWarning
 from understudy.core.builder import Extras
 

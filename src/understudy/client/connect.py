@@ -14,13 +14,11 @@ from types import TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from understudy.client.bot import Bots
-from understudy.client.counts import Stats
 from understudy.client.episode import Episode
 from understudy.client.local import LocalLink
 from understudy.client.place import Address, must_record_into, own_player, place_of, spool_tag, user_folder
 from understudy.client.recorder import Recorder
-from understudy.client.sender import Sender
-from understudy.client.sender_config import SenderConfig
+from understudy.client.sender import Sender, SenderConfig, Stats
 from understudy.client.session import RecordingWarning, Sessions, Tolerance
 from understudy.client.spool import Spool
 from understudy.core.clock import Clock, SystemClock

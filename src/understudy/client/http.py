@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from understudy.client.place import Address
+from understudy.core.aws import is_loopback
 from understudy.core.canonical import strict_json
-from understudy.core.endpoint import is_loopback
 from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec

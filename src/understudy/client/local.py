@@ -62,7 +62,7 @@ class LocalLink:
 
     def bot(self, after: int, *, wait_s: float) -> Casting | None:
         """Who plays, by looking now and then."""
-        from understudy.models.casting import casting
+        from understudy.models.catalogue import casting
 
         while True:
             registry = self._models()
@@ -89,8 +89,7 @@ class LocalLink:
         """The registry beside the specs; None until somebody who signs models has left a key there."""
         from understudy.core.signed import trusted_keys
         from understudy.models.objects import FolderObjects
-        from understudy.models.registry import Registry
-        from understudy.models.trust import read_trust
+        from understudy.models.registry import Registry, read_trust
 
         objects = FolderObjects(self._specs_folder.parent)
         trust = read_trust(objects)

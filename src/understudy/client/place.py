@@ -25,13 +25,21 @@ def place_of(data: str | os.PathLike[str] | None, url: str | None, key: str | No
     """The folder or address that was named, by arguments first and by the environment then."""
     if data is not None and url is not None:
         raise ConfigError(f"connect was given both data={str(data)!r} and url={url!r}; give the one to record to")
-    if data is None and (url := url or os.environ.get("UNDERSTUDY_URL")):
-        if not (key := key or os.environ.get("UNDERSTUDY_KEY")):
+    if data is None and (url := _given("url", url)):
+        if not (key := _given("key", key)):
             raise ConfigError(f"{url} needs a key; give key=, or set UNDERSTUDY_KEY as `understudy up` prints it")
         return Address(url, key)
     if key is not None:
         raise ConfigError("connect was given a key and no url; give url= too, or set UNDERSTUDY_URL")
-    return _data_folder(data)
+    return _data_folder(_given("data", None) if data is None else data)
+
+
+def _given(name: str, argument: str | None) -> str:
+    """An argument, else UNDERSTUDY_NAME, else what the file holds that UNDERSTUDY_NAME_FILE names."""
+    from understudy.core.settings import Leaf, find  # not what a game loads that names its place
+
+    found = find(Leaf(name, "", None), {name: argument or None}, os.environ)
+    return str(found[0]) if found else ""
 
 
 def must_record_into(folder: Path) -> None:
@@ -55,8 +63,7 @@ def must_record_into(folder: Path) -> None:
             )
 
 
-def _data_folder(data: str | os.PathLike[str] | None) -> Path:
-    given = data if data is not None else os.environ.get("UNDERSTUDY_DATA")
+def _data_folder(given: str | os.PathLike[str]) -> Path:
     if not given:
         raise ConfigError(
             "connect was told no place to record to; give url= and key= (or set UNDERSTUDY_URL and UNDERSTUDY_KEY), "

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from understudy.client.bot import Bots
-from understudy.client.deciding import Decided, Deciding
-from understudy.client.episode import BY, Decider, by_code
+from understudy.client.episode import BY, Decided, Decider, Deciding, by_code
 from understudy.client.session import Session, Sessions, Tolerance
 from understudy.core.builder import Extras
 from understudy.core.errors import Closed

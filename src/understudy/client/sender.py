@@ -3,21 +3,19 @@
 import contextlib
 import random
 import threading
+import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from understudy.client.backoff import Backoff
-from understudy.client.counts import Counts
-from understudy.client.losses import Losses
-from understudy.client.sender_config import SenderConfig
 from understudy.client.session import RecordingWarning, Session, Sessions
-from understudy.client.spool import Entry, SessionSpool, Spool
-from understudy.client.waiting import Waiting
+from understudy.client.spool import Entry, SessionSpool, Spool, Waiting, read_about
 from understudy.core.block import Block, encode_block
-from understudy.core.clock import Clock
-from understudy.core.errors import LinkFailed
-from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, Frame, close_frame, drop_frame
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
+from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
 from understudy.core.ports import Ack, Link
@@ -28,6 +26,135 @@ _TELL_EVERY_S = 10.0
 """Skipped steps travel with what is sent; when nothing is, they are told this often, and the share is heard again."""
 _CHECK_BYTES = 1024 * 1024
 """The cap is looked at whenever this much was spooled, or a 32nd of it."""
+
+
+class Backoff:
+    """Waits are random between 0 and a bound that doubles with each failure, up to `cap_s`."""
+
+    def __init__(self, clock: Clock, rng: random.Random, *, first_s: float, cap_s: float) -> None:
+        self._clock, self._rng, self._first_s, self._cap_s = clock, rng, first_s, cap_s
+        self._failures = 0
+        self._not_before_s = clock.monotonic()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the next try is due; 0 or less when it is."""
+        return self._not_before_s - self._clock.monotonic()
+
+    def succeeded(self) -> None:
+        """Everything was answered for good; the next failure starts small."""
+        self._failures = 0
+
+    def failed(self, *, wholly: bool, retry_after_s: float) -> None:
+        """Some of what was sent (`wholly`: all of it) must go again, no sooner than the platform said."""
+        self._failures = self._failures + 1 if wholly else 1
+        bound_s = min(self._cap_s, self._first_s * 2.0 ** min(self._failures - 1, 16))
+        delay_s = max(self._rng.uniform(0.0, bound_s), min(retry_after_s, self._cap_s))
+        self._not_before_s = self._clock.monotonic() + delay_s
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened so far."""
+
+    spooled_steps: int = 0
+    acked_steps: int = 0
+    refused_steps: int = 0
+    dropped_steps: int = 0
+    sent_frames: int = 0
+    acked_frames: int = 0
+    refused_frames: int = 0
+    failed_sends: int = 0
+    adopted_sessions: int = 0
+    expired_sessions: int = 0
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What a Game did so far; steps are closed transitions."""
+
+    recorded_steps: int
+    skipped_steps: int
+    """Played and not recorded, because the platform asked for a share of episodes only."""
+    keep_share: float
+    """The probability with which the next episode is recorded."""
+    spooled_steps: int
+    acked_steps: int
+    refused_steps: int
+    dropped_steps: int
+    sent_frames: int
+    acked_frames: int
+    refused_frames: int
+    failed_sends: int
+    adopted_sessions: int
+    expired_sessions: int
+    """What killed games left and nobody could send within a week; it was deleted."""
+    bad_inputs: int
+    ignored_calls: int
+    open_episodes: int
+    last_error: str
+    bot: str
+    """Who plays new episodes, such as `my-game/7`; empty while there is no bot."""
+    refused_bots: int
+    last_bot_error: str
+    """Why the newest bot is not played, or could not be fetched; the last good one stays."""
+
+
+_MAX_RANGES = 1024
+"""As many as one report may hold."""
+
+
+class Losses:
+    """Lost numbers and steps by session, since the last report."""
+
+    def __init__(self) -> None:
+        self._lost: dict[uuid.UUID, tuple[list[int], int]] = {}
+
+    def add(self, session: uuid.UUID, numbers: Iterable[int], n_steps: int) -> None:
+        """These numbers, which hold so many steps, will not be sent."""
+        known, steps = self._lost.setdefault(session, ([], 0))
+        known.extend(numbers)
+        self._lost[session] = (known, steps + n_steps)
+
+    def reports(self) -> Iterator[tuple[uuid.UUID, DropReport]]:
+        """What to report now, by session; it is forgotten here."""
+        lost, self._lost = self._lost, {}
+        for session, (numbers, n_steps) in lost.items():
+            ranges = merge(numbers)
+            for at in range(0, len(ranges), _MAX_RANGES):
+                yield session, DropReport(ranges[at : at + _MAX_RANGES], n_steps if at == 0 else 0)
+
+
+def merge(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Numbers as sorted, closed ranges."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderConfig:
+    """When chunks are cut and how a link that does not answer is tried again."""
+
+    linger_s: float = 1.0
+    """A closed step waits at most this long for others."""
+    idle_s: float = 60.0
+    """A session without an episode for this long is closed."""
+    adopt_every_s: float = 30.0
+    """How often to look for sessions that another, killed process left."""
+    retry_first_s: float = 0.5
+    retry_cap_s: float = 30.0
+    """Waits before a retry are random between 0 and a bound that doubles up to this."""
+
+    def __post_init__(self) -> None:
+        times = (self.linger_s, self.idle_s, self.adopt_every_s, self.retry_first_s, self.retry_cap_s)
+        if not all(time_s > 0 for time_s in times):
+            raise ConfigError(f"{self} holds a time that is not above 0; give seconds such as linger_s=1.0")
 
 
 class Sender:
@@ -392,3 +519,38 @@ class Sender:
             # Raised warnings (-W error) must not end a background thread.
             with contextlib.suppress(RecordingWarning):
                 warnings.warn(text, RecordingWarning, stacklevel=2)
+
+
+def send_leftovers(
+    folder: Path, link_to: Callable[[GameSpec], Link], *, timeout_s: float = 60.0, clock: Clock | None = None
+) -> int:
+    """Adopt every unlocked session in one spool folder and send it; how many frames were acknowledged."""
+    clock = clock or SystemClock()
+    spec = _spec_in(folder)
+    if spec is None:
+        return 0
+    link = link_to(spec)
+    sender = Sender(
+        link,
+        Sessions(spec, kind="player", client="understudy-leftovers", clock=clock),
+        Spool(folder),
+        spec=spec,
+        clock=clock,
+    )
+    deadline = clock.monotonic() + timeout_s
+    try:
+        wait_s = sender.step()
+        while not sender.is_clear and clock.monotonic() < deadline:
+            time.sleep(min(wait_s, 0.1))
+            wait_s = sender.step()
+    finally:
+        sender.release()
+        link.close()
+    return sender.counts.acked_frames
+
+
+def _spec_in(folder: Path) -> GameSpec | None:
+    for path in sorted(folder.glob("*/session.json")):
+        with contextlib.suppress(Corrupt, SpecError):
+            return read_about(path.parent).spec()
+    return None

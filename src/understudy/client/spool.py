@@ -13,19 +13,20 @@ import contextlib
 import shutil
 import struct
 import uuid
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from understudy.client.spooled import read_about
 from understudy.core.ages import SPOOL_S
-from understudy.core.canonical import canonical_json
-from understudy.core.errors import Corrupt, Locked, Refused, SpecError, StorageFailed, StorageFull
+from understudy.core.canonical import canonical_json, strict_json
+from understudy.core.errors import Corrupt, Locked, Refused, SpecError, StorageFailed, StorageFull, UnderstudyError
 from understudy.core.frame import Frame, FrameKind, decode_frame, read_drop
-from understudy.core.game import GameSpec
+from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.lock import FileLock
 from understudy.core.log import LogFile, LogReader, no_sync, remove
-from understudy.core.names import PlayerName, session_time_s
+from understudy.core.names import PlayerName, player_name, session_time_s
 
 ROLL_BYTES = 1024 * 1024
 
@@ -33,6 +34,42 @@ _SETTLED_S = 3600.0
 _ENTRY = struct.Struct("<IQ")
 _POSITION = struct.Struct("<QQQQ")
 _CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledSession:
+    """What a session's folder says about it."""
+
+    player: PlayerName
+    game: str
+    spec_json: str
+
+    def spec(self) -> GameSpec:
+        """The game's spec; SpecError when this build cannot read it."""
+        return spec_from_json(self.spec_json)
+
+
+def read_about(folder: Path) -> SpooledSession:
+    """Whose session a spool folder holds; Corrupt when its session.json is missing or damaged."""
+    try:
+        about = strict_json((folder / "session.json").read_bytes())
+        return SpooledSession(player_name(about["player"]), str(about["game"]), str(about.get("spec")))
+    except (OSError, UnderstudyError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupt(f"{folder} does not say whose session it holds: {error!r}") from None
+
+
+def forget_spooled(folder: Path, player: str, games: Collection[str]) -> int:
+    """Delete what killed games left unsent of a player, in a spool with every tag; how many sessions went."""
+    gone = 0
+    for path in sorted(folder.glob("*/*/session.json")):
+        # Being played or sent right now: what it sends is refused, since its session began before.
+        with contextlib.suppress(Corrupt, OSError, Locked):
+            about = read_about(path.parent)
+            if about.player == player and about.game in games:
+                with FileLock(path.parent / ".lock", what="a spooled session"):
+                    shutil.rmtree(path.parent)
+                    gone += 1
+    return gone
 
 
 class SpoolFile:
@@ -383,3 +420,63 @@ def _session_of(folder: Path) -> uuid.UUID | None:
         return uuid.UUID(folder.name)
     except ValueError:
         return None
+
+
+class Waiting:
+    """Entries of every session; their frames stay in memory while there is room, and on disk anyway."""
+
+    def __init__(self, *, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._kept_bytes = 0
+        self._entries: deque[Entry] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Whatever is not done, in order."""
+        while self._entries and self._entries[0].is_done:
+            self._entries.popleft()
+        return (entry for entry in self._entries if not entry.is_done)
+
+    def add(self, entry: Entry) -> None:
+        """Take the next entry; its frame is let go when memory is full and the disk has it."""
+        if entry.file is not None and self._kept_bytes + entry.size_bytes > self._memory_bytes:
+            entry.frame = None
+        if entry.frame is not None:
+            self._kept_bytes += entry.size_bytes
+        if entry.kind is FrameKind.DROP:
+            # Ahead of the data: without it the numbers behind a long gap would be too far ahead to be taken.
+            self._entries.appendleft(entry)
+        else:
+            self._entries.append(entry)
+
+    def adopt(self, entries: Iterable[Entry]) -> None:
+        """Take entries that another process spooled; their frames are on disk alone."""
+        self._entries.extend(entries)
+
+    def finish(self, entry: Entry, *, arrived: bool) -> None:
+        """The entry was acknowledged, or refused or dropped."""
+        if entry.frame is not None:
+            self._kept_bytes -= entry.size_bytes
+        entry.spool.done(entry, arrived=arrived)
+
+    def drop_oldest(self, disk_bytes: int, memory_bytes: int) -> list[Entry]:
+        """Finish the oldest data until so much of disk and memory is free; what was dropped."""
+        dropped: list[Entry] = []
+        for entry in self:
+            if disk_bytes <= 0 and memory_bytes <= 0:
+                break
+            # What was handed to the link may have arrived, so calling it dropped could be wrong.
+            if entry.tried or not entry.is_data:
+                continue
+            if entry.file is None:
+                memory_bytes -= entry.size_bytes
+            self.finish(entry, arrived=False)
+            if entry.file is not None and entry.file.n_live == 0:
+                disk_bytes -= entry.file.size_bytes
+            dropped.append(entry)
+        return dropped
+
+    def clear(self) -> None:
+        self._entries.clear()

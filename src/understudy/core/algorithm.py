@@ -7,16 +7,17 @@ arguments, same bits. It holds no data, does no I/O and knows no loop. What trav
 which JAX takes apart by itself, so this page needs no JAX. Arrays are `Any` here: NumPy's outside, JAX's inside.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from dataclasses import field as _field
 from typing import Any, NamedTuple, Protocol
 
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.heads import Decision as Decision
 from understudy.core.policy import Policy
+from understudy.core.settings import Range as Range
+from understudy.core.settings import Schedule as Schedule
+from understudy.core.settings import setting as setting
 
 # --- What one update eats --------------------------------------------------------------------------------------------
 
@@ -130,41 +131,6 @@ class Algorithm(Protocol):
     def policy(self, state: Any) -> Policy:
         """The policy as data, with NumPy weights: what actors and games run."""
         ...
-
-
-# --- Knobs: numbers that may change while training, without a new compilation ---------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A number that moves in a straight line from `start` to `end` over the first `until` of a run, then stays."""
-
-    start: float
-    end: float
-    until: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not all(math.isfinite(value) for value in (self.start, self.end)) or not 0 < self.until <= 1:
-            raise ConfigError(f"a schedule {self}; give finite numbers, and an until above 0 and at most 1")
-
-    def at(self, progress: float) -> float:
-        """Its value when this share of the run is done."""
-        share = min(1.0, max(0.0, progress) / self.until)
-        return self.start + (self.end - self.start) * share
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """What a setting may be, for checks, help texts and searches."""
-
-    low: float
-    high: float
-    says: str
-
-
-def setting(default: Any, low: float, high: float, says: str) -> Any:
-    """A dataclass field with its range and its line of help."""
-    return _field(default=default, metadata={"range": Range(low, high, says)})
 
 
 def _check_counts(**counts: int) -> None:

@@ -5,11 +5,10 @@ What they returned may be called from several threads: no buffer is shared betwe
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 
 import numpy as np
 
-from understudy.core.activations import ACTS, ZERO, Act, relu
-from understudy.core.convolution import Step, channels_last, convolution
 from understudy.core.layers import (
     Activation,
     Channels,
@@ -33,6 +32,96 @@ OBSERVATION_EPSILON = 1e-8
 OBSERVATION_LIMIT = 10.0
 
 Forward = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+Act = Callable[[Array, Array | None], Array]
+"""(x, out) -> result, where out is x itself if x may be overwritten, else None."""
+
+GELU = (0.7978845608028654, 0.044715)
+ZERO = np.zeros((), np.float32)
+
+
+def relu(x: Array, out: Array | None) -> Array:
+    return np.maximum(x, ZERO, out=out)
+
+
+def _tanh(x: Array, out: Array | None) -> Array:
+    return np.tanh(x, out)
+
+
+def _sigmoid(x: Array, out: Array | None) -> Array:
+    # Through tanh, since exp(-x) overflows where x is far below 0.
+    h = np.tanh(np.multiply(x, 0.5, out), out)
+    return np.multiply(np.add(h, 1, h), 0.5, h)
+
+
+def _silu(x: Array, out: Array | None) -> Array:
+    return np.multiply(x, _sigmoid(x, None), out)
+
+
+def _gelu(x: Array, out: Array | None) -> Array:
+    inner = np.tanh(GELU[0] * (x + GELU[1] * (x * x * x)))
+    return np.multiply(x, 0.5 * (1 + inner), out)
+
+
+def _elu(x: Array, out: Array | None) -> Array:
+    low = np.expm1(np.minimum(x, ZERO))
+    return np.add(np.maximum(x, ZERO), low, out)
+
+
+ACTS: Mapping[str, Act] = {
+    "relu": relu, "tanh": _tanh, "sigmoid": _sigmoid, "silu": _silu, "gelu": _gelu, "elu": _elu,
+}  # fmt: skip
+
+
+Step = Callable[[Array], Array]
+"""What runs a layer: float32[batch, ...] or one row to float32; an input's first step takes the column's own dtype."""
+
+_FEW_CHANNELS = 16
+"""Up to here, copying one channel after another is quicker than copying a transposed view, element by element."""
+
+
+def convolution(layer: Conv, kernel: Array, bias: Array, act: Act | None, *, lead: int) -> Step:
+    """The layer as a step; `lead` is the number of axes before a row's own: 1 for a batch, 0 for one row."""
+    size, stride, width = layer.kernel, layer.stride, layer.channels
+    kernel = aligned(kernel.reshape(-1, width))
+    n_taps, dot, matmul, add = len(kernel), np.dot, np.matmul, np.add
+
+    def run(x: Array) -> Array:
+        x = np.ascontiguousarray(x)
+        *batch, high, wide, channels = x.shape
+        c = x.itemsize  # strides are worked out, since those of axes of length 1 may be anything
+        w, h, image = c * channels, c * channels * wide, c * channels * wide * high
+        high, wide = (high - size) // stride + 1, (wide - size) // stride + 1
+        shape, strides = (high, wide, size, size * channels), (h * stride, w * stride, h, c)
+        patches: Array = np.ndarray((*batch, *shape), x.dtype, x, 0, (*(image for _ in batch), *strides))
+        # One row takes a product for each line of the image: OpenBLAS packs only large matrices, and that costs more.
+        rows = dot(patches.reshape(-1, n_taps), kernel) if lead else matmul(patches.reshape(high, wide, n_taps), kernel)
+        add(rows, bias, rows)
+        rows = rows if act is None else act(rows, rows)
+        return rows.reshape(*batch, high, wide, width)
+
+    return run
+
+
+def channels_last(layer: Channels, *, lead: int) -> Step:
+    """The layer as a step."""
+    if not layer.axes:
+        return lambda x: x[..., None]
+    n_axes = len(layer.axes)
+
+    def run(x: Array) -> Array:
+        order = (*range(lead), *(axis + lead for axis in layer.order(x.ndim - lead)))
+        moved = x.transpose(order)
+        kept, last = moved.shape[:-n_axes], moved.shape[-n_axes:]
+        if moved.flags.c_contiguous or prod(last) > _FEW_CHANNELS:
+            return moved.reshape(*kept, -1)
+        out = np.empty(moved.shape, x.dtype)
+        for at in np.ndindex(last):
+            out[(..., *at)] = moved[(..., *at)]
+        return out.reshape(*kept, -1)
+
+    return run
 
 
 def compile_network(spec: NetworkSpec, weights: Weights, *, heads: Iterable[str] | None = None) -> Forward:

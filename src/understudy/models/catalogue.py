@@ -1,11 +1,12 @@
 """Catalogue: what a game's journal says, folded into one state: its models, its champion, who may release."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.core.errors import Refused
-from understudy.core.manifest import Manifest, manifest_from_json
+from understudy.core.manifest import Manifest, manifest_from_json, model_name
+from understudy.core.ports import Casting
 
 ALIASES = ("champion", "canary")
 MAX_WHY = 300
@@ -89,3 +90,22 @@ class Catalogue:
         self.aliases[alias] = pointer
         if alias == "champion":
             self.history.append(pointer)
+
+
+CANARY_SHARE = 0.2
+
+
+def casting(
+    now: Catalogue, champion: Pointer | None, canary: Pointer | None, *, trust: Sequence[str],
+    canary_share: float = CANARY_SHARE,
+) -> Casting:  # fmt: skip
+    """These two with their signed entries; a client checks those for itself."""
+
+    def release(pointer: Pointer | None) -> str | None:
+        return now.signed[model_name(now.game, pointer.model_no)].decode() if pointer and pointer.model_no else None
+
+    return Casting(
+        number=now.number, trust=tuple(trust), champion=champion.signed.decode() if champion else None,
+        champion_release=release(champion), canary=canary.signed.decode() if canary else None,
+        canary_release=release(canary), canary_share=canary_share if canary and canary.model_no else 0.0,
+    )  # fmt: skip

@@ -21,10 +21,27 @@ from understudy.core.manifest import MAX_POLICY_BYTES, Lineage, Manifest, make_m
 from understudy.core.names import game_name
 from understudy.core.policy import Policy
 from understudy.core.ports import Objects
-from understudy.core.signed import Signer, Trusted
+from understudy.core.signed import Signer, Trusted, public_key_text, trusted_keys
 from understudy.models.catalogue import ALIASES, MAX_WHY, Catalogue
 from understudy.models.shared import Entry, Shared
-from understudy.models.trust import write_trust
+
+
+def write_trust(objects: Objects, signer: Signer) -> None:
+    """Leave the signer's public key where clients look for it; called by whoever holds the private one."""
+    objects.create(f"trust/{signer.key_id}.txt", public_key_text(signer.public).encode())
+
+
+def read_trust(objects: Objects) -> tuple[str, ...]:
+    """The public keys that were left, as texts; what is none is passed over."""
+    texts = []
+    for name in objects.list("trust"):
+        text = (objects.get(name) or b"").decode("ascii", "replace").strip()
+        try:
+            trusted_keys(text)
+        except ConfigError:
+            continue
+        texts.append(text)
+    return tuple(texts)
 
 
 class Registry:

@@ -19,8 +19,7 @@ from understudy.core.ports import Casting
 from understudy.core.random_action import random_action
 from understudy.core.tensors import Array
 from understudy.core.writer import check_mask, obs_writer
-from understudy.models.casting import casting
-from understudy.models.catalogue import Catalogue, Pointer
+from understudy.models.catalogue import Catalogue, Pointer, casting
 from understudy.models.registry import Registry
 from understudy.serve.wire import Acted, Advice, Advised, Ask
 

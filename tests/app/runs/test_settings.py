@@ -75,6 +75,21 @@ def test_later_ones_win_preset_then_file_then_single_values(tmp_path: Path):
     assert (found.config.batch, found.config.n_step, found.config.widths) == (32, 4, (5,))
 
 
+def test_a_variable_wins_over_the_file_and_a_single_value_over_the_variable(tmp_path: Path, monkeypatch):
+    file = tmp_path / "mine.toml"
+    file.write_text("[knobs]\nlearning_rate = 0.2\n[run]\nsteps = 7\n")
+    (tmp_path / "widths").write_text("32, 16\n")
+    monkeypatch.setenv("UNDERSTUDY_TRAIN_LEARNING_RATE", "{start = 0.3, end = 0.1}")
+    monkeypatch.setenv("UNDERSTUDY_TRAIN_WIDTHS_FILE", str(tmp_path / "widths"))
+    found = resolve(Wanted(algorithm="dqn", config_file=file), GAME)
+    assert (found.knobs.learning_rate, found.config.widths, found.run.steps) == (Schedule(0.3, 0.1), (32, 16), 7)
+    found = resolve(Wanted(algorithm="dqn", config_file=file, settings={"learning_rate": 0.4}), GAME)
+    assert found.knobs.learning_rate == 0.4
+    monkeypatch.setenv("UNDERSTUDY_TRAIN_BATCH", "many")
+    with pytest.raises(ConfigError, match=r"batch is 'many' \(UNDERSTUDY_TRAIN_BATCH\); give a whole number"):
+        resolve(Wanted(algorithm="dqn"), GAME)
+
+
 def test_the_algorithm_comes_from_the_words_the_file_the_preset_or_the_kind_of_training(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text('algorithm = "bc"\n')
@@ -159,7 +174,7 @@ def test_numbers_become_what_the_setting_is():
         ("learning_rate", 10**400, "to 1: step"),
         ("learning_rate", {"start": 1.0}, "a schedule has start, end and until"),
         ("learning_rate", {"start": 1.0, "end": 0.0, "until": 0.0}, "until above 0"),
-        ("max_gradient", {"start": 1.0, "end": 0.0}, "give a number$"),
+        ("max_gradient", {"start": 1.0, "end": 0.0}, "give a number: "),
         ("max_gradient", Schedule(1.0, 0.5), "fixed for a run"),
         ("batch", 1.5, "give a whole number"),
         ("batch", True, "give a whole number"),

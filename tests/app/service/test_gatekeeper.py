@@ -16,9 +16,9 @@ from understudy.core.manifest import Lineage, model_name
 from understudy.core.policy import Policy
 from understudy.core.signed import Signer
 from understudy.models.gate import Bounds
-from understudy.models.journal import Journal
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.models.shared import Journal
 from understudy.testing.clock import ManualClock
 
 CHAMPION = balancing_policy(angle=1.0, spin=0.045)

@@ -1,13 +1,12 @@
 """The whole platform on one machine: its roles, its development keys, and a game to paste."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from understudy.app.config import Config, write_config
 from understudy.app.data import DataFolder
@@ -123,7 +122,7 @@ class Platform:
 
 
 def _with_port(config: Config, port: int) -> Config:
-    return msgspec.structs.replace(config, gateway=msgspec.structs.replace(config.gateway, port=port))
+    return dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, port=port))
 
 
 def development_keys(deployment: Deployment) -> DevelopmentKeys:

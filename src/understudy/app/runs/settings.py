@@ -1,10 +1,14 @@
-"""Settings of a run: what the user asked for, over a preset, as one checked value that can be written down again."""
+"""Settings of a run: preset, file, environment, flags, in that order, into one value that can be written down again.
+
+A variable is named after the setting: UNDERSTUDY_TRAIN_LEARNING_RATE, or UNDERSTUDY_TRAIN_LEARNING_RATE_FILE.
+"""
 
 import ast
 import dataclasses
 import difflib
 import importlib.util
 import math
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from understudy.core.algorithm import Range, Schedule, setting
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.import_path import load
 from understudy.core.network import NetworkSpec
+from understudy.core.settings import PREFIX, Leaf, Schedule, check_value, find, parse_text, setting, toml_text
+from understudy.core.settings import parse_value as parse_value
 
 # --- Algorithms by name -----------------------------------------------------------------------------------------------
 
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
     from understudy.learn.learner import LearnerConfig
 
 SECTIONS = ("run", "learner", "config", "knobs")
+_PREFIX = f"{PREFIX}TRAIN_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,27 +163,15 @@ class Settings:
 
     def to_toml(self) -> str:
         """A preset that gives these settings again."""
-        lines = [f"algorithm = {_toml(self.algorithm)}"]
+        lines = [f"algorithm = {toml_text(self.algorithm)}"]
         for name in SECTIONS:
             part = getattr(self, name)
             lines += ["", f"[{name}]"]
             values = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
-            for key, value in values.items():
-                if value is not None and not isinstance(value, NetworkSpec):  # that one has a file of its own
-                    lines.append(f"{key} = {_toml(value)}")
+            # A network has a file of its own.
+            plain = {key: one for key, one in values.items() if one is not None and not isinstance(one, NetworkSpec)}
+            lines += [f"{key} = {toml_text(value)}" for key, value in plain.items()]
         return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Schedule):
-        return f"{{ start = {value.start!r}, end = {value.end!r}, until = {value.until!r} }}"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_toml(one) for one in value)}]"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return repr(value)
 
 
 @dataclass(slots=True)
@@ -210,6 +202,16 @@ class Resolver:
                 return
         raise self._unknown(name)
 
+    def add_environment(self, environ: Mapping[str, str] | None = None) -> None:
+        """Take what variables say, or the files that they name; what they are is known by their names."""
+        environ = os.environ if environ is None else environ
+        for section, part in self._types().items():
+            for one in dataclasses.fields(part):
+                leaf = _leaf(one)
+                if found := find(leaf, {}, environ):
+                    value, origin = found
+                    self.given[section][one.name] = self._checked(section, leaf, parse_text(leaf, value), origin=origin)
+
     def _types(self) -> dict[str, Any]:
         chosen = algorithm_class(self.algorithm_type or self.algorithm)
         return {"run": RunPart, "learner": LearnerPart, "config": chosen.Config, "knobs": chosen.Knobs}
@@ -232,72 +234,22 @@ class Resolver:
 
     def values(self) -> dict[str, dict[str, Any]]:
         """What was given so far, by section, checked."""
-        fields = {name: {one.name: one for one in dataclasses.fields(part)} for name, part in self._types().items()}
+        leaves = {
+            name: {one.name: _leaf(one) for one in dataclasses.fields(part)} for name, part in self._types().items()
+        }
         return {
-            section: {
-                name: _checked(name, value, fields[section][name], may_move=section == "knobs")
-                for name, value in given.items()
-            }
+            section: {name: self._checked(section, leaves[section][name], value) for name, value in given.items()}
             for section, given in self.given.items()
         }
 
-
-def parse_value(text: str) -> Any:
-    """What `--set name=TEXT` means: a TOML value, or plain text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    def _checked(self, section: str, leaf: Leaf, value: Any, *, origin: str = "") -> Any:
+        if leaf.name == "network" and not isinstance(value, NetworkSpec):
+            raise ConfigError(f"network is {value!r}; give widths as --network 64,64, or a NetworkSpec in Python")
+        return check_value(leaf, value, origin=origin, may_move=section == "knobs")
 
 
-def _checked(name: str, value: Any, one: "dataclasses.Field[Any]", *, may_move: bool) -> Any:
-    limits: Range | None = one.metadata.get("range")
-    default = one.default
-    if name == "network" and not isinstance(value, NetworkSpec):
-        raise ConfigError(f"network is {value!r}; give widths as --network 64,64, or a NetworkSpec in Python")
-    value = value.item() if isinstance(value, np.generic) else tuple(value) if isinstance(value, list) else value
-    if may_move and isinstance(value, Mapping):
-        try:
-            value = Schedule(**{key: float(number) for key, number in value.items()})
-        except (TypeError, ValueError):
-            raise ConfigError(f"{name} is {dict(value)}; a schedule has start, end and until") from None
-    if isinstance(value, Schedule) and not may_move:
-        raise ConfigError(f"{name} is a schedule; it is fixed for a run, so give one value")
-    wanted = _wanted(default, may_move=may_move)
-    if wanted is not None and not _fits(value, default):
-        raise ConfigError(f"{name} is {value!r}; give {wanted}")
-    if limits is not None:
-        for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
-            if not limits.low <= number <= limits.high:
-                raise ConfigError(f"{name} is {number}; give {limits.low:g} to {limits.high:g}: {limits.says}")
-    return float(value) if isinstance(default, float) and isinstance(value, int) else value
-
-
-def _wanted(default: Any, *, may_move: bool) -> str | None:
-    match default:
-        case bool():
-            return "true or false"
-        case int():
-            return "a whole number"
-        case float() | Schedule():
-            return "a number, or a schedule {start=, end=, until=}" if may_move else "a number"
-        case tuple():
-            return "a list, such as [64, 64]"
-        case str():
-            return "a text"
-    return None
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    if isinstance(default, int):
-        return isinstance(value, int)
-    if isinstance(default, float | Schedule):
-        return isinstance(value, int | float | Schedule)
-    if isinstance(default, tuple):
-        return isinstance(value, tuple) and all(isinstance(one, int) and one > 0 for one in value)
-    return isinstance(value, type(default))
+def _leaf(one: "dataclasses.Field[Any]") -> Leaf:
+    return Leaf(one.name, one.default, one.metadata.get("range"), _PREFIX)
 
 
 # --- Presets: settings for a kind of game, as files; those in the box, and the user's own -----------------------------
@@ -415,24 +367,27 @@ def check_words(wanted: Wanted) -> None:
     algorithm = wanted_algorithm(wanted)
     name = algorithm_name(algorithm)
     chosen = described(name) if name in ALGORITHMS else None if isinstance(algorithm, str) else algorithm
-    filled(Resolver(name, chosen), wanted, wanted.preset).values()
+    filled(Resolver(name, chosen), wanted, wanted.preset, with_environment=True).values()
 
 
 def resolve(wanted: Wanted, game: GameSpec) -> Settings:
-    """Preset, file and single settings, checked; in this order, the later wins."""
+    """Preset, file, environment and single settings, checked; in this order, the later wins."""
     algorithm = wanted_algorithm(wanted)
     name = algorithm_name(algorithm)
     resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
-    settings = filled(resolver, wanted, wanted.preset or default_preset(name, game)).settings()
+    preset = wanted.preset or default_preset(name, game)
+    settings = filled(resolver, wanted, preset, with_environment=True).settings()
     return settings if not isinstance(wanted.network, NetworkSpec) else with_network(settings, wanted.network)
 
 
-def filled(resolver: Resolver, wanted: Wanted, preset: str | None) -> Resolver:
-    """The resolver with a preset, the user's file and single settings, of which the later wins."""
+def filled(resolver: Resolver, wanted: Wanted, preset: str | None, *, with_environment: bool = False) -> Resolver:
+    """The resolver with a preset, the user's file, the environment and single settings, of which the later wins."""
     if preset:
         resolver.add(read_preset(preset))
     if wanted.config_file is not None:
         resolver.add(read_toml(wanted.config_file))
+    if with_environment:
+        resolver.add_environment()
     for key, value in wanted.settings.items():
         resolver.set(key, value)
     if wanted.network is not None and not isinstance(wanted.network, NetworkSpec):

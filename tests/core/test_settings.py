@@ -1,0 +1,117 @@
+"""Settings: which source wins, what a text means, and what is refused with what to give instead."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.core.errors import ConfigError
+from understudy.core.settings import (
+    Leaf,
+    Range,
+    Schedule,
+    check_value,
+    from_tree,
+    leaves,
+    parse_text,
+    resolve,
+    setting,
+    toml_text,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oven:
+    heat: float = setting(200.0, 30, 300, "Degrees.")
+    fan: bool = setting(False, says="Moves the air.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kitchen:
+    name: str = setting("ours", says="What it is called.")
+    size: str = setting("small", says="How many cook.", choices=("small", "large"))
+    hours: tuple[int, ...] = setting((9, 17), says="When it is open.")
+    oven: Oven = Oven()
+
+
+def kitchen(environ: dict[str, str] | None = None, file: Path | None = None, **flags: Any) -> Any:
+    return resolve(Kitchen, flags=flags, environ=environ or {}, file=file)
+
+
+def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_default(tmp_path: Path):
+    toml = tmp_path / "kitchen.toml"
+    toml.write_text("[oven]\nheat = 40\n")
+    (tmp_path / "heat").write_text("50\n")
+    environ = {"UNDERSTUDY_OVEN_HEAT": "60", "UNDERSTUDY_OVEN_HEAT_FILE": str(tmp_path / "heat")}
+    chain: list[tuple[float, str]] = []
+    for given in ({"oven.heat": 70.0}, {}):
+        found = resolve(Kitchen, flags=given, environ=environ, file=toml)
+        chain.append((found.config.oven.heat, found.origins["oven.heat"]))
+    del environ["UNDERSTUDY_OVEN_HEAT"]
+    for around, file in ((environ, toml), ({}, toml), ({}, None)):
+        found = kitchen(around, file)
+        chain.append((found.config.oven.heat, found.origins["oven.heat"]))
+    assert chain == [
+        (70.0, "flag --heat"),
+        (60.0, "UNDERSTUDY_OVEN_HEAT"),
+        (50.0, f"UNDERSTUDY_OVEN_HEAT_FILE ({tmp_path / 'heat'})"),
+        (40.0, str(toml)),
+        (200.0, "default"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        ("NAME", "7", "7"),
+        ("HOURS", "8, 20", (8, 20)),
+        ("HOURS", "[8, 20]", (8, 20)),
+        ("OVEN_FAN", "TRUE", True),
+        ("OVEN_FAN", "0", False),
+        ("OVEN_HEAT", "100", 100.0),
+        ("OVEN_HEAT", "1e2", 100.0),
+    ],
+)
+def test_a_text_means_what_its_setting_is(variable: str, text: str, value: Any):
+    found = kitchen({f"UNDERSTUDY_{variable}": text}).shown()
+    assert value in [one["value"] for one in found.values() if one["origin"] != "default"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("OVEN_HEAT", "hot", r"oven.heat is 'hot' \(UNDERSTUDY_OVEN_HEAT\); give a number: Degrees."),
+        ("OVEN_HEAT", "301", r"oven.heat is 301 \(UNDERSTUDY_OVEN_HEAT\); give 30 to 300: Degrees."),
+        ("OVEN_HEAT", "nan", "give 30 to 300"),
+        ("OVEN_FAN", "perhaps", "give true or false"),
+        ("HOURS", "early", r"give a list, such as \[64, 64\]"),
+        ("SIZE", "huge", "size is 'huge' .*; give one of small, large: How many cook."),
+        ("OVEN_HAET", "1", "UNDERSTUDY_OVEN_HAET is set .* did you mean UNDERSTUDY_OVEN_HEAT?"),
+        ("OVEN_HEAT_FILE", "/nowhere/heat", "names /nowhere/heat, which cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_where_it_came_from(variable: str, text: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        kitchen({f"UNDERSTUDY_{variable}": text})
+
+
+def test_a_tree_is_checked_like_a_file():
+    assert from_tree(Kitchen, {"hours": [1, 2], "oven": {"fan": True}}, where="x").oven == Oven(fan=True)
+    with pytest.raises(ConfigError, match=r"x sets oven.haet, which does not exist; did you mean oven.heat?"):
+        from_tree(Kitchen, {"oven": {"haet": 1}}, where="x")
+
+
+def test_only_what_may_move_takes_a_schedule():
+    leaf = Leaf("rate", 0.1, Range(0.0, 1.0, "How fast."))
+    assert check_value(leaf, {"start": 1, "end": 0}, may_move=True) == Schedule(1.0, 0.0)
+    with pytest.raises(ConfigError, match="fixed for a run"):
+        check_value(leaf, Schedule(1.0, 0.0))
+    with pytest.raises(ConfigError, match="give 0 to 1: How fast"):
+        check_value(leaf, Schedule(2.0, 0.0), may_move=True)
+
+
+def test_toml_gives_every_value_back():
+    for leaf in leaves(Kitchen):
+        text = toml_text(leaf.default)
+        assert check_value(leaf, parse_text(Leaf(leaf.name, (), None), f"[{text}]")[0]) == leaf.default
