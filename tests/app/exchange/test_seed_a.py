@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from understudy.stores.batches import RowFilter
-from understudy.stores.reader import SegmentReader
 
 from tests.app.exchange.exports import is_untouched, stored, to_parquet
 from understudy.app.config import Config, LearnerSection
@@ -82,8 +80,10 @@ def test_the_shift_is_repaired_and_the_first_step_of_each_episode_is_lost(tmp_pa
         assert chunk.columns["action"][:-1].tolist() == [at % 2 for at in range(1, n)]
         assert chunk.columns["terminated"].tolist() == [*[False] * (n - 2), True, False]
         assert (chunk.meta.consent, chunk.meta.client) == ("granted", "seed-a-import/1")
-    with SegmentReader(data.store) as reader:
-        assert len(reader.sample(8, rng=np.random.default_rng(0))) == 8
+    engine = learner(data, by_length(data)[7])
+    engine.follow()
+    assert (engine.n_usable, engine.left_out_chunks) == (11, 0)
+    engine.close()
 
 
 def test_objects_arrays_of_one_and_single_files_are_the_same(tmp_path: Path) -> None:
@@ -121,13 +121,13 @@ def test_an_end_at_the_limit_is_a_truncation_and_flagged_as_derived(tmp_path: Pa
     assert (fields["limit"], fields["derived_truncations"]) == (None, 0)
 
 
-def learner(data: DataFolder, chunk: Chunk) -> FromStore:
-    """A learner as it is by default."""
+def learner(data: DataFolder, chunk: Chunk, **how: Any) -> FromStore:
+    """A learner as it is by default, or with other settings of its engine."""
     spec = SpecFolder(data.games).spec(chunk.meta.game, chunk.meta.schema)
     assert spec is not None
     config = LearnerConfig(limiter=None, updates_per_call=4, replay=ReplayConfig(capacity=512))
     made = Learner(Dqn(spec, DqnConfig(widths=(8,), batch=8)), DqnKnobs(), root_seed=0, config=config)
-    return FromStore(made, StoreFollower(data.store), steps=8, clock=ManualClock(), on_event=lambda _: None)
+    return FromStore(made, StoreFollower(data.store), steps=8, clock=ManualClock(), on_event=lambda _: None, **how)
 
 
 def test_records_kept_as_they_are_are_marked_and_no_learner_reads_them(tmp_path: Path) -> None:
@@ -138,14 +138,14 @@ def test_records_kept_as_they_are_are_marked_and_no_learner_reads_them(tmp_path:
     chunk, states = by_length(data)[8], np.array(trajectory(0, 8), np.float32)
     assert (chunk.columns["obs"] == [*states[1:], states[-1]]).all()
     assert (chunk.meta.consent, chunk.meta.client) == ("denied", "seed-a-import/1 misaligned")
-    # The default filter leaves them out, a wider one finds them.
-    with SegmentReader(data.store) as reader, pytest.raises(ConfigError, match="none of 15 rows"):
-        reader.sample(4, rng=np.random.default_rng(0))
-    with SegmentReader(data.store, rows=RowFilter(consent=("denied",))) as reader:
-        assert len(reader.sample(4, rng=np.random.default_rng(0))) == 4
+    # A learner leaves them out as it is by default; one that asks for them finds them.
     engine = learner(data, chunk)
     engine.follow()
     assert (engine.n_usable, engine.left_out_chunks) == (0, 2)
+    engine.close()
+    engine = learner(data, chunk, learn_from=("denied",))
+    engine.follow()
+    assert (engine.n_usable, engine.left_out_chunks) == (13, 0)
     engine.close()
     # No setting of a platform lets them in.
     with pytest.raises(ConfigError, match="learn_from"):
@@ -163,8 +163,6 @@ def test_both_ways_may_lie_side_by_side(tmp_path: Path) -> None:
     data = DataFolder(tmp_path / "D")
     assert imported(data, path, mode="as-is").stored_steps == 8
     assert imported(data, path).stored_steps == 7
-    with SegmentReader(data.store) as reader:
-        assert reader.n_rows == 8
     engine = learner(data, by_length(data)[7])
     engine.follow()
     assert (engine.n_usable, engine.left_out_chunks) == (7, 1)
