@@ -33,7 +33,7 @@ from bench import machine, slow_sync  # noqa: E402
 from bench.figures import Findings  # noqa: E402
 from bench.scale import SCALES  # noqa: E402
 
-MEASUREMENTS = ("recorder", "codec", "ingest", "sampling", "lag", "log", "store")
+MEASUREMENTS = ("recorder", "codec", "ingest", "lag", "log", "store")
 PASSES = ("native", "slow_sync")
 RESULTS = ROOT / "bench" / "results"
 _CHILD_S = 400.0

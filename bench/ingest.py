@@ -1,4 +1,4 @@
-"""Ingest: from a file stream through every check into the local store, durable, deduplicated and sealed."""
+"""Ingest: from a file stream through every check into the local store, durable and deduplicated."""
 
 import shutil
 import time
@@ -22,7 +22,7 @@ _PER_SESSION = 2048
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One drain of a stream into an empty store, sealing included."""
+    """One drain of a stream into an empty store."""
 
     cpu_s: float
     wall_s: float
@@ -39,7 +39,7 @@ def measure(folder: Path, scale: Scale) -> Findings:
         total = n_steps(frames)
         rounds = _rounds(folder, CART, frames, scale.rounds)
         gate = _gate(rounds, total)
-        what, bound = f"ingest, {steps}-step chunks", "one core of Python: decode, checks, dedup and sealing per chunk"
+        what, bound = f"ingest, {steps}-step chunks", "one core of Python: decode, checks and dedup per chunk"
         found.figures += _rates(what, "steps/s", rounds, total, gate, goal=goal, bound_by=bound)
     for name, make in (("Atari-like", screens), ("noise", noise)):
         observations = make(min(scale.frames, _PER_SESSION))
@@ -53,7 +53,7 @@ def measure(folder: Path, scale: Scale) -> Findings:
         found.notes.append(
             f"ingest: 84x84 {name} frames travel {total * _FRAME_BYTES / sent:.1f}x smaller than decoded"
         )
-        bound = "six checksums over each byte (stream, frame, log, frame again, column, segment), inflate, and copies"
+        bound = "checksums over each byte (stream, frame, columns), inflate, and copies into the log and the database"
         megabytes = total * _FRAME_BYTES / 1e6
         found.figures += _rates(what, "MB/s", rounds, megabytes, gate, goal=150.0, bound_by=bound)
     return found
@@ -63,7 +63,7 @@ def _rounds(folder: Path, spec: GameSpec, frames: Sequence[Frame], rounds: int) 
     return [drain(folder / f"{spec.game}-{at}", spec, frames, again=at == 0) for at in range(rounds)]
 
 
-def drain(folder: Path, spec: GameSpec, frames: Sequence[Frame], *, again: bool = False, keep: bool = False) -> Moved:
+def drain(folder: Path, spec: GameSpec, frames: Sequence[Frame], *, again: bool = False) -> Moved:
     """Append frames to a new stream, then time how a service brings them into a new store."""
     stream, specs = FileStream(folder / "stream"), OneGame(spec)
     append(stream, frames)
@@ -71,7 +71,6 @@ def drain(folder: Path, spec: GameSpec, frames: Sequence[Frame], *, again: bool 
         service = IngestService(stream, store, specs, owner="bench")
         cpu, wall = time.process_time(), time.perf_counter()
         service.drain()
-        store.freeze(wait=True)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         audit = store.audit()
         is_idempotent = True
@@ -80,7 +79,7 @@ def drain(folder: Path, spec: GameSpec, frames: Sequence[Frame], *, again: bool 
             service.drain()
             is_idempotent = service.stats.fates["duplicate"] == len(frames) and store.audit() == audit
     stream.close()
-    shutil.rmtree(folder if not keep else folder / "stream")
+    shutil.rmtree(folder)
     return Moved(cpu, wall, audit, is_idempotent)
 
 

@@ -1,8 +1,9 @@
 """From a step to where another process can sample it: a game, ingest and a reader, each a process of its own.
 
-A step is complete when the game has said what came of it; that moment is written into the observation that follows,
-and the reader compares it with the moment in which a refresh first shows the step. The clock is the machine's
-monotonic one, which its processes share.
+A step is complete when the game has said what came of it; that moment is written into the observation that follows.
+The reader does what a learner does: it tails the store, decodes each chunk and inserts it into a replay. It compares
+the moment with the one in which the replay may first draw the step. The clock is the machine's monotonic one, which
+its processes share.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -23,20 +25,25 @@ from understudy.app.data import DataFolder
 from understudy.app.roles.children import report, stop_with_parent
 from understudy.app.roles.ingest import IngestRole
 from understudy.client.connect import connect
-from understudy.core.chunk import RowKind
+from understudy.core.algorithm import Transitions
+from understudy.core.chunk import Chunk, RowKind
 from understudy.core.errors import ConfigError
 from understudy.core.game import game_spec
+from understudy.core.ports import Cursor, Stored
 from understudy.core.spaces import Box
 from understudy.core.statistics import percentiles
 from understudy.core.tensors import DTYPES
+from understudy.learn.replay import HostReplay
 from understudy.stores.local import LocalStore
-from understudy.stores.reader import SegmentReader
+from understudy.stores.view import StoreView
 
+ROOT = Path(__file__).resolve().parents[1]
 _SPEC = game_spec("bench-lag", obs=Box((4,), DTYPES["F64"]), actions=2)
 _PLAYERS = 4
 _RATE_HZ = 60.0
 _LINGER_S = 0.02
 _POLL_S = 0.002
+_WAIT_S = 0.05
 _WARM_UP_S = 0.5
 _ROUNDS = 3
 _GOAL_MS = 150.0
@@ -69,27 +76,28 @@ def measure(folder: Path, scale: Scale) -> Findings:
 
 def _play(folder: Path, seconds: float) -> tuple[np.ndarray[Any, Any], Gate]:
     folder.mkdir()
-    with _child("ingest", folder) as ingest, _child("watch", folder) as watch:
-        _line(ingest)
-        _line(watch)
-        with _child("play", folder, str(seconds)) as play:
-            recorded = _line(play)
-        _close(ingest)
-        seen = _close(watch)
+    with child("bench.lag", "ingest", folder) as ingest, child("bench.lag", "watch", folder) as watch:
+        line(ingest)
+        line(watch)
+        with child("bench.lag", "play", folder, str(seconds)) as play:
+            recorded = line(play)
+        close(ingest)
+        seen = close(watch)
     with LocalStore(folder / "store") as store:
         audit = store.audit()
     lag_ms = np.asarray(seen["lag_ms"])
     gate = all_of(
-        (f"all {recorded['steps']} steps seen by the reader, once", seen["steps"] == recorded["steps"]),
+        (f"all {recorded['steps']} steps in the reader's replay, once", seen["steps"] == recorded["steps"]),
         ("stored once by audit", audit.steps == recorded["steps"] and not (audit.duplicate_steps or audit.gap_chunks)),
     )
     return lag_ms, gate
 
 
 @contextlib.contextmanager
-def _child(role: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "bench.lag", role, *map(str, words)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def child(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a module of this package, and ends with its standard input."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         yield process
     finally:
@@ -104,19 +112,21 @@ def _child(role: str, *words: object) -> Iterator[subprocess.Popen[str]]:
             process.wait()
 
 
-def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
+def line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a process reports next."""
     assert process.stdout is not None
     text = process.stdout.readline()
     if not text:
-        raise RuntimeError("a process of the lag measurement ended without an answer")
+        raise RuntimeError("a process of a measurement ended without an answer")
     found: dict[str, Any] = json.loads(text)
     return found
 
 
-def _close(process: subprocess.Popen[str]) -> dict[str, Any]:
+def close(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Ask a process to end; what it reports then."""
     assert process.stdin is not None
     process.stdin.close()
-    return _line(process)
+    return line(process)
 
 
 # --- The three processes ----------------------------------------------------------------------------------------------
@@ -147,44 +157,44 @@ def _play_steps(folder: Path, seconds: float) -> None:
 
 
 def _watch(folder: Path) -> None:
-    """Refresh a reader again and again; note when each step is there for the first time."""
+    """Follow the store into a replay; note when each step may be drawn for the first time."""
     stop = stop_with_parent()
-    reader: SegmentReader | None = None
-    first_seen: dict[tuple[int, int], float] = {}
-    began_s = time.monotonic()
-    known = -1
+    replay = HostReplay(_SPEC, Transitions(batch=1))
+    cursor: Cursor | None = None
+    lags_s: list[float] = []
+    count_from_s = time.monotonic() + _WARM_UP_S
     report({"ready": True})
+    view = _view(folder, stop)
     while True:
         is_last = stop.is_set()
-        reader = reader or _reader(folder)
-        if reader is not None:
-            reader.refresh()
-            if reader.n_rows and reader.last_arrival != known:
-                known = reader.last_arrival
-                _note_new(reader, first_seen, began_s + _WARM_UP_S)
-        if is_last:
+        page = view.tail(cursor, max_items=1024, wait_s=0.0 if is_last else _WAIT_S)
+        cursor = page.cursor
+        for item in page.items:
+            if isinstance(item, Stored) and item.chunk is not None:
+                replay.insert(item.chunk)
+                lags_s += _lags(item.chunk, count_from_s)
+        if is_last and not page.items:
             break
-        time.sleep(_POLL_S)
-    lag_ms = [round(lag * 1000, 3) for lag in first_seen.values() if lag >= 0]
-    report({"steps": len(first_seen), "lag_ms": lag_ms})
+    view.close()
+    report({"steps": replay.n_sampleable, "lag_ms": [round(lag_s * 1000, 3) for lag_s in lags_s]})
 
 
-def _note_new(reader: SegmentReader, first_seen: dict[tuple[int, int], float], count_from_s: float) -> None:
+def _lags(chunk: Chunk, count_from_s: float) -> list[float]:
+    """How long ago each step of a chunk was complete; imports and first files of the warm-up are not counted."""
     now_s = time.monotonic()
-    ids = np.arange(reader.n_rows, dtype=np.int64)
-    steps = ids[reader.gather("row", ids) == RowKind.STEP]
-    following = reader.gather("obs", steps + 1)
-    for player, number, closed_s, _ in following.tolist():
-        if (key := (int(player), int(number))) not in first_seen:
-            # Imports, first files and first claims of the warm-up are seen but not counted.
-            first_seen[key] = now_s - closed_s if closed_s >= count_from_s else -1.0
+    steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
+    complete_s = chunk.columns["obs"][steps + 1, 2]
+    return [now_s - at_s for at_s in complete_s.tolist() if at_s >= count_from_s]
 
 
-def _reader(folder: Path) -> SegmentReader | None:
-    try:
-        return SegmentReader(folder / "store", game=_SPEC.game)
-    except (ConfigError, OSError):
-        return None
+def _view(folder: Path, stop: Event) -> StoreView:
+    """The store, once ingest has created it."""
+    while True:
+        try:
+            return StoreView(folder / "store")
+        except ConfigError:
+            if stop.wait(_POLL_S):
+                raise
 
 
 if __name__ == "__main__":

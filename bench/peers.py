@@ -1,4 +1,4 @@
-"""LMDB and SQLite as experience stores: chunk per key as a log of bodies, and row per key so that rows can be drawn.
+"""LMDB and SQLite as experience stores: a chunk per key, or a row per key.
 
 Both commit durably (LMDB with sync and metasync; SQLite in WAL with synchronous=FULL) and refuse a key twice. They are
 treated kindly: keys are dense and ascending, rows are packed by NumPy, nothing is checked.
@@ -35,10 +35,6 @@ class Peer(Protocol):
 
     def write_rows(self, chunks: Sequence[Chunk]) -> None:
         """One durable commit, a transition per key."""
-        ...
-
-    def draw(self, ids: Array) -> Array:
-        """ROW[batch] of these row numbers."""
         ...
 
     def count(self) -> tuple[int, int]:
@@ -94,12 +90,6 @@ class LmdbPeer:
             change.cursor().putmulti(items, dupdata=False, overwrite=False, append=True)
         self._next += len(rows)
 
-    def draw(self, ids: Array) -> Array:
-        keys = [number.to_bytes(8, "big") for number in ids.tolist()]
-        with self._env.begin(db=self._rows, buffers=True) as look:
-            raw = b"".join([row for _, row in look.cursor().getmulti(keys)])
-        return np.frombuffer(raw, ROW)
-
     def count(self) -> tuple[int, int]:
         with self._env.begin() as look:
             return look.stat(self._chunks)["entries"], look.stat(self._rows)["entries"]
@@ -133,11 +123,6 @@ class SqlitePeer:
         self._db.executemany("INSERT INTO rows VALUES (?, ?)", enumerate(rows, self._next))
         self._db.execute("COMMIT")
         self._next += len(rows)
-
-    def draw(self, ids: Array) -> Array:
-        marks = ",".join("?" * len(ids))
-        found = self._db.execute(f"SELECT row FROM rows WHERE id IN ({marks})", ids.tolist()).fetchall()
-        return np.frombuffer(b"".join([row for (row,) in found]), ROW)
 
     def count(self) -> tuple[int, int]:
         found = [self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("chunks", "rows")]

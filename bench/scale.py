@@ -20,10 +20,8 @@ class Scale:
     """64-step chunks in one round of ingest."""
     frames: int
     """84x84 observations in one round of ingest."""
-    rows: int
-    """Rows to sample from."""
-    batches: int
-    """Batches in one round of sampling."""
+    sessions: int
+    """Sessions that send at once in one round against a store."""
     commits: int
     """Durable commits in one round against a log or a store."""
     lag_s: float
@@ -34,15 +32,15 @@ SCALES = {
     for scale in (
         Scale(
             name="full", rounds=7, tight_decisions=200_000, paced_s=24.0, chunks=512, short_chunks=1024, frames=8_192,
-            rows=1_000_000, batches=100, commits=16, lag_s=25.0,
+            sessions=1_000, commits=16, lag_s=25.0,
         ),
         Scale(
             name="quick", rounds=3, tight_decisions=50_000, paced_s=4.0, chunks=256, short_chunks=256, frames=2_048,
-            rows=200_000, batches=30, commits=8, lag_s=5.0,
+            sessions=1_000, commits=8, lag_s=5.0,
         ),
         Scale(
             name="tiny", rounds=1, tight_decisions=2_000, paced_s=0.3, chunks=8, short_chunks=16, frames=128,
-            rows=4_096, batches=3, commits=2, lag_s=1.0,
+            sessions=20, commits=2, lag_s=1.0,
         ),
     )
 }  # fmt: skip

@@ -44,8 +44,8 @@ def reaches(environment: dict[str, str]) -> str:
     if _PYTHON_ONLY in environment:
         return "10 ms before each os.fsync and os.fdatasync of Python; SQLite, LMDB and Redis sync as they are"
     return (
-        "10 ms before each fsync and fdatasync of every process: our logs, segments and folders, SQLite in our store "
-        "and as a peer, LMDB's data pages (its meta page goes through an O_DSYNC descriptor and is not delayed), Redis"
+        "10 ms before each fsync and fdatasync of every process: our logs and folders, SQLite in our store and "
+        "as a peer, LMDB's data pages (its meta page goes through an O_DSYNC descriptor and is not delayed), Redis"
     )
 
 

@@ -1,57 +1,56 @@
-"""The store beside LMDB and SQLite: the same chunks, the same number of them in each durable commit."""
+"""The store beside LMDB and SQLite, the same chunks in each durable commit; and what images and erasure cost."""
 
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.figures import Findings, Took, all_of, in_turn, rate_ratios
-from bench.games import CART, OneGame, cart_frames, n_steps
+from bench.figures import Figure, Findings, Took, all_of, in_turn, rate_ratios
+from bench.games import CART, SCREEN, OneGame, cart_frames, n_steps, noise, session_frames
 from bench.peers import LmdbPeer, Peer, SqlitePeer, peers
 from bench.scale import Scale
 from understudy.core.chunk import chunk_of
 from understudy.core.frame import Frame
-from understudy.core.ports import Candidate, Position, WriteBatch
+from understudy.core.ports import Candidate, Cursor, Position, Stored, WriteBatch
 from understudy.stores.local import LocalStore
+from understudy.stores.view import StoreView
 
-PER_COMMIT = 16
+IMAGE_STEPS = 32
+"""Steps of 84x84 bytes: a chunk of 225 kB."""
+_IMAGES_A_COMMIT = 8
+_PAGE = 512
 
 
 class _Contest:
     """One round's stores; each contestant gets a new one and checks what it holds afterwards."""
 
-    def __init__(self, folder: Path, frames: Sequence[Frame]) -> None:
-        self._folder, self._frames = folder, frames
+    def __init__(self, folder: Path, frames: Sequence[Frame], *, per_commit: int) -> None:
+        self._folder = folder
+        self._frames = frames
+        self._per_commit = per_commit
         self._chunks = [chunk_of(frame) for frame in frames]
         self.n_steps = n_steps(frames)
         self.is_right = True
 
     def ours(self) -> Took:
-        """Session dedup, stream position, log commit, and sealing into columns that can be sampled."""
-        candidates = [Candidate(frame, chunk) for frame, chunk in zip(self._frames, self._chunks, strict=True)]
+        """Session dedup, stream position and frames in one durable transaction a commit."""
         with LocalStore(self._folder / "ours", specs=OneGame(CART)) as store:
-            epoch = store.claim("bench", owner="bench", ttl_s=60.0).epoch
-            cpu, wall = time.process_time(), time.perf_counter()
-            for at in range(0, len(candidates), PER_COMMIT):
-                batch = WriteBatch("bench", epoch, Position(str(at)), candidates[at : at + PER_COMMIT])
-                self.is_right &= set(store.write(batch).fates) == {"new"}
-            store.freeze(wait=True)
-            took = Took(time.process_time() - cpu, time.perf_counter() - wall)
-            self.is_right &= store.audit().steps == self.n_steps
+            took, is_right = write(store, self._frames, per_commit=self._per_commit)
+            self.is_right &= is_right and store.audit().steps == self.n_steps
         shutil.rmtree(self._folder / "ours")
         return took
 
     def chunks(self, make: Callable[[Path], Peer]) -> Took:
-        return self._peer(make, lambda peer, at: peer.write_chunks(self._frames[at : at + PER_COMMIT]), column=0)
+        return self._peer(make, lambda peer, part: peer.write_chunks(self._frames[part]), column=0)
 
     def rows(self, make: Callable[[Path], Peer]) -> Took:
-        return self._peer(make, lambda peer, at: peer.write_rows(self._chunks[at : at + PER_COMMIT]), column=1)
+        return self._peer(make, lambda peer, part: peer.write_rows(self._chunks[part]), column=1)
 
-    def _peer(self, make: Callable[[Path], Peer], write: Callable[[Peer, int], None], *, column: int) -> Took:
+    def _peer(self, make: Callable[[Path], Peer], write: Callable[[Peer, slice], None], *, column: int) -> Took:
         peer = make(self._folder / "peer")
         cpu, wall = time.process_time(), time.perf_counter()
-        for at in range(0, len(self._frames), PER_COMMIT):
-            write(peer, at)
+        for at in range(0, len(self._frames), self._per_commit):
+            write(peer, slice(at, at + self._per_commit))
         took = Took(time.process_time() - cpu, time.perf_counter() - wall)
         self.is_right &= peer.count()[column] == (len(self._frames), self.n_steps)[column]
         peer.close()
@@ -59,28 +58,102 @@ class _Contest:
         return took
 
 
+def write(store: LocalStore, frames: Sequence[Frame], *, per_commit: int) -> tuple[Took, bool]:
+    """What it took to write all frames, and whether each of them was new."""
+    candidates = [Candidate(frame, chunk_of(frame)) for frame in frames]
+    epoch = store.claim("bench", owner="bench", ttl_s=60.0).epoch
+    is_right = True
+    cpu, wall = time.process_time(), time.perf_counter()
+    for at in range(0, len(candidates), per_commit):
+        batch = WriteBatch("bench", epoch, Position(str(at)), candidates[at : at + per_commit])
+        is_right &= set(store.write(batch).fates) == {"new"}
+    return Took(time.process_time() - cpu, time.perf_counter() - wall), is_right
+
+
 def measure(folder: Path, scale: Scale) -> Findings:
-    """Durable writes of 16 chunks a commit."""
+    """Durable writes of a few long chunks and of many short ones, then images."""
     found = Findings()
     running, found.skipped = peers(folder / "look")
     for peer in running:
         peer.close()
-    contest = _Contest(folder, cart_frames(scale.commits * PER_COMMIT))
+    names = [peer.name for peer in running]
+    few = _Contest(folder, cart_frames(scale.commits * 16), per_commit=16)
+    _compare(found, "store, commits of 16 chunks", few, names, scale)
+    sessions = scale.sessions
+    many = _Contest(folder, cart_frames(2 * sessions, steps=60, sessions=sessions), per_commit=64)
+    _compare(found, f"store, 60-step chunks from {sessions:,} sessions, 64 a commit", many, names, scale)
+    found.notes.append(
+        "store: ours deduplicates and keeps the stream position and every session's state in the same commit; "
+        "'chunk per key' only keeps bodies"
+    )
+    _measure_images(found, folder, scale)
+    return found
+
+
+def _compare(found: Findings, what: str, contest: _Contest, peer_names: Sequence[str], scale: Scale) -> None:
     contestants: dict[str, Callable[[], Took]] = {"ours": contest.ours}
     kinds: dict[str, type[LmdbPeer] | type[SqlitePeer]] = {"LMDB": LmdbPeer, "SQLite": SqlitePeer}
-    for peer in running:
-        contestants[f"{peer.name}, row per key"] = lambda name=peer.name: contest.rows(kinds[name])  # type: ignore[misc]
-        contestants[f"{peer.name}, chunk per key"] = lambda name=peer.name: contest.chunks(kinds[name])  # type: ignore[misc]
+    for name in peer_names:
+        contestants[f"{name}, row per key"] = lambda name=name: contest.rows(kinds[name])  # type: ignore[misc]
+        contestants[f"{name}, chunk per key"] = lambda name=name: contest.chunks(kinds[name])  # type: ignore[misc]
     took = in_turn(scale.rounds, contestants)
     gate = all_of((f"all {contest.n_steps} steps in every store, every round", contest.is_right))
     for name, theirs in took.items():
         if name != "ours":
-            found.ratios += rate_ratios(
-                f"store, commits of {PER_COMMIT} chunks", name, contest.n_steps, took["ours"], theirs,
-                unit="steps/s", gate=gate,
-            )  # fmt: skip
-    found.notes.append(
-        "store: ours deduplicates, keeps the stream position and seals into columns inside the figure; 'chunk per key' "
-        "only keeps bodies, from which no row can be drawn without decoding its chunk"
-    )
-    return found
+            amount = contest.n_steps
+            found.ratios += rate_ratios(what, name, amount, took["ours"], theirs, unit="steps/s", gate=gate)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def _measure_images(found: Findings, folder: Path, scale: Scale) -> None:
+    """Chunks of 225 kB that no codec shrinks: written, tailed by a reader of its own, one session forgotten."""
+    sessions = [
+        session_frames(SCREEN, noise(IMAGE_STEPS * 8, seed=seed), max_steps=IMAGE_STEPS)
+        for seed in range(max(2, scale.frames // (IMAGE_STEPS * 8)))
+    ]
+    leaver = b"bench-player-02."
+    sessions[0] = [frame.stamped(leaver, frame.received_s) for frame in sessions[0]]
+    frames = [frame for turn in zip(*sessions, strict=True) for frame in turn]
+    megabytes = sum(frame.size_bytes for frame in frames) / 1e6
+    wrote: list[float] = []
+    tailed: list[float] = []
+    forgot_ms: list[float] = []
+    checks = {"every chunk new": True, "every chunk tailed once": True, "the forgotten session gone": True}
+    for at in range(max(1, scale.rounds - 2)):
+        where = folder / f"images-{at}"
+        with LocalStore(where, specs=OneGame(SCREEN)) as store:
+            took, is_right = write(store, frames, per_commit=_IMAGES_A_COMMIT)
+            wrote.append(megabytes / took.cpu_s)
+            checks["every chunk new"] &= is_right
+            began = time.perf_counter()
+            checks["every chunk tailed once"] &= _tail(where) == len(frames)
+            tailed.append(megabytes / (time.perf_counter() - began))
+            began = time.perf_counter()
+            gone = store.forget(leaver)
+            forgot_ms.append((time.perf_counter() - began) * 1e3)
+            is_gone = gone == len(sessions[0]) and _tail(where) == len(frames) - gone
+            checks["the forgotten session gone"] &= is_gone and not store.is_erasing
+        shutil.rmtree(where)
+    gate = all_of(*checks.items())
+    what = f"store, image chunks of {len(sessions[0][0].body) / 1e3:.0f} kB, {_IMAGES_A_COMMIT} a commit"
+    found.figures += [
+        Figure(name=what, unit="MB/s/core", values=wrote, gate=gate),
+        Figure(name="tail of image chunks, decoded", unit="MB/s", values=tailed, gate=gate),
+        Figure(
+            name=f"forget one session of {sum(frame.size_bytes for frame in sessions[0]) / 1e6:.1f} MB", unit="ms",
+            values=forgot_ms, more_is_better=False, gate=gate,
+        ),
+    ]  # fmt: skip
+
+
+def _tail(folder: Path) -> int:
+    """How many chunks a reader finds from the start to the end of a store, each of them decoded."""
+    n_chunks = 0
+    cursor: Cursor | None = None
+    with StoreView(folder) as view:
+        while (page := view.tail(cursor, max_items=_PAGE, wait_s=0.0)).items:
+            n_chunks += sum(isinstance(item, Stored) for item in page.items)
+            cursor = page.cursor
+    return n_chunks
