@@ -119,7 +119,7 @@ def _append(stream: FileStream, count: int, *, seed: int) -> None:
     now_s = int(time.time())
     frames = [frame.stamped(PLAYER, now_s) for frame in frames_of(CART, count, steps=STEPS, seed=seed)]
     for frame in frames:
-        assert all(outcome.durable for outcome in stream.append([frame]))
+        assert all(outcome.accepted for outcome in stream.append([frame]))
 
 
 def spread(folder: Path, found: Findings, *, rounds: int, server: Server | None = None) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from understudy.learn.sources import ReplaySource
 
 from understudy.client.connect import Game, connect
 from understudy.client.recorder import Recorder
@@ -30,10 +29,11 @@ from understudy.core.policy import Policy
 from understudy.core.ports import Ack, Casting
 from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES, Array
+from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import IDLE_S, FromStore
 from understudy.ingest.service import IngestService
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
-from understudy.learn.learner import Learner, LearnerConfig
+from understudy.learn.learner import Learner, LearnerConfig, ReplaySource
 from understudy.learn.replay import HostReplay, ReplayConfig
 from understudy.stores.local import LocalStore
 from understudy.streams.memory import MemoryStream
@@ -275,7 +275,7 @@ class Followed:
         self._open()
         config = LearnerConfig(limiter=None, updates_per_call=1, replay=ReplayConfig(capacity=4_096))
         self._learner = Learner(Onlooker(spec, needs), BcKnobs(), root_seed=0, config=config)
-        self._engine = FromStore(self._learner, folder, steps=1, clock=clock, on_event=self._refuse)
+        self._engine = FromStore(self._learner, StoreFollower(folder), steps=1, clock=clock, on_event=self._refuse)
         self._is_first = True
 
     def _refuse(self, event: object) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.stores.desks import dies_in_a_child, files_with, fork, local_desk, sessions
+from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, Corrupt, Locked
 from understudy.stores.database import FILE_NAME, file_system_of
 from understudy.stores.local import LocalStore
@@ -29,14 +30,14 @@ def assert_sound(desk: Desk, *, chunks: int) -> None:
     desk.tail()
 
 
-def killed(folder: Path, batches: list[list[object]]) -> list[int]:
+def killed(folder: Path, batches: list[list[Chunk]]) -> list[int]:
     """Write batches in a child that is killed with all of it in the write-ahead log; the log's size behind each."""
     reader, writer = os.pipe()
     if fork() == 0:
         desk = local_desk(folder)
         sizes = [(folder / WAL).stat().st_size]
         for chunks in batches:
-            desk.put(*chunks)  # type: ignore[arg-type]
+            desk.put(*chunks)
             sizes.append((folder / WAL).stat().st_size)
         os.write(writer, json.dumps(sizes).encode())
         os._exit(9)
