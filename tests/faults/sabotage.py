@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from understudy.app.data import DataFolder
-from understudy.core.frame import HEADER_BYTES, decode_frame
+from understudy.core.frame import HEADER_BYTES, FrameKind, decode_frame
 from understudy.core.log import HEAD_BYTES, LogReader
 from understudy.core.session import unpack_state, withdraw
 from understudy.stores.database import FILE_NAME, check_of
@@ -43,9 +43,12 @@ def _middle(db: sqlite3.Connection) -> int:
 
 def _delete(db: sqlite3.Connection, arrival: int) -> None:
     """A frame vanishes, and its session was never told of it."""
-    session, n_steps = db.execute("SELECT session, n_steps FROM frames WHERE arrival = ?", (arrival,)).fetchone()
+    query = "SELECT kind, session, n_steps FROM frames WHERE arrival = ?"
+    kind, session, n_steps = db.execute(query, (arrival,)).fetchone()
     db.execute("DELETE FROM frames WHERE arrival = ?", (arrival,))
     db.execute("DELETE FROM bodies WHERE arrival = ?", (arrival,))
+    if kind != FrameKind.DATA:
+        return
     *row, state, _ = db.execute("SELECT * FROM sessions WHERE id = ?", (session,)).fetchone()
     _put(db, "sessions", *row, withdraw(unpack_state(state), n_steps).pack())
 

@@ -23,12 +23,13 @@ from understudy.core import log as log_module
 from understudy.core import session as session_module
 from understudy.core.chunk import chunk_of
 from understudy.core.door import deployment_key
+from understudy.core.errors import StorageFailed
 from understudy.core.frame import HEADER_BYTES, Frame, FrameKind, decode_frame
 from understudy.core.ports import ExperienceStore, Link, Receipt, Stored, WriteBatch
 from understudy.core.session import Arrival, SessionState
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
-from understudy.stores import draft
+from understudy.stores import database, draft
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
@@ -66,9 +67,8 @@ def test_duplicates_are_stored_once(data: DataFolder, rng: np.random.Generator) 
     assert (found.exit_code, found.duplicate_steps, found.steps) == (0, 0, found.ledger_steps)
 
 
-def test_without_dedup_verify_sees_duplicates(
-    data: DataFolder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, card: Card
-) -> None:
+def without_dedup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was seen before is taken for new."""
     admit = session_module.admit
 
     def admit_again(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, str]:
@@ -76,6 +76,22 @@ def test_without_dedup_verify_sees_duplicates(
         return after, "" if verdict == "seen" else verdict
 
     monkeypatch.setattr(draft, "admit", admit_again)
+
+
+def test_without_dedup_the_store_itself_refuses_a_second_copy(
+    data: DataFolder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_dedup(monkeypatch)
+    record_everything_twice(data, rng)
+    with pytest.raises(StorageFailed, match="UNIQUE"):
+        verify(data)
+
+
+def test_without_dedup_and_a_unique_key_verify_sees_duplicates(
+    data: DataFolder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, card: Card
+) -> None:
+    without_dedup(monkeypatch)
+    monkeypatch.setattr(database, "_SCHEMA", database._SCHEMA.replace("CREATE UNIQUE INDEX", "CREATE INDEX"))
     record_everything_twice(data, rng)
     found = verify(data)
     went_red = found.exit_code == 1 and found.duplicate_steps > 0
