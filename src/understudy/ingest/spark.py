@@ -40,7 +40,7 @@ _LOCAL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Nearly all work is done in Python: a small and quickly started JVM serves best."""
 _STOP_S = 5.0
 """How long a JVM may take to end, and a job to find a worker once a stop was asked for."""
-_WAIT_S = 15.0
+_WAIT_S = 60.0
 """How long Spark may be silent before the log tells what it waits for."""
 _LOOK_S = 0.1
 _IDLE_S = 0.05

@@ -255,8 +255,9 @@ class LocalStore:
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
         with self._state:
             self._check_open()
-            draft = Draft(self.known, self._head.next_quarantine)
-            decided = [draft.replay(candidate, number) for number, candidate in zip(ids, candidates, strict=True)]
+            with disk("reading the store"):
+                draft = Draft(self.known, self._head.next_quarantine)
+                decided = [draft.replay(candidate, number) for number, candidate in zip(ids, candidates, strict=True)]
             if draft.is_worth_writing:
                 self._save(draft)
             return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
