@@ -22,7 +22,7 @@ from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec, random_session, stamped
 
 SPEC, OTHER = cart_spec(), game_spec("cart", obs=7, actions=3)
-REFUSALS: dict[Trouble, str] = {403: "check access", "proxy": "who listens there is no S3"}
+REFUSALS: dict[Trouble, str] = {403: "check access", "proxy": "this server is not S3-compatible"}
 """What ends ingest, for somebody to mend."""
 
 

@@ -35,7 +35,8 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
 def test_a_missing_package_is_named_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    monkeypatch.setitem(sys.modules, "botocore.session", None)
     assert run_command(["demo", "--keep", str(tmp_path / "kept"), "--stream", "kinesis://x?region=eu-west-1"]) == 2
     out, err = capsys.readouterr()
     assert "pip install 'understudy[aws]'" in err

@@ -85,7 +85,7 @@ class Draft:
         self._known = known
         self._next_quarantine = first_quarantine
         self.sessions: Sessions = {}
-        """Sessions that the commit changes, as they are after it."""
+        """Sessions that the commit changes; `trailer` adds what was refused, which counts behind what was stored."""
         self._keys: dict[tuple[uuid.UUID, int], tuple[int, int]] = {}
         self._stored: list[StoredFrame] = []
         self._stored_raws: list[bytes] = []
@@ -106,7 +106,12 @@ class Draft:
         return bool(self._stored or self._quarantined or self._positions)
 
     def trailer(self) -> Trailer:
-        """The facts of the commit."""
+        """The facts of the commit, once everything was taken."""
+        for one in self._quarantined:
+            if any(one.session):
+                received_s = int(one.received_s)
+                arrival = Arrival(number=one.chunk_no, player=one.player, received_s=received_s, kind="refused")
+                count(self.sessions, uuid.UUID(bytes=one.session), one.game, arrival, before=self._known.state_of)
         return Trailer(
             positions=self._positions,
             stored=self._stored,
@@ -215,9 +220,6 @@ class Draft:
         self._next_quarantine += 1
         self._crcs_here.setdefault((session, chunk_no), []).append(crc)
         self._quarantined_raws.append(refused.raw)
-        if any(session):
-            arrival = Arrival(number=chunk_no, player=player, received_s=int(refused.received_s), kind="refused")
-            count(self.sessions, uuid.UUID(bytes=session), refused.game, arrival, before=self._known.state_of)
 
     def _crcs(self, session: bytes, chunk_no: int) -> Sequence[int]:
         return self._crcs_here.get((session, chunk_no), []) + self._known.quarantined_crcs(session, chunk_no)

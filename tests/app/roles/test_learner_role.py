@@ -41,6 +41,7 @@ from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S
 
 SCHEDULE = LearningSchedule(bc_updates=256, dqn_updates=64, dqn_steps=1_000, updates_per_step=0.2)
@@ -235,7 +236,7 @@ def test_what_was_set_aside_is_found_again_after_a_kill_between_two_renames(made
     first = made.play(person(0.5), 4)
     with role_of(made) as role:
         until_idle(role)
-    learner, store_id = made.data.root / "learner", (made.data.store / "id").read_text()
+    learner, store_id = made.data.root / "learner", str(StoreView(made.data.store).identity)
     learner.rename(learner.with_name(f"learner-{store_id}"))
     with role_of(made) as role:
         assert until_idle(role)["usable_steps"] == first
