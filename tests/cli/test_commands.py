@@ -148,7 +148,7 @@ def test_ingest_drains_and_ends_when_asked(tmp_path: Path) -> None:
         [sys.executable, "-m", "understudy.cli.main", "ingest", "--data", str(tmp_path), "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_for(lambda: (tmp_path / "store" / "watermark").exists())
+    wait_for(lambda: (tmp_path / "store" / "store.json").exists())
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 0
