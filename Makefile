@@ -5,8 +5,8 @@ PROFILE ?= ci
 # Without PYTHON=..., a finished .venv of any supported Python is kept.
 SETUP := $(PYTHON) scripts/setup.py $(if $(filter file,$(origin PYTHON)),--any-python)
 
-# Two workers; what took longest is listed at the end.
-PYTEST := $(BIN)/pytest -n 2 --durations 25 --durations-min 10
+# What took longest is listed at the end.
+PYTEST := $(BIN)/pytest --durations 25 --durations-min 10
 
 # What tests need besides servers: every connector but Spark, which weighs half a gigabyte.
 TESTED := platform dev aws cassandra export kafka
@@ -26,11 +26,12 @@ demo: setup  ## the closed loop: people play, a learner learns, its bots play; m
 
 test:  ## every test that needs no outside server
 	@$(SETUP) $(TESTED)
-	$(PYTEST)
+	$(PYTEST) -n 2
 
 test-backends:  ## every test that needs real servers: Cassandra, Kafka, Kinesis, S3, Spark
 	@$(SETUP) $(TESTED) servers spark
 	@$(BIN)/understudy dev servers fetch || echo "  tests of what is missing are skipped"
+	@# One worker: servers, Spark and a whole platform already take both cores of a small machine.
 	$(PYTEST) -m "backends and not slow" tests/backends
 
 check:  ## format, lint, types, imports

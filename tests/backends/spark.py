@@ -282,7 +282,7 @@ def wait_for(child: Child, stored: int, *, timeout_s: float = 180.0) -> None:
         time.sleep(0.05)
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 120.0) -> None:
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 300.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, "it does not come"

@@ -36,7 +36,7 @@ def test_the_bot_gets_better_and_nothing_is_lost(words: str, servers: tuple[str,
     must_have(*servers)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [UNDERSTUDY, "demo", *words.split(), "--seconds", "240", "--check", "--json"],
+        [UNDERSTUDY, "demo", *words.split(), "--seconds", "400", "--check", "--json"],
         env=environment, capture_output=True, text=True, timeout=850, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stderr[-3000:]}\n{done.stdout[-1000:]}"
