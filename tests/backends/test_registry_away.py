@@ -94,7 +94,9 @@ def test_a_spark_job_waits_for_a_registry_that_is_away(job: Job, bucket: str, s3
     registry.register(SPEC)
     stream = FileStream(job.data.stream)
     append(stream, some_frames(np.random.default_rng(6)))
-    places = {"data": str(job.data.root), "stream": "", "store": job.keyspace.url, "models": bucket}
+    # Workers were started before this test set its environment: keys reach them by a file.
+    models = f"{bucket}&credentials={s3_server.credentials_file}"
+    places = {"data": str(job.data.root), "stream": "", "store": job.keyspace.url, "models": models}
     ingest = job.ingest(stream, opener="understudy.app.roles.ingest:open_in_task", address=json.dumps(places))
     s3_server.kill()
     with following(ingest, ends_in_s=60.0):

@@ -154,7 +154,7 @@ def test_a_claim_of_another_owner_ends_its_task_and_not_the_job(job: Job, rng: n
         wait_until(lambda: ingest.stats.frames > 0)
         assert ingest.stats.frames == 20
         # The claim runs out, and the partition is taken.
-        job.store.claim(taken, owner="rival", ttl_s=0.001)
+        job.store.claim(taken, owner="rival", ttl_s=0.5)
         wait_until(lambda: ingest.stats.frames == 40)
     assert ingest.stats.trouble == ""
     with pytest.raises(ClaimLost):
