@@ -50,9 +50,9 @@ def test_a_broker_that_is_down_is_told_once_and_waited_for(kafka_server: Any, tm
             said = up.errors
     finally:
         bringing.join()
-    assert while_away.count("no broker at") == 1, said
+    assert while_away.count("opening Kafka topic") == 1, said
     assert " did; restart 1 in 0.1 s" in said
     # While it comes up there may be other reasons, and each of those is news.
-    reasons = re.findall(r"no broker at .*(?=; restart \d)", said)
+    reasons = re.findall(r"opening Kafka topic .*(?=; restart \d)", said)
     assert all(one != next_one for one, next_one in pairwise(reasons)), said
     assert "startup failed" not in said
