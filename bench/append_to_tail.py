@@ -24,8 +24,7 @@ from understudy.app.roles.children import Child, python_module
 from understudy.core.chunk import chunk_of
 from understudy.core.log import make_folder
 from understudy.core.ports import Candidate, Cursor, FullStore, Stored, Stream
-from understudy.dev.addresses import on_host
-from understudy.dev.servers import Server
+from understudy.dev.servers import Server, on_host
 
 STEPS = 512
 

@@ -32,9 +32,8 @@ from understudy.app.backends import create_stream, init_store, open_store, open_
 from understudy.app.data import DataFolder  # noqa: E402
 from understudy.core.frame import Frame  # noqa: E402
 from understudy.core.ports import Candidate, FullStore, Position, Stream, WriteBatch  # noqa: E402
-from understudy.dev import aws  # noqa: E402
-from understudy.dev.addresses import on_aws, on_host  # noqa: E402
-from understudy.dev.servers import Server, start, why_not  # noqa: E402
+from understudy.dev.recipes import aws_client  # noqa: E402
+from understudy.dev.servers import Server, on_aws, on_host, start, why_not  # noqa: E402
 
 SHARD_BYTES_S = 1_000_000
 """What AWS lets into one shard a second; a local server has no such limit."""
@@ -93,7 +92,7 @@ def kinesis(server: Server, _: Path, size: Size, found: Findings) -> None:
     name = f"bench-{secrets.token_hex(4)}"
     for stream in (name, f"{name}-seed"):
         create_stream(on_aws(server, "kinesis", stream).url, partitions=1)
-    client, frames = aws.client("kinesis", server), _frames(size)
+    client, frames = aws_client("kinesis", server.url, server.credentials), _frames(size)
     with contextlib.closing(_stream(on_aws(server, "kinesis", name).url)) as stream_:
         took = in_turn(
             size.rounds,

@@ -23,8 +23,7 @@ from bench.games import CART, PLAYER, OneGame
 from understudy.app.backends import init_store, open_store
 from understudy.core.errors import ClaimLost
 from understudy.core.ports import Claim, ExperienceStore, Position, Receipt, WriteBatch
-from understudy.dev.addresses import on_host
-from understudy.dev.servers import Server, start, why_not
+from understudy.dev.servers import Server, on_host, start, why_not
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.ingest.spark import Opened, SparkJob, SparkTasks, open_spark
 from understudy.streams.file import FileStream

@@ -19,8 +19,7 @@ from tests.backends.keyspaces import Keyspace
 from tests.backends.spark import Job
 from understudy.app.data import DataFolder
 from understudy.core.errors import ConfigError
-from understudy.dev import credentials
-from understudy.dev.servers import Server, start, why_not
+from understudy.dev.servers import Server, read_credentials, start, why_not
 from understudy.ingest.spark import Spark, open_spark, require_spark
 
 HERE = Path(__file__).parent
@@ -37,7 +36,7 @@ class External:
         has_scheme = "://" in address
         self.address = address.partition("://")[2].rstrip("/") if has_scheme else address
         self.url = address.rstrip("/") if has_scheme else f"http://{address}"
-        self.credentials: Mapping[str, str] = credentials.read(file)
+        self.credentials: Mapping[str, str] = read_credentials(file)
 
     def kill(self) -> NoReturn:
         pytest.skip(f"{self.name} at {self.address} is somebody else's: tests may not kill it")

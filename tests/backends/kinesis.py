@@ -9,7 +9,7 @@ from typing import Any
 import boto3
 
 from understudy.core.location import Location
-from understudy.dev.addresses import on_aws
+from understudy.dev.servers import on_aws
 from understudy.streams.kinesis import KinesisStream, open_kinesis
 
 PATIENCE_S = 20.0

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
+from dataclasses import replace
 
 import pytest
 
@@ -12,10 +12,9 @@ from tests.backends.keyspaces import Keyspace
 from tests.backends.source import Key, Source, faults_in, insist
 from understudy.core.errors import Unreachable
 from understudy.core.location import parse_location
-from understudy.dev import credentials, servers
-from understudy.dev.cassandra import Cassandra
-from understudy.dev.ports import HOST, free_ports, listens
-from understudy.dev.recipe import Place
+from understudy.dev import servers
+from understudy.dev.process import HOST, free_ports, listens
+from understudy.dev.recipes import RECIPES, Place, prepare_cassandra
 from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.wire import Wire
 
@@ -24,20 +23,13 @@ NODES = ("1", "2", "3")
 _TOGETHER_S = 60.0
 
 
-class Node(Cassandra):
+def prepare(place: Place, *, seed: int) -> None:
     """One of three, which the first one tells of each other; without passwords, whose table has one copy."""
-
-    seed: ClassVar[int] = 0
-
-    def prepare(self, place: Place) -> None:
-        super().prepare(place)
-        settings = place.folder / "cassandra.yaml"
-        text = settings.read_text().replace(f"{HOST}:{place.ports['peers']}", f"{HOST}:{self.seed}")
-        text = text.replace("PasswordAuthenticator", "AllowAllAuthenticator")
-        settings.write_text(text.replace("CassandraAuthorizer", "AllowAllAuthorizer"))
-
-    def welcome(self, place: Place) -> None:
-        """Nobody is known by name."""
+    prepare_cassandra(place)
+    settings = place.folder / "cassandra.yaml"
+    text = settings.read_text().replace(f"{HOST}:{place.ports['peers']}", f"{HOST}:{seed}")
+    text = text.replace("PasswordAuthenticator", "AllowAllAuthenticator")
+    settings.write_text(text.replace("CassandraAuthorizer", "AllowAllAuthorizer"))
 
 
 class Cluster:
@@ -76,11 +68,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         return servers.start("cassandra", folder / one, ports={"client": ports[f"a{one}"], "peers": ports[one]})
 
     nodes: list[servers.Server] = []
-    secret = credentials.make(is_aws=False)
+    secret = servers.new_credentials(is_aws=False)
+    recipe = replace(
+        RECIPES["cassandra"],
+        prepare=lambda place: prepare(place, seed=ports[NODES[0]]),
+        welcome=lambda place: None,  # there are no users
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(servers._RECIPES, "cassandra", Node)
-        patch.setattr(Node, "seed", ports[NODES[0]])
-        patch.setattr(credentials, "make", lambda *, is_aws: secret)
+        patch.setitem(RECIPES, "cassandra", recipe)
+        patch.setattr(servers, "new_credentials", lambda *, is_aws: secret)
         try:
             with ThreadPoolExecutor(3) as pool:
                 nodes += pool.map(start, NODES)

@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from tests.backends.keyspaces import Keyspace
 from understudy.core.errors import ConfigError, UnderstudyError, Unreachable
 from understudy.core.ports import Candidate, Position, SessionFilter, WriteBatch
 from understudy.dev import servers
-from understudy.dev.cassandra import Cassandra
-from understudy.dev.recipe import Place
+from understudy.dev.recipes import RECIPES, Place, ask_cassandra, prepare_cassandra, welcome_cassandra
 from understudy.testing.desk import SPEC
 from understudy.testing.samples import PLAYER, random_session
 
@@ -29,17 +29,19 @@ client_encryption_options:
 """
 
 
-class SecureCassandra(Cassandra):
-    """The same node behind TLS, for those who have a certificate of the same authority."""
+def prepare(place: Place) -> None:
+    """The same node behind TLS, for clients that have a certificate of the same authority."""
+    prepare_cassandra(place)
+    if not (place.folder / "ca.pem").exists():
+        write_certificates(place.folder, {"node": ["127.0.0.1"], "us": ["127.0.0.1"]})
+    settings = place.folder / "cassandra.yaml"
+    settings.write_text(settings.read_text() + _SETTINGS.format(folder=place.folder))
 
-    def prepare(self, place: Place) -> None:
-        super().prepare(place)
-        if not (place.folder / "ca.pem").exists():
-            write_certificates(place.folder, {"node": ["127.0.0.1"], "us": ["127.0.0.1"]})
-        settings = place.folder / "cassandra.yaml"
-        settings.write_text(settings.read_text() + _SETTINGS.format(folder=place.folder))
-        self.tls = ssl.create_default_context(cafile=place.folder / "ca.pem")
-        self.tls.load_cert_chain(place.folder / "us.pem")
+
+def tls(place: Place) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=place.folder / "ca.pem")
+    context.load_cert_chain(place.folder / "us.pem")
+    return context
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if reason := servers.why_not("cassandra"):
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(servers._RECIPES, "cassandra", SecureCassandra)
+        secure = replace(
+            RECIPES["cassandra"],
+            prepare=prepare,
+            ask=lambda place: ask_cassandra(place, tls=tls(place)),
+            welcome=lambda place: welcome_cassandra(place, tls=tls(place)),
+        )
+        patch.setitem(RECIPES, "cassandra", secure)
         with servers.start("cassandra", tmp_path_factory.mktemp("secure-cassandra")) as server:
             yield server
 

@@ -23,8 +23,8 @@ from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.core.names import new_session
-from understudy.dev.addresses import on_aws
-from understudy.dev.s3 import BUCKET
+from understudy.dev.recipes import BUCKET
+from understudy.dev.servers import on_aws
 from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import PLAYER, random_session

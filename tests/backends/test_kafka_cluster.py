@@ -2,37 +2,31 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from tests.backends.kafka import PATIENCE_S, Topic
 from tests.backends.kafka_table import Table, run
-from understudy.dev import credentials, servers
-from understudy.dev.kafka import Kafka
-from understudy.dev.ports import HOST, free_ports
-from understudy.dev.recipe import Place
+from understudy.dev import servers
+from understudy.dev.process import HOST, free_ports
+from understudy.dev.recipes import RECIPES, Place, prepare_kafka
 
 NODES = ("1", "2", "3")
 _VOTERS = "controller.quorum.voters"
 
 
-class Node(Kafka):
+def prepare(place: Place, *, voters: str) -> None:
     """One of three; its number is the name of its folder."""
-
-    voters: ClassVar[str] = ""
-
-    def prepare(self, place: Place) -> None:
-        super().prepare(place)
-        settings, own = place.folder / "server.properties", place.folder.name
-        text = settings.read_text().replace("node.id=1", f"node.id={own}")
-        text = text.replace(
-            f"controller.quorum.voters=1@{HOST}:{place.ports['controller']}", f"{_VOTERS}={self.voters}"
-        )
-        settings.write_text(text)
-        meta = place.folder / "data" / "meta.properties"
-        meta.write_text(meta.read_text().replace("node.id=1\n", f"node.id={own}\n"))
+    prepare_kafka(place)
+    settings = place.folder / "server.properties"
+    own = place.folder.name
+    text = settings.read_text().replace("node.id=1", f"node.id={own}")
+    text = text.replace(f"controller.quorum.voters=1@{HOST}:{place.ports['controller']}", f"{_VOTERS}={voters}")
+    settings.write_text(text)
+    meta = place.folder / "data" / "meta.properties"
+    meta.write_text(meta.read_text().replace("node.id=1\n", f"node.id={own}\n"))
 
 
 class Cluster:
@@ -51,10 +45,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     if reason := servers.why_not("kafka"):
         pytest.skip(reason)
     folder, ports = tmp_path_factory.mktemp("cluster"), free_ports([*(f"a{one}" for one in NODES), *NODES])
-    monkeypatch.setitem(servers._RECIPES, "kafka", Node)
-    monkeypatch.setattr(Node, "voters", ",".join(f"{one}@{HOST}:{ports[one]}" for one in NODES))
-    secret = credentials.make(is_aws=False)
-    monkeypatch.setattr(credentials, "make", lambda **_: secret)  # one login for all of them
+    voters = ",".join(f"{one}@{HOST}:{ports[one]}" for one in NODES)
+    recipe = replace(RECIPES["kafka"], prepare=lambda place: prepare(place, voters=voters))
+    monkeypatch.setitem(RECIPES, "kafka", recipe)
+    secret = servers.new_credentials(is_aws=False)
+    monkeypatch.setattr(servers, "new_credentials", lambda **_: secret)  # one login for all of them
 
     def start(one: str) -> servers.Server:
         return servers.start("kafka", folder / one, ports={"client": ports[f"a{one}"], "controller": ports[one]})

@@ -1,6 +1,7 @@
 """A broker that wants TLS, SCRAM and rights: who has all three is served, whoever lacks one is told which."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import confluent_kafka.admin
@@ -11,8 +12,7 @@ from tests.backends.kafka import PATIENCE_S
 from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.location import Location, parse_location
 from understudy.dev import servers
-from understudy.dev.kafka import Kafka
-from understudy.dev.recipe import Place
+from understudy.dev.recipes import RECIPES, Place, prepare_kafka
 from understudy.streams.kafka import create_kafka, open_kafka
 from understudy.streams.kafka_client import kafka_config
 from understudy.testing.streams import read_all, sample_frames
@@ -31,22 +31,21 @@ super.users=User:{user};User:ANONYMOUS
 """
 
 
-class SecureKafka(Kafka):
+def prepare(place: Place) -> None:
     """The same node behind TLS, with SCRAM beside PLAIN, and rights."""
+    prepare_kafka(place)
+    if not (place.folder / "ca.pem").exists():
+        write_certificates(place.folder, {"broker": ["127.0.0.1"], "client": ["127.0.0.1"]})
+    settings = place.folder / "server.properties"
+    text = settings.read_text().replace("CLIENT:SASL_PLAINTEXT", "CLIENT:SASL_SSL")
+    text = text.replace("sasl.enabled.mechanisms=PLAIN", "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512")
+    settings.write_text(text + _SETTINGS.format(folder=place.folder, user=place.credentials["username"]))
 
-    def prepare(self, place: Place) -> None:
-        super().prepare(place)
-        if not (place.folder / "ca.pem").exists():
-            write_certificates(place.folder, {"broker": ["127.0.0.1"], "client": ["127.0.0.1"]})
-        settings = place.folder / "server.properties"
-        text = settings.read_text().replace("CLIENT:SASL_PLAINTEXT", "CLIENT:SASL_SSL")
-        text = text.replace("sasl.enabled.mechanisms=PLAIN", "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512")
-        settings.write_text(text + _SETTINGS.format(folder=place.folder, user=place.credentials["username"]))
 
-    def ask(self, place: Place) -> None:
-        tls = f"tls=true&ca={place.folder}/ca.pem&certificate={place.folder}/client.pem"
-        location = parse_location(f"kafka://{place.address}/{TOPIC}?{tls}&credentials={place.credentials_file}")
-        kafka_admin.AdminClient(kafka_config(location).client()).list_topics(timeout=3.0)
+def ask(place: Place) -> None:
+    tls = f"tls=true&ca={place.folder}/ca.pem&certificate={place.folder}/client.pem"
+    location = parse_location(f"kafka://{place.address}/{TOPIC}?{tls}&credentials={place.credentials_file}")
+    kafka_admin.AdminClient(kafka_config(location).client()).list_topics(timeout=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if reason := servers.why_not("kafka"):
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(servers._RECIPES, "kafka", SecureKafka)
+        patch.setitem(RECIPES, "kafka", replace(RECIPES["kafka"], prepare=prepare, ask=ask))
         with servers.start("kafka", tmp_path_factory.mktemp("secure-kafka")) as server:
             create_kafka(as_owner(server), partitions=2)
             yield server

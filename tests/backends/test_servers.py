@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from understudy.dev import aws
-from understudy.dev.ports import HOST, is_free
-from understudy.dev.process import identify
-from understudy.dev.s3 import BUCKET
+from understudy.dev.process import HOST, identify, is_free
+from understudy.dev.recipes import BUCKET, aws_client
 from understudy.dev.servers import SERVERS, Server, start, why_not
 
 ROOT = Path(__file__).parents[2]
@@ -99,18 +97,13 @@ def test_kafka_answers_who_has_the_password_and_nobody_else(kafka_server):
 def test_s3_refuses_a_wrong_secret_and_an_unknown_key(s3_server):
     from botocore.exceptions import ClientError
 
-    class Stranger:
-        url = s3_server.url
-        credentials: dict[str, str]
-
     if isinstance(s3_server, Server) and not s3_server.place.package.name.startswith("s3-"):
         pytest.skip("moto takes any credentials; install Go for versitygw, then: understudy dev servers fetch s3")
-    assert [one["Name"] for one in aws.client("s3", s3_server).list_buckets()["Buckets"]]
+    assert [one["Name"] for one in aws_client("s3", s3_server.url, s3_server.credentials).list_buckets()["Buckets"]]
     for name, reason in (("secret_access_key", "SignatureDoesNotMatch"), ("access_key_id", "No user exists")):
-        stranger = Stranger()
-        stranger.credentials = {**s3_server.credentials, name: "WRONG" * 4}
+        wrong = {**s3_server.credentials, name: "WRONG" * 4}
         with pytest.raises(ClientError, match=reason):
-            aws.client("s3", stranger).list_buckets()
+            aws_client("s3", s3_server.url, wrong).list_buckets()
 
 
 # What outlives kill -9.
@@ -176,7 +169,8 @@ def records(client: Any, stream: str, shard: str) -> list[bytes]:
 
 
 def test_kinesalite_has_what_it_acknowledged_after_a_kill(kinesalite_server):
-    client, stream = aws.client("kinesis", kinesalite_server), f"s-{uuid.uuid4().hex[:8]}"
+    client = aws_client("kinesis", kinesalite_server.url, kinesalite_server.credentials)
+    stream = f"s-{uuid.uuid4().hex[:8]}"
     shard = put_record(client, stream)
     kinesalite_server.kill()
     kinesalite_server.restart()
@@ -184,7 +178,8 @@ def test_kinesalite_has_what_it_acknowledged_after_a_kill(kinesalite_server):
 
 
 def test_kinesis_gives_what_was_put_and_comes_back_empty_after_a_kill(kinesis_server):
-    client, stream = aws.client("kinesis", kinesis_server), f"s-{uuid.uuid4().hex[:8]}"
+    client = aws_client("kinesis", kinesis_server.url, kinesis_server.credentials)
+    stream = f"s-{uuid.uuid4().hex[:8]}"
     assert records(client, stream, put_record(client, stream)) == [b"frame"]
     kinesis_server.kill()
     kinesis_server.restart()
@@ -194,7 +189,7 @@ def test_kinesis_gives_what_was_put_and_comes_back_empty_after_a_kill(kinesis_se
 def test_s3_has_what_it_acknowledged_after_a_kill_and_writes_on_condition(s3_server):
     from botocore.exceptions import ClientError
 
-    client, key = aws.client("s3", s3_server), uuid.uuid4().hex
+    client, key = aws_client("s3", s3_server.url, s3_server.credentials), uuid.uuid4().hex
     client.put_object(Bucket=BUCKET, Key=key, Body=b"weights", IfNoneMatch="*")
     s3_server.kill()
     s3_server.restart()

@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.cli.platforms import Sender, Up
 from understudy.app.backends import create_stream, init_store
-from understudy.dev.addresses import on_aws, on_host
-from understudy.dev.s3 import BUCKET
+from understudy.dev.recipes import BUCKET
+from understudy.dev.servers import on_aws, on_host
 
 ROLES = ("--role", "gateway,ingest")
 

@@ -2,12 +2,13 @@
 
 import sys
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from understudy.dev import cache, servers
-from understudy.dev.recipe import Launch, Place
+from understudy.dev.packages import place_of
+from understudy.dev.recipes import RECIPES, Launch, Place, Recipe
 
 PROGRAM = """
 import http.server, os, sys
@@ -22,44 +23,37 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
 
 
-class Small:
-    """Answers with its password, which stands in its environment."""
-
-    ports = ("client",)
-    keeps_data = True
-    mood = "works"
-
-    def trouble(self) -> str | None:
-        return None
-
-    def prepare(self, place: Place) -> None:
-        (place.folder / "program.py").write_text(PROGRAM)
-
-    def launch(self, place: Place) -> Launch:
-        words: list[str | Path] = [sys.executable, place.folder / "program.py", str(place.ports["client"]), self.mood]
-        return Launch(words, {"SECRET": place.credentials["password"]})
-
-    def ask(self, place: Place) -> None:
-        with urllib.request.urlopen(place.url, timeout=5.0) as answer:
-            assert answer.read().decode() == place.credentials["password"]
-
-    def welcome(self, place: Place) -> None:
-        self.ask(place)
-        with (place.folder / "guests").open("a") as file:
-            file.write("one\n")
+def prepare(place: Place) -> None:
+    (place.folder / "program.py").write_text(PROGRAM)
 
 
-class Broken(Small):
-    """Ends before it answers."""
+def launch(place: Place, mood: str = "works") -> Launch:
+    words: list[str | Path] = [sys.executable, place.folder / "program.py", str(place.ports["client"]), mood]
+    return Launch(words, {"SECRET": place.credentials["password"]})
 
-    mood = "breaks"
+
+def ask(place: Place) -> None:
+    with urllib.request.urlopen(place.url, timeout=5.0) as answer:
+        assert answer.read().decode() == place.credentials["password"]
 
 
-def instead_of_kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: type[Small] = Small) -> None:
+def welcome(place: Place) -> None:
+    ask(place)
+    with (place.folder / "guests").open("a") as file:
+        file.write("one\n")
+
+
+SMALL = Recipe(trouble=lambda: None, prepare=prepare, launch=launch, ask=ask, welcome=welcome)
+"""Answers with its password, which stands in its environment."""
+BROKEN = replace(SMALL, launch=lambda place: launch(place, "breaks"))
+"""Ends before it answers."""
+
+
+def instead_of_kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: Recipe = SMALL) -> None:
     """From now on `kafka` is the small server, and it need not be fetched."""
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(servers, "_RECIPES", {**servers._RECIPES, "kafka": recipe})
-    place = cache.place_of("kafka")
+    monkeypatch.setitem(RECIPES, "kafka", recipe)
+    place = place_of("kafka")
     place.mkdir(parents=True)
     (place / "nothing").touch()
     (place / "files.json").write_text('{"nothing": [0, ""]}')

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.core.location import parse_location
-from understudy.dev.addresses import on_aws, on_host
+from understudy.dev.servers import on_aws, on_host
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.dev.small import Broken, instead_of_kafka
+from tests.dev.small import BROKEN, instead_of_kafka
 from understudy.cli.root import run
 from understudy.core.lock import FileLock
-from understudy.dev.background import stop
 from understudy.dev.process import identify
-from understudy.dev.servers import attach, start
+from understudy.dev.servers import attach, start, stop
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -28,15 +27,15 @@ import sys
 from pathlib import Path
 from typing import Any
 import pytest
-from tests.dev.small import Small, instead_of_kafka
+from dataclasses import replace
+from tests.dev.small import SMALL, instead_of_kafka
 from understudy.cli.root import run
 
-class Slow(Small):
-    def ask(self, place):
-        Path(sys.argv[1], "asked").touch()
-        raise TimeoutError
+def ask(place):
+    Path(sys.argv[1], "asked").touch()
+    raise TimeoutError
 
-instead_of_kafka(pytest.MonkeyPatch(), Path(sys.argv[1]), Slow)
+instead_of_kafka(pytest.MonkeyPatch(), Path(sys.argv[1]), replace(SMALL, ask=ask, welcome=ask))
 sys.exit(run(["dev", "servers", "start", "kafka"]))
 """
 TOGETHER = """
@@ -117,7 +116,7 @@ def test_the_next_step_names_the_folder_that_was_given(capsys, tmp_path):
 
 
 def test_what_fails_is_told_and_holds_up_nobody(capsys, monkeypatch, tmp_path):
-    instead_of_kafka(monkeypatch, tmp_path / "second", Broken)
+    instead_of_kafka(monkeypatch, tmp_path / "second", BROKEN)
     code, fields = said(capsys, "start", "kafka")
     assert code == 3
     assert "not enough of everything" in fields["kafka"]["error"]
@@ -150,7 +149,7 @@ def test_a_folder_that_no_server_made_is_neither_erased_nor_used(capsys, tmp_pat
 
 
 def test_what_a_start_that_failed_has_left_can_be_erased(capsys, monkeypatch, tmp_path):
-    instead_of_kafka(monkeypatch, tmp_path / "second", Broken)
+    instead_of_kafka(monkeypatch, tmp_path / "second", BROKEN)
     place = ["--folder", str(tmp_path / "here")]
     assert said(capsys, "start", "kafka", *place)[0] == 3
     assert (tmp_path / "here" / "kafka" / "log").exists()

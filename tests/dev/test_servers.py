@@ -7,11 +7,21 @@ import sys
 
 import pytest
 
-from tests.dev.small import Broken, instead_of_kafka
+from tests.dev.small import BROKEN, instead_of_kafka
 from understudy.core.errors import ConfigError, ServerFailed
-from understudy.dev import credentials, process, servers
+from understudy.dev import process, servers
 from understudy.dev.process import identify
-from understudy.dev.servers import SERVERS, attach, give_up_on_versity, start, uses_moto, why_not
+from understudy.dev.servers import (
+    SERVERS,
+    attach,
+    give_up_on_versity,
+    new_credentials,
+    read_credentials,
+    start,
+    uses_moto,
+    why_not,
+    write_credentials,
+)
 
 
 @pytest.fixture
@@ -52,7 +62,7 @@ def test_a_folder_brings_credentials_and_ports_along(tmp_path):
 def test_secrets_stand_in_one_private_file_and_on_no_command_line(tmp_path):
     with start("kafka", tmp_path / "k") as server:
         password = server.credentials["password"]
-        assert credentials.read(server.credentials_file) == server.credentials
+        assert read_credentials(server.credentials_file) == server.credentials
         assert stat.S_IMODE(server.credentials_file.stat().st_mode) == 0o600
         assert stat.S_IMODE((tmp_path / "k").stat().st_mode) == 0o700
         assert str(tmp_path) in command_line(server.pid)
@@ -94,7 +104,7 @@ def test_a_taken_port_is_one_clear_error(tmp_path):
 
 
 def test_one_that_ends_while_it_starts_is_quoted(monkeypatch, tmp_path):
-    instead_of_kafka(monkeypatch, tmp_path, Broken)
+    instead_of_kafka(monkeypatch, tmp_path, BROKEN)
     with pytest.raises(ServerFailed, match=r"ended while it started(.|\n)*not enough of everything"):
         start("kafka", tmp_path / "k")
     assert attach(tmp_path / "k") is None
@@ -169,12 +179,12 @@ def test_an_unknown_server_is_refused_with_the_known_ones(tmp_path):
 
 def test_both_kinds_of_credentials_are_read_back(tmp_path):
     for is_aws in (True, False):
-        made = credentials.make(is_aws=is_aws)
-        credentials.write(tmp_path / "c", made)
-        assert credentials.read(tmp_path / "c") == made
+        made = new_credentials(is_aws=is_aws)
+        write_credentials(tmp_path / "c", made)
+        assert read_credentials(tmp_path / "c") == made
     (tmp_path / "c").write_text("password = 1")
     with pytest.raises(ConfigError, match="holds no credentials"):
-        credentials.read(tmp_path / "c")
+        read_credentials(tmp_path / "c")
 
 
 def test_moto_serves_s3_where_versitygw_could_not_be_built(monkeypatch, tmp_path):

@@ -13,10 +13,9 @@ from rich.status import Status
 
 from understudy.cli.options import Command, console, examples, finish, json_option
 from understudy.core.errors import ServerFailed, UnderstudyError
-from understudy.dev import background
-from understudy.dev.cache import cached, place_of
-from understudy.dev.cache import fetch as fetch_one
-from understudy.dev.packages import PACKAGES
+from understudy.dev import servers as background
+from understudy.dev.packages import PACKAGES, cached, place_of
+from understudy.dev.packages import fetch as fetch_one
 from understudy.dev.servers import AWS_SHAPED, SERVERS, Server, give_up_on_versity, is_ready, read_state, uses_moto
 
 _FAILED = 3
@@ -77,7 +76,7 @@ def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
         return _fields(server)
 
     try:
-        fields = _each(background.known(names or background.USUAL), one, out)
+        fields = _each(_in_order(names or background.USUAL), one, out)
         for server in begun:
             server.detach()
     except BaseException:
@@ -96,7 +95,7 @@ def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
 def status(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
     """Show which servers run, and the last words of one that died (then the exit code is 1)."""
     place = _place(folder)
-    found = [background.look(name, place) for name in background.known(names or SERVERS)]
+    found = [background.look(name, place) for name in _in_order(names or SERVERS)]
     fields = {one.name: _standing(one) for one in found}
     if not as_json:
         out = console()
@@ -124,7 +123,7 @@ def stop(names: Sequence[str], folder: Path | None, erase: bool, as_json: bool) 
             out.print(f"  {name:<11}{'stopped' if ran else 'did not run'}{', data erased' if erase else ''}")
         return {"stopped": ran}
 
-    fields = _each(background.known(names or SERVERS), one, out)
+    fields = _each(_in_order(names or SERVERS), one, out)
     if not names and not any(one.get("stopped", True) for one in fields.values()):
         out.print("  no server ran")
     return finish(fields, as_json=as_json, code=_code(fields))
@@ -136,7 +135,7 @@ def stop(names: Sequence[str], folder: Path | None, erase: bool, as_json: bool) 
 def fetch(names: Sequence[str], as_json: bool) -> int:
     """Download servers into the cache; without NAME all of them. What is there already is checked byte by byte."""
     out = console(as_json=as_json)
-    fields = _each(background.known(names or SERVERS), lambda name: _fetch(name, out), out)
+    fields = _each(_in_order(names or SERVERS), lambda name: _fetch(name, out), out)
     return finish(fields, as_json=as_json, code=_code(fields))
 
 
@@ -194,6 +193,10 @@ def _each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: C
             out.print(f"  {name:<11}{error}{advice}", soft_wrap=True, markup=False)
             fields[name] = {"error": f"{error}{advice}"}
     return fields
+
+
+def _in_order(names: Sequence[str]) -> Sequence[str]:
+    return [name for name in SERVERS if name in names]
 
 
 def _place(folder: Path | None) -> Path:

@@ -1,12 +1,18 @@
-"""One server process: started so that it dies with whoever started it, known by more than its number.
+"""One server process: started so that it dies with its starter, known by more than its number.
 
 A small watcher stands beside the server, in its process group. It reads a pipe that the starter holds: when the
 starter dies, whatever of, the pipe ends and the watcher kills the server. A line on the pipe sends the watcher home.
+
+Its ports are free ones on loopback, outside the range from which the system gives ports to clients: a client that
+connects again and again to a port of that range while its server is away can meet itself, and then holds the port when
+the server comes back.
 """
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -14,36 +20,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from understudy.core.errors import ConfigError
+
+HOST = "127.0.0.1"
 # `$$` is the shell that becomes the server, also inside the watcher, whose own input a shell would take away.
-# The subshell around the watcher makes it nobody's child, or the server would have one that it never buries.
+# The subshell around the watcher leaves it without a parent, or the server would have one that it never buries.
 _LAUNCH = 'exec 3<&0 </dev/null; ((read -r _ <&3 || kill -9 "$$") &); exec 3<&-; exec "$@"'
 _POLL_S = 0.02
 _GONE_S = 30.0
+_PORTS = range(20_000, 32_000)
+_PORT_TRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process as nobody else can be it: a number is given again, a number and a start time are not."""
+    """A process, unmistakable: a number is given again, a number and a start time are not."""
 
     pid: int
     started: str
 
 
 def identify(pid: int) -> Identity | None:
-    """Who has this number now; None when nobody, or one that is dead and not yet buried."""
-    return _identify_by_files(pid) if Path("/proc/self/stat").exists() else _identify_by_ps(pid)
-
-
-def _identify_by_files(pid: int) -> Identity | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else Identity(pid, f"{boot}/{int(fields[19])}")
-
-
-def _identify_by_ps(pid: int) -> Identity | None:
+    """The process that has this number now; None where there is none, or a dead one that is not yet buried."""
+    if Path("/proc/self/stat").exists():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return None
+        return None if fields[0] in (b"Z", b"X") else Identity(pid, f"{boot}/{int(fields[19])}")
     said = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     state, _, started = said.stdout.strip().partition(" ")
     return Identity(pid, started.strip()) if started and not state.startswith("Z") else None
@@ -61,7 +66,7 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this very process still runs; number 0 is nobody's."""
+        """Whether this very process still runs; number 0 is never alive."""
         if self.pid <= 0:
             return False
         if self._child is not None and self._child.poll() is not None:
@@ -76,7 +81,7 @@ class Process:
             os.close(self._gate)
             self._gate = -1
         if self._child is not None:
-            # It is still our child, which nobody else can bury should it end before us.
+            # It is still our child, and a zombie if it ends before us and is not waited for.
             threading.Thread(target=self._child.wait, name=f"waits for {self.pid}", daemon=True).start()
             self._child = None
 
@@ -124,3 +129,34 @@ def spawn(command: Sequence[str | Path], *, folder: Path, env: Mapping[str, str]
     finally:
         os.close(reading)
     return Process(identify(child.pid) or Identity(child.pid, "gone"), child=child, gate=writing)
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(names: Sequence[str]) -> dict[str, int]:
+    """A free port for each name, all different."""
+    rng = random.SystemRandom()
+    ports: dict[str, int] = {}
+    for _ in range(_PORT_TRIES):
+        if len(ports) == len(names):
+            return ports
+        port = rng.choice(_PORTS)
+        if port not in ports.values() and is_free(port):
+            ports[names[len(ports)]] = port
+    raise ConfigError(f"no {len(names)} free ports were found on {HOST} between {_PORTS.start} and {_PORTS.stop}")
+
+
+def listens(port: int) -> bool:
+    """Whether a server accepts connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex((HOST, port)) == 0

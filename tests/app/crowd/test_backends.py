@@ -7,7 +7,7 @@ import pytest
 from understudy.app.crowd import backends
 from understudy.core.location import parse_location
 from understudy.dev.process import Identity, Process
-from understudy.dev.recipe import Place
+from understudy.dev.recipes import Place
 from understudy.dev.servers import Server
 
 ODD = Path("/srv/A & B/100%41 #1+2/Zürich=?")

@@ -11,10 +11,8 @@ from understudy.app.config import Config, GatewaySection, IngestSection, ModelsS
 from understudy.app.data import DataFolder
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
-from understudy.dev.addresses import on_aws, on_host
-from understudy.dev.background import default_folder, look
-from understudy.dev.s3 import BUCKET
-from understudy.dev.servers import Server, start
+from understudy.dev.recipes import BUCKET
+from understudy.dev.servers import Server, default_folder, look, on_aws, on_host, start
 
 STREAMS = {"file": "", "kinesis": "kinesalite", "kafka": "kafka"}
 """What stands behind each word; kinesalite bears more than kinesis-local and reshards less, which no demo does."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.core.errors import ServerFailed, StorageFull
-from understudy.dev import cache
+from understudy.dev import packages as cache
 from understudy.dev.packages import PACKAGES, Package, Tell
 from understudy.dev.process import identify
 
