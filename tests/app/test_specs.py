@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.models.small_s3 import SmallS3, Trouble, small_s3
+from tests.streams.memory import MemoryStream
 from understudy.app.roles.ingest import repeat
 from understudy.app.specs import MISS_S, RegistrySpecs
 from understudy.core.errors import Unreachable
@@ -17,7 +18,6 @@ from understudy.ingest.service import IngestService
 from understudy.models.cloud import CloudObjects
 from understudy.models.registry import Registry
 from understudy.stores.local import LocalStore
-from understudy.streams.memory import MemoryStream
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec, random_session, stamped
 

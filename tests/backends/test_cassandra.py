@@ -5,8 +5,7 @@ import pytest
 from tests.backends.keyspaces import Keyspace
 from understudy.core.clock import Clock
 from understudy.core.ports import FullStore
-from understudy.testing.admin import StoreAdminContract
-from understudy.testing.stores import StoreContract
+from understudy.testing.stores import StoreAdminContract, StoreContract
 
 IS_QUICK = True
 

@@ -13,6 +13,7 @@ import pytest
 from tests.backends.kinesis import PATIENCE_S, Desk
 from tests.ingest.specs import KnownSpecs
 from tests.servers.fault_proxy import FaultProxy, Rates
+from tests.streams.memory import MemoryStream
 from understudy.core.chunk import decode_chunk
 from understudy.core.frame import Frame
 from understudy.core.names import new_session
@@ -20,7 +21,6 @@ from understudy.core.ports import Audit, Partition, Receipt, Stored, Stream, Wri
 from understudy.ingest.service import IngestService, IngestStats
 from understudy.stores.local import LocalStore
 from understudy.streams.kinesis import KinesisStream, open_kinesis
-from understudy.streams.memory import MemoryStream
 from understudy.testing.samples import cart_spec, random_session, stamped
 
 SPEC = cart_spec()

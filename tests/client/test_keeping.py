@@ -6,7 +6,7 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client
 from understudy.core.chunk import RowKind
 from understudy.core.errors import LinkFailed
-from understudy.serve.limits import Quota
+from understudy.serve.house import Quota
 
 OBS = np.zeros(2, np.float32)
 

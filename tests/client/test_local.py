@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, chunks, client
+from tests.streams.memory import MemoryStream
 from understudy.client import RecordingWarning
 from understudy.client.local import RETRY_AFTER_S, LocalLink
 from understudy.core.door import Door, pseudonym
@@ -12,7 +13,6 @@ from understudy.core.frame import data_frame, decode_frame
 from understudy.core.game import game_spec, spec_from_json
 from understudy.core.names import game_name, new_session, player_name
 from understudy.core.ports import Ack
-from understudy.streams.memory import MemoryStream
 
 KEY = bytes(32)
 CLOCK = FakeClock()

@@ -7,8 +7,7 @@ import pytest
 from understudy.core.clock import Clock
 from understudy.core.ports import FullStore
 from understudy.stores.local import LocalStore
-from understudy.testing.admin import StoreAdminContract
-from understudy.testing.stores import StoreContract
+from understudy.testing.stores import StoreAdminContract, StoreContract
 
 
 class TestLocalStore(StoreContract, StoreAdminContract):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.streams.memory import MemoryStream
 from understudy.core.ports import Stream
 from understudy.streams.file import FileStream
-from understudy.streams.memory import MemoryStream
 from understudy.testing.streams import StreamContract, read_all
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.streams.memory import MemoryStream
 from understudy.client.connect import Game, connect
 from understudy.client.recorder import Recorder
 from understudy.core.algorithm import Batch, Decision, Feedback, Transitions
@@ -36,7 +37,6 @@ from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig, ReplaySource
 from understudy.learn.replay import HostReplay, ReplayConfig
 from understudy.stores.local import LocalStore
-from understudy.streams.memory import MemoryStream
 from understudy.testing import ManualClock
 from understudy.testing.samples import random_rows, random_space
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.ingest.specs import KnownSpecs
+from tests.streams.memory import MemoryStream
 from understudy.core.ages import DAY_S
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull, Unreachable
@@ -21,7 +22,6 @@ from understudy.ingest.service import IngestConfig, IngestService
 from understudy.ingest.specs import SpecFolder
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
-from understudy.streams.memory import MemoryStream
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.faults import Crash, CrashingStore, Faults, FaultyStream
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, cart_spec, random_chunk, random_session, stamped

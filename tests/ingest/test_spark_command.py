@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.streams.memory import MemoryStream
 from understudy.app.config import Config, IngestSection, ModelsSection, StoreSection, StreamSection
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import IngestRole, open_in_task, open_ingest
@@ -28,7 +29,6 @@ from understudy.ingest.spark import (
 from understudy.models.objects import open_objects
 from understudy.models.registry import Registry
 from understudy.stores.local import LocalStore
-from understudy.streams.memory import MemoryStream
 from understudy.testing.desk import SPEC
 
 STORE = "cassandra://nowhere:9042/play"

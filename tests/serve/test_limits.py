@@ -2,8 +2,8 @@
 
 import pytest
 
+from understudy.serve.house import BURST_S, Limits
 from understudy.serve.keys import Key
-from understudy.serve.limits import BURST_S, Limits
 from understudy.testing.clock import ManualClock
 
 KEY = Key(id="a", hash="", scopes=("play",), requests_s=10, bytes_s=1_000)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.streams.memory import MemoryStream
 from understudy.core.errors import ConfigError
-from understudy.streams.memory import MemoryStream
 from understudy.testing.streams import read_all, sample_frames
 
 

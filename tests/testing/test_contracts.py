@@ -9,6 +9,7 @@ from unittest import SkipTest
 
 import pytest
 
+from tests.streams.memory import MemoryStream
 from understudy.core.chunk import OPTIONAL, Chunk, chunk_of
 from understudy.core.clock import Clock
 from understudy.core.errors import UnderstudyError
@@ -18,9 +19,7 @@ from understudy.stores import view
 from understudy.stores.draft import Draft, _facts
 from understudy.stores.known import Known
 from understudy.stores.local import LocalStore
-from understudy.streams.memory import MemoryStream
-from understudy.testing.admin import StoreAdminContract
-from understudy.testing.stores import StoreContract
+from understudy.testing.stores import StoreAdminContract, StoreContract
 from understudy.testing.streams import StreamContract
 
 

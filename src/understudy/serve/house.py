@@ -1,6 +1,11 @@
-"""What the routes of a gateway work with: everything it opened, in one place, closed together."""
+"""What the routes of a gateway work with: everything it opened, in one place, closed together.
+
+Each send is answered with `keep_share`. A client keeps whole episodes with that probability, and says with its next
+send how many steps it did not record: so what is played is known exactly, whatever share is sent.
+"""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,8 +24,7 @@ from understudy.core.signed import Trusted, public_key_text
 from understudy.models.registry import Registry
 from understudy.serve.bots import Bots, Decider
 from understudy.serve.intake import Admission, Admitted, Appender
-from understudy.serve.keys import Keys
-from understudy.serve.limits import Limits, Quota
+from understudy.serve.keys import Key, Keys
 
 T = TypeVar("T")
 _log = structlog.get_logger("understudy.gateway")
@@ -33,10 +37,13 @@ _HOW = (
     "the development key or an admin's may send its spec (PUT /v1/games/GAME), as our clients do by themselves; "
     "or run 'understudy games add'"
 )
-
-
 _MAX_SKIPPED_STEPS = 1_000_000
 """More than this between two sends is nothing that a player did."""
+BURST_S = 2.0
+"""A bucket holds what its rate gives in this time, so that a short rush passes."""
+_MAX_BUCKETS = 100_000
+_WINDOW_S = 20.0
+"""How fast the estimate of played steps follows: what was played this long ago counts a third."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +156,79 @@ class Metrics:
         self.keep_share = Gauge("understudy_keep_share", "Share of episodes asked for", ["game"], registry=registry)
         waiting = Gauge("understudy_waiting_bytes", "Bytes on their way into the stream", registry=registry)
         waiting.set_function(waiting_bytes)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Requests and bytes that are left; below zero, they are owed."""
+
+    requests: float
+    size_bytes: float
+    at_s: float
+
+
+class Limits:
+    """One pair of buckets per key, on one gateway; not thread-safe, for the event loop alone."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._buckets: dict[str, _Bucket] = {}
+
+    def take(self, key: Key, size_bytes: int) -> float:
+        """Count a request of this size: 0 when it may pass, else after how many seconds to try again."""
+        now_s = self._clock.monotonic()
+        bucket = self._buckets.get(key.id)
+        if bucket is None:
+            if len(self._buckets) >= _MAX_BUCKETS:
+                self._buckets.clear()
+            bucket = self._buckets[key.id] = _Bucket(key.requests_s * BURST_S, key.bytes_s * BURST_S, now_s)
+        passed_s = max(0.0, now_s - bucket.at_s)
+        bucket.at_s = now_s
+        bucket.requests = min(key.requests_s * BURST_S, bucket.requests + passed_s * key.requests_s)
+        bucket.size_bytes = min(key.bytes_s * BURST_S, bucket.size_bytes + passed_s * key.bytes_s)
+        wait_s = max(_until_one(bucket.requests, key.requests_s), _until_one(bucket.size_bytes, key.bytes_s))
+        if wait_s <= 0:
+            bucket.requests -= 1
+            bucket.size_bytes -= size_bytes
+        return wait_s
+
+    def owe(self, key: Key, size_bytes: int) -> None:
+        """Count bytes that came beyond those that were announced; later requests wait for them."""
+        bucket = self._buckets.get(key.id)
+        if bucket is not None and size_bytes > 0:
+            bucket.size_bytes -= size_bytes
+
+
+def _until_one(left: float, rate: float) -> float:
+    # A little less is enough, since a time that was waited for is rounded.
+    return 0.0 if left > 1 - 1e-6 else (1 - left) / rate
+
+
+class Quota:
+    """One game's target of steps a second, and the share that meets it; for the event loop alone."""
+
+    def __init__(self, target_steps_s: float | None, clock: Clock) -> None:
+        """No target: everything is wanted."""
+        if target_steps_s is not None and not 0 < target_steps_s < 1e12:
+            raise ConfigError(f"a quota of {target_steps_s} steps/s; give a number above 0, or none for no limit")
+        self._target = target_steps_s
+        self._clock = clock
+        self._steps = 0.0
+        self._weight_s = 0.0
+        self._at_s = clock.monotonic()
+
+    def saw(self, kept_steps: int, skipped_steps: int) -> float:
+        """Count what a client sent and left out; the probability with which it should record its next episode."""
+        now_s = self._clock.monotonic()
+        fade = math.exp(-max(0.0, now_s - self._at_s) / _WINDOW_S)
+        self._at_s = now_s
+        self._steps = self._steps * fade + kept_steps + skipped_steps
+        self._weight_s = self._weight_s * fade + _WINDOW_S * (1 - fade)
+        if self._target is None:
+            return 1.0
+        # Until the window has filled a little, a first burst of spooled chunks says nothing about a rate.
+        played = self._steps / max(self._weight_s, 1.0)
+        return min(1.0, self._target / played) if played > 0 else 1.0
 
 
 class Room:

@@ -5,11 +5,10 @@ class TestMyStream(StreamContract):
         return MyStream(...)
 """
 
-from understudy.testing.admin import StoreAdminContract
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.faults import Crash, CrashingStore, Faults, FaultyLink, FaultyStream, FaultySync
 from understudy.testing.links import LinkContract
-from understudy.testing.stores import StoreContract
+from understudy.testing.stores import StoreAdminContract, StoreContract
 from understudy.testing.streams import StreamContract
 
 __all__ = [

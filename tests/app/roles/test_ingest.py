@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.ingest.specs import KnownSpecs
+from tests.streams.memory import MemoryStream
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import IngestRole, drain, trim_own
 from understudy.core.errors import Locked, StorageFailed, StorageFull, Unreachable
@@ -15,7 +16,6 @@ from understudy.core.ports import Position, Read, Receipt, WriteBatch
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
-from understudy.streams.memory import MemoryStream
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec
 from understudy.testing.streams import sample_frames

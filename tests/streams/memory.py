@@ -1,4 +1,4 @@
-"""A stream in memory, for tests and single-process play: nothing survives the process."""
+"""A stream in memory: nothing survives the process."""
 
 import threading
 from collections.abc import Sequence
