@@ -9,8 +9,7 @@ from understudy.core.game import GameSpec
 from understudy.core.location import Location, parse_location
 from understudy.stores.cassandra import CassandraStore, init, open_cassandra
 from understudy.stores.cassandra.keyspace import TABLES, check
-from understudy.stores.cassandra.options import read_options
-from understudy.stores.cassandra.wire import Send, Wire
+from understudy.stores.cassandra.wire import Send, Wire, read_options
 from understudy.testing.desk import SPEC
 
 _BACK_S = 60.0

@@ -15,8 +15,7 @@ from understudy.core.location import parse_location
 from understudy.dev import servers
 from understudy.dev.process import HOST, free_ports, listens
 from understudy.dev.recipes import RECIPES, Place, prepare_cassandra
-from understudy.stores.cassandra.options import read_options
-from understudy.stores.cassandra.wire import Wire
+from understudy.stores.cassandra.wire import Wire, read_options
 
 pytestmark = pytest.mark.slow
 NODES = ("1", "2", "3")

@@ -23,11 +23,11 @@ from understudy.core.ports import (
     Stored,
     WriteBatch,
 )
-from understudy.stores.cassandra import commits, init, migrate, writing
+from understudy.stores.cassandra import commits, init, migrate
+from understudy.stores.cassandra import store as cassandra_store
 from understudy.stores.cassandra.keyspace import VERSION
-from understudy.stores.cassandra.options import read_options
 from understudy.stores.cassandra.tailing import SLACK_S
-from understudy.stores.cassandra.wire import Wire
+from understudy.stores.cassandra.wire import Wire, read_options
 from understudy.stores.window import Window
 from understudy.testing.clock import ManualClock
 from understudy.testing.desk import SPEC, Desk
@@ -347,7 +347,9 @@ def test_a_session_may_go_on_in_another_partition(keyspace: Keyspace, rng: np.ra
 def test_control_versions_that_fall_lose_a_session(
     keyspace: Keyspace, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "version_after", lambda before, now_us: before.version - 1 if before else now_us)
+    monkeypatch.setattr(
+        cassandra_store, "version_after", lambda before, now_us: before.version - 1 if before else now_us
+    )
     fates, _ = across_partitions(keyspace, rng)
     assert fates != ["duplicate"] * 4
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cassandra.cluster import NoHostAvailable
 
 from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.frame import FrameKind
@@ -24,7 +25,6 @@ from understudy.stores.cassandra.commits import (
     frame_key,
     lasting_s,
 )
-from understudy.stores.cassandra.driver import NoHostAvailable, no_connection
 from understudy.stores.cassandra.keyspace import (
     TABLES,
     Keyspace,
@@ -35,11 +35,10 @@ from understudy.stores.cassandra.keyspace import (
     settings,
 )
 from understudy.stores.cassandra.known import Journal, Stated
-from understudy.stores.cassandra.options import Options, read_options
 from understudy.stores.cassandra.partitions import Lease, Partitions
+from understudy.stores.cassandra.store import version_after
 from understudy.stores.cassandra.tailing import SLACK_S, Place, Places, Tailer, read_cursor
-from understudy.stores.cassandra.wire import Wire
-from understudy.stores.cassandra.writing import version_after
+from understudy.stores.cassandra.wire import Options, Wire, no_connection, read_options
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.samples import OTHER_PLAYER, PLAYER
 

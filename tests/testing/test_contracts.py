@@ -16,9 +16,9 @@ from understudy.core.errors import UnderstudyError
 from understudy.core.frame import Frame
 from understudy.core.ports import Ack, Candidate, FullStore, Position, Read, Receipt, Stream, WriteBatch
 from understudy.stores import view
-from understudy.stores.draft import Draft, _facts
-from understudy.stores.known import Known
+from understudy.stores.draft import Draft, _stored
 from understudy.stores.local import LocalStore
+from understudy.stores.view import Known
 from understudy.testing.stores import StoreAdminContract, StoreContract
 from understudy.testing.streams import StreamContract
 
@@ -130,9 +130,7 @@ _claim = LocalStore.claim
 
 
 def store_anyway(self: Any, frame: Frame, game: str) -> tuple[str, str]:
-    candidate = Candidate(frame, chunk_of(frame))
-    self._store(candidate, _facts(candidate))
-    self.sessions[frame.session] = self._session(frame.session)
+    self._store(_stored(Candidate(frame, chunk_of(frame))), *self._session(frame.session))
     return "new", ""
 
 

@@ -50,8 +50,7 @@ from understudy.stores.database import (
     disk,
     quarantine_check,
 )
-from understudy.stores.draft import Draft, Sessions
-from understudy.stores.known import Known
+from understudy.stores.draft import Draft, Sessions, StoredFrame
 from understudy.stores.view import (
     COLUMNS,
     EXPIRED,
@@ -60,6 +59,7 @@ from understudy.stores.view import (
     STORED,
     FrameRow,
     Head,
+    Known,
     StoreView,
     read_head,
 )
@@ -391,52 +391,52 @@ class LocalStore:
 
     def _save(self, draft: Draft) -> None:
         """Everything a draft decided, in one durable transaction."""
-        trailer = draft.trailer()
-        raws = draft.raws
-        n_stored = len(trailer.stored)
-        fresh = self._fresh_schemas(draft.candidates)
+        fresh = self._fresh_schemas(draft.stored)
         schemas = {**self._schemas, **{schema: number for number, _, schema, _ in fresh}}
+        sessions = draft.sessions()
         with self._changing("a commit"):
             rows_of_schemas = [(*row, check_of(*row)) for row in fresh]
             self._db.executemany("REPLACE INTO schemas VALUES (?, ?, ?, ?, ?)", rows_of_schemas)
-            ids = self._save_sessions(draft.sessions)
+            ids = self._save_sessions(sessions)
             arrival = self._head.next_arrival
             rows: list[tuple[int, ...]] = []
-            for number, (candidate, facts) in enumerate(zip(draft.candidates, trailer.stored, strict=True), arrival):
-                frame = candidate.frame
+            for number, new in enumerate(draft.stored, arrival):
+                frame = new.frame
                 row = (
                     number, ids[frame.session], frame.chunk_no, 0, int(frame.kind), STORED, 0, frame.received_s,
-                    schemas.get(facts.schema, 0), facts.first_step, facts.n_steps, frame.body_crc, len(frame.body),
+                    schemas.get(new.schema, 0), new.first_step, new.n_steps, frame.body_crc, len(frame.body),
                 )  # fmt: skip
                 rows.append((*row, check_of(*row)))
-                if facts.replays:
-                    self._mark_replayed(facts.replays)
+                if new.replays:
+                    query = "SELECT * FROM quarantine WHERE id = ?"
+                    *columns, _, _, raw = self._db.execute(query, (new.replays,)).fetchone()
+                    self._put_quarantined((*columns, 1), raw)
             self._db.executemany(_ADD_FRAME, rows)
-            self._db.executemany("INSERT INTO bodies VALUES (?, ?)", enumerate(raws[:n_stored], arrival))
-            for one, raw in zip(trailer.quarantined, raws[n_stored:], strict=True):
-                columns = (
+            self._db.executemany("INSERT INTO bodies VALUES (?, ?)", enumerate(draft.stored_raws, arrival))
+            for one, raw in zip(draft.quarantined, draft.quarantined_raws, strict=True):
+                columns = [
                     one.id, one.reason, one.detail, int(one.parked), one.received_s, one.game, one.session,
                     one.chunk_no, one.crc, one.player, 0,
-                )  # fmt: skip
+                ]  # fmt: skip
                 self._put_quarantined(columns, raw)
-            quarantine_bytes = self._bound_quarantine(sum(map(len, raws[n_stored:])))
-            positions = [(name, text, check_of(name, text)) for name, text in trailer.positions]
+            quarantine_bytes = self._bound_quarantine(sum(map(len, draft.quarantined_raws)))
+            positions = [(name, text, check_of(name, text)) for name, text in draft.positions.items()]
             self._db.executemany("REPLACE INTO positions VALUES (?, ?, ?)", positions)
-            self._forget_sessions(session for session, _ in trailer.forgotten)
+            self._forget_sessions(session.bytes for session in draft.forgotten)
             self._save_head(
-                next_arrival=arrival + n_stored, next_quarantine=self._head.next_quarantine + len(trailer.quarantined)
+                next_arrival=arrival + len(draft.stored),
+                next_quarantine=self._head.next_quarantine + len(draft.quarantined),
             )
         self._schemas = schemas
         self._without_spec -= {schema for _, _, schema, spec in fresh if spec is not None}
         self._without_spec |= {schema for _, _, schema, spec in fresh if spec is None}
-        self._positions.update(dict(trailer.positions))
+        self._positions.update(draft.positions)
         self._quarantine_bytes = quarantine_bytes
-        self._database.wrote(sum(map(len, raws)))
+        self._database.wrote(sum(map(len, draft.stored_raws)) + sum(map(len, draft.quarantined_raws)))
 
-    def _fresh_schemas(self, candidates: Sequence[Candidate]) -> list[tuple[int, str, str, bytes | None]]:
+    def _fresh_schemas(self, stored: Sequence[StoredFrame]) -> list[tuple[int, str, str, bytes | None]]:
         """Rows of schemas that come for the first time or lack a spec until now; specs may have to be fetched."""
-        metas = [candidate.chunk.meta for candidate in candidates if candidate.chunk is not None]
-        games = {meta.schema: str(meta.game) for meta in metas}
+        games = {one.schema: str(one.game) for one in stored if one.frame.kind is FrameKind.DATA}
         rows: list[tuple[int, str, str, bytes | None]] = []
         following = max(self._schemas.values(), default=0) + 1
         for schema, game in games.items():
@@ -495,11 +495,6 @@ class LocalStore:
     def _count_quarantine(self) -> int:
         ((size,),) = self._database.rows("SELECT coalesce(sum(length(raw)), 0) FROM quarantine", ())
         return int(size)
-
-    def _mark_replayed(self, number: int) -> None:
-        row = self._db.execute("SELECT * FROM quarantine WHERE id = ?", (number,)).fetchone()
-        *columns, _, _, raw = row
-        self._put_quarantined((*columns, 1), raw)
 
     def _forget_sessions(self, sessions: Iterable[bytes]) -> None:
         digests = [tombstone_of(session) for session in sessions]

@@ -1,12 +1,15 @@
-"""A read-only look at the embedded store, from any process, while its writer writes, forgets or dies.
+"""Reading the embedded store.
 
-A transaction of a reader lasts one page: an older one would keep SQLite's write-ahead log from being reused.
+`StoreView` looks at it from any process, while its writer writes, forgets or dies; a transaction of it lasts one page,
+since an older one would keep SQLite's write-ahead log from being reused. `Known` is what the writer asks before a
+commit.
 """
 
 import sqlite3
 import threading
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +20,9 @@ from understudy.core.chunk import chunk_of
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.frame import FrameKind, decode_frame
 from understudy.core.game import GameSpec, spec_from_json
+from understudy.core.names import session_time_s
 from understudy.core.ports import Cursor, Forgotten, Gone, Quarantined, SessionFilter, SessionInfo, Stored, Tail
-from understudy.core.session import SessionState, unpack_state
+from understudy.core.session import SessionState, tombstone_of, unpack_state
 from understudy.stores.database import check_of, checked, disk, open_reader
 
 STORED, FORGOTTEN, EXPIRED, QUARANTINED = range(4)
@@ -29,6 +33,7 @@ PAGE_BYTES = 32 * 1024 * 1024
 
 _POLL_S = 0.003
 _ROWS = 1000
+_RECENT = 4_096
 _GONE: dict[int, Gone] = {FORGOTTEN: "forgotten", EXPIRED: "expired", QUARANTINED: "quarantined"}
 
 
@@ -148,13 +153,17 @@ class StoreView:
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         """The next items behind a cursor; empty when nothing came within `wait_s`."""
-        first = 1 if cursor is None else _arrival(cursor) + 1
+        if cursor is not None and not cursor.isdigit():
+            raise ConfigError(f"{cursor!r} is no cursor of a local store")
+        first = 1 if cursor is None else int(cursor) + 1
         deadline = time.monotonic() + wait_s
         while True:
             page = self._page(first, max_items)
             if page is not None:
                 items = page.items()
-                return Tail(items, Cursor(str(last_no(items[-1]))))
+                last = items[-1]
+                number = last.last_no if isinstance(last, Forgotten) else last.arrival_no
+                return Tail(items, Cursor(str(number)))
             if time.monotonic() >= deadline:
                 return Tail([], Cursor(str(first - 1)))
             time.sleep(_POLL_S)
@@ -221,8 +230,27 @@ class StoreView:
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> list[Quarantined]:
         """Frames in quarantine, oldest first, without those that were stored by replay or expired."""
+        query = (
+            "SELECT id, reason, detail, parked, received, game, session, chunk_no, body_crc, raw FROM quarantine "
+            "WHERE id > ? AND replayed = 0 AND raw <> x'' ORDER BY id LIMIT ?"
+        )
+        found: list[Quarantined] = []
+        size = 0
         with self.looking() as db:
-            return quarantined(db, after_id=after_id, limit=limit)
+            for number, reason, detail, parked, received_s, game, raw_session, chunk_no, crc, raw in db.execute(
+                query, (after_id, limit)
+            ):
+                session = uuid.UUID(bytes=raw_session) if any(raw_session) else None
+                found.append(
+                    Quarantined(
+                        id=number, reason=reason, detail=detail, parked=bool(parked), received_s=received_s,
+                        game=game, session=session, chunk_no=None if session is None else chunk_no, crc=crc, raw=raw,
+                    )
+                )  # fmt: skip
+                size += len(raw)
+                if size >= PAGE_BYTES:
+                    break
+        return found
 
     def counts(self) -> Counts:
         """What the store holds, by its own tables."""
@@ -341,7 +369,11 @@ class _Page:
         if not row.is_sound:
             return Forgotten(number, number, "damaged")
         if row.fate != STORED:
-            return self._forgotten(row)
+            session, player = self._sessions.get(row.session or 0, (None, None))
+            if session is None or row.chunk_no is None or player in self._erasures:
+                return Forgotten(number, number, _GONE[row.fate])
+            key = (uuid.UUID(bytes=session), row.chunk_no)
+            return Forgotten(number, number, _GONE[row.fate], player, (key,))
         try:
             frame = decode_frame(raw or b"")
             chunk = chunk_of(frame) if frame.kind is FrameKind.DATA else None
@@ -350,13 +382,6 @@ class _Page:
         if number < self._erasures.get(frame.player, 0):
             return Forgotten(number, number, "forgotten")
         return Stored(number, frame, chunk)
-
-    def _forgotten(self, row: FrameRow) -> Forgotten:
-        session, player = self._sessions.get(row.session or 0, (None, None))
-        if session is None or row.chunk_no is None or player in self._erasures:
-            return Forgotten(row.arrival, row.arrival, _GONE[row.fate])
-        key = (uuid.UUID(bytes=session), row.chunk_no)
-        return Forgotten(row.arrival, row.arrival, _GONE[row.fate], player, (key,))
 
 
 def _events(db: sqlite3.Connection, first: int, last: int) -> dict[int, Forgotten]:
@@ -374,36 +399,103 @@ def _events(db: sqlite3.Connection, first: int, last: int) -> dict[int, Forgotte
     return found
 
 
-def quarantined(db: sqlite3.Connection, *, after_id: int, limit: int) -> list[Quarantined]:
-    """Frames in quarantine, oldest first, without those that were stored by replay or expired."""
-    query = (
-        "SELECT id, reason, detail, parked, received, game, session, chunk_no, body_crc, raw FROM quarantine "
-        "WHERE id > ? AND replayed = 0 AND raw <> x'' ORDER BY id LIMIT ?"
-    )
-    found: list[Quarantined] = []
-    size = 0
-    for number, reason, detail, parked, received, game, session, chunk_no, crc, raw in db.execute(
-        query, (after_id, limit)
-    ):
-        has_key = any(session)
-        found.append(
-            Quarantined(
-                id=number,
-                reason=reason,
-                detail=detail,
-                parked=bool(parked),
-                received_s=received,
-                game=game,
-                session=uuid.UUID(bytes=session) if has_key else None,
-                chunk_no=chunk_no if has_key else None,
-                crc=crc,
-                raw=raw,
-            )
-        )
-        size += len(raw)
-        if size >= PAGE_BYTES:
-            break
-    return found
+class Known:
+    """What the store knows before a commit; of sessions it keeps the last 4,096 at hand."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._recent: OrderedDict[uuid.UUID, tuple[int, str, SessionState]] = OrderedDict()
+        rows = (checked("events", row) for row in db.execute("SELECT * FROM events WHERE player IS NOT NULL"))
+        self._tombstones: dict[bytes, float] = {}
+        for _, _, at_s, player in rows:
+            self.forget(player, at_s)
+
+    def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
+        """A session's game and state."""
+        found = self._session(session)
+        return None if found is None else found[1:]
+
+    def id_of(self, session: uuid.UUID) -> int | None:
+        """The number under which frames refer to a session."""
+        found = self._session(session)
+        return None if found is None else found[0]
+
+    def _session(self, session: uuid.UUID) -> tuple[int, str, SessionState] | None:
+        if (found := self._recent.get(session)) is not None:
+            self._recent.move_to_end(session)
+            return found
+        row = self._db.execute("SELECT * FROM sessions WHERE session = ?", (session.bytes,)).fetchone()
+        if row is not None:
+            number, _, player, game, _, raw = checked("sessions", row)
+            state = unpack_state(raw)
+            erasing = "SELECT 1 FROM erasures WHERE player = ? AND sessions_below > ?"
+            if tombstone_of(player) in self._tombstones and self._db.execute(erasing, (player, number)).fetchone():
+                state = SessionState(player=player, forgotten=True)
+            self.remember(session, number, game, state)
+            return number, game, state
+        if self._tombstones:
+            query = "SELECT 1 FROM forgotten_sessions WHERE digest = ?"
+            if self._db.execute(query, (tombstone_of(session.bytes),)).fetchone() is not None:
+                return 0, "", SessionState(player=bytes(16), forgotten=True)
+        return None
+
+    def must_know(self, session: uuid.UUID) -> tuple[str, SessionState]:
+        """The same of a session that has stored frames."""
+        if (found := self.state_of(session)) is None:
+            raise Corrupt(f"session {session} has frames and is not in the store; restore it from a backup")
+        return found
+
+    def remember(self, session: uuid.UUID, number: int, game: str, state: SessionState) -> None:
+        """A session as it is now."""
+        self._recent[session] = (number, game, state)
+        self._recent.move_to_end(session)
+        if len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
+
+    def clear(self) -> None:
+        """Ask the database again: what is at hand may be of a transaction that failed, or erased."""
+        self._recent.clear()
+
+    def frame(self, session: uuid.UUID, chunk_no: int) -> FrameRow | None:
+        """The frame stored or recorded under a number: the one that can be read, if any."""
+        if not (number := self.id_of(session)):
+            return None
+        query = f"SELECT {COLUMNS} FROM frames f WHERE session = ? AND chunk_no = ? ORDER BY gone LIMIT 1"
+        row = self._db.execute(query, (number, chunk_no)).fetchone()
+        return None if row is None else FrameRow(*row)
+
+    def key_of(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None:
+        """Checksum and length of the body stored or recorded under a number."""
+        row = self.frame(session, chunk_no)
+        return None if row is None else (row.body_crc, row.body_len)
+
+    def is_stored(self, session: uuid.UUID, chunk_no: int) -> bool:
+        """Whether a frame can be read under a number."""
+        row = self.frame(session, chunk_no)
+        return row is not None and row.gone == 0
+
+    def quarantined_crcs(self, session: bytes, chunk_no: int) -> list[int]:
+        """Checksums of quarantined frames under a number."""
+        query = "SELECT body_crc FROM quarantine WHERE session = ? AND chunk_no = ?"
+        return [row[0] for row in self._db.execute(query, (session, chunk_no))]
+
+    def waiting(self, quarantine_id: int) -> tuple[str, bytes] | None:
+        """Reason and bytes of a frame in quarantine that has not been stored since."""
+        query = "SELECT reason, raw FROM quarantine WHERE id = ? AND replayed = 0"
+        found: tuple[str, bytes] | None = self._db.execute(query, (quarantine_id,)).fetchone()
+        return found
+
+    def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
+        """Whether a player was erased after this session began, or after the frame came."""
+        if not self._tombstones:
+            return False
+        at_s = self._tombstones.get(tombstone_of(player))
+        return at_s is not None and (session_time_s(session) <= at_s or received_s < int(at_s))
+
+    def forget(self, tombstone: bytes, at_s: float) -> None:
+        """A player was erased."""
+        self._tombstones[tombstone] = max(at_s, self._tombstones.get(tombstone, 0.0))
+        self._recent.clear()
 
 
 def info_of(session: uuid.UUID, game: str, state: SessionState) -> SessionInfo:
@@ -420,24 +512,3 @@ def info_of(session: uuid.UUID, game: str, state: SessionState) -> SessionInfo:
         closed=state.closed,
         last_received_s=float(state.last_received_s),
     )
-
-
-def matches(game: str, state: SessionState, wanted: SessionFilter) -> bool:
-    """Whether a session is one of those that are wanted."""
-    return (
-        not state.forgotten
-        and wanted.game in (None, game)
-        and wanted.player in (None, state.player)
-        and state.last_received_s >= int(wanted.since_s)
-    )
-
-
-def last_no(item: Stored | Forgotten) -> int:
-    """The last arrival number that an item of a tail stands for."""
-    return item.last_no if isinstance(item, Forgotten) else item.arrival_no
-
-
-def _arrival(cursor: Cursor) -> int:
-    if not cursor.isdigit():
-        raise ConfigError(f"{cursor!r} is no cursor of a local store")
-    return int(cursor)

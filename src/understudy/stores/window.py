@@ -126,39 +126,50 @@ class Window:
                 if traces := self._traces(item.frame):
                     self.local.write(WriteBatch(self._partition, self._epoch, None, refused=traces))
                 candidates.append(Candidate(item.frame, item.chunk))
-            elif _is_event(item):
+            elif item.player is None if item.chunks else item.player is not None:
+                # It tells of what came before, and stands for no frame of its own.
                 self._write(candidates, None)
                 candidates = []
-                self._follow(item)
+                if item.chunks:
+                    self.local.quarantine(item.chunks, reason=item.reason)
+                elif item.player is not None:
+                    self.local.forget_tombstone(item.player, at_s=item.at_s or None)
             else:
-                self._note(item)
+                # Numbers that hold no bytes any more are remembered, in case their session goes on.
+                for session, number in item.chunks:
+                    self._gone.setdefault(session, []).append((number, item.reason))
+                    self._gone.move_to_end(session)
+                while len(self._gone) > _MOST_GONE:
+                    self._gone.popitem(last=False)
         self._write(candidates, Position(cursor))
-
-    def _note(self, item: Forgotten) -> None:
-        """Remember numbers that hold no bytes any more, in case their session goes on."""
-        for session, number in item.chunks:
-            self._gone.setdefault(session, []).append((number, item.reason))
-            self._gone.move_to_end(session)
-        while len(self._gone) > _MOST_GONE:
-            self._gone.popitem(last=False)
 
     def _traces(self, following: Frame) -> list[RefusedFrame]:
         """What is gone of a frame's session, as frames without a body: it counts as seen, so that the frame fits."""
         now_s = self._clock.now()
-        return [
-            RefusedFrame(_trace(following, number).encode(), reason, "gone elsewhere", now_s)
-            for number, reason in self._gone.pop(following.session, ())
-        ]
+        traces: list[RefusedFrame] = []
+        for number, reason in self._gone.pop(following.session, ()):
+            trace = Frame(
+                kind=FrameKind.DATA, session=following.session, chunk_no=number, body=b"", body_crc=_NO_BODY,
+                player=following.player, received_s=following.received_s,
+            )  # fmt: skip
+            traces.append(RefusedFrame(trace.encode(), reason, "gone elsewhere", now_s))
+        return traces
 
     def _write(self, candidates: list[Candidate], position: Position | None) -> None:
-        # Before the commit that carries the cursor: whoever dies between the two takes the page again.
+        # Before the commit that carries the cursor: after a crash between the two the page is taken again.
         self._bring_back(candidates)
         if candidates or position:
             self.local.write(WriteBatch(self._partition, self._epoch, position, candidates))
 
     def _bring_back(self, candidates: Sequence[Candidate]) -> None:
         """Store what lies in quarantine here and was replayed there; what left by age stays away."""
-        wanted = {(one.frame.session, one.frame.chunk_no): one for one in candidates if self._is_set_aside(one.frame)}
+        known = self.local.known
+        wanted: dict[tuple[uuid.UUID, int], Candidate] = {}
+        for candidate in candidates:
+            frame = candidate.frame
+            crcs = known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
+            if frame.body_crc in crcs and not known.is_stored(frame.session, frame.chunk_no):
+                wanted[frame.session, frame.chunk_no] = candidate
         after = 0
         while wanted and (page := self.local.quarantined(after_id=after)):
             after = page[-1].id
@@ -168,17 +179,6 @@ class Window:
                 if one.session is not None and one.chunk_no is not None and (one.session, one.chunk_no) in wanted
             ]
             self.local.replay([number for number, _ in found], [candidate for _, candidate in found])
-
-    def _is_set_aside(self, frame: Frame) -> bool:
-        """Whether these very bytes lie in quarantine here."""
-        crcs = self.local.known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
-        return frame.body_crc in crcs and not self.local.known.is_stored(frame.session, frame.chunk_no)
-
-    def _follow(self, item: Forgotten) -> None:
-        if item.chunks:
-            self.local.quarantine(item.chunks, reason=item.reason)
-        elif item.player is not None:
-            self.local.forget_tombstone(item.player, at_s=item.at_s or None)
 
     # --- bounds ---------------------------------------------------------------------------------------------------
 
@@ -210,15 +210,3 @@ class Window:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _is_event(item: Forgotten) -> bool:
-    """Whether an item tells of what came before, and stands for no frame of its own."""
-    return item.player is None if item.chunks else item.player is not None
-
-
-def _trace(following: Frame, number: int) -> Frame:
-    return Frame(
-        kind=FrameKind.DATA, session=following.session, chunk_no=number, body=b"", body_crc=_NO_BODY,
-        player=following.player, received_s=following.received_s,
-    )  # fmt: skip

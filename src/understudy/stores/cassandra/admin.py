@@ -22,7 +22,6 @@ from understudy.stores.cassandra.commits import (
     Commit,
     CommitFacts,
     Event,
-    Withheld,
     apply,
     commit_row,
     commits_between,
@@ -37,7 +36,7 @@ from understudy.stores.cassandra.commits import (
 from understudy.stores.cassandra.known import STATE, Journal, Known, raws_of, stated
 from understudy.stores.cassandra.partitions import Lease, Partitions
 from understudy.stores.cassandra.wire import Row, Statement, Wire
-from understudy.stores.draft import Draft
+from understudy.stores.draft import Draft, QuarantinedFrame
 
 _POLL_S = 0.05
 _TRIES = 20
@@ -266,9 +265,9 @@ class Admin:
             draft = Draft(known, 0)
             decided = [draft.replay(one, number) for number, one in zip(ids, candidates, strict=True)]
             receipts[:] = [Receipt([fate for fate, _ in decided], [reason for _, reason in decided])]
-            facts = facts_of(draft.trailer(), draft.candidates, draft.raws)
+            facts = facts_of(draft)
             # The bytes are there already; this lets them last as long as those of other new chunks.
-            pairs = zip(facts.stored, draft.raws, strict=True)
+            pairs = zip(facts.stored, draft.stored_raws, strict=True)
             return facts, [frame_row(self.wire, one.frame_key, raw, self.keep_s) for one, raw in pairs]
 
         self._decide(decide)
@@ -336,9 +335,9 @@ class Admin:
         return 0 if row is None else int(row.number)
 
 
-def _withdrawn(row: Row, known: Known, reason: str) -> Withheld:
+def _withdrawn(row: Row, known: Known, reason: str) -> QuarantinedFrame:
     session = known.stated(row.session)
-    return Withheld(
+    return QuarantinedFrame(
         id=0,
         reason=reason,
         detail="",

@@ -20,11 +20,10 @@ import msgspec
 
 from understudy.core.ages import REMEMBER_S
 from understudy.core.errors import StorageFailed
-from understudy.core.frame import Frame, FrameKind, read_drop
-from understudy.core.ports import Candidate
+from understudy.core.frame import FrameKind, read_drop
 from understudy.core.session import Arrival
 from understudy.stores.cassandra.wire import OutcomeUnknown, Row, Statement, Wire
-from understudy.stores.draft import StoredFrame, Trailer
+from understudy.stores.draft import Draft, QuarantinedFrame, StoredFrame
 
 ADMIN = "~admin"
 """The partition of what comes from no stream: erasures, quarantine by hand, replays."""
@@ -98,22 +97,6 @@ _KINDS: dict[FrameKind, Literal["data", "drop", "close"]] = {
 }
 
 
-class Withheld(msgspec.Struct, array_like=True, frozen=True):
-    """One refused, parked or withdrawn frame, without its bytes."""
-
-    id: int
-    reason: str
-    detail: str
-    parked: bool
-    received_s: float
-    game: str
-    session: bytes
-    chunk_no: int
-    crc: int
-    player: bytes
-    digest: bytes
-
-
 class Event(msgspec.Struct, array_like=True, frozen=True):
     """Something other than a frame that takes an arrival number."""
 
@@ -129,7 +112,7 @@ class CommitFacts(msgspec.Struct, array_like=True, frozen=True):
     """What became true with a commit."""
 
     stored: list[Arrived] = []
-    quarantined: list[Withheld] = []
+    quarantined: list[QuarantinedFrame] = []
     forgotten: list[tuple[bytes, bytes]] = []
     """(session, player) of sessions that first came after their player was forgotten."""
     event: Event | None = None
@@ -170,22 +153,16 @@ class Commit:
     """Only of a commit that is written or applied."""
 
 
-def facts_of(trailer: Trailer, candidates: Sequence[Candidate], raws: Sequence[bytes]) -> CommitFacts:
-    """A draft's trailer as the facts of a commit; quarantined frames keep the ids of the draft."""
-    n_stored = len(trailer.stored)
-    stored = [
-        _arrived(facts, candidate.frame, raw)
-        for facts, candidate, raw in zip(trailer.stored, candidates, raws[:n_stored], strict=True)
-    ]
-    quarantined: list[Withheld] = []
-    for one, raw in zip(trailer.quarantined, raws[n_stored:], strict=True):
-        fields = msgspec.structs.asdict(one)
-        del fields["length"]
-        quarantined.append(Withheld(**fields, digest=digest_of(raw)))
-    return CommitFacts(stored, quarantined, trailer.forgotten)
+def facts_of(draft: Draft) -> CommitFacts:
+    """What a draft decided, as the facts of a commit; quarantined frames keep the ids of the draft."""
+    stored = [_arrived(one, raw) for one, raw in zip(draft.stored, draft.stored_raws, strict=True)]
+    pairs = zip(draft.quarantined, draft.quarantined_raws, strict=True)
+    quarantined = [msgspec.structs.replace(one, digest=digest_of(raw)) for one, raw in pairs]
+    return CommitFacts(stored, quarantined, [(session.bytes, player) for session, player in draft.forgotten.items()])
 
 
-def _arrived(facts: StoredFrame, frame: Frame, raw: bytes) -> Arrived:
+def _arrived(new: StoredFrame, raw: bytes) -> Arrived:
+    frame = new.frame
     report = read_drop(frame) if frame.kind is FrameKind.DROP else None
     return Arrived(
         session=frame.session.bytes,
@@ -195,12 +172,12 @@ def _arrived(facts: StoredFrame, frame: Frame, raw: bytes) -> Arrived:
         length=len(frame.body),
         player=frame.player,
         received_s=frame.received_s,
-        first_step=facts.first_step,
-        n_steps=facts.n_steps if report is None else report.n_steps,
-        game=facts.game,
-        schema=facts.schema,
+        first_step=new.first_step,
+        n_steps=new.n_steps if report is None else report.n_steps,
+        game=new.game,
+        schema=new.schema,
         digest=digest_of(raw),
-        replays=facts.replays,
+        replays=new.replays,
         dropped=[] if report is None else list(report.ranges),
     )
 

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.location import Location
-from understudy.stores.cassandra.driver import REFUSED, no_datacenter
-from understudy.stores.cassandra.options import Options, read_options
-from understudy.stores.cassandra.wire import Wire
+from understudy.stores.cassandra.wire import REFUSED, Options, Wire, no_datacenter, read_options
 
 VERSION = 3
 """3: frames by their hash; sessions are written once their commit counts."""

@@ -1,28 +1,51 @@
-"""The way to the servers: prepared statements, many requests on their way at once, tried again while that may help."""
+"""The way to the servers: what an address says, cassandra-driver and its errors, and prepared statements.
+
+Addresses are `cassandra://HOST:PORT,HOST/KEYSPACE?option=value`. Many requests are under way at once; they are tried
+again while that may help. An error of the driver becomes one line: its own text, and one hint.
+"""
 
 import re
+import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from understudy.core.errors import Closed, ConfigError, StorageFailed
-from understudy.stores.cassandra.driver import (
-    FAILED,
-    REFUSED,
-    BatchStatement,
-    BatchType,
-    ConsistencyLevel,
-    Unauthorized,
-    connect,
-    lasting,
-    nodes_of,
-    short,
-    too_long,
-)
-from understudy.stores.cassandra.options import Options
+from understudy.core.errors import Closed, ConfigError, MissingExtra, StorageFailed, UnderstudyError, Unreachable
+from understudy.core.location import Credentials, Location, read_credentials
+
+try:
+    from cassandra import DependencyException
+except ImportError as error:
+    raise MissingExtra(f"cassandra:// needs the package {error.name}; pip install 'understudy[cassandra]'") from error
+try:
+    from cassandra import (
+        AuthenticationFailed,
+        ConsistencyLevel,
+        DriverException,
+        InvalidRequest,
+        Unauthorized,
+    )
+    from cassandra.auth import PlainTextAuthProvider
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+    from cassandra.connection import ConnectionException, DefaultEndPoint
+    from cassandra.policies import (
+        DCAwareRoundRobinPolicy,
+        ExponentialReconnectionPolicy,
+        FallthroughRetryPolicy,
+        TokenAwarePolicy,
+    )
+    from cassandra.protocol import ErrorMessage, RequestValidationException
+    from cassandra.query import BatchStatement, BatchType
+except DependencyException as error:
+    raise MissingExtra(
+        "cassandra-driver finds no event loop in this Python; pip install --force-reinstall cassandra-driver from a "
+        "wheel, which brings libev"
+    ) from error
 
 Row = Any
 """A named tuple."""
@@ -34,7 +57,233 @@ Send = Callable[[Statement, Done], None]
 _TABLE = re.compile(r"\b(FROM|INTO|UPDATE|TABLE|TABLE IF EXISTS|TABLE IF NOT EXISTS|TRUNCATE) ([a-z]+)\b")
 _ROWS_A_PAGE = 500
 _DEFINE_S = 120.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+FAILED = (DriverException, NoHostAvailable, ErrorMessage, ConnectionException)
+"""Whatever the driver raises."""
+REFUSED = (InvalidRequest, RequestValidationException)
+"""The server understood the request and rejected it."""
+_WRAPPED = re.compile(r'Error from server: code=\d+ \[[^\]]*\] message="(.*)"', re.DOTALL)
+"""How the driver wraps what a server said."""
+_LOGIN_S = 2.0
+"""How long a refused login is tried again: a new server opens its port before it knows its first user."""
+PORT = 9042
+_KNOWN = (
+    "ca", "certificate", "check_hostname", "consistency", "credentials", "datacenter", "in_flight", "key",
+    "patience_s", "protocol", "replication", "timeout_s", "tls", "ttl_s",
+)  # fmt: skip
+_CONSISTENCIES = ("ONE", "LOCAL_ONE", "QUORUM", "LOCAL_QUORUM", "EACH_QUORUM", "ALL")
+_KEYSPACE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,47}")
+
+
+# --- addresses ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to reach a keyspace, and how to write and read there."""
+
+    hosts: tuple[tuple[str, int], ...]
+    keyspace: str
+    credentials: Credentials | None = None
+    datacenter: str = ""
+    """Whose nodes are asked; empty: that of the first host that answers."""
+    consistency: str = "LOCAL_QUORUM"
+    replication: Mapping[str, int] | int = 3
+    """Copies, or copies per datacenter; used by `init` alone."""
+    ttl_s: int | None = None
+    """How long chunks are kept; 0: for ever; None: as it is, at first for ever. Used by `init` and `migrate` alone."""
+    tls: bool = False
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    check_hostname: bool = True
+    """Whether a node's certificate must hold the name or address by which the node is reached."""
+    patience_s: float = 20.0
+    """How long a call tries again while no server answers."""
+    timeout_s: float = 10.0
+    """How long one request may take."""
+    protocol: int = 5
+    """The version of the native protocol; 4 for servers that know no newer one."""
+    in_flight: int = 64
+    """How many requests are on their way at once."""
+
+    @property
+    def address(self) -> str:
+        """The hosts, as text."""
+        return ",".join(f"{name}:{port}" for name, port in self.hosts)
+
+
+def read_options(location: Location) -> Options:
+    """The options of an address; ConfigError says which one is wrong."""
+    location.refuse_others(_KNOWN)
+    if not location.hosts:
+        raise ConfigError("cassandra:// names no host; write cassandra://HOST:PORT,HOST2/KEYSPACE")
+    for host, port in location.hosts:
+        if port == 0:
+            raise ConfigError(f"{host}:0 has no port to connect to; give the port of a node, such as {host}:{PORT}")
+    if not _KEYSPACE.fullmatch(location.path):
+        raise ConfigError(
+            f"keyspace {location.path[:80]!r} is not allowed; give 1 to 48 letters, digits and _, such as "
+            f"cassandra://{location.hosts[0][0]}/understudy"
+        )
+    if location.path.lower().partition("_")[0] == "system":
+        raise ConfigError(f"keyspace {location.path} is one of Cassandra's own; give another name, such as understudy")
+    if location.text("key") and not location.text("certificate"):
+        raise ConfigError("key of cassandra:// is given without a certificate; add certificate=FILE")
+    consistency = location.text("consistency", "LOCAL_QUORUM").upper()
+    if consistency not in _CONSISTENCIES:
+        raise ConfigError(f"consistency {consistency!r} is unknown; give one of {', '.join(_CONSISTENCIES)}")
+    credentials = location.text("credentials")
+    return Options(
+        hosts=tuple((name, PORT if port is None else port) for name, port in location.hosts),
+        keyspace=location.path.lower(),
+        credentials=read_credentials(credentials) if credentials else None,
+        datacenter=location.text("datacenter"),
+        consistency=consistency,
+        replication=_replication(location.text("replication", "3")),
+        ttl_s=location.whole("ttl_s", 7_776_000, most=630_000_000) if "ttl_s" in location.options else None,
+        tls=location.flag("tls", default=bool(location.text("ca") or location.text("certificate"))),
+        ca=location.text("ca"),
+        certificate=location.text("certificate"),
+        key=location.text("key"),
+        check_hostname=location.flag("check_hostname", default=True),
+        patience_s=location.number("patience_s", 20.0, least=0.0, most=3600.0),
+        timeout_s=location.number("timeout_s", 10.0, least=0.1, most=600.0),
+        protocol=location.whole("protocol", 5, least=4, most=5),
+        in_flight=location.whole("in_flight", 64, least=1, most=4096),
+    )
+
+
+def _replication(text: str) -> Mapping[str, int] | int:
+    """`3`, or `dc1:3,dc2:2`."""
+    try:
+        if text.isdigit() and 0 < int(text) < 1000:
+            return int(text)
+        pairs = [part.split(":") for part in text.split(",")]
+        copies = {name: int(count) for name, count in pairs}
+        if len(copies) < len(pairs):
+            raise ConfigError(f"replication {text[:80]!r} names a datacenter twice; name it once")
+    except ValueError:
+        copies = {}
+    if not copies or any(
+        not 0 < count < 1000 or not re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name, count in copies.items()
+    ):
+        raise ConfigError(f"replication {text[:80]!r} cannot be read; give copies, such as 3, or dc1:3,dc2:2")
+    return copies
+
+
+# --- the driver --------------------------------------------------------------------------------
+
+
+def connect(options: Options) -> tuple[Cluster, Session]:
+    """A session without a keyspace; one line says why there is none."""
+    start_s = time.monotonic()
+    pause_s = 0.05
+    while True:
+        cluster = _cluster(options)
+        try:
+            return cluster, cluster.connect()
+        except (*FAILED, OSError) as error:
+            cluster.shutdown()
+            trouble = no_connection(error, options, nodes_of(cluster))
+            patience_s = _LOGIN_S if isinstance(trouble, ConfigError) else options.patience_s
+            if time.monotonic() - start_s + pause_s > min(patience_s, options.patience_s):
+                raise trouble from error
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+
+def nodes_of(cluster: Cluster) -> Mapping[str, int]:
+    """How many nodes each datacenter of a cluster has, up or down; none before the first connection."""
+    return Counter(host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter)
+
+
+def _cluster(options: Options) -> Cluster:
+    level = ConsistencyLevel.name_to_value[options.consistency]
+    policy = TokenAwarePolicy(DCAwareRoundRobinPolicy(local_dc=options.datacenter))
+    profile = ExecutionProfile(
+        load_balancing_policy=policy, retry_policy=FallthroughRetryPolicy(), consistency_level=level,
+        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL, request_timeout=options.timeout_s,
+    )  # fmt: skip
+    credentials = options.credentials
+    return Cluster(
+        contact_points=[DefaultEndPoint(name, port) for name, port in options.hosts],
+        auth_provider=PlainTextAuthProvider(credentials.username, credentials.password) if credentials else None,
+        ssl_context=_tls(options) if options.tls else None,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        reconnection_policy=ExponentialReconnectionPolicy(0.25, 5.0),
+        connect_timeout=options.timeout_s,
+        control_connection_timeout=options.timeout_s,
+        idle_heartbeat_interval=15,
+        compression=False,
+        protocol_version=options.protocol,
+    )
+
+
+def _tls(options: Options) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.ca or None)
+        if options.certificate:
+            context.load_cert_chain(options.certificate, options.key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"a TLS file of cassandra:// cannot be read: {error}; check ca, certificate and key"
+        ) from None
+    context.check_hostname = options.check_hostname
+    return context
+
+
+def short(error: BaseException) -> str:
+    """The driver's text in one line of at most 200 characters; that of the first host where several failed."""
+    errors = getattr(error, "errors", None)
+    first = next(iter(errors.values())) if isinstance(errors, dict) and errors else error
+    text = str(first).rpartition("Last error: ")[2]
+    wrapped = _WRAPPED.search(text)
+    return " ".join((wrapped[1] if wrapped else f"{type(first).__name__}: {text}").split())[:200]
+
+
+def lasting(error: BaseException) -> UnderstudyError | None:
+    """What is raised for an error that a second try does not fix; None when it may."""
+    if isinstance(error, Unauthorized):
+        return ConfigError(f"the Cassandra user lacks permission: {short(error)}; grant it, or use other credentials")
+    if isinstance(error, REFUSED):
+        return StorageFailed(
+            f"Cassandra rejected a request: {short(error)}; check that its tables are as init made them"
+        )
+    return None
+
+
+def too_long(error: BaseException, options: Options) -> Unreachable:
+    """What is raised when an error did not pass in time."""
+    return Unreachable(
+        f"Cassandra at {options.address} did not answer for {options.patience_s:g} s ({short(error)}); nothing written "
+        "since counts, try again when enough of its nodes are back"
+    )
+
+
+def no_connection(error: BaseException, options: Options, nodes: Mapping[str, int]) -> UnderstudyError:
+    """Why there is no connection; `nodes` are those that were seen before it failed, by datacenter."""
+    if nodes and options.datacenter and options.datacenter not in nodes:
+        return no_datacenter(options.datacenter, nodes)
+    # The driver lists hosts instead of reasons when its policy allows none of them.
+    reasons = getattr(error, "errors", None)
+    causes = list(reasons.values()) if isinstance(reasons, dict) else [error]
+    said = f"Cassandra at {options.address} cannot be reached ({short(error)})"
+    if any(isinstance(cause, AuthenticationFailed) for cause in causes):
+        return ConfigError(f"{said}; check credentials=FILE")
+    if any("CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in causes):
+        return ConfigError(f"{said}; check ca=FILE, and that the certificate holds this host's name or check_hostname")
+    return Unreachable(f"{said}; check host and port, that it runs, and the options tls, ca, certificate and key")
+
+
+def no_datacenter(name: str, nodes: Mapping[str, int]) -> ConfigError:
+    """What is raised for a datacenter that a cluster does not have."""
+    listed = ", ".join(f"{count} in {place}" for place, count in sorted(nodes.items()))
+    return ConfigError(f"this cluster has no datacenter {name!r}, its nodes are {listed}; name one of those")
+
+
+# --- statements --------------------------------------------------------------------------------
 
 
 class OutcomeUnknown(Exception):
@@ -53,7 +302,7 @@ class Wire:
         self._lock = threading.Lock()
         self.send: Send = self._send
 
-    # --- statements ---------------------------------------------------------------------------------------------
+    # --- binding -----------------------------------------------------------------------------------------
 
     def bind(self, cql: str, *values: object) -> Statement:
         """A statement with its values; each text is prepared once."""
