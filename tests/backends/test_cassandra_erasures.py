@@ -12,7 +12,7 @@ from tests.backends.keyspaces import Keyspace
 from tests.backends.source import Source, candidate, faults_in, tailed
 from understudy.core.names import new_session
 from understudy.core.ports import Position, RefusedFrame, Stored, WriteBatch
-from understudy.stores.cassandra import admin
+from understudy.stores.cassandra import store as cassandra_store
 from understudy.stores.cassandra.partitions import Partitions
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.desk import SPEC
@@ -165,7 +165,7 @@ def test_what_a_dead_writer_committed_is_forgotten_too(keyspace: Keyspace) -> No
 def test_control_an_erasure_that_does_not_apply_the_last_commits_leaves_bytes(
     keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "redo", lambda *_: None)
+    monkeypatch.setattr(cassandra_store, "redo", lambda *_: None)
     assert forgotten_behind_a_crash(keyspace) != []
 
 

@@ -33,6 +33,9 @@ def breaks_a_promise(contract: object) -> bool:
                 continue
             except (AssertionError, UnderstudyError):
                 return True
+            finally:
+                if isinstance(contract, StoreContract):
+                    contract.teardown_method()
     return False
 
 

@@ -129,6 +129,7 @@ class StoreFactory:
     """What a contract class asks of its subclass."""
 
     rng: np.random.Generator
+    _desks: Sequence[Desk] = ()
 
     def make(self, clock: Clock) -> FullStore:
         """A new, empty store; a second call gives another one."""
@@ -144,7 +145,14 @@ class StoreFactory:
     def desk(self) -> Desk:
         clock = ManualClock()
         self.rng = np.random.default_rng(7)
-        return Desk(self.make(clock), clock, lambda store: self.reopen(store, clock))
+        desk = Desk(self.make(clock), clock, lambda store: self.reopen(store, clock))
+        self._desks = [*self._desks, desk]
+        return desk
+
+    def teardown_method(self) -> None:
+        """Close what a test opened; called by pytest."""
+        for desk in self._desks:
+            desk.store.close()
 
     def chunks(self, count: int) -> list[Chunk]:
         """A new session of this many chunks."""

@@ -37,14 +37,12 @@ class StoreContract(StoreFactory):
         audit = desk.store.audit()
         assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (3, 0, 0, [])
         assert audit.steps == sum(chunk.meta.n_steps for chunk in chunks)
-        desk.store.close()
 
     def test_duplicates_within_one_batch_are_stored_once(self) -> None:
         desk = self.desk()
         first, second = self.chunks(2)
         assert desk.put(first, second, first, second, first) == ["new", "new", *["duplicate"] * 3]
         assert desk.chunks() == [first, second]
-        desk.store.close()
 
     def test_chunks_come_back_bit_for_bit(self) -> None:
         desk = self.desk()
@@ -62,7 +60,6 @@ class StoreContract(StoreFactory):
                 for name, column in before.columns.items():
                     found = after.columns[name]
                     assert (found.dtype, found.shape, found.tobytes()) == (column.dtype, column.shape, column.tobytes())
-        desk.store.close()
 
     def test_frames_keep_number_checksum_player_and_time(self) -> None:
         desk = self.desk()
@@ -72,7 +69,6 @@ class StoreContract(StoreFactory):
             later()
             frames = desk.frames(FrameKind.DATA)
             assert frames == [chunk.frame().stamped(PLAYER, int(desk.clock.now())) for chunk in chunks]
-        desk.store.close()
 
     def test_optional_columns_of_other_shapes_share_a_store(self) -> None:
         desk = self.desk()
@@ -86,7 +82,6 @@ class StoreContract(StoreFactory):
         for _ in range(3):
             later()
             assert desk.chunks() == wide
-        desk.store.close()
 
     def test_out_of_order_chunks_are_stored_once_each(self) -> None:
         desk = self.desk()
@@ -99,7 +94,6 @@ class StoreContract(StoreFactory):
         assert info is not None
         assert (info.n_chunks, info.high, info.missing) == (12, 12, ())
         assert desk.store.audit().gap_chunks == 0
-        desk.store.close()
 
     def test_a_missing_number_is_a_visible_gap(self) -> None:
         desk = self.desk()
@@ -111,7 +105,6 @@ class StoreContract(StoreFactory):
             assert info is not None
             assert (info.high, info.missing) == (2, ((2, 2),))
             assert (audit.gap_chunks, audit.gap_steps) == (1, chunks[2].meta.n_steps)
-        desk.store.close()
 
     def test_many_threads_write_at_once(self) -> None:
         desk = self.desk()
@@ -129,7 +122,6 @@ class StoreContract(StoreFactory):
         assert {(chunk.meta.session, chunk.meta.chunk_no) for chunk in desk.chunks()} == {
             (chunk.meta.session, chunk.meta.chunk_no) for chunks in lots for chunk in chunks
         }
-        desk.store.close()
 
     # --- positions and claims -------------------------------------------------------------------------------------
 
@@ -143,7 +135,6 @@ class StoreContract(StoreFactory):
             later()
             claim = desk.store.claim("p", owner="desk", ttl_s=60.0)
             assert claim.position == "2"
-        desk.store.close()
 
     def test_a_stale_epoch_is_refused_and_changes_nothing(self) -> None:
         desk = self.desk()
@@ -156,7 +147,6 @@ class StoreContract(StoreFactory):
         assert desk.store.claim("p", owner="desk", ttl_s=60.0).position is None
         assert desk.chunks() == []
         assert list(desk.store.quarantined()) == []
-        desk.store.close()
 
     def test_epochs_rise_across_reopening(self) -> None:
         desk = self.desk()
@@ -165,7 +155,6 @@ class StoreContract(StoreFactory):
         assert desk.epoch > before
         batch = WriteBatch("p", before, Position("9"))
         assert raises(ClaimLost, lambda: desk.store.write(batch))
-        desk.store.close()
 
     def test_a_fresh_claim_keeps_others_out_until_its_holder_falls_silent(self) -> None:
         desk = self.desk()
@@ -177,7 +166,6 @@ class StoreContract(StoreFactory):
         desk.clock.advance(2.0)
         assert desk.store.claim("p", owner="other", ttl_s=60.0).epoch > desk.epoch
         assert raises(ClaimLost, lambda: desk.put(*self.chunks(1)))
-        desk.store.close()
 
     # --- what a session allows ------------------------------------------------------------------------------------
 
@@ -192,7 +180,6 @@ class StoreContract(StoreFactory):
             assert desk.put(other) != ["new"]
         assert desk.chunks() == chunks
         assert [one.reason for one in desk.store.quarantined()] == ["conflict"] * 3, "each in quarantine once"
-        desk.store.close()
 
     def test_a_number_far_ahead_is_out_of_window(self) -> None:
         desk = self.desk()
@@ -204,7 +191,6 @@ class StoreContract(StoreFactory):
             assert (list(receipt.fates), list(receipt.reasons)) == (["refused"], ["out_of_window"])
         assert [one.reason for one in desk.store.quarantined()] == ["out_of_window"] * 2
         assert desk.chunks() == [chunk]
-        desk.store.close()
 
     def test_another_players_session_is_refused(self) -> None:
         desk = self.desk()
@@ -215,7 +201,6 @@ class StoreContract(StoreFactory):
             assert desk.put(chunk, player=OTHER_PLAYER) == ["refused"]
             assert desk.put(chunk) == ["new"], "the owner goes on undisturbed"
         assert {one.reason for one in desk.store.quarantined()} == {"other_player"}
-        desk.store.close()
 
     def test_steps_that_contradict_their_neighbours_are_refused(self) -> None:
         desk = self.desk()
@@ -225,7 +210,6 @@ class StoreContract(StoreFactory):
         receipt = desk.write([desk.candidate(wrong)])
         assert list(receipt.reasons) == ["step_mismatch"]
         assert desk.chunks() == [chunks[0], chunks[2]]
-        desk.store.close()
 
     def test_a_drop_report_marks_its_ranges_as_seen(self) -> None:
         desk = self.desk()
@@ -244,14 +228,12 @@ class StoreContract(StoreFactory):
             assert (audit.gap_chunks, audit.gap_steps, audit.dropped_steps) == (0, 0, lost)
             assert [frame.chunk_no for frame in desk.frames(FrameKind.DROP)] == [4]
         assert desk.put(chunks[2]) == ["conflict"], "what was reported as dropped does not come back"
-        desk.store.close()
 
     def test_a_huge_drop_report_costs_nothing(self) -> None:
         desk = self.desk()
         session = self.chunks(1)[0].meta.session
         assert list(desk.write([desk.drop(session, 1 << 40, (0, (1 << 40) - 1), n_steps=1 << 40)]).fates) == ["new"]
         assert desk.store.audit().gap_chunks == 0
-        desk.store.close()
 
     def test_nothing_follows_a_close(self) -> None:
         desk = self.desk()
@@ -267,7 +249,6 @@ class StoreContract(StoreFactory):
         info = desk.session(session)
         assert info is not None
         assert (info.closed, info.high, info.n_chunks) == (True, 3, 2)
-        desk.store.close()
 
     # --- listing and closing --------------------------------------------------------------------------------------
 
@@ -293,7 +274,6 @@ class StoreContract(StoreFactory):
         info = desk.session(mine[0].meta.session)
         assert info is not None
         assert (info.game, info.player, info.n_chunks, info.closed) == ("cart", PLAYER, 2, False)
-        desk.store.close()
 
     def test_close_may_be_called_twice_and_ends_writing(self) -> None:
         desk = self.desk()
@@ -333,7 +313,6 @@ class StoreAdminContract(StoreFactory):
             audit = desk.store.audit()
             assert (audit.quarantined, audit.parked, audit.chunks, audit.gap_chunks) == (3, 1, 0, 0)
             assert [one.id for one in desk.store.quarantined(after_id=found[1].id, limit=1)] == [found[2].id]
-        desk.store.close()
 
     def test_quarantined_numbers_count_as_seen(self) -> None:
         desk = self.desk()
@@ -349,7 +328,6 @@ class StoreAdminContract(StoreFactory):
             assert desk.put(chunks[1]) == ["duplicate"], "it is in quarantine already"
             assert len(desk.store.quarantined()) == 1
         assert desk.store.audit().gap_chunks == 0
-        desk.store.close()
 
     def test_replay_stores_a_parked_frame_once(self) -> None:
         desk = self.desk()
@@ -371,7 +349,6 @@ class StoreAdminContract(StoreFactory):
             assert (info.n_chunks, info.n_steps) == (3, sum(chunk.meta.n_steps for chunk in chunks))
             assert (audit.chunks, audit.parked, audit.duplicate_chunks) == (3, 0, 0)
         desk.tail()
-        desk.store.close()
 
     def test_replay_keeps_the_rules_of_sessions(self) -> None:
         desk = self.desk()
@@ -386,7 +363,6 @@ class StoreAdminContract(StoreFactory):
         assert "new" not in desk.store.replay([one.id for one in waiting], candidates).fates
         assert "new" not in desk.store.replay([10_000], [desk.candidate(chunks[1])]).fates, "it was never quarantined"
         assert desk.chunks() == [chunks[0]]
-        desk.store.close()
 
     def test_a_stored_chunk_can_be_quarantined_and_brought_back(self) -> None:
         desk = self.desk()
@@ -415,7 +391,6 @@ class StoreAdminContract(StoreFactory):
         self.settle(desk.store)
         assert desk.chunks() == [chunks[0], chunks[2]]
         desk.tail()
-        desk.store.close()
 
     # --- tail -----------------------------------------------------------------------------------------------------
 
@@ -443,7 +418,6 @@ class StoreAdminContract(StoreFactory):
         assert [item.arrival_no for item in desk.tailed] == [item.arrival_no for item in everything]
         gone = {item.reason for item in everything if isinstance(item, Forgotten)}
         assert gone == {"forgotten", "expired", "quarantined"}
-        desk.store.close()
 
     def test_a_tail_goes_on_from_any_cursor_in_pages(self) -> None:
         desk = self.desk()
@@ -459,7 +433,6 @@ class StoreAdminContract(StoreFactory):
                     cursor = tail.cursor
                 assert seen == list(range(1, 10))
         assert desk.store.tail(cursor, max_items=5, wait_s=0.0).cursor == cursor, "an empty page leaves one in place"
-        desk.store.close()
 
     # --- taking away ----------------------------------------------------------------------------------------------
 
@@ -508,7 +481,6 @@ class StoreAdminContract(StoreFactory):
         desk.clock.advance(5.0)
         desk.store.forget(PLAYER)
         assert set(desk.write(in_stream).reasons) == {"forgotten"}
-        desk.store.close()
 
     def test_expired_chunks_are_gone_and_stay_known(self) -> None:
         desk = self.desk()
@@ -526,7 +498,6 @@ class StoreAdminContract(StoreFactory):
             assert (audit.chunks, audit.expired_chunks, audit.gap_chunks) == (2, 3, 0)
         assert desk.store.expire(desk.clock.now() - 50.0) == 0
         desk.tail()
-        desk.store.close()
 
     def test_expired_quarantine_keeps_its_record_but_not_its_bytes(self) -> None:
         desk = self.desk()
@@ -537,4 +508,3 @@ class StoreAdminContract(StoreFactory):
         assert list(desk.store.quarantined()) == []
         assert desk.put(chunk) == ["duplicate"]
         assert desk.store.audit().gap_chunks == 0
-        desk.store.close()
