@@ -9,7 +9,7 @@ import numpy as np
 from understudy.core.ages import INGEST_S, refused_session
 from understudy.core.chunk import Chunk, RowKind, chunk_of
 from understudy.core.errors import Refused, StorageFailed, StorageFull
-from understudy.core.frame import Frame, FrameKind, decode_frame, read_close, read_drop
+from understudy.core.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.core.game import GameSpec
 from understudy.core.ports import Candidate, RefusedFrame, Specs
 from understudy.core.spaces import Space
@@ -40,7 +40,8 @@ def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
         if too_old := refused_session(frame.session, entered_s=received_s, oldest_s=INGEST_S):
             raise too_old
         if frame.kind is not FrameKind.DATA:
-            _check_report(frame)
+            read_report = read_drop if frame.kind is FrameKind.DROP else read_close
+            read_report(frame)
             return Checked("candidate", Candidate(frame, None))
         chunk = chunk_of(frame)
         game = chunk.meta.game
@@ -56,13 +57,6 @@ def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
         # A mistake of ours in one of the checks; raised, it would stop this frame's partition for good.
         return Checked("refused", refusal=RefusedFrame(raw, UNREADABLE, repr(error)[:200], received_s, game))
     return Checked("candidate", Candidate(frame, chunk))
-
-
-def _check_report(frame: Frame) -> None:
-    if frame.kind is FrameKind.DROP:
-        read_drop(frame)
-    else:
-        read_close(frame)
 
 
 def _unknown(raw: bytes, chunk: Chunk, *, specs: Specs, received_s: float) -> Checked:

@@ -59,8 +59,12 @@ class FolderObjects:
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
             make_folder(path.parent)
-            _write_synced(temporary, raw)
-            # A link, unlike a rename, never replaces what somebody else has just made.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            with open(os.open(temporary, flags, 0o600), "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+            # A link, unlike a rename, never replaces what another process has just made.
             os.link(temporary, path)
         except FileExistsError:
             return False
@@ -80,10 +84,3 @@ class FolderObjects:
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             (self._folder / check_object_name(name)).unlink()
-
-
-def _write_synced(path: Path, raw: bytes) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600), "wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())

@@ -76,7 +76,13 @@ class Page:
 @cache
 def load_pages() -> dict[str, Page]:
     """Every file by its name, from the disk the first time; those that are missing are left out."""
-    found = {name: page for name in FILES.values() if (page := _read(name)) is not None}
+    found: dict[str, Page] = {}
+    for name in FILES.values():
+        raw = source_of(name)
+        if raw is not None and name.endswith(".js"):
+            raw = without_comments(raw.decode()).encode()
+        if raw is not None:
+            found[name] = _page(name, raw)
     if missing := sorted(set(FILES.values()) - found.keys()):
         # Games must be able to send their steps all the same.
         _log.warning("page_files_missing", files=missing, next=_MEND)
@@ -92,13 +98,6 @@ def _kept(pages: Mapping[str, Page]) -> bytes:
         whole.update(f"{name} {hashlib.sha256(pages[name].raw).hexdigest()}\n".encode())
     addresses = [address for address, name in FILES.items() if name in pages]
     return json.dumps({"version": whole.hexdigest()[:16], "pages": addresses}).encode()
-
-
-def _read(name: str) -> Page | None:
-    raw = source_of(name)
-    if raw is not None and name.endswith(".js"):
-        raw = without_comments(raw.decode()).encode()
-    return None if raw is None else _page(name, raw)
 
 
 def _page(name: str, raw: bytes) -> Page:

@@ -15,8 +15,9 @@ import struct
 import sys
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from understudy.core.clock import Clock, SystemClock
@@ -65,9 +66,10 @@ class FileStream:
         if sys.platform == "win32":
             raise ConfigError("the file stream runs on Linux and macOS only; on Windows connect to a gateway instead")
         self._folder = folder
-        self._sync = sync
-        self._rolls = _Rolls(roll_bytes, roll_s)
         self._clock = clock or SystemClock()
+        self._new_partition = partial(
+            _PartitionWriter, folder, sync=sync, roll_bytes=roll_bytes, roll_s=roll_s, clock=self._clock
+        )
         self._writer: _PartitionWriter | None = None
         self._closed = threading.Event()
         self._group = GroupCommit[Sequence[bytes], Ack](
@@ -97,7 +99,7 @@ class FileStream:
     def _own_partition(self) -> "_PartitionWriter":
         if self._writer is None or self._writer.pid != os.getpid():
             try:
-                self._writer = _PartitionWriter(self._folder, sync=self._sync, rolls=self._rolls, clock=self._clock)
+                self._writer = self._new_partition()
             except OSError as error:
                 raise storage_error(error, "opening a stream partition") from error
         return self._writer
@@ -149,20 +151,15 @@ class FileStream:
             self._writer = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rolls:
-    """When a file takes no further entry."""
-
-    size_bytes: int
-    age_s: float
-
-
 class _PartitionWriter:
-    """This process's own partition."""
+    """This process's own partition; a file of `roll_bytes`, or `roll_s` old, takes no further entry."""
 
-    def __init__(self, folder: Path, *, sync: Sync, rolls: _Rolls, clock: Clock) -> None:
+    def __init__(self, folder: Path, *, sync: Sync, roll_bytes: int, roll_s: float, clock: Clock) -> None:
         self.pid = os.getpid()
-        self._sync, self._rolls, self._clock = sync, rolls, clock
+        self._sync = sync
+        self._roll_bytes = roll_bytes
+        self._roll_s = roll_s
+        self._clock = clock
         self._number = 0
         self._log: LogFile | None = None
         self._log_since_s = 0.0
@@ -201,8 +198,8 @@ class _PartitionWriter:
             raise
 
     def _is_done(self, log: LogFile) -> bool:
-        is_old = self._clock.monotonic() - self._log_since_s >= self._rolls.age_s
-        return log.size_bytes >= self._rolls.size_bytes or (is_old and log.size_bytes > 0)
+        is_old = self._clock.monotonic() - self._log_since_s >= self._roll_s
+        return log.size_bytes >= self._roll_bytes or (is_old and log.size_bytes > 0)
 
     def _roll(self) -> None:
         if self._log is not None:
@@ -221,13 +218,13 @@ class _PartitionWriter:
         self._lock.close()
 
 
+@dataclass(slots=True)
 class _Place:
     """A position taken apart: file number, where its entry starts, and which frame of the entry."""
 
-    __slots__ = ("entry", "file", "index")
-
-    def __init__(self, file: int, entry: int, index: int) -> None:
-        self.file, self.entry, self.index = file, entry, index
+    file: int
+    entry: int
+    index: int
 
     @staticmethod
     def parse(position: Position) -> "_Place":
@@ -273,7 +270,7 @@ def _read_from(folder: Path, after: Position | None, *, max_bytes: int) -> tuple
             continue
         with contextlib.suppress(FileNotFoundError), LogReader(_file(folder, number)) as reader:
             start = place if place is not None and place.file == number else None
-            for entry in _Entries(reader, start.entry if start is not None else 0):
+            for entry in _entries(reader, start.entry if start is not None else 0):
                 found = _records(number, entry, start)
                 records += found
                 size += sum(len(record.raw) for record in found)
@@ -282,25 +279,18 @@ def _read_from(folder: Path, after: Position | None, *, max_bytes: int) -> tuple
     return _within(records, max_bytes) if records else ([], after)
 
 
-class _Entries:
+def _entries(reader: LogReader, at: int) -> Iterator[Entry]:
     """Entries from an offset on; damage with readable entries behind it comes as one entry of raw bytes."""
-
-    def __init__(self, reader: LogReader, start: int) -> None:
-        self._reader, self._at = reader, start
-
-    def __iter__(self) -> "_Entries":
-        return self
-
-    def __next__(self) -> Entry:
-        entry = self._reader.at(self._at)
+    while True:
+        entry = reader.at(at)
         if entry is None:
-            following = self._reader.next_readable(self._at) if self._at < self._reader.size_bytes else None
+            following = reader.next_readable(at) if at < reader.size_bytes else None
             if following is None:
-                raise StopIteration
+                return
             # It may have been half written when it was read first: with another one behind it, it is whole or damaged.
-            entry = self._reader.at(self._at) or Entry(self._at, following, b"")
-        self._at = entry.end
-        return entry
+            entry = reader.at(at) or Entry(at, following, b"")
+        yield entry
+        at = entry.end
 
 
 def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:

@@ -70,16 +70,12 @@ def create_kafka(location: Location, *, partitions: int | None = None, replicati
             raise last_error.explained(_MAKING, error.args[0], at_start=True) from None
     there = _count_when_known(kafka, config)
     if there < config.partitions or (partitions and there != partitions):
-        raise _other_count(config, there, wanted=wanted)
+        first = f", add partitions={wanted} to the address to use the first {wanted}" if there > wanted else ""
+        raise ConfigError(
+            f"topic {config.topic!r} at {config.where} is there with {there} partitions, and {wanted} were asked for; "
+            f"name no number to use it as it is{first}, or take another topic: the number is for good"
+        )
     return config.partitions or there
-
-
-def _other_count(config: KafkaConfig, there: int, *, wanted: int) -> ConfigError:
-    first = f", add partitions={wanted} to the address to use the first {wanted}" if there > wanted else ""
-    return ConfigError(
-        f"topic {config.topic!r} at {config.where} is there with {there} partitions, and {wanted} were asked for; name "
-        f"no number to use it as it is{first}, or take another topic: the number is for good"
-    )
 
 
 def _count_when_known(kafka: Any, config: KafkaConfig) -> int:

@@ -19,7 +19,7 @@ from understudy.core.frame import MAX_FRAME_BYTES, Frame
 from understudy.core.group import GroupCommit
 from understudy.core.location import Location
 from understudy.core.ports import Ack, Partition, Position, Read, Record
-from understudy.streams.kinesis_client import CallFailed, KinesisApi, KinesisConfig, connect, kinesis_config, pause_s
+from understudy.streams.kinesis_client import CallFailed, KinesisApi, connect, kinesis_config, pause_s
 
 _log = structlog.get_logger("understudy.streams.kinesis")
 MOST_RECORDS = 500
@@ -194,7 +194,12 @@ def create_kinesis(location: Location, *, shards: int | None = None, clock: Cloc
     finally:
         api.close()
     if shards not in (None, there):
-        raise _other_count(config, there, wanted=shards)
+        raise ConfigError(
+            f"Kinesis stream {config.stream!r} at {config.place} is there with {there} open shards, and {shards} were "
+            "asked for; name no number to use it as it is, change it with `aws kinesis update-shard-count "
+            f"--stream-name {config.stream} --target-shard-count {shards} --scaling-type UNIFORM_SCALING`, or take "
+            "another name"
+        )
     return there
 
 
@@ -210,14 +215,6 @@ def _create(api: KinesisApi, shards: int) -> Mapping[str, Any]:
                 "have the limit of the account raised"
             ) from None
         raise
-
-
-def _other_count(config: KinesisConfig, there: int, *, wanted: int | None) -> ConfigError:
-    return ConfigError(
-        f"Kinesis stream {config.stream!r} at {config.place} is there with {there} open shards, and {wanted} were "
-        "asked for; name no number to use it as it is, change it with `aws kinesis update-shard-count --stream-name "
-        f"{config.stream} --target-shard-count {wanted} --scaling-type UNIFORM_SCALING`, or take another name"
-    )
 
 
 def _once_active(api: KinesisApi) -> Mapping[str, Any]:
