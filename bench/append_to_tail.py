@@ -145,7 +145,7 @@ def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
     )  # fmt: skip
     path = data.root / "config.json"
     write_config(config, path)
-    command = python_module("understudy.app.roles.ingest_process", str(data.root), str(path))
+    command = python_module("understudy.app.roles.ingest", str(data.root), str(path))
     child = Child(engine, command)
     try:
         yield child

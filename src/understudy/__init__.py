@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.app.runs.api import train as train
+    from understudy.app.runs.train import train as train
     from understudy.client.connect import connect as connect
     from understudy.core import events as events
     from understudy.core.events import Stop as Stop
@@ -16,7 +16,7 @@ _LAZY = {
     "Stop": "understudy.core.events:Stop",
     "connect": "understudy.client.connect:connect",
     "events": "understudy.core.events:",
-    "train": "understudy.app.runs.api:train",
+    "train": "understudy.app.runs.train:train",
 }
 
 

@@ -15,7 +15,7 @@ from understudy.app.config import Config, ModelsSection
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.roles.ingest import IngestRole
-from understudy.app.service.release import release_run
+from understudy.app.service.gatekeeper import release_run
 from understudy.app.stats import stats
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect

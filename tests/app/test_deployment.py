@@ -13,7 +13,7 @@ from tests.act.policies import random_policy
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.runs.folder import RunFolder
-from understudy.app.service.release import release_run
+from understudy.app.service.gatekeeper import release_run
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import game_spec
 

@@ -245,7 +245,7 @@ class Process:
         write_config(config, self._config)
         self.stream = FileStream(data.stream)
 
-    def start(self, module: str = "understudy.app.roles.ingest_process") -> Child:
+    def start(self, module: str = "understudy.app.roles.ingest") -> Child:
         os.environ[MARK] = self.mark
         try:
             return Child("ingest", python_module(module, str(self.data.root), str(self._config)))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from understudy.app.config import read_config
 from understudy.app.data import DataFolder
-from understudy.app.roles.ingest_process import main
-from understudy.app.roles.logs import log_to_stderr
+from understudy.app.roles.children import log_to_stderr
+from understudy.app.roles.ingest import main
 from understudy.ingest.service import Progress, Turn
 from understudy.ingest.spark import SparkTasks
 

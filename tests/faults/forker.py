@@ -171,7 +171,7 @@ def _preload() -> None:
     """Import what a training does; nothing may compute, or a fork would not be safe."""
     for name in (
         "matplotlib.figure", "matplotlib.backends.backend_agg", "numba",
-        "understudy.app.runs.api", "understudy.cli.train",
+        "understudy.app.runs.train", "understudy.cli.train",
         *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "ppo")),
     ):  # fmt: skip
         importlib.import_module(name)

@@ -1,6 +1,6 @@
 """The real ingest process with small thresholds: it checkpoints and trims so often that kills meet every stage of it.
 
-Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.app.roles.ingest_process`.
+Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.app.roles.ingest`.
 """
 
 import sys
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from understudy.app.config import Config
 from understudy.app.data import DataFolder
-from understudy.app.roles import ingest, ingest_process
-from understudy.app.roles.logs import log_to_stderr
+from understudy.app.roles import ingest
+from understudy.app.roles.children import log_to_stderr
 from understudy.stores import database
 
 CHECKPOINT_BYTES = 256 * 1024
@@ -28,4 +28,4 @@ def make_hasty() -> None:
 if __name__ == "__main__":
     log_to_stderr()
     make_hasty()
-    ingest_process.main(DataFolder(Path(sys.argv[1])), Config())
+    ingest.main(DataFolder(Path(sys.argv[1])), Config())

@@ -15,9 +15,8 @@ from tests.faults import bad_numbers
 from tests.faults.bad_numbers import Poison, is_bad, lot
 from tests.faults.trainings import differences, traces
 from understudy.act.actor import Actor
-from understudy.app.runs.api import train
 from understudy.app.runs.choice import GameChoice, look_at
-from understudy.app.runs.train import Run
+from understudy.app.runs.train import Run, train
 from understudy.core.clock import SystemClock
 from understudy.core.errors import LearningFailed
 from understudy.core.events import Event, Guarded

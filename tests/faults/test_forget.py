@@ -139,7 +139,7 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
 def test_a_live_store_forgets_while_others_go_on_playing(
     data: DataFolder, rng: np.random.Generator, card: Card
 ) -> None:
-    ingest = start("understudy.app.roles.ingest_process", str(data.root))
+    ingest = start("understudy.app.roles.ingest", str(data.root))
     try:
         with playing(data, ["ada"], rng, canary=CANARY) as table:
             for _ in range(5):

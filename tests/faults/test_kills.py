@@ -29,7 +29,7 @@ class Troupe:
     def _start(self, at: int) -> Child:
         if at == 3:
             hasty = self._rng.random() < 0.7
-            return start("tests.faults.ingester" if hasty else "understudy.app.roles.ingest_process", str(self._root))
+            return start("tests.faults.ingester" if hasty else "understudy.app.roles.ingest", str(self._root))
         starved = at == 2
         settings = RecorderSettings(
             data=str(self._root), players=[f"player-{at}-{n}" for n in range(2)], seed=self._rng.randrange(1 << 30),

@@ -28,8 +28,8 @@ from tests.faults.trainings import (
 )
 from understudy.act import actor as actor_module
 from understudy.app.data import DataFolder
-from understudy.app.runs.api import train
 from understudy.app.runs.folder import RunFolder
+from understudy.app.runs.train import train
 from understudy.app.runs.training import Training
 from understudy.ingest.specs import SpecFolder
 from understudy.learn import checkpoint as checkpoint_module

@@ -5,7 +5,7 @@ from typing import Any
 from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.exchange.begun import Begun
+from understudy.app.exchange.importing import Begun
 from understudy.app.roles.ingest import open_own_ingest, open_own_store, replay
 from understudy.app.roles.requests import ask
 from understudy.app.specs import registered_specs

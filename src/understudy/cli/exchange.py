@@ -13,9 +13,7 @@ from rich.progress import Progress
 
 from understudy.app.backends import check_backends
 from understudy.app.config import resolve
-from understudy.app.exchange.copied import copied
-from understudy.app.exchange.history import OnSteps, Wanted, open_history
-from understudy.app.exchange.target import must_be_free
+from understudy.app.exchange.exporting import OnSteps, Wanted, copied, must_be_free, open_history
 from understudy.app.specs import registered_specs
 from understudy.cli.deployed import config_of
 from understudy.cli.elsewhere import store_elsewhere, store_option
@@ -77,14 +75,14 @@ def export_data(
         history = open_history(data, view, wanted, specs=specs)
         with _progress(console(as_json=as_json), f"exporting {history.spec.game}") as show:
             if kind == "parquet":
-                from understudy.app.exchange.parquet_out import write_parquet
+                from understudy.app.exchange.parquet import write_parquet
 
                 written, more = write_parquet(history, out, with_player=with_player, on_steps=show), {}
             else:
-                from understudy.app.exchange.minari_out import write_minari
+                from understudy.app.exchange.minari import write_minari
 
                 dataset = write_minari(history, out, on_steps=show)
-                written, more = dataset.written, {"dataset_id": dataset.dataset_id, "left_out": dataset.left.to_json()}
+                written, more = dataset.written, {"dataset_id": dataset.dataset_id, "left_out": dict(dataset.left)}
     fields = {
         "out": str(written.path), "format": kind, "game": history.spec.game, "schema": history.spec.schema,
         "steps": written.steps, "episodes": written.episodes, "sessions": written.sessions,
@@ -181,7 +179,7 @@ def _incoming(
     if kind != "seed-a" and (given := [one.replace("_", "-") for one, value in only_seed.items() if value]):
         raise ConfigError(f"--{', --'.join(given)} only make sense with --format seed-a")
     if kind == "parquet":
-        from understudy.app.exchange.parquet_in import ParquetFile
+        from understudy.app.exchange.parquet import ParquetFile
 
         return [ParquetFile(one, game=name, consent=consent) for one in files]
     if kind == "seed-a" and repair_shift == as_is:
@@ -195,7 +193,7 @@ def _incoming(
             "read granted)"
         )
     if kind == "minari":
-        from understudy.app.exchange.minari_in import MinariDataset
+        from understudy.app.exchange.minari import MinariDataset
 
         return [MinariDataset(one, game=name, consent=str(consent)) for one in files]
     from understudy.app.exchange.seed_a import SeedA, SeedOptions

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from understudy.app.config import Config, hidden, resolve
+from understudy.app.roles.children import log_to_stderr
 from understudy.app.roles.ingest import RETENTION_S, open_ingest
-from understudy.app.roles.logs import log_to_stderr
 from understudy.cli.elsewhere import store_option
 from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.export import export
-from understudy.app.service.release import model_rows, release_run
+from understudy.app.service.gatekeeper import model_rows, release_run
 from understudy.cli.deployed import deployment
 from understudy.cli.options import console, count, data_option, examples, finish, json_option, size
 from understudy.core.errors import ConfigError

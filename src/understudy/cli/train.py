@@ -95,8 +95,8 @@ def _trained(
 ) -> Mapping[str, Any]:
     began_s = time.perf_counter() - process_age_s()
     with watching_run(out, progress) as hear:
-        from understudy.app.runs.api import train as train_one  # imported late: JAX takes a while
-        from understudy.app.runs.api import train_seeds
+        from understudy.app.runs.train import train as train_one  # imported late: JAX takes a while
+        from understudy.app.runs.train import train_seeds
 
         def on_event(event: Event) -> None:
             hear(event)

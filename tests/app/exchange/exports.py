@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 from tests.app.recordings import recording
 from understudy.app.data import DataFolder
 from understudy.app.exchange.destination import Destination
-from understudy.app.exchange.history import Wanted, noise_of, open_history
+from understudy.app.exchange.exporting import Wanted, Written, open_history
 from understudy.app.exchange.importing import Imported, import_files
-from understudy.app.exchange.minari_out import WrittenDataset, write_minari
-from understudy.app.exchange.parquet_in import ParquetFile
-from understudy.app.exchange.parquet_out import Written, write_parquet
+from understudy.app.exchange.incoming import noise_of
+from understudy.app.exchange.minari import WrittenDataset, write_minari
+from understudy.app.exchange.parquet import ParquetFile, write_parquet
 from understudy.core.chunk import Chunk
 from understudy.core.door import deployment_key
 from understudy.core.game import GameSpec

@@ -13,11 +13,10 @@ from tests.app.exchange.exports import file_of_steps
 from understudy.app.config import Config, StoreSection
 from understudy.app.data import DataFolder
 from understudy.app.erase import forget_elsewhere
-from understudy.app.exchange import sending
-from understudy.app.exchange.begun import Begun, Sent
+from understudy.app.exchange import importing
 from understudy.app.exchange.destination import Destination
-from understudy.app.exchange.importing import Imported, import_files
-from understudy.app.exchange.parquet_in import ParquetFile
+from understudy.app.exchange.importing import Begun, Imported, Sent, import_files
+from understudy.app.exchange.parquet import ParquetFile
 from understudy.app.roles.ingest import IngestRole
 from understudy.client.local import LocalLink
 from understudy.core.ages import DAY_S
@@ -152,7 +151,7 @@ def test_an_import_that_was_killed_ends_with_each_step_once(
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalLink, "send", kill)
-        patched.setattr(sending, "MAX_FRAMES_PER_SEND", 4)
+        patched.setattr(importing, "MAX_FRAMES_PER_SEND", 4)
         with pytest.raises(Killed):
             made.bring()
     if stores_between:

@@ -15,12 +15,11 @@ import pytest
 from tests.app.exchange.exports import file_of_steps, from_parquet, steps_in, stored, to_parquet
 from understudy.app.data import DataFolder
 from understudy.app.erase import forget_player
-from understudy.app.exchange import importing, sending
-from understudy.app.exchange.history import noise_of
-from understudy.app.exchange.incoming import session_of, survey
-from understudy.app.exchange.landing_here import LandingHere
-from understudy.app.exchange.parquet_in import ParquetFile
-from understudy.app.exchange.plan import Plan, entering, placed
+from understudy.app.exchange import importing
+from understudy.app.exchange.destination import LandingHere
+from understudy.app.exchange.importing import Plan, entering, placed
+from understudy.app.exchange.incoming import noise_of, session_of, survey
+from understudy.app.exchange.parquet import ParquetFile
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.verify import verify
 from understudy.client.local import LocalLink
@@ -108,7 +107,7 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalLink, "send", kill)
-        patched.setattr(sending, "MAX_FRAMES_PER_SEND", 4)
+        patched.setattr(importing, "MAX_FRAMES_PER_SEND", 4)
         patched.setattr(LandingHere, "step", lambda _: None)  # killed before ingest came round
         with pytest.raises(Killed):
             from_parquet(data, path)

@@ -30,13 +30,10 @@ from tests.app.exchange.exports import (
 from tests.app.recordings import GAME, chunks_of, episodes, person, recording
 from understudy.app.data import DataFolder
 from understudy.app.exchange.destination import Destination
-from understudy.app.exchange.episode import Episode
-from understudy.app.exchange.episode import chunks_of as episode_chunks
-from understudy.app.exchange.gym_spaces import flattened
 from understudy.app.exchange.importing import Imported, import_files
-from understudy.app.exchange.incoming import session_of
-from understudy.app.exchange.minari_in import MinariDataset
-from understudy.app.exchange.minari_out import dataset_name
+from understudy.app.exchange.incoming import Episode, session_of
+from understudy.app.exchange.incoming import chunks_of as episode_chunks
+from understudy.app.exchange.minari import MinariDataset, dataset_name, flattened
 from understudy.core.chunk import Chunk, RowKind
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, SpecError
@@ -139,7 +136,7 @@ def test_episodes_that_are_not_whole_are_counted_and_left_out(tmp_path: Path) ->
     made.store([chunks[0], cut, torn, rest, unfinished])
     written = to_minari(made.data, tmp_path / "a-v0")
     assert written.written.episodes == 2
-    assert written.left.to_json() == {"cut": 1, "unfinished": 1, "gaps": 1}
+    assert written.left == {"cut": 1, "unfinished": 1, "gaps": 1}
 
 
 def opened(chunk: Chunk, *, is_cut: bool) -> Chunk:

@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from tests.app.exchange.exports import from_parquet, is_untouched, random_chunks, recorded, steps_in, stored, to_parquet
 from tests.app.recordings import GAME, person, recording
 from understudy.app.data import DataFolder
-from understudy.app.exchange import parquet_out
-from understudy.app.exchange.copied import copied
+from understudy.app.exchange import parquet
 from understudy.app.exchange.destination import Destination
-from understudy.app.exchange.history import Wanted, noise_of, open_history
+from understudy.app.exchange.exporting import Wanted, copied, open_history
 from understudy.app.exchange.importing import import_files
-from understudy.app.exchange.parquet_columns import SPEC_KEY
-from understudy.app.exchange.parquet_in import ParquetFile
-from understudy.app.exchange.parquet_out import write_parquet
+from understudy.app.exchange.incoming import noise_of
+from understudy.app.exchange.parquet import SPEC_KEY, ParquetFile, write_parquet
 from understudy.core.chunk import RowKind
 from understudy.core.errors import ConfigError
 from understudy.core.game import spec_from_json
@@ -119,7 +117,7 @@ def test_filters_leave_out_players_consents_and_the_past(tmp_path: Path) -> None
 
 
 def test_an_export_holds_one_row_group_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_out, "GROUP_ROWS", 20)
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 20)
     spec, rng = cart_spec(), np.random.default_rng(1)
     data = recorded(tmp_path / "D", spec, random_session(spec, rng, n_chunks=40))
     to_parquet(data, tmp_path / "a.parquet")
@@ -139,7 +137,7 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half_done(
     with pytest.raises(ConfigError, match="there already"):
         to_parquet(data, tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").read_text() == "mine"
-    monkeypatch.setattr(parquet_out, "_table", lambda *_: 1 / 0)
+    monkeypatch.setattr(parquet, "_table", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         to_parquet(data, tmp_path / "b.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["D", "a.parquet"]

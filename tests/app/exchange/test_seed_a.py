@@ -13,7 +13,7 @@ from understudy.app.config import Config, LearnerSection
 from understudy.app.data import DataFolder
 from understudy.app.exchange.destination import Destination
 from understudy.app.exchange.importing import Imported, import_files
-from understudy.app.exchange.parquet_in import ParquetFile
+from understudy.app.exchange.parquet import ParquetFile
 from understudy.app.exchange.seed_a import SeedA, SeedOptions
 from understudy.core.chunk import Chunk, RowKind
 from understudy.core.errors import ConfigError

@@ -28,7 +28,7 @@ from tests.app.recordings import (
 )  # fmt: skip
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import FENCED, Child
-from understudy.app.roles.learner_role import LearnerRole
+from understudy.app.roles.learner_process import LearnerRole
 from understudy.app.service import game_learner
 from understudy.app.service.game_learner import LearnerServiceConfig
 from understudy.app.service.model_check import check_model
@@ -318,11 +318,10 @@ for name in ("gymnasium", "understudy.games", "understudy.act"):
 from pathlib import Path
 import msgspec
 from understudy.app.roles import learner_process
-from understudy.app.roles.children import stop_with_parent
+from understudy.app.roles.children import log_to_stderr, stop_with_parent
 from understudy.app.data import DataFolder
 from understudy.app.service.game_learner import LearnerServiceConfig
 from understudy.app.deployment import open_deployment
-from understudy.app.roles.logs import log_to_stderr
 log_to_stderr()
 config = msgspec.json.decode(sys.argv[2], type=LearnerServiceConfig)
 data = DataFolder(Path(sys.argv[1]))

@@ -10,7 +10,6 @@ import pytest
 
 import understudy
 from tests.app.switches import GAME, QUICK, Switches
-from understudy.app.runs.api import together, train_seeds
 from understudy.app.runs.evaluation import (
     AFTERWARDS,
     AT_THE_END,
@@ -19,6 +18,7 @@ from understudy.app.runs.evaluation import (
     evaluate_run,
     held_out_seeds,
 )
+from understudy.app.runs.train import together, train_seeds
 from understudy.core.errors import ConfigError
 
 

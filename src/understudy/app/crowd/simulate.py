@@ -100,7 +100,7 @@ class Simulation:
         self._began_s = time.monotonic()
 
     def _start_ingest(self) -> Child:
-        return Child("ingest", python_module("understudy.app.roles.ingest_process", str(self._data.root)))
+        return Child("ingest", python_module("understudy.app.roles.ingest", str(self._data.root)))
 
     def _shares(self) -> Iterator[PlayerSettings]:
         config = self._config

@@ -5,28 +5,38 @@ where it is too old to enter. So whatever was imported before, or recorded here,
 out, and an import that was killed goes on where it ended.
 """
 
-from collections.abc import Container, Mapping, Sequence
+import json
+import uuid
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.exchange.begun import Begun, Sent
 from understudy.app.exchange.destination import Destination, Landing
-from understudy.app.exchange.history import OnSteps, noise_of
-from understudy.app.exchange.incoming import Incoming, Outline, same_spec, survey
-from understudy.app.exchange.plan import Plan, placed
-from understudy.app.exchange.sending import Sender, send
+from understudy.app.exchange.exporting import OnSteps
+from understudy.app.exchange.incoming import Incoming, Outline, noise_of, survey
+from understudy.app.links import open_link, register
+from understudy.core.ages import DOOR_S, SPOOL_S, refused_session
+from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key, pseudonym
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, Corrupt, StorageFailed
+from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
 from understudy.core.game import GameSpec
 from understudy.core.lock import FileLock
+from understudy.core.log import write_file
 from understudy.core.names import PlayerName, player_name
-from understudy.core.ports import SessionFilter, SessionInfo
+from understudy.core.ports import Link, SessionFilter, SessionInfo
 
 NOBODY = player_name("imported")
 """Whose steps they are, where neither file nor caller says."""
+
+SEND_BYTES = 4 * 1024 * 1024
+SEND_TRIES = 8
+"""How often frames are handed to a stream that is busy or away, a few seconds apart at last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,72 +72,43 @@ def import_files(
 ) -> Imported:  # fmt: skip
     """Store every step of the files that is not in the store yet; nothing at all when one of the files is bad."""
     clock = clock or SystemClock()
-    found = [survey(one, on_steps) for one in files]
-    spec = same_spec(files)
-    plans = _planned(files, found, player)
-    lock = FileLock(place.data.root / "import.lock", what="an import into this folder")
-    with lock, place.landing(clock) as landing:
+    surveys = [survey(file, on_steps) for file in files]
+    spec = files[0].spec
+    for file in files:
+        if file.spec.schema != spec.schema:
+            raise ConfigError(
+                f"{files[0].name} and {file.name} are of different games or schemas; import them one by one"
+            )
+    plans = _planned(files, surveys, player)
+    root = place.data.root
+    lock = FileLock(root / "import.lock", what="an import into this folder")
+    with lock, closing(place.landing(clock)) as landing:
         landing.settle(spec.game, {})  # what a killed import has sent counts as here
-        begun, key = Begun(place.data.root), deployment_key(place.data.root)
-        sent = _place(plans, _origins(files), landing, spec=spec, begun=begun, key=key, now_s=clock.now())
-        link = place.link(spec, clock)
+        begun, key, now_s = Begun(root), deployment_key(root), clock.now()
+        origins = {noise: origin for file in files for noise, origin in file.origins.items()}
+        known = _known(landing, spec, {*plans, *origins.values()})
+        players = {plan.player: pseudonym(key, spec.game, plan.player) for plan in plans.values()}
+        for noise, plan in plans.items():
+            if known.get(origins.get(noise, -1)) is not None:
+                continue  # recorded here, and exported from here
+            before = begun.sessions.get(noise) if landing.is_elsewhere else None
+            plans[noise] = placed(plan, known.get(noise), players[plan.player], now_s=now_s, sent=before)
+        sent = {
+            noise: Sent(plan.session, players[plan.player])
+            for noise, plan in plans.items() if plan.session is not None
+        }  # fmt: skip
+        link = open_link(place.data, place.config, spec, clock)
         with closing(LedgerLink(link, place.data.ledger)) as noting:
-            place.register(spec, link)
+            register(place.data, place.config, spec, link)
             if sent and landing.is_elsewhere:
                 begun.add(sent)
             if sent:
-                send(files, plans, Sender(noting, clock), after_each=landing.step, on_steps=on_steps)
-        after = _settled(landing, plans, sent, spec=spec, begun=begun)
+                _send(files, plans, noting, clock, after_each=landing.step, on_steps=on_steps)
+        landing.settle(spec.game, {one.session: one.player for one in sent.values()})
+        after = _known(landing, spec, plans.keys())
+        if landing.is_elsewhere:
+            begun.finish([noise for noise in plans if noise in after and after[noise].closed])
         return _counted(files, spec, plans, after, landing)
-
-
-def _planned(
-    files: Sequence[Incoming], found: Sequence[Mapping[int, Outline]], player: PlayerName | None
-) -> dict[int, Plan]:
-    """A plan for each session; ConfigError when two files contradict each other."""
-    plans: dict[int, Plan] = {}
-    for owner, outlines in enumerate(found):
-        for noise, outline in outlines.items():
-            first = plans.setdefault(noise, Plan(owner, outline, player or outline.player or NOBODY))
-            if not first.outline.is_like(outline):
-                raise ConfigError(
-                    f"{files[first.owner].name} and {files[owner].name} hold different steps of session "
-                    f"{outline.origin}; import the one that has them all"
-                )
-    return plans
-
-
-def _origins(files: Sequence[Incoming]) -> dict[int, int]:
-    return {noise: origin for one in files for noise, origin in one.origins.items()}
-
-
-def _place(
-    plans: dict[int, Plan], origins: Mapping[int, int], landing: Landing, *, spec: GameSpec, begun: Begun, key: bytes,
-    now_s: float,
-) -> dict[int, Sent]:  # fmt: skip
-    """Give an id to each plan that is to be sent; what will be sent under them."""
-    known = _known(landing, spec, {*plans, *origins.values()})
-    players = {one.player: pseudonym(key, spec.game, one.player) for one in plans.values()}
-    for noise, plan in plans.items():
-        if known.get(origins.get(noise, -1)) is not None:
-            continue  # recorded here, and exported from here
-        before = begun.sessions.get(noise) if landing.is_elsewhere else None
-        plans[noise] = placed(plan, known.get(noise), players[plan.player], now_s=now_s, sent=before)
-    return {
-        noise: Sent(plan.session, players[plan.player])
-        for noise, plan in plans.items() if plan.session is not None
-    }  # fmt: skip
-
-
-def _settled(
-    landing: Landing, plans: Mapping[int, Plan], sent: Mapping[int, Sent], *, spec: GameSpec, begun: Begun
-) -> dict[int, SessionInfo]:
-    """What the store has of these sessions once what was sent is stored, or does not get on."""
-    landing.settle(spec.game, {one.session: one.player for one in sent.values()})
-    after = _known(landing, spec, plans.keys())
-    if landing.is_elsewhere:
-        begun.finish([noise for noise in plans if noise in after and after[noise].closed])
-    return after
 
 
 def _known(landing: Landing, spec: GameSpec, wanted: Container[int]) -> dict[int, SessionInfo]:
@@ -143,7 +124,7 @@ def _known(landing: Landing, spec: GameSpec, wanted: Container[int]) -> dict[int
 def _counted(
     files: Sequence[Incoming],
     spec: GameSpec,
-    plans: Mapping[int, Plan],
+    plans: Mapping[int, "Plan"],
     after: Mapping[int, SessionInfo],
     landing: Landing,
 ) -> Imported:
@@ -153,8 +134,8 @@ def _counted(
     is_waiting = {noise: landing.is_elsewhere and not (noise in after and after[noise].closed) for noise in sent}
     out = [plan.outline for plan in plans.values() if plan.session is None]
     details: dict[str, Any] = {}
-    for one in files:
-        for name, value in one.report().items():
+    for file in files:
+        for name, value in file.report().items():
             is_number = isinstance(value, int) and not isinstance(value, bool)
             details[name] = details.get(name, 0) + value if is_number else value
     return Imported(
@@ -167,3 +148,213 @@ def _counted(
         waiting_steps=sum(steps for noise, steps in lacking.items() if is_waiting[noise]),
         refusals=landing.refusals, by_running_ingest=not landing.is_ours, details=details,
     )  # fmt: skip
+
+
+# --- where each session goes, by what is in the store and what an earlier import has begun ----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a session goes: under which id and name; no id means it stays out."""
+
+    owner: int
+    """The file, of those given, that brings it."""
+    outline: Outline
+    player: PlayerName
+    session: uuid.UUID | None = None
+    had_steps: int = 0
+
+
+def _planned(
+    files: Sequence[Incoming], surveys: Sequence[Mapping[int, Outline]], player: PlayerName | None
+) -> dict[int, Plan]:
+    """A plan for each session; ConfigError when two files contradict each other."""
+    plans: dict[int, Plan] = {}
+    for owner, outlines in enumerate(surveys):
+        for noise, outline in outlines.items():
+            first = plans.setdefault(noise, Plan(owner, outline, player or outline.player or NOBODY))
+            if not first.outline.is_like(outline):
+                raise ConfigError(
+                    f"{files[first.owner].name} and {files[owner].name} hold different steps of session "
+                    f"{outline.origin}; import the one that has them all"
+                )
+    return plans
+
+
+def placed(
+    plan: Plan, info: SessionInfo | None, player: bytes, *, now_s: float, sent: "Sent | None" = None
+) -> Plan:  # fmt: skip
+    """The plan with an id, or without one where everything is there; ConfigError where the two cannot be told apart.
+
+    `info`: what the store has of the session; `sent`: under which id an import that was not finished has sent it.
+    """
+    outline = plan.outline
+    if info is None:
+        if sent is None:
+            return replace(plan, session=entering(outline.origin, now_s))
+        _must_go_on(sent.session, sent.player, player, now_s)
+        return replace(plan, session=sent.session)
+    if info.dropped_steps > outline.missing_steps:
+        raise ConfigError(
+            f"session {info.session} is here without {info.dropped_steps} steps that the file may have: it came "
+            "from a narrower export; import into another folder, or forget its player first"
+        )
+    is_whole = info.n_steps >= outline.steps
+    # A session under its own id may be the very one that was exported, and still be played: no import may close it.
+    if info.closed or (is_whole and (info.player != player or info.session == outline.origin)):
+        return plan
+    # Begun by an import that was killed: the same frames again, and what is there counts once.
+    if is_whole and not _may_enter(info.session, now_s):
+        return plan
+    _must_go_on(info.session, info.player, player, now_s)
+    return replace(plan, session=info.session, had_steps=info.n_steps)
+
+
+def _must_go_on(session: uuid.UUID, begun_by: bytes, player: bytes, now_s: float) -> None:
+    if begun_by != player:
+        raise ConfigError(
+            f"session {session} is here in part, and another player's: an import under another name was not "
+            "finished; give the same --player as then"
+        )
+    if not _may_enter(session, now_s):
+        raise ConfigError(
+            f"session {session} was begun by an import that was not finished, too long ago to go on; import into "
+            "another folder, or forget its player first"
+        )
+
+
+def _may_enter(session: uuid.UUID, now_s: float) -> bool:
+    return refused_session(session, entered_s=now_s, oldest_s=DOOR_S) is None
+
+
+def entering(origin: uuid.UUID, now_s: float) -> uuid.UUID:
+    """The session's own id while it is young enough to enter, otherwise with the time of now."""
+    if refused_session(origin, entered_s=now_s, oldest_s=SPOOL_S) is None:
+        return origin
+    return uuid.UUID(int=round(now_s * 1000) << 80 | origin.int & ((1 << 80) - 1))
+
+
+# --- sessions that are on their way -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A session that may be on its way."""
+
+    session: uuid.UUID
+    player: bytes
+    """A pseudonym."""
+
+
+class Begun:
+    """Under which ids imports have begun to send sessions to a store elsewhere, in a file of the data folder.
+
+    What is in a stream cannot be asked for before it is stored. So ids are written down before the first frame is
+    sent, and an import that is repeated sends the same frames under the same ids: the store knows them as the same.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / "import.json"
+        self.sessions: dict[int, Sent] = self._read()
+        """By the random part of their ids."""
+
+    def _read(self) -> dict[int, Sent]:
+        try:
+            fields = json.loads(self._path.read_bytes())
+            return {
+                int(noise, 16): Sent(uuid.UUID(hex=session), bytes.fromhex(player))
+                for noise, (session, player) in fields.items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Corrupt(f"{self._path} is damaged ({error}); restore it from a backup, or remove it: then sessions "
+                          "of an unfinished import may be stored twice") from None  # fmt: skip
+
+    def add(self, sessions: Mapping[int, Sent]) -> None:
+        """Make durable that these are about to be sent."""
+        self._keep({**self._read(), **sessions})
+
+    def finish(self, done: Iterable[int]) -> None:
+        """These are stored, or will never be sent under those ids again."""
+        gone = set(done)
+        self._keep({noise: sent for noise, sent in self._read().items() if noise not in gone})
+
+    def forget(self, players: Collection[bytes]) -> None:
+        """Let go of erased players: what comes under the old ids is refused, and a new import takes new ones."""
+        self.finish([noise for noise, sent in self.sessions.items() if sent.player in players])
+
+    def _keep(self, sessions: dict[int, Sent]) -> None:
+        self.sessions = sessions
+        if sessions:
+            fields = {f"{noise:x}": [one.session.hex, one.player.hex()] for noise, one in sessions.items()}
+            write_file(self._path, json.dumps(fields).encode(), mode=0o600)
+        else:
+            self._path.unlink(missing_ok=True)
+
+
+# --- sending ----------------------------------------------------------------------------------------------------------
+
+
+def _send(
+    files: Sequence[Incoming], plans: Mapping[int, Plan], link: Link, clock: Clock, *,
+    after_each: Callable[[], None], on_steps: OnSteps | None,
+) -> None:  # fmt: skip
+    """Send what has an id; `after_each` is called whenever some of it is in the stream."""
+    total, done = sum(plan.outline.steps for plan in plans.values()), 0
+    waiting: list[Frame] = []
+    players: dict[uuid.UUID, PlayerName] = {}
+    for frame, player, steps in _frames(files, plans):
+        if frame is not None:
+            waiting.append(frame)
+            players[frame.session] = player
+        done += steps
+        if len(waiting) == MAX_FRAMES_PER_SEND or sum(one.size_bytes for one in waiting) > SEND_BYTES:
+            _hand_over(waiting, players, link, clock)
+            waiting, players = [], {}
+            after_each()
+        if on_steps is not None:
+            on_steps(done, total)
+    if waiting:
+        _hand_over(waiting, players, link, clock)
+
+
+def _hand_over(frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], link: Link, clock: Clock) -> None:
+    """All of them are durable in the stream, also after several tries; StorageFailed when one is not."""
+    for tried in range(SEND_TRIES):
+        acks = link.send(frames, players)
+        left = [(frame, ack) for frame, ack in zip(frames, acks, strict=True) if not ack.accepted]
+        if not left:
+            return
+        refused = next((ack.refused for _, ack in left if ack.refused), None)
+        if refused or tried + 1 == SEND_TRIES:
+            raise StorageFailed(
+                f"the stream did not take a frame: {refused or left[0][1].error}; mend that, then run the same "
+                "command again, which goes on where this one ended"
+            )
+        frames = [frame for frame, _ in left]
+        clock.wait(Event(), min(max(ack.retry_after_s for _, ack in left), 0.1 * 2**tried))
+
+
+def _frames(files: Sequence[Incoming], plans: Mapping[int, Plan]) -> Iterator[tuple[Frame | None, PlayerName, int]]:
+    """Every frame of the files, whose it is, and how many steps it brings; no frame for what stays out."""
+    sent: dict[int, int] = {}
+    for owner, file in enumerate(files):
+        for chunk, _ in file.chunks():
+            noise, n_steps = noise_of(chunk.meta.session), chunk.meta.n_steps
+            plan = plans.get(noise)
+            if plan is None or plan.owner != owner:
+                continue
+            outline, session = plan.outline, plan.session
+            if session is None:
+                yield None, plan.player, n_steps
+                continue
+            number = outline.last_no + 1
+            if noise not in sent and outline.missing:
+                report = DropReport(tuple(outline.missing), outline.missing_steps)
+                yield drop_frame(session, number, report), plan.player, 0
+            yield Chunk(replace(chunk.meta, session=session), chunk.columns).frame(), plan.player, n_steps
+            sent[noise] = sent.get(noise, 0) + 1
+            if sent[noise] == outline.chunks:
+                number += bool(outline.missing)
+                yield close_frame(session, number, CloseReport(number, outline.steps)), plan.player, 0

@@ -2,50 +2,76 @@
 
 import hashlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from understudy.app.exchange.history import OnSteps, noise_of
-from understudy.core.chunk import Chunk
+import numpy as np
+
+from understudy.app.exchange.exporting import OnSteps
+from understudy.core.chunk import (
+    COMPRESS_FROM_BYTES,
+    CUT_BYTES,
+    MAX_DECODED_BYTES,
+    MAX_STEPS,
+    Chunk,
+    RowKind,
+    bootstrap_last_row,
+    split_chunk,
+)
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import MAX_BODY_BYTES
 from understudy.core.game import GameSpec
-from understudy.core.meta import read_meta
+from understudy.core.meta import ChunkMeta, EpisodeNote, read_meta
 from understudy.core.names import PlayerName, new_session
 from understudy.core.session import MAX_REPORT_AHEAD
+from understudy.core.tensors import Array
 from understudy.ingest.check import check_against_spec
 
 MAX_GAPS = 1000
 """Gaps in a session's numbers that one drop report can tell."""
+_HEADER_BYTES = 16 * 1024
 
 
 class Incoming(Protocol):
     """A file of one game's steps."""
 
-    @property
-    def name(self) -> str:
-        """The file, for messages."""
-        ...
-
-    @property
-    def spec(self) -> GameSpec: ...
-
-    def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
-        """Every chunk with whose it is, where the file tells; ConfigError where the file is bad. Asked for twice.
-
-        A session's chunks come one behind the other, in order; only the random part of its id is kept.
-        """
-        ...
+    name: str
+    """The file, for messages."""
+    spec: GameSpec
 
     @property
     def origins(self) -> Mapping[int, int]:
         """The random part of a session's id to that of the session it was exported from, where they differ."""
         ...
 
+    def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
+        """Every chunk with its player, where the file names one; ConfigError where the file is bad. Called twice.
+
+        A session's chunks come one behind the other, in order; only the random part of its id is kept.
+        """
+        ...
+
     def report(self) -> Mapping[str, Any]:
         """What else was found, complete once `chunks` was read to its end."""
         ...
+
+
+def noise_of(session: uuid.UUID) -> int:
+    """The random part of a session's id: what stays when an import gives the session another time."""
+    return session.int & ((0xFFF << 64) | ((1 << 62) - 1))
+
+
+def session_of(*parts: bytes | str) -> uuid.UUID:
+    """A session id whose random part is made of the content it stands for, without a time."""
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return new_session(0.0, digest.digest())
+
+
+# --- judging a file ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -77,12 +103,11 @@ class Outline:
             raise Refused("too_many_gaps", f"chunk {meta.chunk_no} is too far on for a session with gaps")
         if len(self.missing) > MAX_GAPS:
             raise Refused("too_many_gaps", f"the session has more than {MAX_GAPS} gaps; export it without a filter")
-        self.chunks, self.steps, self.missing_steps = (
-            self.chunks + 1,
-            self.steps + meta.n_steps,
-            self.missing_steps + skipped,
-        )
-        self.last_no, self.end_step = meta.chunk_no, meta.first_step + meta.n_steps
+        self.chunks += 1
+        self.steps += meta.n_steps
+        self.missing_steps += skipped
+        self.last_no = meta.chunk_no
+        self.end_step = meta.first_step + meta.n_steps
 
     def is_like(self, other: "Outline") -> bool:
         """Whether another file holds the same steps of the session, by their numbers."""
@@ -92,13 +117,12 @@ class Outline:
 def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Outline]:
     """Read all of a file and judge it as ingest will; its sessions by the random part of their ids.
 
-    ConfigError names the first thing that is wrong, before anything was stored. `on_steps` hears of no total.
+    ConfigError names the first thing that is wrong, before anything was stored. `on_steps` gets no total.
     """
     n_steps = 0
     outlines: dict[int, Outline] = {}
     for chunk, player in incoming.chunks():
-        noise = noise_of(chunk.meta.session)
-        outline = outlines.setdefault(noise, Outline(chunk.meta.session, player))
+        outline = outlines.setdefault(noise_of(chunk.meta.session), Outline(chunk.meta.session, player))
         try:
             if chunk.meta.session.version != 7:
                 raise Refused("bad_session", "the session's id is no UUIDv7")
@@ -118,26 +142,67 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
     return outlines
 
 
-def session_of(*parts: bytes | str) -> uuid.UUID:
-    """A session id whose random part is made of the content it stands for, without a time."""
-    digest = hashlib.sha256()
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        digest.update(len(raw).to_bytes(8, "little") + raw)
-    return new_session(0.0, digest.digest())
+# --- episodes, for formats that have these and no chunks --------------------------------------------------------------
 
 
-def with_session(chunk: Chunk, session: uuid.UUID) -> Chunk:
-    """The same chunk in another session."""
-    return Chunk(replace(chunk.meta, session=session), chunk.columns)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """n steps from a beginning to an end; neither terminated nor truncated means that the end was not seen."""
+
+    session: uuid.UUID
+    obs: Mapping[str, Array]  # n + 1 rows each, by column
+    action: Mapping[str, Array]  # n rows each
+    reward: Array  # float32[n]
+    terminated: bool
+    truncated: bool
+    extras: Mapping[str, Array] = field(default_factory=dict)
+    """Optional columns: n + 1 rows of `legal`, n of the others."""
+    note: EpisodeNote = field(default_factory=lambda: EpisodeNote(row=0))
 
 
-def same_spec(all_: Sequence[Incoming]) -> GameSpec:
-    """The spec that all files share; ConfigError when they differ."""
-    first, *others = all_
-    for other in others:
-        if other.spec.schema != first.spec.schema:
-            raise ConfigError(
-                f"{first.name} and {other.name} are of different games or schemas; import them one by one"
-            )
-    return first.spec
+def chunks_of(episode: Episode, spec: GameSpec, *, consent: str, client: str) -> Iterator[Chunk]:
+    """The episode as a session of its own, cut into chunks that fit into frames."""
+    n, has_ended = len(episode.reward), episode.terminated or episode.truncated
+    at = np.arange(n + 1)
+    padded = {"reward": episode.reward, **episode.action, **episode.extras}
+    legal = {"legal": padded.pop("legal")} if "legal" in padded else {}
+    columns: dict[str, Array] = {
+        "is_first": at == 0, "terminated": (at == n - 1) & episode.terminated,
+        "truncated": (at == n - 1) & episode.truncated,
+        "row": np.where(at < n, RowKind.STEP, RowKind.FINAL if has_ended else RowKind.BOOTSTRAP).astype(np.uint8),
+        **{name: np.concatenate([rows, np.zeros_like(rows[:1])]) for name, rows in padded.items()},
+        **episode.obs, **legal,
+    }  # fmt: skip
+    meta = ChunkMeta(
+        game=spec.game, schema=spec.schema, session=episode.session, chunk_no=0, first_step=0, n_steps=n,
+        consent=consent, client=client, episodes=(replace(episode.note, row=0, cut=not has_ended),),
+    )  # fmt: skip
+    number, most = 0, _most_steps(columns)
+    for start in range(0, n, most):
+        end = min(n, start + most)
+        part = {name: column[start : end + 1] for name, column in columns.items()}
+        (note,) = meta.episodes
+        if end < n:
+            part = bootstrap_last_row(part)
+            note = replace(note, cut=False, result=None)
+        waiting = [Chunk(replace(meta, first_step=start, n_steps=end - start, episodes=(note,)), part)]
+        while waiting:
+            chunk = waiting.pop()
+            may_outgrow = chunk.meta.n_steps > 1 and chunk.size_bytes > CUT_BYTES - _HEADER_BYTES
+            if may_outgrow and len(chunk.encode()) > CUT_BYTES:
+                left, right = split_chunk(chunk)
+                waiting += [right, left]
+                continue
+            yield Chunk(replace(chunk.meta, chunk_no=number), chunk.columns)
+            number += 1
+
+
+def _most_steps(columns: Mapping[str, Array]) -> int:
+    """Steps of a chunk that is sure to fit, or that will once its images are compressed."""
+    row_bytes = sum(column[0].nbytes for column in columns.values())
+    shrinks = any(
+        column.dtype.itemsize == 1 and column.dtype.kind in "ui" and column[0].nbytes >= COMPRESS_FROM_BYTES
+        for column in columns.values()
+    )
+    room = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES
+    return max(1, min(MAX_STEPS, room // int(row_bytes) - 1))

@@ -8,9 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from understudy.core.errors import ConfigError, UnderstudyError
+
+if TYPE_CHECKING:
+    from understudy.app.config import Config
+    from understudy.app.data import DataFolder
 
 WRONG_USE, NOT_CARRIED_OUT, FENCED = 2, 3, 4
 """How a child ends that was given what cannot work, that met trouble, or whose work another one does now."""
@@ -145,13 +150,56 @@ def stop_with_parent() -> threading.Event:
     return stop
 
 
-def run_role(work: Callable[[], int | None]) -> int:
-    """In a child: carry out the role; its exit code. What went wrong on purpose is told in one line."""
+@contextlib.contextmanager
+def reporting(fields: Callable[[], Mapping[str, Any]], *, every_s: float = 0.25) -> Iterator[None]:
+    """In a child: report while the block runs, except while there are no fields."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.is_set():
+            if now := fields():
+                report(now)
+            is_over.wait(every_s)
+
+    reporter = threading.Thread(target=repeat, daemon=True)
+    reporter.start()
     try:
-        return work() or 0
+        yield
+    finally:
+        is_over.set()
+        reporter.join()
+
+
+def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
+    """In a child whose command line is `DATA [CONFIG]`: carry out a role; its exit code.
+
+    CONFIG is the file that `up` wrote. What went wrong on purpose is said in one line.
+    """
+    from understudy.app.config import Config, read_config  # late: simulated players are children, too, and need none
+    from understudy.app.data import DataFolder
+
+    log_to_stderr()
+    folder, *config = map(Path, sys.argv[1:])
+    try:
+        return main(DataFolder(folder), read_config(config[0]) if config else Config()) or 0
     except UnderstudyError as error:
         sys.stderr.write(f"{error}\n")
         return WRONG_USE if isinstance(error, ConfigError) else NOT_CARRIED_OUT
+
+
+def log_to_stderr(*, as_json: bool = True) -> None:
+    """Log events to standard error, as JSON lines or for people; standard output stays for results."""
+    import structlog
+
+    renderer = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def python_module(name: str, *arguments: str) -> list[str]:

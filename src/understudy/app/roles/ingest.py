@@ -2,6 +2,9 @@
 
 A store in the data folder has one writer, this process, which also answers requests for it. A store elsewhere may have
 many: each has partitions of its own. With Spark the work is done in tasks, and this process says what is next.
+
+Run as `python -m understudy.app.roles.ingest DATA [CONFIG]`, where CONFIG is the file that `up` wrote, it reports lines
+of JSON, and drains when its standard input closes.
 """
 
 import contextlib
@@ -21,8 +24,8 @@ from understudy.app.backends import open_store, open_stream
 from understudy.app.config import Config, check_spark_store
 from understudy.app.data import DataFolder
 from understudy.app.deployment import models_folder, open_deployment
-from understudy.app.roles.logs import log_to_stderr
-from understudy.app.roles.requests import answer_all, forget_stale
+from understudy.app.roles.children import log_to_stderr, report, reporting, run_role, stop_with_parent
+from understudy.app.roles.requests import Handler, answer_all, forget_stale
 from understudy.app.specs import RegistrySpecs, registered_specs
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
@@ -209,40 +212,35 @@ class IngestRole:
             self.store.release([name for name in self.store.positions() if name not in left])
         return freed
 
-    def _handlers(self) -> Mapping[str, Any]:
+    def _handlers(self) -> Mapping[str, Handler]:
+        """What another process may ask of the store's writer."""
+
+        def barrier(_: Mapping[str, Any]) -> Mapping[str, Any]:
+            self.service.drain()
+            return {"arrival": self.store.next_arrival - 1, "pid": os.getpid()}
+
+        def snapshot(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+            self.snapshot(self._data.root / "snapshots" / Path(str(asked["name"])).name)
+            return {}
+
         return {
-            "barrier": self._barrier,
+            "barrier": barrier,
             "forget": lambda asked: self.forget([bytes.fromhex(text) for text in asked["players"]]),
             "replay": lambda asked: replay(self.store, self._specs, asked.get("ids")),
-            "snapshot": self._snapshot,
-            "compact": self._compact,
+            "snapshot": snapshot,
+            "compact": lambda _: {"freed_bytes": self.store.compact(between=self.service.step)},
         }
-
-    def _barrier(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.service.drain()
-        return {"arrival": self.store.next_arrival - 1, "pid": os.getpid()}
-
-    def _snapshot(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.snapshot(self._data.root / "snapshots" / Path(str(asked["name"])).name)
-        return {}
 
     def snapshot(self, target: Path) -> None:
         """Copy the store with all that the stream held; what comes meanwhile is stored, and copied too."""
         self.service.drain()
         self.store.back_up(target, between=self.service.step)
 
-    def _compact(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"freed_bytes": self.store.compact(between=self.service.step)}
-
     def forget(self, players: list[bytes]) -> dict[str, int | bool]:
         """Erase players by pseudonym, and what the stream still holds of stored data."""
         self.service.drain()
         chunks = sum(self.store.forget(player) for player in players)
         return {"chunks": chunks, "stream_bytes": self.trim(0.0), "is_finished": not self.store.is_erasing}
-
-    def replay(self, ids: list[int] | None) -> dict[str, int]:
-        """Check quarantined frames again and store those that pass; None means all."""
-        return replay(self.store, self._specs, ids)
 
     def close(self) -> None:
         self._opened.close()
@@ -350,3 +348,20 @@ def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, i
         counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
         counts["still_refused"] += sum(fate in ("refused", "conflict") for fate in receipt.fates)
     return counts
+
+
+# --- the role as a process of its own ---------------------------------------------------------------------------------
+
+
+def main(data: DataFolder, config: Config) -> None:
+    """Follow the stream until the parent asks to stop."""
+    stop = stop_with_parent()
+    with open_ingest(data, config) as role:
+        # A parent that gets no report knows that the role does not run yet, and that a wrong setting is still found.
+        with reporting(lambda: role.report() if role.is_running else {}):
+            role.run(stop, drain_s=ROLE_DRAIN_S)
+        report(role.report())
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_role(main))

@@ -89,7 +89,7 @@ class Platform:
             "gateway": Role(name="gateway", command=self._gateway, drains_s=30.0),
             # What the gateway acknowledged last is stored, too.
             "ingest": Role(
-                name="ingest", command=self._module("ingest_process"), drains_s=120.0,
+                name="ingest", command=self._module("ingest"), drains_s=120.0,
                 stops_after=("gateway",),
             ),
             "learner": Role(
@@ -105,7 +105,8 @@ class Platform:
     def _gateway(self, report: Mapping[str, Any]) -> Sequence[str]:
         if report.get("port") and not self.config.gateway.port:
             # Any port would do the first time; after a crash games look for it where it was.
-            self.config = _with_port(self.config, int(report["port"]))
+            gateway = dataclasses.replace(self.config.gateway, port=int(report["port"]))
+            self.config = dataclasses.replace(self.config, gateway=gateway)
             write_config(self.config, self._config_file)
         return self._module("gateway_process")(report)
 
@@ -119,10 +120,6 @@ class Platform:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _with_port(config: Config, port: int) -> Config:
-    return dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, port=port))
 
 
 def development_keys(deployment: Deployment) -> DevelopmentKeys:

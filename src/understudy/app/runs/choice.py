@@ -82,23 +82,17 @@ class GameChoice:
         }  # fmt: skip
 
 
-def choice_from_json(facts: Mapping[str, Any], *, call: str = "") -> GameChoice:
-    """The choice that a run's facts name; ConfigError when it was an object, which no folder holds."""
-    if facts["game"] is None:
+def choice_of(facts: Mapping[str, Any], given: GameChoice | None, *, call: str = "") -> GameChoice:
+    """The choice of a run with what is given again, such as an env object; what was left out is as it was.
+
+    ConfigError where an object must be given again, which no folder holds; `call` is how to do that in Python.
+    """
+    if given is None and facts["game"] is None:
         raise ConfigError(
             f"this run was trained on an env object or function ({facts['name']}), which no folder holds; do this in "
             f"Python, where the game can be given again{call and ': ' + call}"
         )
-    return GameChoice(**{name: facts[name] for name in ("game", "env_kwargs", "wrappers", "frame_skip")})
-
-
-def choice_of(facts: Mapping[str, Any], given: GameChoice | None, *, call: str = "") -> GameChoice:
-    """The choice of a run with what is given again, such as an env object; what was left out is as it was.
-
-    `call` is how to give it again in Python, for whoever has not.
-    """
-    if given is None:
-        return choice_from_json(facts, call=call)
+    given = given or GameChoice(game=facts["game"])
     plain, fields = GameChoice(game=None).to_json(), given.to_json()
     left_out = [name for name in ("env_kwargs", "wrappers", "frame_skip") if fields[name] == plain[name]]
     return replace(given, **{name: facts[name] for name in left_out})

@@ -85,7 +85,9 @@ def evaluate_run(
 
     `game` is for runs that were trained on an env object or function.
     """
-    _check_counts(episodes=episodes, seeds=seeds)
+    for name, value in (("episodes", episodes), ("seeds", seeds)):
+        if type(value) is not int or not 1 <= value <= MAX_EPISODES:
+            raise ConfigError(f"{name} is {value!r}; give a whole number from 1 to {MAX_EPISODES}")
     if policy not in ("best", "last"):
         raise ConfigError(f"policy is {policy!r}; give best or last")
     if root.suffix == ".safetensors" and RunFolder(root.parent).exists:
@@ -125,9 +127,3 @@ def _returns(folder: RunFolder, *, episodes: int, seeds: int, policy: str, game:
             returns = judge.returns(played, episodes=episodes, series=AFTERWARDS, attempt=seed)
             assert returns is not None
             yield returns
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if type(value) is not int or not 1 <= value <= MAX_EPISODES:
-            raise ConfigError(f"{name} is {value!r}; give a whole number from 1 to {MAX_EPISODES}")

@@ -197,12 +197,9 @@ def _read_policy(path: Path) -> Policy:
 
 
 def _cells(row: Mapping[str, float]) -> list[str]:
-    return ["" if name in INTERVAL and math.isnan(row[name]) else _text(row[name]) for name in CURVE]
-
-
-def _text(value: float) -> str:
     """Counts to the last digit, measures to the eighth."""
-    return str(int(value)) if float(value).is_integer() else f"{value:.8g}"
+    texts = {name: str(int(row[name])) if float(row[name]).is_integer() else f"{row[name]:.8g}" for name in CURVE}
+    return ["" if name in INTERVAL and math.isnan(row[name]) else texts[name] for name in CURVE]
 
 
 def default_folder(parent: Path, game: str, algorithm: str) -> Path:

@@ -26,50 +26,41 @@ from understudy.core.policy import Policy
 # --- Whether what is asked of a run that goes on is what it was begun with --------------------------------------------
 
 
-Difference = tuple[str, Any, Any]
-"""A name, what the run has, and what was asked."""
-
-
 def check_agrees(
     root: Path, facts: Mapping[str, Any], settings: Settings, *, choice: GameChoice | None, wanted: Wanted
 ) -> None:
     """ConfigError names the first thing that was given and differs; what was left out is as it was."""
-    for name, has, asked in (*_of_choice(facts, choice), *_of_facts(facts, wanted), *_of_settings(settings, wanted)):
+    for name, has, asked in _differences(facts, settings, choice, wanted):
         raise ConfigError(
             f"{root} was begun with {name} {has!r}, and {asked!r} was given; leave it out to go on with that run, or "
             "give another folder for a new one"
         )
 
 
-def _of_choice(facts: Mapping[str, Any], choice: GameChoice | None) -> Iterator[Difference]:
-    if choice is None:
-        return
-    if choice.is_named and choice.game != facts["game"]:
-        yield "game", facts["game"] or facts["name"], choice.game
-    plain = GameChoice(game=None).to_json()
-    for name in ("env_kwargs", "wrappers", "frame_skip"):
-        asked = choice.to_json()[name]
-        if asked not in (plain[name], facts[name]):
-            yield name, facts[name], asked
-
-
-def _of_facts(facts: Mapping[str, Any], wanted: Wanted) -> Iterator[Difference]:
-    asked = {
+def _differences(
+    facts: Mapping[str, Any], settings: Settings, choice: GameChoice | None, wanted: Wanted
+) -> Iterator[tuple[str, Any, Any]]:
+    """A name, what the run has, and what was asked."""
+    if choice is not None:
+        if choice.is_named and choice.game != facts["game"]:
+            yield "game", facts["game"] or facts["name"], choice.game
+        plain, given = GameChoice(game=None).to_json(), choice.to_json()
+        for name in ("env_kwargs", "wrappers", "frame_skip"):
+            if given[name] not in (plain[name], facts[name]):
+                yield name, facts[name], given[name]
+    named = {
         "algorithm": None if wanted.algorithm is None else algorithm_name(wanted.algorithm), "seed": wanted.seed,
         "init_from": wanted.init_from and str(wanted.init_from.resolve()),
     }  # fmt: skip
-    for name, value in asked.items():
+    for name, value in named.items():
         if value is not None and value != facts[name]:
             yield name, facts[name], value
     if wanted.until is not None and wanted.until != (math.inf if facts["until"] is None else facts["until"]):
         yield "until", facts["until"], wanted.until
     if wanted.from_store is not None:
-        folder = str(wanted.from_store.resolve())
-        if facts["from_store"] not in (folder, str(Path(folder) / "store")):
-            yield "from_store", facts["from_store"], folder
-
-
-def _of_settings(settings: Settings, wanted: Wanted) -> Iterator[Difference]:
+        folder = wanted.from_store.resolve()
+        if facts["from_store"] not in (str(folder), str(folder / "store")):
+            yield "from_store", facts["from_store"], str(folder)
     if isinstance(wanted.network, NetworkSpec) and settings.config.network != wanted.network:
         yield "network", "another one", "this one"
     resolver = filled(Resolver(settings.algorithm, settings.algorithm_type), wanted, wanted.preset)
@@ -93,12 +84,6 @@ def asked_more(facts: Mapping[str, Any], settings: Settings, wanted: Wanted) -> 
     if until is not None and until > (math.inf if facts["until"] is None else facts["until"]):
         more["until"] = float(until)
     return more
-
-
-def without(wanted: Wanted, more: Mapping[str, Any]) -> Wanted:
-    """The rest of what is asked, which must be as it was."""
-    rest = {name: value for name, value in wanted.settings.items() if name not in more}
-    return replace(wanted, settings=rest, until=None if "until" in more else wanted.until)
 
 
 def extended(folder: RunFolder, facts: Mapping[str, Any], settings: Settings, result: Mapping[str, Any]) -> Any:

@@ -220,7 +220,7 @@ def build(
 
     It plays the game itself, or only reads a store, for which the game need not be installed.
     """
-    algorithm = settings.algorithm_type(spec, settings.config)
+    part, algorithm = settings.run, settings.algorithm_type(spec, settings.config)
     config, is_played = settings.learner_config(), facts["from_store"] is None
     if not is_played:
         config = replace(config, limiter=None)
@@ -236,34 +236,28 @@ def build(
 
     engine: Engine
     if is_played:
-        engine = _inline(learner, folder, settings, facts=facts, choice=choice, on_event=hear, opened=opened)
+        needs, num_envs, collect = algorithm.needs, part.envs, part.collect
+        if isinstance(needs, Rollouts):
+            num_envs, collect = needs.envs, needs.steps
+        envs = opened.enter_context(contextlib.closing(choice.make(num_envs)))
+        history = None
+        if not learner.is_on_policy:
+            history = opened.enter_context(contextlib.closing(History(folder.store, spec, clock=SystemClock())))
+        engine = Inline(
+            learner, history=history, on_event=hear,
+            actor=Actor(
+                envs, spec, root_seed=facts["seed"], created_ms=facts["created_ms"], incarnation=facts["starts"]
+            ),
+            config=InlineConfig(
+                steps=part.steps, collect=collect, is_asynchronous=part.asynchronous, has_ladder=part.ladder
+            ),
+        )  # fmt: skip
     else:
         follower = StoreFollower(Path(facts["from_store"]))
-        engine = FromStore(learner, follower, steps=settings.run.steps, clock=SystemClock(), on_event=hear)
+        engine = FromStore(learner, follower, steps=part.steps, clock=SystemClock(), on_event=hear)
     opened.callback(engine.close)
     training = Training(
-        engine, folder, settings.run, judge=judge, until=facts["until"], on_event=on_event,
+        engine, folder, part, judge=judge, until=facts["until"], on_event=on_event,
         extensions=facts.get("extensions", 0),
     )  # fmt: skip
     return training
-
-
-def _inline(
-    learner: Learner, folder: RunFolder, settings: Settings, *, facts: Mapping[str, Any], choice: GameChoice,
-    on_event: OnEvent, opened: contextlib.ExitStack,
-) -> Inline:  # fmt: skip
-    part, spec, needs = settings.run, learner.algorithm.game, learner.algorithm.needs
-    num_envs, collect = (needs.envs, needs.steps) if isinstance(needs, Rollouts) else (part.envs, part.collect)
-    envs = opened.enter_context(contextlib.closing(choice.make(num_envs)))
-    history = None
-    if not learner.is_on_policy:
-        history = opened.enter_context(contextlib.closing(History(folder.store, spec, clock=SystemClock())))
-    return Inline(
-        learner, history=history, on_event=on_event,
-        actor=Actor(
-            envs, spec, root_seed=facts["seed"], created_ms=facts["created_ms"], incarnation=facts["starts"]
-        ),
-        config=InlineConfig(
-            steps=part.steps, collect=collect, is_asynchronous=part.asynchronous, has_ladder=part.ladder
-        ),
-    )  # fmt: skip

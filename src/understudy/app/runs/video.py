@@ -44,11 +44,15 @@ def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[in
     make_folder(folder.absolute())
     paths = []
     with rendering(choice, asked=asked) as env:
-        every, fps = _pace(env)
+        fps = float(env.metadata.get("render_fps") or 30.0)
+        every = max(1, round(fps / MAX_FPS))  # one frame of so many is kept
+        shown_ms = round(1000 / (fps / every))
         for number, seed in enumerate(seeds, start=1):
-            frames = list(_episode(env, choice, policy, seed=seed, every=every))
+            first, *others = _episode(env, choice, policy, seed=seed, every=every)
+            gif = io.BytesIO()
+            first.save(gif, format="GIF", save_all=True, append_images=others, duration=shown_ms, loop=0)
             paths.append(folder / f"episode-{number}.gif")
-            write_file(paths[-1], _gif(frames, fps=fps), mode=0o644)
+            write_file(paths[-1], gif.getvalue(), mode=0o644)
     return paths
 
 
@@ -92,13 +96,6 @@ def frame_of(env: Env, choice: GameChoice, *, asked: str = "video") -> Array:
     return frame
 
 
-def _pace(env: Env) -> tuple[int, float]:
-    """Keep one frame of how many, and the frames a second that are left."""
-    fps = float(env.metadata.get("render_fps") or 30.0)
-    every = max(1, round(fps / MAX_FPS))
-    return every, fps / every
-
-
 def _episode(env: Env, choice: GameChoice, policy: Policy, *, seed: int, every: int) -> Iterator[Any]:
     player = policy.player()
     obs, info = env.reset(seed=seed)
@@ -119,11 +116,3 @@ def _small(frame: Array) -> Any:
     image.thumbnail((MAX_SIDE, MAX_SIDE))
     # A palette at once: an episode of full frames would fill the memory.
     return image.quantize(colors=128)
-
-
-def _gif(frames: Sequence[Any], *, fps: float) -> bytes:
-    made = io.BytesIO()
-    frames[0].save(
-        made, format="GIF", save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0
-    )  # fmt: skip
-    return made.getvalue()

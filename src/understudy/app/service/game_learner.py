@@ -5,7 +5,6 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -22,7 +21,6 @@ from understudy.core.events import Event, Guarded, Update
 from understudy.core.game import GameSpec
 from understudy.core.manifest import Lineage, model_name
 from understudy.core.meta import CONSENTS
-from understudy.core.policy import Policy
 from understudy.core.version import version
 from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import FromStore
@@ -78,22 +76,6 @@ class Means:
 # --- learning one game with one algorithm -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoursePlan:
-    """What is learned, from whom and how."""
-
-    spec: GameSpec
-    settings: Settings
-    learn_from: tuple[str, ...]
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """The course's folder: another schema, setting or seed is another course."""
-        told = f"{self.spec.schema} {self.settings.to_toml()} {self.learn_from} {self.seed}"
-        return f"{self.settings.algorithm}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
-
-
 @dataclass(frozen=True, slots=True)
 class Marks:
     """What a course remembers of its releases, besides what it learned."""
@@ -108,74 +90,61 @@ class Course:
     """One algorithm that learns one game from the store for as long as there is something to learn."""
 
     def __init__(
-        self, plan: CoursePlan, folder: Path, *, follower: StoreFollower, clock: Clock,
-        on_guarded: Callable[[Guarded], object],
-    ) -> None:  # fmt: skip
-        settings = plan.settings
-        self.plan, self.algorithm, self.marks = plan, settings.algorithm, Marks()
-        self._clock, self._on_guarded, self._follower = clock, on_guarded, follower
+        self, spec: GameSpec, settings: Settings, means: Means, *, on_guarded: Callable[[Guarded], object]
+    ) -> None:
+        self.spec, self.algorithm, self.marks = spec, settings.algorithm, Marks()
+        self._settings, self._means, self._on_guarded = settings, means, on_guarded
         self._metrics: Mapping[str, float] = {}
-        self._folder = folder / plan.name
+        # Another schema, setting or seed is another course, in another folder.
+        config = means.config
+        identity = f"{spec.schema} {settings.to_toml()} {config.learn_from} {config.seed}"
+        name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        self._folder = means.data.root / "learner" / spec.game / name
         self._begin()
         try:
             if (found := self._job.resume()) is not None:
                 self.marks = Marks(**found.facts["marks"])
         except (Corrupt, ConfigError, KeyError, TypeError) as error:
             # Damaged, or of another build. Nothing but time is lost: the store has every step.
-            self.close()
+            self.engine.close()
             shutil.rmtree(self._folder)
             on_guarded(Guarded(env_steps=0, what=f"{error}; the course begins again"))
             self._begin()
         except BaseException:
-            self.close()
+            self.engine.close()
             raise
-        self.saved_s = clock.monotonic()
+        self.saved_s = means.clock.monotonic()
 
     def _begin(self) -> None:
-        plan, settings = self.plan, self.plan.settings
-        algorithm = settings.algorithm_type(plan.spec, settings.config)
+        settings, means = self._settings, self._means
+        algorithm = settings.algorithm_type(self.spec, settings.config)
         config = replace(settings.learner_config(), limiter=None)
-        self._engine = FromStore(
-            Learner(algorithm, settings.knobs, root_seed=plan.seed, config=config), self._follower,
-            steps=settings.run.steps, clock=self._clock, on_event=self._hear, learn_from=plan.learn_from,
+        self.engine = FromStore(
+            Learner(algorithm, settings.knobs, root_seed=means.config.seed, config=config), means.follower,
+            steps=settings.run.steps, clock=means.clock, on_event=self._hear, learn_from=means.config.learn_from,
             only_people=bool(algorithm.needs.is_cloning),
         )  # fmt: skip
-        self._job = TrainingJob(self._engine, self._folder, on_event=self._hear)
+        self._job = TrainingJob(self.engine, self._folder, on_event=self._hear)
 
     @property
     def updates(self) -> int:
-        return self._engine.steps
+        return self.engine.steps
 
     @property
     def steps(self) -> int:
         """Steps ever taken in."""
-        return self._engine.learner.counts.inserted_steps
-
-    @property
-    def usable_steps(self) -> int:
-        return self._engine.n_usable
-
-    @property
-    def version(self) -> int:
-        return self._engine.learner.counts.version
-
-    @property
-    def policy(self) -> Policy:
-        return self._engine.policy
+        return self.engine.learner.counts.inserted_steps
 
     def lineage(self) -> Lineage:
         """Where the policy of this moment comes from."""
+        config = self._means.config
         metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
         return Lineage(
-            algorithm=self.algorithm, seed=self.plan.seed, parent=self.marks.model_no, code_version=version(),
-            cursor_to=self._engine.place.cursor or "", steps=self.steps,
-            config={"settings": self.plan.settings.to_toml(), "learn_from": list(self.plan.learn_from)},
+            algorithm=self.algorithm, seed=config.seed, parent=self.marks.model_no, code_version=version(),
+            cursor_to=self.engine.place.cursor or "", steps=self.steps,
+            config={"settings": self._settings.to_toml(), "learn_from": list(config.learn_from)},
             metrics=metrics | {"updates": float(self.updates)},
         )  # fmt: skip
-
-    def follow(self) -> None:
-        """Take in what is new in the store, and let go of what was forgotten."""
-        self._engine.follow()
 
     def step(self) -> None:
         """One call of updates."""
@@ -195,16 +164,13 @@ class Course:
 
     def _save(self) -> None:
         self._job.save(facts={"marks": asdict(self.marks)})
-        self.saved_s = self._clock.monotonic()
+        self.saved_s = self._means.clock.monotonic()
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Update):
             self._metrics = dict(event.metrics)
         elif isinstance(event, Guarded):
             self._on_guarded(event)
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 # --- the game ---------------------------------------------------------------------------------------------------------
@@ -247,12 +213,12 @@ class GameLearner:
             return False
         champion = fitting_champion(now, spec.schema)
         course = self._attend(spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0))
-        course.follow()
+        course.engine.follow()  # takes in what is new in the store, and lets go of what was forgotten
         if self._judge():
             return True
         standing = Standing(
             algorithm=course.algorithm, has_champion=champion > 0, has_canary=now.points_to("canary") > 0,
-            usable_steps=course.usable_steps, steps=course.steps, updates=course.updates,
+            usable_steps=course.engine.n_usable, steps=course.steps, updates=course.updates,
             released_steps=course.marks.steps, released_updates=course.marks.updates,
         )  # fmt: skip
         self._next = next_action(standing, self._means.config.schedule)
@@ -281,21 +247,15 @@ class GameLearner:
     def _attend(self, spec: GameSpec, algorithm: str) -> Course:
         """The course of this algorithm, from its last checkpoint if it had begun."""
         course = self._course
-        if course is not None and (course.plan.spec.schema, course.algorithm) == (spec.schema, algorithm):
+        if course is not None and (course.spec.schema, course.algorithm) == (spec.schema, algorithm):
             return course
         self._leave()
         config = self._means.config
         given = dict(config.settings.get(algorithm, {}))
         if algorithm == "bc":
             given.setdefault("steps", config.schedule.bc_updates)
-        plan = CoursePlan(
-            spec=spec, settings=resolve(Wanted(algorithm=algorithm, settings=given), spec), seed=config.seed,
-            learn_from=config.learn_from,
-        )  # fmt: skip
-        self._course = Course(
-            plan, self._means.data.root / "learner" / self.game, follower=self._means.follower,
-            clock=self._means.clock, on_guarded=self._hear,
-        )  # fmt: skip
+        settings = resolve(Wanted(algorithm=algorithm, settings=given), spec)
+        self._course = Course(spec, settings, self._means, on_guarded=self._hear)
         _log.info("course", game=self.game, algorithm=algorithm, updates=self._course.updates)
         return self._course
 
@@ -303,9 +263,9 @@ class GameLearner:
 
     def _release(self, course: Course) -> None:
         means, config = self._means, self._means.config
-        manifest = means.registry.release(course.policy, course.lineage(), epoch=self.epoch)
-        course.released(manifest.model_no, steps=course.usable_steps if course.algorithm == "bc" else course.steps)
-        with held_out(config.envs.get(self.game), course.plan.spec, attempt=manifest.model_no) as play:
+        manifest = means.registry.release(course.engine.policy, course.lineage(), epoch=self.epoch)
+        course.released(manifest.model_no, steps=course.engine.n_usable if course.algorithm == "bc" else course.steps)
+        with held_out(config.envs.get(self.game), course.spec, attempt=manifest.model_no) as play:
             found = means.keeper.admit(self.game, manifest.model_no, epoch=self.epoch, play=play)
         self._tell(manifest.model_no, found)
 
@@ -341,18 +301,23 @@ class GameLearner:
         unknown = 0
         if spec is not None and "unknown" not in means.config.learn_from:
             unknown = means.tally.schemas[self.game][spec.schema].steps["unknown"]
+        advice = (
+            f"{unknown} steps not learnt from: consent unknown; next: ask players and record with consent='granted', "
+            'or set learn_from = ["granted", "unknown"] and start the learner again'
+        )
         told = self._verdict
         return {
             "game": self.game, "phase": course.algorithm if course else "", "doing": self._next.action,
             "why": self._next.why, "error": self._error,
             "schedule": written(means.config.schedule, is_discrete=spec is None or spec.discrete is not None),
-            "steps": course.steps if course else 0, "usable_steps": course.usable_steps if course else 0,
-            "updates": course.updates if course else 0, "version": course.version if course else 0,
+            "steps": course.steps if course else 0, "usable_steps": course.engine.n_usable if course else 0,
+            "updates": course.updates if course else 0,
+            "version": course.engine.learner.counts.version if course else 0,
             "models": len(now.models), "champion": champion, "canary": canary,
             "canary_episodes": len(self._returns(model_name(self.game, canary), since_s)) if canary else 0,
             "verdict": {"model": told[0], "decision": told[1].decision, "why": told[1].why} if told else None,
             "guarded_chunks": self._n_guarded, "guarded": self._guarded,
-            "consent_unknown_steps": unknown, "next": _advice(unknown),
+            "consent_unknown_steps": unknown, "next": advice if unknown else "",
         }  # fmt: skip
 
     def save(self) -> None:
@@ -362,7 +327,7 @@ class GameLearner:
 
     def close(self) -> None:
         if self._course is not None:
-            self._course.close()
+            self._course.engine.close()
             self._course = None
 
     def _leave(self) -> None:
@@ -370,12 +335,3 @@ class GameLearner:
         if not self._error:
             self.save()
         self.close()
-
-
-def _advice(unknown_steps: int) -> str:
-    if not unknown_steps:
-        return ""
-    return (
-        f"{unknown_steps} steps not learnt from: consent unknown; next: ask players and record with consent='granted', "
-        'or set learn_from = ["granted", "unknown"] and start the learner again'
-    )

@@ -7,15 +7,24 @@ Everything it knows between two calls is in the registry and the store, so whoev
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from understudy.app.deployment import Deployment
+from understudy.app.runs.folder import RunFolder
 from understudy.app.service.model_check import Budget, check_apart
 from understudy.app.service.tally import Played
 from understudy.core.errors import ConfigError, Corrupt, GameFailed, Refused
 from understudy.core.game import GameSpec
-from understudy.core.manifest import Manifest, model_name
+from understudy.core.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
+from understudy.core.version import version
 from understudy.models.catalogue import Catalogue
 from understudy.models.gate import Bounds, Check, Evidence, Verdict, looks, verdict
 from understudy.models.registry import Registry
@@ -49,7 +58,9 @@ class Gatekeeper:
         champion = fitting_champion(now, now.models[model_no].schema) if model_no in now.models else 0
         found = verdict(Evidence(checks=checks, has_champion=champion > 0), self.bounds)
         if found.decision == "wait" and play is not None:
-            found = self._played(game, model_no, champion, play)
+            policies = (self._registry.policy(game, number) for number in (model_no, champion))
+            ours, theirs = (play(policy, self.bounds.max_episodes) for policy in policies)
+            found = verdict(Evidence(checks=(), has_champion=True, candidate=ours, champion=theirs), self.bounds)
         if found.decision == "promote":
             self._registry.point(game, "champion", model_no, why=found.why, epoch=epoch)
         elif found.decision == "wait":
@@ -72,7 +83,12 @@ class Gatekeeper:
         found = compare(ours, theirs, self.bounds)
         if found.decision == "wait":
             return found
-        found = self._still_sound(game, canary.model_no, found)
+        if found.decision == "promote":
+            # What was checked long ago may have been damaged since: no game could load it as champion.
+            try:
+                self._registry.policy(game, canary.model_no)
+            except (Refused, Corrupt) as error:
+                found = Verdict("reject", f"its file is no longer good: {error}")
         if found.decision == "promote":
             self._registry.point(game, "champion", canary.model_no, why=found.why, epoch=epoch)
         self._registry.point(game, "canary", 0, why=f"{found.decision}: {found.why}", epoch=epoch)
@@ -89,20 +105,6 @@ class Gatekeeper:
         except Corrupt as error:
             return [Check("loads", False, str(error))]
         return self._check(now.models[model_no], raw, self._budget)
-
-    def _played(self, game: str, model_no: int, champion: int, play: Play) -> Verdict:
-        episodes = self.bounds.max_episodes
-        ours, theirs = (play(self._registry.policy(game, number), episodes) for number in (model_no, champion))
-        return verdict(Evidence(checks=(), has_champion=True, candidate=ours, champion=theirs), self.bounds)
-
-    def _still_sound(self, game: str, model_no: int, found: Verdict) -> Verdict:
-        """What was checked long ago may have been damaged since: nobody would get it as champion."""
-        if found.decision == "promote":
-            try:
-                self._registry.policy(game, model_no)
-            except (Refused, Corrupt) as error:
-                return Verdict("reject", f"its file is no longer good: {error}")
-        return found
 
 
 def fitting_champion(now: Catalogue, schema: str) -> int:
@@ -135,28 +137,92 @@ def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) ->
 
 @contextlib.contextmanager
 def held_out(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
-    """What plays a policy on seeds nobody has trained on; None where the game is not here, or is another one."""
+    """What plays a policy on seeds that no training has seen; None where the game is not here, or is another one."""
+    seen = None
+    if env_id:
+        with contextlib.suppress(ImportError, ConfigError):
+            from understudy.app.runs.choice import GameChoice, look_at  # late: they need gymnasium
+            from understudy.app.runs.evaluation import AFTERWARDS, judge_of
+
+            choice = GameChoice(game=env_id)
+            seen = look_at(choice)
+    if seen is None or (seen.spec.obs, seen.spec.action) != (spec.obs, spec.action):
+        yield None
+        return
     with contextlib.ExitStack() as opened:
-        yield _play(env_id, spec, attempt=attempt, opened=opened) if env_id else None
+        judge = judge_of(choice, seen, 100, opened)
+
+        def play(policy: Policy, episodes: int) -> Array:
+            returns = judge.returns(policy, episodes=episodes, series=AFTERWARDS, attempt=attempt)
+            if returns is None:
+                raise GameFailed(f"{env_id} could not be played; leave it out of `envs`, and live play judges")
+            return returns
+
+        yield play
 
 
-def _play(env_id: str, spec: GameSpec, *, attempt: int, opened: contextlib.ExitStack) -> Play | None:
-    try:
-        from understudy.app.runs.choice import GameChoice, look_at  # late: they need gymnasium
-        from understudy.app.runs.evaluation import AFTERWARDS, judge_of
+# --- releasing by hand ------------------------------------------------------------------------------------------------
 
-        choice = GameChoice(game=env_id)
-        seen = look_at(choice)
-    except (ImportError, ConfigError):
-        return None
-    if (seen.spec.obs, seen.spec.action) != (spec.obs, spec.action):
-        return None
-    judge = judge_of(choice, seen, 100, opened)
 
-    def play(policy: Policy, episodes: int) -> Array:
-        returns = judge.returns(policy, episodes=episodes, series=AFTERWARDS, attempt=attempt)
-        if returns is None:
-            raise GameFailed(f"{env_id} could not be played; leave it out of `envs`, and live play judges")
-        return returns
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A model that was released, and what the gate said to it."""
 
-    return play
+    manifest: Manifest
+    verdict: Verdict
+
+    @property
+    def is_champion(self) -> bool:
+        return self.verdict.decision == "promote"
+
+
+def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Released:
+    """Release a finished run's policy; it becomes champion at once where the game has none."""
+    folder = RunFolder(run)
+    facts, result = folder.facts(is_whole=False), folder.result()
+    if result is None:
+        raise ConfigError(f"{run} has not ended; wait for it, or go on with it: understudy train --resume --out {run}")
+    policy, registry = folder.policy(which), deployment.registry
+    raw, game = policy.encode(), str(policy.game.game)
+    numbers = {name: float(value) for name, value in sorted(result.items()) if isinstance(value, int | float)}
+    small = {
+        name: value for name, value in sorted(facts.items())
+        if isinstance(value, str | int | float | bool | list | dict | None) and len(json.dumps(value)) < 4096
+    }  # fmt: skip
+    lineage = Lineage(
+        algorithm=str(facts.get("algorithm", "")), seed=int(facts.get("seed", 0)), code_version=version(),
+        config={**small, "run": run.resolve().name},
+        metrics={name: value for name, value in numbers.items() if np.isfinite(value)},
+    )  # fmt: skip
+    # Looked at before it is released, so that what fails is not even a model.
+    manifest = make_manifest(policy, raw, model_no=1, lineage=lineage)
+    if not all(np.isfinite(values).all() for values in manifest.golden.values()):
+        raise Refused("not_released", f"what {run} gives for usual observations is not finite; train it anew")
+    checks = check_apart(manifest, raw, Budget())
+    judged = verdict(Evidence(checks=checks, has_champion=False), Bounds())
+    if judged.decision == "reject":
+        raise Refused("not_released", f"{run} failed a check: {judged.why}")
+    registry.register(policy.game)
+    # Under whoever releases this game already: a run that is added must not stop the learner.
+    catalogue = registry.catalogue(game)
+    epoch = catalogue.epoch or registry.takeover(game, owner="by hand")
+    manifest = registry.release(policy, lineage, epoch=epoch)
+    if fitting_champion(catalogue, manifest.schema):
+        return Released(manifest, Verdict("wait", f"passed {len(checks)} checks; the champion stays until you promote"))
+    registry.point(game, "champion", manifest.model_no, why=judged.why)
+    return Released(manifest, judged)
+
+
+def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, Any]]:
+    """Every model of these games, with what points to it."""
+    rows = []
+    for game in games:
+        catalogue, damage = deployment.registry.catalogue(game), deployment.registry.damage(game, every=True)
+        for number, manifest in sorted(catalogue.models.items()):
+            aliases = [alias for alias in ("champion", "canary") if catalogue.points_to(alias) == number]
+            rows.append({
+                "model": manifest.name, "aliases": aliases, "algorithm": manifest.lineage.algorithm,
+                "damage": next((damage[name] for name in (*aliases, manifest.name) if name in damage), ""),
+                "steps": manifest.lineage.steps, "bytes": manifest.policy_bytes, "sha256": manifest.policy_sha256,
+            })  # fmt: skip
+    return rows

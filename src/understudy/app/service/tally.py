@@ -5,15 +5,14 @@ its note names it, when it was seen from its first step to its end, and when nob
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from understudy.core.chunk import By, Chunk, RowKind
 from understudy.core.frame import FrameKind
-from understudy.core.meta import EpisodeNote
 from understudy.core.ports import Forgotten, Stored
 from understudy.engines.follower import Place, StoreFollower, place_from_json
 
@@ -24,8 +23,7 @@ _SILENT_S = 86_400.0
 """An episode that was not heard of for so long is given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(NamedTuple):
     """One episode that a model played to its end."""
 
     arrival_no: int
@@ -101,26 +99,36 @@ class Tally:
     # --- episodes ---------------------------------------------------------------------------------------------------
 
     def _take(self, item: Stored, chunk: Chunk) -> None:
-        meta = chunk.meta
+        meta, columns = chunk.meta, chunk.columns
         recorded = self.schemas.setdefault(meta.game, {}).setdefault(meta.schema, Recorded(item.arrival_no))
         recorded.steps["actor" if meta.kind == "actor" else meta.consent] += meta.n_steps
         if meta.kind == "actor":
             return
-        session, heard_s = str(meta.session), float(item.frame.received_s)
+        session, heard_s, by = str(meta.session), float(item.frame.received_s), columns.get("by")
         running = self._open.pop(session, None)
-        for piece in _pieces(chunk):
-            if piece.is_first:
-                running = _Open(meta.chunk_no, heard_s, heard_s, 0.0, None, True)
-            elif running is None or running.next_chunk != meta.chunk_no:
-                running = _Open(meta.chunk_no, heard_s, heard_s, 0.0, None, False)
-            _add(running, piece)
-            if piece.has_ended:
+        ends = [*(note.row for note in meta.episodes[1:]), chunk.n_rows]
+        for note, end in zip(meta.episodes, ends, strict=True):
+            rows = slice(note.row, end)
+            is_step, is_first = columns["row"][rows] == RowKind.STEP, bool(columns["is_first"][note.row])
+            if is_first or running is None or running.next_chunk != meta.chunk_no:
+                running = _Open(meta.chunk_no, heard_s, heard_s, 0.0, None, is_first)
+            running.total += float(columns["reward"][rows][is_step].astype(np.float64).sum())
+            # A client may name the model only in the chunks after the bot's first decision.
+            if running.model is not None and note.model != running.model:
+                running.is_whole = False
+            running.model = note.model or running.model
+            if by is not None and np.isin(by[rows][is_step], (By.PERSON, By.SCRIPT)).any():
+                running.is_whole = False
+            has_ended = bool(columns["row"][end - 1] == RowKind.FINAL)
+            if has_ended:
                 self._count(item.arrival_no, running)
             running.next_chunk, running.heard_s = meta.chunk_no + 1, heard_s
-        # Only an episode that goes on is remembered.
-        if running is not None and not piece.has_ended and not piece.note.cut:
+        # Only an episode that goes on is remembered; one that is not heard of for long is given up.
+        if running is not None and not has_ended and not note.cut:
             self._open[session] = running
-            self._give_up(heard_s)
+            oldest = next(iter(self._open))
+            if self._open[oldest].heard_s < heard_s - _SILENT_S:
+                del self._open[oldest]
 
     def _count(self, arrival_no: int, ended: _Open) -> None:
         if not ended.is_whole or ended.model is None:
@@ -131,11 +139,6 @@ class Tally:
             self._played[ended.model] = deque(maxlen=_MAX_EPISODES)
         self._played[ended.model].append(Played(arrival_no, ended.begun_s, ended.total))
 
-    def _give_up(self, now_s: float) -> None:
-        oldest = next(iter(self._open))
-        if self._open[oldest].heard_s < now_s - _SILENT_S:
-            del self._open[oldest]
-
     # --- resume -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -144,8 +147,7 @@ class Tally:
             "place": self.place.to_json(),
             "open": {name: [one.next_chunk, one.begun_s, one.heard_s, one.total, one.model, one.is_whole]
                      for name, one in self._open.items()},
-            "played": {model: [[one.arrival_no, one.begun_s, one.return_] for one in played]
-                       for model, played in self._played.items()},
+            "played": {model: list(played) for model, played in self._played.items()},
             "schemas": {game: {name: [one.first_arrival, dict(one.steps)] for name, one in known.items()}
                         for game, known in self.schemas.items()},
         }  # fmt: skip
@@ -165,36 +167,3 @@ class Tally:
 
     def close(self) -> None:
         self._follower.leave(self)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What one chunk holds of one episode."""
-
-    note: EpisodeNote
-    is_first: bool
-    has_ended: bool
-    total: float
-    is_by_bot: bool
-
-
-def _pieces(chunk: Chunk) -> Iterator[_Piece]:
-    columns, notes = chunk.columns, chunk.meta.episodes
-    by = columns.get("by")
-    for number, note in enumerate(notes):
-        rows = slice(note.row, notes[number + 1].row if number + 1 < len(notes) else chunk.n_rows)
-        is_step = columns["row"][rows] == RowKind.STEP
-        others = by is not None and bool(np.isin(by[rows][is_step], (By.PERSON, By.SCRIPT)).any())
-        yield _Piece(
-            note, bool(columns["is_first"][note.row]), bool(columns["row"][rows][-1] == RowKind.FINAL),
-            float(columns["reward"][rows][is_step].astype(np.float64).sum()), not others,
-        )  # fmt: skip
-
-
-def _add(running: _Open, piece: _Piece) -> None:
-    running.total += piece.total
-    # A client may name the model only in the chunks after the bot's first decision.
-    if running.model is not None and piece.note.model != running.model:
-        running.is_whole = False
-    running.model = piece.note.model or running.model
-    running.is_whole &= piece.is_by_bot

@@ -319,7 +319,7 @@ def test_what_is_left_out_with_an_object_is_as_it_was(tmp_path: Path, monkeypatc
         filmed.append(choice)
         return []
 
-    monkeypatch.setattr("understudy.app.runs.api.film", film)
+    monkeypatch.setattr("understudy.app.runs.train.film", film)
 
     def lit() -> Switches:
         return Switches(render_mode="rgb_array")

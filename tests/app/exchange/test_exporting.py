@@ -1,5 +1,6 @@
-"""The copy from which a store elsewhere is exported: what the store holds, and nothing that was taken away."""
+"""Exporting: the copy of a store elsewhere holds what it holds; a missing package is named with its command."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.ingest.specs import KnownSpecs
-from understudy.app.exchange.copied import copied
-from understudy.app.exchange.history import Wanted
+from understudy.app.exchange.exporting import Wanted, copied, extra, one_line
 from understudy.core.chunk import Chunk
-from understudy.core.errors import StorageFailed
+from understudy.core.errors import MissingExtra, StorageFailed
 from understudy.core.frame import DropReport, drop_frame
 from understudy.core.names import new_session
 from understudy.core.ports import Candidate, Cursor, Stored, Tail
@@ -82,6 +82,22 @@ def test_a_copy_that_lacks_something_is_no_copy(
         """Filters half of a session out, which no export does."""
         return Window(*arguments, **{**named, "wanted": lambda meta: meta.chunk_no >= 1090})
 
-    monkeypatch.setattr("understudy.app.exchange.copied.Window", cut)
+    monkeypatch.setattr("understudy.app.exchange.exporting.Window", cut)
     with pytest.raises(StorageFailed, match="does not fit"):
         copy_of(desk, tmp_path)
+
+
+@pytest.mark.parametrize("module", ["pyarrow.parquet", "minari", "h5py"])
+def test_a_missing_package_gives_one_line_with_the_install_command(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=r"needs the package .*; pip install 'understudy\[export\]'$"):
+        extra(module)
+
+
+def test_what_a_library_said_becomes_one_line() -> None:
+    assert one_line(ValueError("a\n  b\tc")) == "a b c"
+    assert one_line(KeyError("rewards")) == "'rewards' is missing"
+    assert one_line(AssertionError()) == "it is not as the library wants it (AssertionError)"
+    assert len(one_line(ValueError("x" * 999))) == 160

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from understudy.app.roles.ingest_metrics import IngestMetrics
+from understudy.app.roles.gateway_process import IngestMetrics
 from understudy.app.roles.supervise import Role, Standing
 from understudy.testing.clock import START_S, ManualClock
 
