@@ -64,6 +64,7 @@ def export_data(
     consent = consent or (("granted",) if kind == "minari" else ())
     wanted = Wanted(consent=consent, since_s=_since(since), **chosen)
     must_be_free(out)
+    more: dict[str, Any] = {}
     with ExitStack() as opened:
         there = opened.enter_context(store_elsewhere(data_text, store_url))
         data = there.data if there else folder(data_text).must_exist()
@@ -77,40 +78,37 @@ def export_data(
             if kind == "parquet":
                 from understudy.app.exchange.parquet import write_parquet
 
-                written, more = write_parquet(history, out, with_player=with_player, on_steps=show), {}
+                written = write_parquet(history, out, with_player=with_player, on_steps=show)
             else:
                 from understudy.app.exchange.minari import write_minari
 
                 dataset = write_minari(history, out, on_steps=show)
-                written, more = dataset.written, {"dataset_id": dataset.dataset_id, "left_out": dict(dataset.left)}
+                written = dataset.written
+                more = {"dataset_id": dataset.dataset_id, "left_out": dict(dataset.left)}
     fields = {
         "out": str(written.path), "format": kind, "game": history.spec.game, "schema": history.spec.schema,
         "steps": written.steps, "episodes": written.episodes, "sessions": written.sessions,
         "size_bytes": written.size_bytes, "left_out_steps": dict(history.left_out), "gone_chunks": history.gone_chunks,
         **more,
     }  # fmt: skip
-    if not as_json:
-        _print_export(fields)
-    return finish(fields, as_json=as_json)
-
-
-def _print_export(fields: dict[str, Any]) -> None:
-    out = console()
-    out.print(
-        f"wrote {count(fields['steps'])} steps in {count(fields['episodes'])} episodes of {fields['game']}, "
-        f"{size(fields['size_bytes'])}: {fields['out']}", soft_wrap=True,
+    if as_json:
+        return finish(fields, as_json=True)
+    say = console()
+    say.print(
+        f"wrote {count(written.steps)} steps in {count(written.episodes)} episodes of {history.spec.game}, "
+        f"{size(written.size_bytes)}: {written.path}", soft_wrap=True,
     )  # fmt: skip
-    for consent, steps in fields["left_out_steps"].items():
-        out.print(f"left out {count(steps)} steps with consent {consent}; --consent {consent} takes them")
-    if fields["gone_chunks"]:
-        out.print(f"{fields['gone_chunks']} chunks were forgotten or expired meanwhile")
-    if "left_out" in fields:
-        left = fields["left_out"]
-        out.print(
+    for name, steps in history.left_out.items():
+        say.print(f"left out {count(steps)} steps with consent {name}; --consent {name} takes them")
+    if history.gone_chunks:
+        say.print(f"{history.gone_chunks} chunks were forgotten or expired meanwhile")
+    if left := more.get("left_out"):
+        say.print(
             f"left out {sum(left.values())} episodes that are not whole: {left['cut']} cut, {left['unfinished']} "
             f"unfinished, {left['gaps']} with gaps"
         )
-        out.print(f"open it: minari.MinariDataset({fields['out'] + '/data'!r})", soft_wrap=True)
+        say.print(f"open it: minari.MinariDataset({str(written.path / 'data')!r})", soft_wrap=True)
+    return finish(fields, as_json=False)
 
 
 @click.command(

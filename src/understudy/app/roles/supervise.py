@@ -145,7 +145,13 @@ class Supervisor:
         now_s = self._clock.monotonic()
         if standing.child is None:
             if now_s >= standing.due_s and standing.state != "ended":
-                self._start(standing)
+                name = standing.role.name
+                hear = None if self._log is None else partial(self._log, name)
+                standing.child = Child(name, standing.role.command(standing.report), on_log=hear)
+                standing.started_s = self._clock.monotonic()
+                standing.samples.clear()
+                standing.state = "starting"
+                self._write(standing)
         elif not standing.is_alive:
             self._ended(standing, now_s)
         elif standing.state == "starting" and standing.child.latest:
@@ -153,38 +159,29 @@ class Supervisor:
         elif standing.crashes and now_s - standing.started_s > _STEADY_S:
             standing.crashes = 0
 
-    def _start(self, standing: Standing) -> None:
-        name = standing.role.name
-        hear = None if self._log is None else partial(self._log, name)
-        standing.child = Child(name, standing.role.command(standing.report), on_log=hear)
-        standing.started_s = self._clock.monotonic()
-        standing.samples.clear()
-        standing.state = "starting"
-        self._write(standing)
-
     def _ended(self, standing: Standing, now_s: float) -> None:
         child = standing.child
         assert child is not None
         has_run, code = bool(standing.report), child.wait(1.0)
-        lines = child.errors.strip().splitlines()
-        before, reason = standing.last_error, _reason(code, lines[-1] if lines else "")
+        before = standing.last_error
+        reason, last_line = _reason(code, child)
         standing.child, standing.last_error = None, reason
         if code == WRONG_USE and not has_run:
-            raise ConfigError(lines[-1] if lines else f"the {standing.role.name} cannot work as it is set up")
+            raise ConfigError(last_line or f"the {standing.role.name} cannot work as it is set up")
         if code is not None and code == standing.role.gives_way_with:
-            self._becomes(standing, "ended", f"gave way and is not started again: {lines[-1] if lines else ''}")
+            self._becomes(standing, "ended", f"gave way and is not started again: {last_line}")
             return
         pause_s = min(_FIRST_PAUSE_S * 2**standing.crashes, _LONGEST_PAUSE_S)
         is_news = reason != before or not standing.crashes
         told = self._told(standing, reason, is_news=is_news)
-        standing.crashes, standing.restarts = standing.crashes + 1, standing.restarts + 1
+        standing.crashes += 1
+        standing.restarts += 1
         standing.due_s = now_s + pause_s
+        told = f"{told}; restart {standing.restarts} in {pause_s:.1f} s"
         if not is_news and pause_s == standing.pause_s:
             told = ""  # it goes on like this: `status` says so, and a line when it runs
         elif pause_s == _LONGEST_PAUSE_S:
-            told = f"{told}; restart {standing.restarts} in {pause_s:.1f} s, and so on until it runs"
-        else:
-            told = f"{told}; restart {standing.restarts} in {pause_s:.1f} s"
+            told = f"{told}, and so on until it runs"
         standing.pause_s = pause_s
         self._becomes(standing, "waiting", told)
 
@@ -223,32 +220,25 @@ class Supervisor:
         all_finished = True
         while left:
             for name, standing in list(left.items()):
-                if not standing.is_alive:
+                if standing.child is None or not standing.is_alive:
                     all_finished &= standing.state == "ended" or self._finished(standing)
                     del left[name]
-                elif not set(standing.role.stops_after) & left.keys() and name not in asked_s:
-                    asked_s[name] = self._clock.monotonic()
-                    self._ask(standing)
-                elif name in asked_s and self._is_late(standing, asked_s[name], at_once):
-                    assert standing.child is not None
+                elif name not in asked_s:
+                    if not set(standing.role.stops_after) & left.keys():
+                        asked_s[name] = self._clock.monotonic()
+                        self._becomes(standing, "stopping", "is asked to finish")
+                        standing.child.stop()
+                elif (at_once is not None and at_once.is_set()) or (
+                    self._clock.monotonic() - asked_s[name] > standing.role.drains_s
+                ):
                     standing.child.kill()
             self._clock.wait(Event(), _TICK_S)
         return all_finished
 
-    def _is_late(self, standing: Standing, asked_s: float, at_once: Event | None) -> bool:
-        waited_s = self._clock.monotonic() - asked_s
-        return waited_s > standing.role.drains_s or (at_once is not None and at_once.is_set())
-
-    def _ask(self, standing: Standing) -> None:
-        assert standing.child is not None
-        self._becomes(standing, "stopping", "is asked to finish")
-        standing.child.stop()
-
     def _finished(self, standing: Standing) -> bool:
         code = standing.child.wait(5.0) if standing.child else 0
         if standing.child is not None and code:
-            lines = standing.child.errors.strip().splitlines()
-            standing.last_error = _reason(code, lines[-1] if lines else "")
+            standing.last_error, _ = _reason(code, standing.child)
         self._becomes(standing, "ended", "has finished" if not code else standing.last_error)
         return not code
 
@@ -269,6 +259,8 @@ class Supervisor:
         self.close()
 
 
-def _reason(code: int | None, last_line: str) -> str:
+def _reason(code: int | None, child: Child) -> tuple[str, str]:
+    """Why a role ended, and the last line that it wrote to standard error."""
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with {code}"
-    return f"{how}: {last_line[:300]}" if last_line and (code or 0) > 0 else how
+    *_, last_line = ["", *child.errors.strip().splitlines()]
+    return f"{how}: {last_line[:300]}" if last_line and (code or 0) > 0 else how, last_line

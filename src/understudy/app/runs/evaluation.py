@@ -1,7 +1,7 @@
 """Evaluations: held-out seeds, envs to play them in, and what a finished run's policy returns on them."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,22 @@ def evaluate_run(
     folders = [RunFolder(path) for path in seed_folders(root)]
     groups: list[list[Array]] = []
     for folder in folders:
+        facts, played = folder.facts(), folder.policy(policy)
+        choice = choice_of(facts, None if game is None else GameChoice(game=game))
+        seen = look_at(choice)
+        if seen.spec.schema != played.game.schema:
+            raise ConfigError(
+                f"{choice.name} looks different from what {folder.root} was trained on; evaluate it with the same "
+                "packages"
+            )
         groups.append([])
-        for returns in _returns(folder, episodes=episodes, seeds=seeds, policy=policy, game=game):
-            groups[-1].append(returns)
-            on_progress(sum(map(len, groups)), len(folders) * seeds)
+        with contextlib.ExitStack() as opened:
+            judge = judge_of(choice, seen, episodes, opened)
+            for seed in range(seeds):
+                returns = judge.returns(played, episodes=episodes, series=AFTERWARDS, attempt=seed)
+                assert returns is not None
+                groups[-1].append(returns)
+                on_progress(sum(map(len, groups)), len(folders) * seeds)
     # Several runs are compared with one another; the env seeds of a single run are all there is to vary.
     pooled = groups[0] if len(groups) == 1 else [np.concatenate(group) for group in groups]
     found, everything = bootstrap(pooled, iqm), np.concatenate(pooled)
@@ -109,21 +121,3 @@ def evaluate_run(
         run=str(root), policy=policy, iqm=found.value, low=found.low, high=found.high, mean=float(everything.mean()),
         episodes=episodes, seeds=seeds, runs=len(folders), played=len(everything),
     )  # fmt: skip
-
-
-def _returns(folder: RunFolder, *, episodes: int, seeds: int, policy: str, game: Any) -> Iterator[Array]:
-    """float64[episodes] for one held-out seed after another."""
-    facts = folder.facts()
-    played = folder.policy(policy)
-    choice = choice_of(facts, None if game is None else GameChoice(game=game))
-    seen = look_at(choice)
-    if seen.spec.schema != played.game.schema:
-        raise ConfigError(
-            f"{choice.name} looks different from what {folder.root} was trained on; evaluate it with the same packages"
-        )
-    with contextlib.ExitStack() as opened:
-        judge = judge_of(choice, seen, episodes, opened)
-        for seed in range(seeds):
-            returns = judge.returns(played, episodes=episodes, series=AFTERWARDS, attempt=seed)
-            assert returns is not None
-            yield returns

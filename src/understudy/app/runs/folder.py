@@ -75,13 +75,19 @@ class RunFolder:
         path = self.root / "run.json"
         try:
             facts = json.loads(path.read_bytes())
+            if not isinstance(facts, dict):
+                raise ValueError(f"it holds {facts!r:.80}, and an object is wanted")
+            for name, types in _FACTS.items():
+                if is_whole and name not in facts and name not in _LATER:
+                    raise ValueError(f"it has no {name}")
+                if name in facts and type(facts[name]) not in types:
+                    wanted = " or ".join("null" if one is type(None) else one.__name__ for one in types)
+                    raise ValueError(f"{name} is {facts[name]!r:.80}, and {wanted} is wanted")
         except OSError as error:
             raise ConfigError(f"{self.root} is not a run ({error}); give the folder that 'train' printed") from None
         except ValueError as error:
             raise ConfigError(f"{path} is damaged: {error}; take it from a copy, or train anew") from None
-        if wrong := _wrong_fact(facts, is_whole=is_whole):
-            raise ConfigError(f"{path} is damaged: {wrong}; take it from a copy, or train anew")
-        return dict(facts)
+        return facts
 
     def network(self) -> NetworkSpec | None:
         """The network that was given by its spec, if one was."""
@@ -174,19 +180,6 @@ class RunFolder:
             writer.writeheader()
             writer.writerows(row for row in rows if int(row["env_steps"]) <= env_steps)
             write_file(self.guarded, text.getvalue().encode(), mode=0o644)
-
-
-def _wrong_fact(facts: Any, *, is_whole: bool) -> str:
-    """The first thing that no run would have written, or nothing."""
-    if not isinstance(facts, dict):
-        return f"it holds {facts!r:.80}, and an object is wanted"
-    for name, types in _FACTS.items():
-        if is_whole and name not in facts and name not in _LATER:
-            return f"it has no {name}"
-        if name in facts and type(facts[name]) not in types:
-            wanted = " or ".join("null" if one is type(None) else one.__name__ for one in types)
-            return f"{name} is {facts[name]!r:.80}, and {wanted} is wanted"
-    return ""
 
 
 def _read_policy(path: Path) -> Policy:

@@ -151,16 +151,16 @@ class Feed:
     def _run(self, started: Started) -> None:
         try:
             sink = self._open(started)
-            while (entry := self._next()) is not None:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: bool(self._waiting) or self._is_closing)
+                    entry = self._waiting.popleft() if self._waiting else None
+                if entry is None:
+                    break
                 sink.write(*entry)
             sink.close()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
-
-    def _next(self) -> tuple[int, dict[str, float]] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._waiting) or self._is_closing)
-            return self._waiting.popleft() if self._waiting else None
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Wait a moment for what is still on its way."""

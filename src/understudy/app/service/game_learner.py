@@ -26,7 +26,6 @@ from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import FromStore
 from understudy.engines.training_job import TrainingJob
 from understudy.learn.learner import Learner
-from understudy.models.catalogue import Catalogue
 from understudy.models.gate import Bounds, Verdict
 from understudy.models.registry import Registry
 
@@ -207,8 +206,16 @@ class GameLearner:
         return did
 
     def _step(self) -> bool:
-        now = self._catalogue()
-        spec = self._newest_spec()
+        means = self._means
+        now = means.registry.catalogue(self.game)
+        if now.epoch != self.epoch:
+            raise Fenced(
+                f"{now.owner} has taken over {self.game} (epoch {now.epoch}, ours was {self.epoch}); this learner stops"
+            )
+        schema = means.tally.schema(self.game, min_steps=means.config.schedule.first_steps)
+        if self._spec is None or self._spec.schema != schema:
+            self._spec = next((spec for spec in means.registry.specs(self.game) if spec.schema == schema), None)
+        spec = self._spec
         if spec is None:
             return False
         champion = fitting_champion(now, spec.schema)
@@ -221,28 +228,14 @@ class GameLearner:
             usable_steps=course.engine.n_usable, steps=course.steps, updates=course.updates,
             released_steps=course.marks.steps, released_updates=course.marks.updates,
         )  # fmt: skip
-        self._next = next_action(standing, self._means.config.schedule)
+        self._next = next_action(standing, means.config.schedule)
         if self._next.action == "train":
             course.step()
-            if self._means.clock.monotonic() - course.saved_s >= self._means.config.checkpoint_every_s:
+            if means.clock.monotonic() - course.saved_s >= means.config.checkpoint_every_s:
                 course.save_if_moved()
         elif self._next.action == "release":
             self._release(course)
         return self._next.action != "wait"
-
-    def _catalogue(self) -> Catalogue:
-        now = self._means.registry.catalogue(self.game)
-        if now.epoch != self.epoch:
-            raise Fenced(
-                f"{now.owner} has taken over {self.game} (epoch {now.epoch}, ours was {self.epoch}); this learner stops"
-            )
-        return now
-
-    def _newest_spec(self) -> GameSpec | None:
-        schema = self._means.tally.schema(self.game, min_steps=self._means.config.schedule.first_steps)
-        if self._spec is None or self._spec.schema != schema:
-            self._spec = next((one for one in self._means.registry.specs(self.game) if one.schema == schema), None)
-        return self._spec
 
     def _attend(self, spec: GameSpec, algorithm: str) -> Course:
         """The course of this algorithm, from its last checkpoint if it had begun."""

@@ -19,7 +19,7 @@ from understudy.core.game import GameSpec
 from understudy.core.manifest import Manifest, manifest_from_json, open_policy
 from understudy.core.policy import Policy
 from understudy.core.random_action import nested
-from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space, type_ends
+from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space
 from understudy.core.tensors import Array
 from understudy.models.gate import Check
 
@@ -130,11 +130,7 @@ def _ends(space: Space) -> tuple[Any, Any]:
         case MultiDiscrete():
             low, high = 0, np.reshape(space.counts, space.shape) - 1
         case Box():
-            least, most = type_ends(space.dtype)
-            low, high = (
-                default if end is None else np.reshape(end, space.shape) if isinstance(end, tuple) else end
-                for end, default in ((space.low, least), (space.high, most))
-            )
+            low, high = (end.astype(np.float64) for end in space.ends())
         case _:
             low, high = 0, 1
     far = min(_FAR, float(np.finfo(space.dtype).max)) if space.dtype.kind == "f" else _FAR_WHOLE
