@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.act.plain import MASK
 from understudy.act.vector import Envs, columns_of
+from understudy.act.vector_envs import MASK
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.game import GameSpec
 from understudy.core.heads import env_actions

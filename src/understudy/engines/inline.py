@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from understudy.act.actor import Actor, Collected
-from understudy.act.explore import ladder
+from understudy.act.actor import Actor, Collected, ladder
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.events import Compiling, Episode, Guarded, OnEvent, Update
