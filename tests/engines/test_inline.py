@@ -15,8 +15,7 @@ from understudy.core.errors import ConfigError, GameFailed
 from understudy.core.events import Event, Update
 from understudy.core.game import game_spec
 from understudy.core.policy import Policy
-from understudy.engines.history import History
-from understudy.engines.inline import Inline, InlineConfig
+from understudy.engines.inline import History, Inline, InlineConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.learner import Learner, LearnerConfig, ReplaySource
 from understudy.learn.limiter import LimiterConfig

@@ -21,7 +21,7 @@ from understudy.app.runs.train import Run
 from understudy.core.clock import SystemClock
 from understudy.core.errors import LearningFailed
 from understudy.core.events import Event, Guarded
-from understudy.engines.history import History
+from understudy.engines.inline import History
 from understudy.learn import learner as learner_module
 from understudy.learn.checkpoint import Checkpoint, Checkpoints
 from understudy.learn.learner import Learner, ReplaySource
