@@ -24,7 +24,8 @@ from understudy.core.events import Event, Guarded
 from understudy.engines.inline import History
 from understudy.learn import learner as learner_module
 from understudy.learn.checkpoint import Checkpoint, Checkpoints
-from understudy.learn.learner import Learner, ReplaySource
+from understudy.learn.learner import Learner
+from understudy.learn.replay import ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 from understudy.stores.local import LocalStore
 

@@ -20,9 +20,8 @@ from understudy.core.game import game_spec
 from understudy.core.meta import ChunkId
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
-from understudy.learn.learner import Learner, LearnerConfig, ReplaySource, Report
-from understudy.learn.limiter import LimiterConfig
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.learner import Learner, LearnerConfig, Report
+from understudy.learn.replay import HostReplay, LimiterConfig, ReplayConfig, ReplaySource
 
 GAME = game_spec("line", obs=3, actions=2)
 ROLLOUT, ENVS, STACK = 8, 2, 2

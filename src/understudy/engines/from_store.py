@@ -18,7 +18,8 @@ from understudy.core.ports import Forgotten, Stored
 from understudy.core.session import tombstone_of
 from understudy.core.tensors import Array
 from understudy.engines.follower import Place, StoreFollower, place_from_json, stored_chunks
-from understudy.learn.learner import Learner, ReplaySource
+from understudy.learn.learner import Learner
+from understudy.learn.replay import ReplaySource
 
 IDLE_S = 60.0
 """A session that was silent for this long is taken as ended, if it was heard of since the training began."""

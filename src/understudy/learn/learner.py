@@ -9,7 +9,7 @@ rows that spoiled it are traced to their chunks, which are named and taken out o
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,96 +22,8 @@ from understudy.core.meta import ChunkId
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
 from understudy.learn.checkpoint import state_from_arrays, state_to_arrays
-from understudy.learn.limiter import Limiter, LimiterConfig
-from understudy.learn.replay import Drawn, HostReplay, ReplayConfig
-from understudy.learn.ring import ReadChunks
+from understudy.learn.replay import HostReplay, Limiter, LimiterConfig, ReplayConfig, ReplaySource
 from understudy.learn.rollouts import RolloutQueue
-
-# --- Sources: batches for one compiled call, and what came of them; the other one is `RolloutQueue` -------------------
-
-
-_REPLAY_STREAM = 2
-"""Tag of the replay's random numbers among those that come from a run's root seed."""
-
-
-@dataclass(slots=True)
-class ReplaySource:
-    """A replay with its limiter; None: no bound, for training from a store."""
-
-    is_on_policy: ClassVar[bool] = False
-    """Whether only what the newest weights have played may be learned from."""
-    replay: HostReplay
-    limiter: Limiter | None
-    updates: int
-    batch: int
-    root_seed: int
-    _drawn: Drawn | None = None
-
-    def insert(self, chunk: Chunk) -> int:
-        self.replay.insert(chunk)
-        if self.limiter is not None:
-            self.limiter.inserted(chunk.meta.n_steps)
-        return chunk.meta.n_steps
-
-    def pass_over(self, chunk: Chunk) -> None:
-        """A chunk was played too long ago to learn from it: windows that would run into it end at the gap."""
-
-    def end_sessions(self) -> None:
-        """No chunk that comes goes on where one that is here ends: windows that waited for one wait no longer."""
-        for session in dict.fromkeys(session for session, _ in self.replay.held()):
-            self.replay.close(session)
-
-    def go_back(self) -> None:
-        """The weights were taken back: nothing leaves, since any weights may learn from a replay."""
-
-    @property
-    def may_update(self) -> bool:
-        if self.limiter is None:
-            return self.replay.n_sampleable > 0
-        return self.replay.n_sampleable > 0 and self.limiter.updates_due(self.batch) >= self.updates
-
-    @property
-    def rows_per_call(self) -> int:
-        return self.updates * self.batch
-
-    def draw(self, call_no: int, *, importance: float) -> Any:
-        """Batches with a leading axis of one entry per update; the same call number gives the same ones."""
-        rng = np.random.Generator(np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no]))
-        self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance)
-        if self.limiter is not None:
-            self.limiter.sampled(self.rows_per_call)
-        return self._drawn.batches
-
-    def feedback(self, told: Feedback) -> Sequence[ChunkId]:
-        """Take what the last drawn batches came to; the chunks that spoiled an update."""
-        drawn, ok = self._drawn, np.asarray(told.ok)
-        assert drawn is not None
-        if told.priorities is not None:
-            priorities = np.asarray(told.priorities)
-            self.replay.feedback(drawn.rows[ok], drawn.stamps[ok], priorities[ok])
-        if ok.all():
-            return ()
-        row_ok = np.asarray(told.row_ok)
-        # Where not a single row went well, the weights are to blame: going back mends that, losing the replay does not.
-        spoiled = ~ok[:, None] & ~row_ok & row_ok.any(axis=1, keepdims=True)
-        bad = self.replay.chunks_of(np.unique(drawn.rows[spoiled]))
-        for session, chunk_no in bad:
-            self.replay.evict(session, chunk_no)
-        return bad
-
-    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays, facts = self.replay.state()
-        return arrays, {"replay": facts, "limiter": None if self.limiter is None else self.limiter.state()}
-
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
-        """Come, fresh, to the state of a checkpoint; `read` gives chunks by id from the run's store."""
-        self.replay.restore(arrays, facts["replay"], read)
-        if self.limiter is not None:
-            self.limiter.restore(facts["limiter"])
-
-
-# --- The learner ------------------------------------------------------------------------------------------------------
-
 
 MAX_RATIO_ERROR = 1e-3
 """How far an on-policy actor's probabilities may be off before the first gradient step."""

@@ -15,8 +15,7 @@ from understudy.core.errors import Refused
 from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.tensors import Array, part
-from understudy.learn.layout import TOO_LARGE
-from understudy.learn.windows import stack_rows, windows_of
+from understudy.learn.rows import TOO_LARGE, stack_rows, windows_of
 
 Columns = Mapping[str, Array]
 

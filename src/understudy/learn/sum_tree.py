@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from understudy.core.algorithm import Transitions
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
-from understudy.learn.layout import aligned_zeros
 from understudy.learn.ring import Edit
-from understudy.learn.windows import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH, Windows, powers
+from understudy.learn.rows import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH, Windows, aligned_zeros, powers
 
 types: Any = numba.types
 cgutils: Any = numba.core.cgutils
