@@ -107,7 +107,7 @@ class FromStore:
             pass
         if self._is_first_look:
             self._is_first_look = False
-            self.learner.end_sessions()
+            self.learner.source.end_sessions()
             self._heard_s.clear()
         idle = [session for session, at_s in self._heard_s.items() if at_s < self._clock.now() - IDLE_S]
         for session in idle:

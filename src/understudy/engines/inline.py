@@ -165,7 +165,7 @@ class Inline:
         """One round; False when too many updates failed and the learner must go back to its last checkpoint."""
         is_asynchronous = self._config.is_asynchronous
         if is_asynchronous and self._ahead is None:
-            self.learner.end_sessions()  # of before a resume: nothing follows what they played
+            self.learner.source.end_sessions()  # of before a resume: nothing follows what they played
             self._ahead = _Ahead(self, self._round)
         ahead = self._ahead
         collected = self.play(self.policy, self._round) if ahead is None else ahead.take()

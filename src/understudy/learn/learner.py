@@ -21,7 +21,6 @@ from understudy.core.errors import ConfigError, LearningFailed
 from understudy.core.meta import ChunkId
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
-from understudy.learn.checkpoint import state_from_arrays, state_to_arrays
 from understudy.learn.replay import HostReplay, Limiter, LimiterConfig, ReplayConfig, ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 
@@ -111,7 +110,15 @@ class Learner:
         self.algorithm, self.config = algorithm, config or LearnerConfig()
         self._knobs = knobs
         self.counts, self.compile_s = Counts(), 0.0
-        self.source = _source(algorithm, self.config, root_seed)
+        needs = algorithm.needs
+        self.source: ReplaySource | RolloutQueue
+        if isinstance(needs, Transitions):
+            per_call, limits = self.config.updates_per_call, self.config.limiter
+            limiter = None if limits is None else Limiter(limits, batch=per_call * needs.batch)
+            replay = HostReplay(algorithm.game, needs, self.config.replay)
+            self.source = ReplaySource(replay, limiter, per_call, needs.batch, root_seed)
+        else:
+            self.source = RolloutQueue(algorithm.game, needs)
         self.state = algorithm.init(jax.random.PRNGKey(root_seed), start)
         self._call: Callable[..., Any] = jax.jit(_guarded(algorithm), donate_argnums=0)
         self._is_compiled = False
@@ -140,10 +147,6 @@ class Learner:
             return 0
         return max(0, self.counts.version - int(chunk.columns["version"][0]))
 
-    def end_sessions(self) -> None:
-        """Nothing follows what was inserted so far: what waits for the next chunk of its session waits no longer."""
-        self.source.end_sessions()
-
     @property
     def may_step(self) -> bool:
         """Whether there is data for a call, and the limiter lets it pass."""
@@ -155,8 +158,16 @@ class Learner:
         Weights are published every `calls_per_version` calls, and in the end where calls are left that no version has;
         None: only then. What must be taken back is never published.
         """
-        told: list[Mapping[str, float]] = []
-        while self.may_step and not stop():
+        said: list[Mapping[str, float]] = []
+        while True:
+            is_over = not self.may_step or stop()
+            if said and (is_over or len(said) == calls_per_version):
+                names = dict.fromkeys(name for metrics in said for name in metrics)
+                means = _means({name: [metrics[name] for metrics in said if name in metrics] for name in names})
+                watcher.take(self.publish(), means)
+                said = []
+            if is_over:
+                return True
             if not self._is_compiled:
                 watcher.compiling()
             report = self.step(watcher.progress)
@@ -164,13 +175,7 @@ class Learner:
                 watcher.blame(report.bad_chunks)
             if report.must_restore:
                 return False
-            told.append(report.metrics)
-            if len(told) == calls_per_version:
-                watcher.take(self.publish(), _together(told))
-                told = []
-        if told:
-            watcher.take(self.publish(), _together(told))
-        return True
+            said.append(report.metrics)
 
     def step(self, progress: float) -> Report:
         """One compiled call; `progress` is the share of the run that is done, for schedules."""
@@ -192,10 +197,9 @@ class Learner:
         return Report(_means(metrics), bad, counts.skips_in_a_row >= self.config.max_skips)
 
     def _count_skips(self, ok: Array) -> None:
-        self.counts.skipped_updates += int((~ok).sum())
-        last_good = np.flatnonzero(ok)
-        run = len(ok) - 1 - int(last_good[-1]) if len(last_good) else self.counts.skips_in_a_row + len(ok)
-        self.counts.skips_in_a_row = run
+        counts, good = self.counts, np.flatnonzero(ok)
+        counts.skipped_updates += int((~ok).sum())
+        counts.skips_in_a_row = len(ok) - 1 - int(good[-1]) if len(good) else counts.skips_in_a_row + len(ok)
 
     def _check_ratio(self, told: Feedback, ok: Array) -> None:
         if told.ratio_error is None or not ok.any():
@@ -209,7 +213,10 @@ class Learner:
 
     def knobs_at(self, progress: float) -> dict[str, np.float32]:
         """Every knob's value when this share of the run is done."""
-        values = {name: _value(getattr(self._knobs, name), progress) for name in self._knobs.__dataclass_fields__}
+        values = {}
+        for name in self._knobs.__dataclass_fields__:
+            knob = getattr(self._knobs, name)
+            values[name] = knob.at(progress) if isinstance(knob, Schedule) else float(knob)
         if "learning_rate" in values:
             values["learning_rate"] *= self.counts.rate_scale
         return {name: np.float32(value) for name, value in values.items()}
@@ -256,26 +263,6 @@ def _means(said: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in finite.items() if values.size}
 
 
-def _together(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for one in told for name in one)
-    return _means({name: [one[name] for one in told if name in one] for name in names})
-
-
-def _value(knob: float | Schedule, progress: float) -> float:
-    return knob.at(progress) if isinstance(knob, Schedule) else float(knob)
-
-
-def _source(algorithm: Algorithm, config: LearnerConfig, root_seed: int) -> ReplaySource | RolloutQueue:
-    needs = algorithm.needs
-    if isinstance(needs, Transitions):
-        limiter = (
-            None if config.limiter is None else Limiter(config.limiter, batch=config.updates_per_call * needs.batch)
-        )
-        replay = HostReplay(algorithm.game, needs, config.replay)
-        return ReplaySource(replay, limiter, config.updates_per_call, needs.batch, root_seed)
-    return RolloutQueue(algorithm.game, needs)
-
-
 def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
     """Many updates in one scan; each keeps the state as it was where it would become not finite."""
 
@@ -283,7 +270,8 @@ def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
         def one(state: Any, batch: Any) -> tuple[Any, Feedback]:
             updated, told = algorithm.update(state, batch, knobs)
             _check_told(algorithm.needs, told)
-            ok = told.ok & _all_finite(updated)
+            leaves = [leaf for leaf in jax.tree.leaves(updated) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+            ok = told.ok & jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
             kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
             return kept, told._replace(ok=ok)
 
@@ -302,6 +290,20 @@ def _check_told(needs: Transitions | Rollouts, told: Feedback) -> None:
         raise ConfigError(f"update's Feedback has no {name}, and the algorithm {why}; see core/algorithm.py")
 
 
-def _all_finite(tree: Any) -> Any:
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+def state_to_arrays(state: Any) -> dict[str, Array]:
+    """The leaves of a pytree as NumPy arrays, numbered in JAX's order."""
+    return {f"leaf{at:04d}": np.asarray(leaf) for at, leaf in enumerate(jax.tree.leaves(state))}
+
+
+def state_from_arrays(template: Any, arrays: Mapping[str, Array]) -> Any:
+    """The pytree again, in the structure, shapes and types of `template`; ConfigError when they do not fit."""
+    leaves, structure = jax.tree.flatten(template)
+    loaded = [arrays.get(f"leaf{at:04d}") for at in range(len(leaves))]
+    for at, (leaf, found) in enumerate(zip(leaves, loaded, strict=True)):
+        if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype or len(arrays) != len(leaves):
+            got = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
+            raise ConfigError(
+                f"the checkpoint's state does not fit: leaf {at} is {got}, wanted {leaf.dtype}{list(leaf.shape)}; "
+                "resume with the settings the run was started with"
+            )
+    return jax.tree.unflatten(structure, [jnp.array(found) for found in loaded])
