@@ -10,7 +10,7 @@ import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,6 @@ from understudy.learn.rows import (
     stack_rows,
     windows_of,
 )
-
-if TYPE_CHECKING:
-    pass
 
 Rows = NDArray[np.int64]
 
@@ -272,7 +269,7 @@ class HostReplay:
         if isinstance(self._masses, Roster):
             self._masses.set_range(edit.start, edit.weight > 0)
         elif edit.priority is None:
-            self._masses.clear_range(edit.start, len(edit.weight))
+            self._masses.set_range(edit.start, np.zeros(len(edit.weight)))
         else:
             largest = self._masses.weigh(edit, rule=self._rule, missing=self._largest)
             self._largest = max(self._largest, largest)

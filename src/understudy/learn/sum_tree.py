@@ -347,10 +347,6 @@ class SumTree:
         """Give the rows from `start` on their masses."""
         self.set(np.arange(start, start + len(masses)), masses)
 
-    def clear_range(self, start: int, n_rows: int) -> None:
-        """Take the masses of the rows from `start` on."""
-        self.set_range(start, np.zeros(n_rows))
-
     def find(self, values: Masses) -> Rows:
         """The rows at these distances into the total, in the shape of `values`; needs a total above 0."""
         rows = np.empty(values.size, np.int64)
