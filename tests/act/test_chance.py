@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from understudy.act.chance import actor_session, episode_seeds, episode_starts, noise_rng
-from understudy.act.seeds import EpisodeSeeds
+from understudy.act.chance import EpisodeSeeds, actor_session, episode_seeds, episode_starts, noise_rng
 from understudy.core.names import session_time_s
 
 

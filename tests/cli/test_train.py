@@ -283,7 +283,7 @@ def test_a_full_disk_says_how_to_go_on(
     def full(*_: object) -> None:
         raise StorageFull("no room for a checkpoint; free some space and try again")
 
-    monkeypatch.setattr("understudy.learn.checkpoint.Checkpoints.save", full)
+    monkeypatch.setattr("understudy.engines.training_job.Checkpoints.save", full)
     out = str(tmp_path / "R")
     _, err = said(capsys, "train", GAME, "--steps", "512", "--out", out, *SETS, code=3)
     assert f"there is no checkpoint yet; go on with: understudy train --resume --out {out}" in err

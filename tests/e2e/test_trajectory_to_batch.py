@@ -34,8 +34,8 @@ from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import IDLE_S, FromStore
 from understudy.ingest.service import IngestService
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
-from understudy.learn.learner import Learner, LearnerConfig, ReplaySource
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.learner import Learner, LearnerConfig
+from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
 from understudy.stores.local import LocalStore
 from understudy.testing import ManualClock
 from understudy.testing.samples import random_rows, random_space

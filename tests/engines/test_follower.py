@@ -10,7 +10,7 @@ from tests.engines.test_from_store import GAME, played
 from understudy.core.errors import ConfigError
 from understudy.core.ports import Forgotten, Stored
 from understudy.engines.follower import Place, StoreFollower, place_from_json
-from understudy.engines.history import History
+from understudy.engines.inline import History
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
 

@@ -19,7 +19,7 @@ from understudy.core.game import game_spec
 from understudy.core.ports import Candidate, WriteBatch
 from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import IDLE_S, FromStore, people_in
-from understudy.engines.history import History
+from understudy.engines.inline import History
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.learner import Learner, LearnerConfig

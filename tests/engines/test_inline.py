@@ -15,12 +15,10 @@ from understudy.core.errors import ConfigError, GameFailed
 from understudy.core.events import Event, Update
 from understudy.core.game import game_spec
 from understudy.core.policy import Policy
-from understudy.engines.history import History
-from understudy.engines.inline import Inline, InlineConfig
+from understudy.engines.inline import History, Inline, InlineConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
-from understudy.learn.learner import Learner, LearnerConfig, ReplaySource
-from understudy.learn.limiter import LimiterConfig
-from understudy.learn.replay import ReplayConfig
+from understudy.learn.learner import Learner, LearnerConfig
+from understudy.learn.replay import LimiterConfig, ReplayConfig, ReplaySource
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 

@@ -20,10 +20,11 @@ from understudy.app.runs.train import Run, train
 from understudy.core.clock import SystemClock
 from understudy.core.errors import LearningFailed
 from understudy.core.events import Event, Guarded
-from understudy.engines.history import History
+from understudy.engines.inline import History
+from understudy.engines.training_job import Checkpoint, Checkpoints
 from understudy.learn import learner as learner_module
-from understudy.learn.checkpoint import Checkpoint, Checkpoints
-from understudy.learn.learner import Learner, ReplaySource
+from understudy.learn.learner import Learner
+from understudy.learn.replay import ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 from understudy.stores.local import LocalStore
 

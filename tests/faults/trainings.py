@@ -25,9 +25,9 @@ from understudy.core.chunk import Chunk
 from understudy.core.game import GameSpec
 from understudy.core.policy import decode_policy
 from understudy.core.ports import Audit, Candidate, Stored, WriteBatch
+from understudy.engines.training_job import Checkpoint, decode_checkpoint
 from understudy.ingest.specs import SpecFolder
 from understudy.learn.algorithms.dqn import Dqn
-from understudy.learn.checkpoint import Checkpoint, decode_checkpoint
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from understudy.games import cartpole
 
@@ -93,3 +95,18 @@ def test_without_a_seed_each_episode_differs():
 def test_many_first_states_have_the_bits_of_each_alone():
     seeds = np.random.default_rng(4).integers(1 << 32, size=500)
     assert cartpole.reset_many(seeds).T.tobytes() == np.array([cartpole.reset(int(seed)) for seed in seeds]).tobytes()
+
+
+# --- Many generators' first numbers at once ---------------------------------------------------------------------------
+
+
+def test_numbers_have_numpys_bits():
+    seeds = np.concatenate([[0, 1, 1 << 31, (1 << 32) - 1], np.random.default_rng(0).integers(1 << 32, size=2_000)])
+    wanted = np.array([np.random.default_rng(int(seed)).random(4) for seed in seeds])
+    assert cartpole.first_uniforms(seeds, 4).T.tobytes() == wanted.tobytes()
+
+
+@given(st.integers(0, (1 << 32) - 1), st.integers(1, 20))
+def test_any_seed_and_any_count_work(seed: int, n: int):
+    got = cartpole.first_uniforms(np.array([seed]), n)
+    assert got[:, 0].tobytes() == np.random.default_rng(seed).random(n).tobytes()

@@ -4,9 +4,10 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,11 +19,11 @@ from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.game import game_spec
 from understudy.core.meta import ChunkId
+from understudy.core.tensors import part
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
-from understudy.learn.learner import Learner, LearnerConfig, ReplaySource, Report
-from understudy.learn.limiter import LimiterConfig
-from understudy.learn.replay import HostReplay, ReplayConfig
+from understudy.learn.learner import Learner, LearnerConfig, Report, state_from_arrays, state_to_arrays
+from understudy.learn.replay import HostReplay, LimiterConfig, ReplayConfig, ReplaySource
 
 GAME = game_spec("line", obs=3, actions=2)
 ROLLOUT, ENVS, STACK = 8, 2, 2
@@ -441,3 +442,43 @@ def test_a_run_in_a_thread_ends_when_it_is_told_and_leaves_a_learner_that_goes_o
     assert heard.threads == {thread.ident}
     assert learner.counts.updates == 4 * learner.counts.calls
     learner.step(0.5)
+
+
+# --- States ----------------------------------------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    weights: dict[str, Any]
+    key: Any
+    count: Any
+
+
+def state(width: int = 3) -> State:
+    weights = {"b": jnp.arange(width, dtype=jnp.float32), "a": jnp.full((2, width), jnp.nan)}
+    return State(weights, jax.random.PRNGKey(3), jnp.zeros((), jnp.int32))
+
+
+def test_a_state_comes_back_in_its_own_structure():
+    again = state_from_arrays(state(), state_to_arrays(state()))
+    assert (type(again), again.weights.keys()) == (State, {"a", "b"})
+    for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(state()), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda arrays: arrays | {"leaf0001": np.zeros(4, np.float32)}, r"leaf 1 is float32.4., wanted float32.3."),
+        (lambda arrays: arrays | {"leaf0003": np.zeros((), np.int64)}, "leaf 3 is int64"),
+        (lambda arrays: arrays | {"leaf0004": np.zeros(1)}, "does not fit"),
+        (lambda arrays: {name: one for name, one in arrays.items() if name != "leaf0002"}, "does not fit"),
+    ],
+)  # fmt: skip
+def test_a_state_of_another_shape_is_refused(change, says):
+    with pytest.raises(ConfigError, match=says):
+        state_from_arrays(state(), change(state_to_arrays(state())))
+
+
+def test_part_takes_what_begins_with_a_name():
+    assert part({"a.b.c": np.ones(1), "ab.c": np.zeros(1)}, "a") == {"b.c": np.ones(1)}

@@ -21,7 +21,7 @@ from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
 from understudy.learn.learner import Learner, LearnerConfig
-from understudy.learn.limiter import LimiterConfig
+from understudy.learn.replay import LimiterConfig
 from understudy.testing.algorithm import random_rollout
 
 STATES, ACTIONS, ROWS = 5, 4, 16

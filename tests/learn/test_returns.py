@@ -14,7 +14,7 @@ from understudy.core.algorithm import Rollout, Transitions
 from understudy.core.game import game_spec
 from understudy.learn.algorithms.ppo import advantages
 from understudy.learn.replay import HostReplay, ReplayConfig
-from understudy.learn.windows import windows_of
+from understudy.learn.rows import windows_of
 
 STEPS, ENVS = 8, 3
 GAME = game_spec("line", obs=1, actions=2)

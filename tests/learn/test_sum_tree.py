@@ -70,7 +70,7 @@ def test_rows_named_twice_keep_the_last_mass():
     tree = SumTree(100)
     tree.set(np.array([7, 8, 7]), np.array([1.0, 2.0, 3.0]))
     assert (tree.total, len(tree)) == (5.0, 2)
-    tree.clear_range(0, 8)
+    tree.set_range(0, np.zeros(8))
     assert (tree.total, len(tree)) == (2.0, 1)
     tree.set_range(50, np.empty(0))
     with pytest.raises(ConfigError, match="at least 1"):

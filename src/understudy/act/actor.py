@@ -1,34 +1,38 @@
 """Actor: plays a policy in a vector env and hands back what happened, as chunks of one session per env.
 
 Everything an actor does is a function of its root seed, the rounds it was asked for and the policies it was given:
-episode seeds and noise are computed, never drawn from a state. So open episodes can be rebuilt (see `rebuild.py`).
+episode seeds and noise are computed, never drawn from a state. So open episodes can be rebuilt.
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.act.chance import actor_session, noise_rng
-from understudy.act.episodes import EpisodeEnded, Standing, count
+from understudy.act.chance import EpisodeSeeds, actor_session, noise_rng
 from understudy.act.live import LiveEnvs
-from understudy.act.priorities import best_value, n_step_td, q_of
-from understudy.act.rebuild import rebuild
-from understudy.act.seeds import EpisodeSeeds
-from understudy.act.tape import Cut, Tape
+from understudy.act.tape import Standing, Tape, best_value, count, n_step_td, q_of
 from understudy.act.vector import Envs
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
-from understudy.core.heads import Decision
 from understudy.core.meta import ChunkMeta
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
 
 Flags = NDArray[np.bool_]
+
+
+class EpisodeEnded(NamedTuple):
+    """An episode that ended during a collect; `env` counts over all actors of a run."""
+
+    env: int
+    return_: float
+    length: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,16 @@ class Collected:
     chunks: list[Chunk]
     episodes: list[EpisodeEnded]
     env_steps: int
+
+
+def ladder(n: int, *, base: float = 0.4, alpha: float = 7.0) -> NDArray[np.float32]:
+    """float32[n]: how much each of n envs explores, base^(1 + alpha * i / (n - 1)); a single one with the base."""
+    if n < 1 or not 0 < base <= 1 or alpha < 0:
+        raise ConfigError(
+            f"a ladder of {n} with base {base} and alpha {alpha}; give at least 1, a base above 0 and up to 1, and an "
+            "alpha from 0"
+        )
+    return np.array([base ** (1 + alpha * i / max(1, n - 1)) for i in range(n)], np.float32)
 
 
 class Actor:
@@ -67,9 +81,9 @@ class Actor:
         self._seed = np.zeros(self.num_envs, np.int64)  # of the open episodes
         self._standing = Standing(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))
         self._open_actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
-        space = game.action_columns["action"]
-        self._no_actions = np.empty((0, *space.shape), space.dtype)
 
+    # A game's odd numbers are the replay's to refuse; a warning at every step would only bury its answer.
+    @np.errstate(all="ignore")
     def collect(
         self, policy: Policy, steps: int, *, round_no: int, explore: Any = None, deterministic: bool = False
     ) -> Collected:
@@ -78,42 +92,38 @@ class Actor:
             raise ConfigError(
                 f"{steps} steps of {policy.game.game}; give at least 1, and a policy for this actor's {self.game.game}"
             )
-        # A game's odd numbers are the replay's to refuse; a warning at every step would only bury its answer.
-        with np.errstate(all="ignore"):
-            return self._collect(policy, steps, round_no, explore=explore, deterministic=deterministic)
-
-    def _collect(
-        self, policy: Policy, steps: int, round_no: int, *, explore: Any, deterministic: bool
-    ) -> Collected:  # fmt: skip
-        self._make_ready(policy)
-        tape = self._fresh_tape(policy, steps)
-        noise = None if deterministic else self._noise(policy, steps, round_no)
-        how = {"explore": explore, "legal": self._live.legal, "deterministic": deterministic}
-        self._play(Play(policy, noise, how), tape)
-        is_first = np.concatenate([self._standing.length[None] == 0, tape.ended[:-1]])
-        priority = None if tape.q is None else _priority(policy, tape, last=self._live)
-        cuts = tape.rows(is_first=is_first, version=policy.version, priority=priority)
-        n_chunks = len(cuts) // self.num_envs
-        chunks = [self._chunk(cut, number % n_chunks) for number, cut in enumerate(cuts)]
-        self._first_step += steps
-        self._chunk_no += n_chunks
-        self._keep_open_actions(tape)
-        return Collected(chunks, self._episodes(tape), steps * self.num_envs)
-
-    # --- Playing ----------------------------------------------------------------------------------------------------
-
-    def _make_ready(self, policy: Policy) -> None:
-        if not self._live.obs:
+        live, head = self._live, policy.head
+        if not live.obs:
             self._seed = self._seeds.take(np.arange(self.num_envs))
-            self._live.reset(self._seed.tolist())
-        self._live.check_masks()
-        self._live.keep_stacks(policy.stack)
+            live.reset(self._seed.tolist())
+        live.check_masks()
+        live.keep_stacks(policy.stack)
+        shape = (steps, not head.is_discrete, head.size if policy.priority else 0)
+        tape = self._tape
+        if tape is None or (tape.steps, tape.has_raw, tape.q_size) != shape:
+            tape = self._tape = Tape(self.game, steps, self.num_envs, *shape[1:])
+        tape.open_seeds, tape.ending = self._seed.tolist(), []
+        noise = None
+        if not deterministic:
+            rng = noise_rng(self.root_seed, env=self.env_index0, round_no=round_no)
+            noise = head.noise(rng, steps * self.num_envs)
+        if noise is not None:
+            noise = noise.reshape(steps, self.num_envs, *noise.shape[1:])
+        self._play(policy, noise, tape, {"explore": explore, "legal": live.legal, "deterministic": deterministic})
+        return self._collected(policy, tape)
 
-    def _play(self, play: "Play", tape: Tape) -> None:
+    def _play(self, policy: Policy, noise: Array | None, tape: Tape, how: dict[str, Any]) -> None:
+        """Write every step; `how` is what the policy and its head get beside observations and noise."""
         live = self._live
         for t in range(tape.steps):
             _write(tape, t, live)
-            decision = play.decide(live, tape, t)
+            lots = None if noise is None else noise[t]
+            if tape.q is None:
+                decision = policy.decide(live.inputs, lots, **how)
+            else:
+                outputs = policy.outputs(live.inputs)
+                tape.q[t] = q_of(outputs)
+                decision = policy.head.sample(outputs, lots, **how)
             action = live.actions(decision.action)
             tape.action[t], tape.logp[t] = action, decision.logp
             if tape.raw_action is not None:
@@ -122,65 +132,54 @@ class Actor:
             tape.reward[t], tape.terminated[t], tape.truncated[t] = reward, terminated, truncated
             ended = terminated | truncated
             if np.count_nonzero(ended):  # a tenth of the cost of any()
-                self._end(tape, ended)
+                # Keep what was last seen of the episodes that ended, and begin the next ones.
+                envs = ended.nonzero()[0]
+                inputs = {} if tape.q is None else {name: rows[envs] for name, rows in live.inputs.items()}
+                seeds = self._seeds.take(envs)
+                tape.ending.append((seeds, live.seen(envs), inputs))
+                self._seed[envs] = seeds
+                live.reset(self._seed.tolist(), ended)
             if tape.legal is not None:
                 live.check_masks()
         _write(tape, tape.steps, live)
         tape.close()
 
-    def _end(self, tape: Tape, ended: Flags) -> None:
-        """Keep what was last seen of the episodes that ended, and begin the next ones."""
-        live, envs = self._live, ended.nonzero()[0]
-        inputs = {} if tape.q is None else {name: rows[envs] for name, rows in live.inputs.items()}
-        seeds = self._seeds.take(envs)
-        tape.ending.append((seeds, live.seen(envs), inputs))
-        self._seed[envs] = seeds
-        live.reset(self._seed.tolist(), ended)
-
-    def _noise(self, policy: Policy, steps: int, round_no: int) -> Array | None:
-        rng = noise_rng(self.root_seed, env=self.env_index0, round_no=round_no)
-        noise = policy.head.noise(rng, steps * self.num_envs)
-        return None if noise is None else noise.reshape(steps, self.num_envs, *noise.shape[1:])
-
-    # --- Handing over -----------------------------------------------------------------------------------------------
-
-    def _fresh_tape(self, policy: Policy, steps: int) -> Tape:
-        has_raw, q_size = not policy.head.is_discrete, policy.head.size if policy.priority else 0
-        tape = self._tape
-        if tape is None or not tape.fits(steps, has_raw=has_raw, q_size=q_size):
-            tape = self._tape = Tape(self.game, steps, self.num_envs, has_raw, q_size)
-        tape.rewind(self._seed.tolist())
-        return tape
-
-    def _chunk(self, cut: Cut, number: int) -> Chunk:
-        meta = ChunkMeta(
-            game=self.game.game, schema=self._schema, session=self.sessions[cut.env], chunk_no=self._chunk_no + number,
-            first_step=self._first_step + cut.first, n_steps=cut.n_steps, kind="actor", consent="granted",
-            client=self._client, episodes=cut.notes,
-        )  # fmt: skip
-        return Chunk(meta, cut.columns)
-
-    def _episodes(self, tape: Tape) -> list[EpisodeEnded]:
-        self._standing, returns, lengths = count(tape.reward, tape.ended, self._standing)
-        envs = (tape.ends.env + self.env_index0).tolist()
-        return list(map(EpisodeEnded, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended()))
-
-    def _keep_open_actions(self, tape: Tape) -> None:
+    def _collected(self, policy: Policy, tape: Tape) -> Collected:
+        is_first = np.concatenate([self._standing.length[None] == 0, tape.ended[:-1]])
+        priority = None if tape.q is None else _priority(policy, tape, last=self._live)
+        chunks, number = [], 0
+        for env, number, first, n_steps, columns, notes in tape.cuts(
+            is_first=is_first, version=policy.version, priority=priority
+        ):
+            meta = ChunkMeta(
+                game=self.game.game, schema=self._schema, session=self.sessions[env], chunk_no=self._chunk_no + number,
+                first_step=self._first_step + first, n_steps=n_steps, kind="actor", consent="granted",
+                client=self._client, episodes=notes,
+            )  # fmt: skip
+            chunks.append(Chunk(meta, columns))
+        self._first_step += tape.steps
+        self._chunk_no += number + 1
         begin = np.where(tape.ended, np.arange(1, tape.steps + 1)[:, None], 0).max(0)  # 0: no episode ended here
         for env, first in enumerate(begin.tolist()):
             if first:
                 self._open_actions[env].clear()
             if first < tape.steps:
                 self._open_actions[env].append(tape.action[first:, env].copy())
+        self._standing, returns, lengths = count(tape.reward, tape.ended, self._standing)
+        envs = (tape.ends.env + self.env_index0).tolist()
+        episodes = list(map(EpisodeEnded, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended()))
+        return Collected(chunks, episodes, tape.steps * self.num_envs)
 
     # --- Saving and going on ----------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """What `restore` needs, between two collects: arrays, and facts that JSON can hold."""
+        space = self.game.action_columns["action"]
+        nothing = np.empty((0, *space.shape), space.dtype)
         arrays: dict[str, Array] = {
             "n_episodes": self._seeds.n_begun, "seed": self._seed.copy(),
             "return": self._standing.return_.copy(), "length": self._standing.length.copy(),
-            "actions": np.concatenate([self._no_actions, *(part for parts in self._open_actions for part in parts)]),
+            "actions": np.concatenate([nothing, *(part for parts in self._open_actions for part in parts)]),
         }  # fmt: skip
         arrays |= {f"live.{name}": column.copy() for name, column in self._live.inputs.items()}
         return arrays, self._facts() | {"chunk_no": self._chunk_no, "first_step": self._first_step}
@@ -202,32 +201,13 @@ class Actor:
         split = np.split(arrays["actions"], np.cumsum(self._standing.length)[:-1])
         self._open_actions = [[actions.copy()] if len(actions) else [] for actions in split]
         if seen := part(arrays, "live"):
-            rebuild(self._live, seen, seeds=self._seed.tolist(), actions=split)
+            _rebuild(self._live, seen, seeds=self._seed.tolist(), actions=split)
 
     def _facts(self) -> dict[str, Any]:
         return {
             "schema": self._schema, "num_envs": self.num_envs, "root_seed": self.root_seed,
             "env_index0": self.env_index0, "sessions": [str(session) for session in self.sessions],
         }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Play:
-    """How the envs of one collect are played."""
-
-    policy: Policy
-    noise: Array | None  # [steps, envs, ...]
-    how: dict[str, Any]
-    """What a policy and its head are told beside."""
-
-    def decide(self, live: LiveEnvs, tape: Tape, t: int) -> Decision:
-        """The decisions of one time step; keeps the action values where first priorities are wanted."""
-        noise = None if self.noise is None else self.noise[t]
-        if tape.q is None:
-            return self.policy.decide(live.inputs, noise, **self.how)
-        outputs = self.policy.outputs(live.inputs)
-        tape.q[t] = q_of(outputs)
-        return self.policy.head.sample(outputs, noise, **self.how)
 
 
 def _write(tape: Tape, t: int, live: LiveEnvs) -> None:
@@ -252,3 +232,54 @@ def _priority(policy: Policy, tape: Tape, *, last: LiveEnvs) -> Array:
     return n_step_td(
         taken, after, reward=tape.reward, ended=tape.ended, n_step=how.n_step, discount=how.discount
     )  # fmt: skip
+
+
+def _rebuild(live: LiveEnvs, seen: Mapping[str, Array], *, seeds: Sequence[int], actions: Sequence[Array]) -> None:
+    """Leave the envs where their episodes stood; `seen` is what `live.inputs` was there, and must be again.
+
+    Each env is reset with its seed and given its actions again. Envs step together, so one whose episode is shorter
+    plays part of it and then the whole, once or more: every action it is given is one that it took in that place.
+    """
+    lengths = np.array([len(one) for one in actions])
+    longest = int(lengths.max())
+    head = longest % np.maximum(lengths, 1)  # the part played before the first whole
+    name, rows = next(iter(seen.items()))
+    has_stacks = rows.ndim == len(live.game.obs_columns[name].shape) + 2
+    live.reset(seeds)
+    live.keep_stacks(rows.shape[1] if has_stacks else 1)
+    has_spare = longest > 0 and not lengths.all()
+    if has_spare:  # an env with nothing to play again takes any legal first step, and is reset behind it
+        spare = _first_legal(live)
+    for step in range(longest):
+        place = np.where(step < head, step, (step - head) % np.maximum(lengths, 1))
+        if step and (place == 0).any():
+            live.reset(seeds, place == 0)
+        now = [one[place[env]] if len(one) else spare[env] for env, one in enumerate(actions)]
+        _, terminated, truncated = live.step(np.array(now))
+        if (over := (terminated | truncated) & (lengths > 0)).any():
+            raise _not_reproducible(live, int(np.flatnonzero(over)[0]), "its episode ended earlier than it did")
+    if has_spare:
+        live.reset(seeds, lengths == 0)
+    for name, wanted in seen.items():
+        got = live.inputs[name]
+        for env in range(live.num_envs):
+            if got[env].astype(wanted.dtype).tobytes() != wanted[env].tobytes():
+                raise _not_reproducible(live, env, f"{name!r} is {str(got[env])[:60]}, was {str(wanted[env])[:60]}")
+
+
+def _first_legal(live: LiveEnvs) -> Array:
+    """For each env an action that is legal where it stands."""
+    space = live.game.action_columns["action"]
+    if live.game.discrete is None:
+        zeros = np.zeros((live.num_envs, *space.shape), space.dtype)
+        return np.clip(zeros, live.envs.action_space.low, live.envs.action_space.high)  # type: ignore[attr-defined]
+    legal = live.legal
+    first = np.zeros(live.num_envs, np.int32) if legal is None else legal.argmax(1).astype(np.int32)
+    return first + np.int32(live.game.discrete.start)
+
+
+def _not_reproducible(live: LiveEnvs, env: int, what: str) -> ConfigError:
+    return ConfigError(
+        f"env {env} of {live.game.game} cannot be rebuilt from its seed and actions: {what}; make the env draw all its "
+        "chance from reset(seed=...), or train with --set asynchronous=true, which goes on with new episodes instead"
+    )

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.act.plain import MASK
 from understudy.act.vector import Envs, columns_of
+from understudy.act.vector_envs import MASK
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.game import GameSpec
 from understudy.core.heads import env_actions
@@ -30,7 +30,12 @@ class LiveEnvs:
         self.legal: Flags | None = np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
         self._columns = columns_of(game)
         self._all = np.ones(self.num_envs, np.bool_)
-        self._space = _action_space(game)
+        space = game.action.get("")
+        if not isinstance(space, Discrete | Box):
+            raise ConfigError(
+                f"{game.game} has the actions {dict(game.action)}; actors play one Discrete or one Box: wrap the env"
+            )
+        self._space = space
 
     @property
     def inputs(self) -> dict[str, Array]:
@@ -120,12 +125,3 @@ class LiveEnvs:
         mask = mask & infos.get(f"_{MASK}", self._all)
         if mask.any():
             self.legal[mask] = np.array(given[mask].tolist(), np.bool_)
-
-
-def _action_space(game: GameSpec) -> Discrete | Box:
-    space = game.action.get("")
-    if not isinstance(space, Discrete | Box):
-        raise ConfigError(
-            f"{game.game} has the actions {dict(game.action)}; actors play one Discrete or one Box: wrap the env"
-        )
-    return space

@@ -1,6 +1,6 @@
 """Rally as envs: one seat against a scripted opponent, many of those side by side, or both seats as two players."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -11,8 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from understudy.act.reset_seeds import one_for_each, reset_mask
-from understudy.act.vector_actions import checked_actions, checked_num_envs
+from understudy.act.vector_envs import Seed, Step, checked_actions, checked_num_envs, checked_reset
 from understudy.core.errors import ConfigError
 from understudy.games import rally
 from understudy.games.rally import GAME_ID, OPPONENT, Court, Ints
@@ -79,12 +78,9 @@ class RallyVector(VectorEnv[Any, Any, Any]):
         self.court = rally.serve(self._seeds)
         self._rng = np.random.default_rng()
 
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Obs, dict[str, Any]]:
+    def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """All observations, after a reset of those that the mask names, or of all."""
-        mask, seeds = reset_mask(options, self.num_envs), one_for_each(seed, self.num_envs)
-        is_new = np.ones(self.num_envs, bool) if mask is None else mask
+        is_new, seeds = checked_reset(seed, options, num_envs=self.num_envs)
         if isinstance(seed, int | np.integer):
             self._rng = np.random.default_rng(seed)
         for at, one in enumerate(seeds):
@@ -96,9 +92,7 @@ class RallyVector(VectorEnv[Any, Any, Any]):
         self._decisions[is_new] = 0
         return rally.observed(self.court, self._seat), {}
 
-    def step(
-        self, actions: NDArray[np.integer[Any]]
-    ) -> tuple[Obs, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+    def step(self, actions: NDArray[np.integer[Any]]) -> Step:
         """One decision of every env."""
         ours = checked_actions(actions, self.num_envs, num_actions=len(rally.ACTION_NAMES))
         drawn = rally.drawn_at(self._seeds, self._decisions)

@@ -5,19 +5,24 @@
 All columns move by the same index arithmetic, so that a chunk is a set of views and costs no loop over its steps.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from understudy.core.block import raw_name
 from understudy.core.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, RowKind
+from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
+from understudy.core.heads import LOWEST, masked
 from understudy.core.meta import EpisodeNote
 from understudy.core.tensors import Array
 from understudy.core.writer import raw_space
 
 Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 _ROOM_BYTES = CUT_BYTES - 8 * 1024
 
 
@@ -25,9 +30,9 @@ _ROOM_BYTES = CUT_BYTES - 8 * 1024
 class Ends:
     """Episodes that ended and what was last seen of them; one row each, in the order of time."""
 
-    step: NDArray[np.int64]
-    env: NDArray[np.int64]
-    next_seed: NDArray[np.int64]
+    step: Ints
+    env: Ints
+    next_seed: Ints
     """Of the episode that began behind it."""
     seen: dict[str, Array]
     """Observation columns and, where the game has it, `legal`."""
@@ -35,17 +40,19 @@ class Ends:
     """What a policy would decide on, where first priorities are wanted."""
 
 
-Ending = tuple[NDArray[np.int64], dict[str, Array], dict[str, Array]]
+Ending = tuple[Ints, dict[str, Array], dict[str, Array]]
 """Of the episodes that ended with one time step, by env: `next_seed`, `seen` and `inputs`."""
 
 
-def _joined(parts: list[Ending], ended: Flags) -> Ends:
-    step, env = ended.nonzero()
-    if not parts:
-        return Ends(step, env, step, {}, {})
-    seeds, *columns = zip(*parts, strict=True)
-    seen, inputs = ({name: np.concatenate([rows[name] for rows in kind]) for name in kind[0]} for kind in columns)
-    return Ends(step, env, np.concatenate(seeds), seen, inputs)
+class Cut(NamedTuple):
+    """One chunk to be: its env, its number among the env's, the steps of the tape it holds, columns and episodes."""
+
+    env: int
+    number: int
+    first: int
+    n_steps: int
+    columns: dict[str, Array]
+    notes: tuple[EpisodeNote, ...]
 
 
 @dataclass(eq=False)
@@ -79,42 +86,44 @@ class Tape:
         self.logp = np.empty(size, np.float32)
         self.terminated, self.truncated = np.empty(size, np.bool_), np.empty(size, np.bool_)
 
-    def fits(self, steps: int, *, has_raw: bool, q_size: int) -> bool:
-        return (self.steps, self.has_raw, self.q_size) == (steps, has_raw, q_size)
-
-    def rewind(self, open_seeds: list[int]) -> None:
-        self.open_seeds, self.ending = open_seeds, []
-
     def close(self) -> None:
         """Put together what was noted step by step; call when the last step is written."""
         self.ended: Flags = self.terminated | self.truncated
-        self.ends = _joined(self.ending, self.ended)
+        step, env = self.ended.nonzero()
+        self.ends = Ends(step, env, step, {}, {})
+        if self.ending:
+            seeds, *columns = zip(*self.ending, strict=True)
+            seen, inputs = (
+                {name: np.concatenate([rows[name] for rows in kind]) for name in kind[0]} for kind in columns
+            )
+            self.ends = Ends(step, env, np.concatenate(seeds), seen, inputs)
 
-    def rows(self, *, is_first: Flags, version: int, priority: Array | None) -> list["Cut"]:
+    def cuts(self, *, is_first: Flags, version: int, priority: Array | None) -> Iterator[Cut]:
         """Every chunk's columns and notes, env by env; `is_first` bool[steps, envs]."""
-        ended = self.ended
-        layout = _layout(ended, self._chunk_steps(ended))
-        columns = self._columns(layout, ended, is_first)
+        layout = Layout(self.ended, chunk_steps=self._chunk_steps())
+        columns = self._columns(layout, is_first=is_first)
         is_step = columns["row"] == RowKind.STEP
-        columns["version"], columns["by"] = is_step * np.uint32(version), is_step * np.uint8(By.BOT)
+        columns["version"] = is_step * np.uint32(version)
+        columns["by"] = is_step * np.uint8(By.BOT)
         if priority is not None:
             columns["priority"] = layout.decided(priority)
-        begins = self._begins(layout)
-        return [
-            _cut(columns, layout, env, chunk=chunk, begins=begins[env])
-            for env in range(self.num_envs)
-            for chunk in layout.chunks
-        ]
-
-    def _begins(self, layout: "Layout") -> list[list["Begin"]]:
-        """For each env its episodes; those that begin behind the tape have no row in it, and any will do."""
-        begins: list[list[Begin]] = [[(-1, 0, seed)] for seed in self.open_seeds]
+        # An episode's first step, -1 where it began earlier, the row of that step, and its seed. Those that begin
+        # behind the tape have no row in it, and any will do.
+        begins = [[(-1, 0, seed)] for seed in self.open_seeds]
         first, envs = self.ends.step + 1, self.ends.env
         rows = layout.at[np.minimum(first, self.steps - 1), envs]
-        columns = (column.tolist() for column in (envs, first, rows, self.ends.next_seed))
-        for env, step, row, seed in zip(*columns, strict=True):
+        of_episodes = (column.tolist() for column in (envs, first, rows, self.ends.next_seed))
+        for env, step, row, seed in zip(*of_episodes, strict=True):
             begins[env].append((step, row, seed))
-        return begins
+        for env, episodes in enumerate(begins):
+            for number, (begin, end) in enumerate(layout.chunks):
+                start, stop = int(layout.at[begin, env]), int(layout.at[end, env]) + 2
+                notes = [EpisodeNote(row=0, seed=[seed for step, _, seed in episodes if step <= begin][-1])]
+                notes += [
+                    EpisodeNote(row=row - start, seed=seed) for step, row, seed in episodes if begin < step <= end
+                ]
+                rows_of_chunk = {name: column[start:stop] for name, column in columns.items()}
+                yield Cut(env, number, begin, end + 1 - begin, rows_of_chunk, tuple(notes))
 
     def seeds_ended(self) -> list[int]:
         """The seed of each episode that ended, in the order of `ends`."""
@@ -124,7 +133,7 @@ class Tape:
             seeds[env] = next_seed
         return ended
 
-    def _columns(self, layout: "Layout", ended: Flags, is_first: Flags) -> dict[str, Array]:
+    def _columns(self, layout: "Layout", *, is_first: Flags) -> dict[str, Array]:
         decided = {
             "action": self.action, "reward": self.reward.astype(REQUIRED["reward"]), "terminated": self.terminated,
             "truncated": self.truncated, "is_first": is_first, "logp": self.logp,
@@ -132,70 +141,46 @@ class Tape:
         if self.raw_action is not None:
             decided[raw_name("action")] = self.raw_action
         columns = {name: layout.decided(column) for name, column in decided.items()}
-        columns["row"] = np.zeros(layout.n_rows, np.uint8)
-        columns["row"][layout.behind] = np.where(ended[layout.closes], RowKind.FINAL, RowKind.BOOTSTRAP)
+        columns["row"] = np.zeros(len(layout.source), np.uint8)
+        columns["row"][layout.behind] = np.where(self.ended[layout.closes], RowKind.FINAL, RowKind.BOOTSTRAP)
         last = layout.at[self.ends.step, self.ends.env] + 1
-        for name, seen in self._seen().items():
+        for name, seen in (self.obs if self.legal is None else {**self.obs, "legal": self.legal}).items():
             columns[name] = layout.seen(seen)
             if len(last):
                 columns[name][last] = self.ends.seen[name]
         return columns
 
-    def _seen(self) -> dict[str, Array]:
-        return self.obs if self.legal is None else {**self.obs, "legal": self.legal}
-
-    def _chunk_steps(self, ended: Flags) -> int:
+    def _chunk_steps(self) -> int:
         """Steps per chunk, so that a body whose columns do not shrink stays below what may travel."""
         raw = self.raw_action[0, 0].nbytes if self.raw_action is not None else 0
         row_bytes = self.game.row_bytes + raw + 13  # logp, priority, version, by
         steps = MAX_STEPS
         while steps > 1:
-            longest = np.add.reduceat(ended, np.arange(0, self.steps, steps), axis=0, dtype=np.int64).max()
+            longest = np.add.reduceat(self.ended, np.arange(0, self.steps, steps), axis=0, dtype=np.int64).max()
             if (min(steps, self.steps) + int(longest) + 1) * row_bytes <= _ROOM_BYTES:
                 break
             steps //= 2
         return steps
 
 
-Begin = tuple[int, int, int]
-"""An episode's first step, -1 where it began earlier; the row of that step; its seed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """One chunk to be: whose it is, which steps of the tape it holds, its columns and its episodes."""
-
-    env: int
-    first: int
-    n_steps: int
-    columns: dict[str, Array]
-    notes: tuple[EpisodeNote, ...]
-
-
-def _cut(columns: dict[str, Array], layout: "Layout", env: int, *, chunk: tuple[int, int], begins: list[Begin]) -> Cut:
-    first, last = chunk
-    start, stop = int(layout.at[first, env]), int(layout.at[last, env]) + 2
-    running = [seed for step, _, seed in begins if step <= first][-1]
-    notes = [EpisodeNote(row=0, seed=running)]
-    notes += [EpisodeNote(row=row - start, seed=seed) for step, row, seed in begins if first < step <= last]
-    rows = {name: column[start:stop] for name, column in columns.items()}
-    return Cut(env, first, last + 1 - first, rows, tuple(notes))
-
-
-@dataclass(frozen=True, slots=True)
 class Layout:
     """Where each step goes in columns that hold the rows of env 0, then those of env 1, and so on."""
 
-    at: NDArray[np.int64]  # [steps, envs]
-    closes: Flags  # [steps, envs], where a final or bootstrap row follows
-    behind: NDArray[np.int64]  # those rows, in the order of closes
-    source: NDArray[np.int64]  # [rows], which moment each row shows: step * envs + env
-    chunks: list[tuple[int, int]]
-    """First and last step of each chunk; the same for every env."""
-
-    @property
-    def n_rows(self) -> int:
-        return len(self.source)
+    def __init__(self, ended: Flags, *, chunk_steps: int) -> None:
+        n_steps, num_envs = ended.shape
+        self.chunks = [(first, min(first + chunk_steps, n_steps) - 1) for first in range(0, n_steps, chunk_steps)]
+        """First and last step of each chunk; the same for every env."""
+        self.closes = ended.copy()  # [steps, envs], where a final or bootstrap row follows
+        self.closes[[last for _, last in self.chunks]] = True
+        n_behind = np.cumsum(self.closes, 0)
+        per_env = n_steps + n_behind[-1]
+        start = np.cumsum(per_env) - per_env
+        self.at: Ints = start + np.arange(n_steps)[:, None] + n_behind - self.closes  # [steps, envs]
+        self.behind: Ints = self.at[self.closes] + 1  # the final and bootstrap rows, in the order of closes
+        self.source = np.empty(int(per_env.sum()), np.int64)  # [rows], which moment each shows: step * envs + env
+        moments = np.arange(n_steps * num_envs)
+        self.source[self.at.ravel()] = moments
+        self.source[self.behind] = moments[self.closes.ravel()] + num_envs
 
     def decided(self, column: Array) -> Array:
         """[steps, envs, ...] as rows; zeros where no step is."""
@@ -209,18 +194,72 @@ class Layout:
         return column.reshape(-1, *column.shape[2:]).take(self.source, 0)
 
 
-def _layout(ended: Flags, chunk_steps: int) -> Layout:
-    n_steps, num_envs = ended.shape
-    chunks = [(first, min(first + chunk_steps, n_steps) - 1) for first in range(0, n_steps, chunk_steps)]
-    closes = ended.copy()
-    closes[[last for _, last in chunks]] = True
-    n_behind = np.cumsum(closes, 0)
-    per_env = n_steps + n_behind[-1]
-    start = np.cumsum(per_env) - per_env
-    at = start + np.arange(n_steps)[:, None] + n_behind - closes
-    source = np.empty(int(per_env.sum()), np.int64)
-    moments = np.arange(n_steps * num_envs)
-    source[at.ravel()] = moments
-    behind = at[closes] + 1
-    source[behind] = moments[closes.ravel()] + num_envs
-    return Layout(at, closes, behind, source, chunks)
+# --- Which episodes ended, and how far the open ones are --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the open episode of each env is: float64[envs] and int64[envs]."""
+
+    return_: NDArray[np.float64]
+    length: Ints
+
+
+def count(reward: NDArray[np.float64], ended: Flags, before: Standing) -> tuple[Standing, NDArray[np.float64], Ints]:
+    """Where the episodes stand after [steps, envs] more; return and length of those that ended, by step and env."""
+    n_steps, num_envs = reward.shape
+    rewards, ends = reward.T.flatten(), ended.T.ravel()  # env after env; rewards are changed here, so copied
+    first = np.arange(num_envs) * n_steps
+    rewards[first] += before.return_
+    begins = ends.copy()  # the step behind an end begins a part, as does an env's first step
+    begins[1:] = ends[:-1]
+    begins[first] = True
+    starts = np.flatnonzero(begins)
+    last = np.append(starts[1:], len(rewards)) - 1
+    returns, lengths = np.add.reduceat(rewards, starts), last + 1 - starts
+    lengths[np.searchsorted(starts, first)] += before.length
+    has_ended, of_env = ends[last], starts // n_steps
+    after = Standing(np.zeros(num_envs), np.zeros(num_envs, np.int64))
+    after.return_[of_env[~has_ended]], after.length[of_env[~has_ended]] = returns[~has_ended], lengths[~has_ended]
+    closed = np.flatnonzero(has_ended)
+    in_time = closed[np.lexsort((of_env[closed], last[closed] % n_steps))]
+    return after, returns[in_time], lengths[in_time]
+
+
+# --- First priorities, computed where the steps are made: |n-step return + discounted value - value of the action| ----
+
+
+def best_value(q: Array, legal: Array | None) -> Array:
+    """The largest of the values of legal actions, along the last axis; of all, where a mask allows nothing."""
+    best: Array = (q if legal is None else masked(q, legal)).max(-1)
+    if legal is not None and (is_empty := best < LOWEST).any():
+        best[is_empty] = q[is_empty].max(-1)
+    return best
+
+
+def q_of(outputs: Mapping[str, Array]) -> Array:
+    """The action values among a network's outputs."""
+    if "q" not in outputs:
+        raise ConfigError(f"first priorities need a head 'q', got {sorted(outputs)}; leave out the policy's priority")
+    return outputs["q"]
+
+
+def n_step_td(
+    taken: Array, after: Array, *, reward: Array, ended: Flags, n_step: int, discount: float
+) -> NDArray[np.float32]:
+    """float32[steps, envs]; a window that reaches the last step bootstraps there, with fewer rewards.
+
+    `taken` is the value of the action of each step, `after` the value of what it led to: 0 where it terminated.
+    """
+    n_steps = len(reward)
+    target = np.zeros(reward.shape)
+    is_open = np.ones(reward.shape, np.bool_)
+    stops = ended.copy()
+    stops[-1] = True
+    for k in range(min(n_step, n_steps)):
+        is_live = is_open[: n_steps - k]
+        stop = stops[k:] if k < n_step - 1 else np.ones_like(stops[k:])
+        gain = discount**k * (reward[k:] + stop * (discount * after[k:]))
+        target[: n_steps - k] += np.where(is_live, gain, 0.0)
+        is_live &= ~stop
+    return np.abs(target - taken).astype(np.float32)

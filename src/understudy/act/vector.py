@@ -1,7 +1,8 @@
 """make_envs: any game as a vector env that leaves resets to its caller, so that no last observation is lost."""
 
+import copy
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -9,12 +10,9 @@ import numpy as np
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from understudy.act.cartpole import GAME_ID as CARTPOLE
-from understudy.act.cartpole import CartPoleVector
-from understudy.act.copies import copies_of
-from understudy.act.plain import MASK, PlainEnvs
 from understudy.act.rally import SPEC as RALLY_SPEC
 from understudy.act.rally import RallyVector
+from understudy.act.vector_envs import CARTPOLE, MASK, CartPoleVector, PlainEnvs
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.game import GameSpec, spec_from_gymnasium
 from understudy.core.import_path import load
@@ -26,6 +24,8 @@ Wrap = Callable[[Env], Env]
 BOXED = {RALLY: RALLY_SPEC}
 """Games in the box that Gymnasium has not."""
 Game = str | Callable[[], Env] | Env | Envs
+_BESIDE = ("_np_random_seed", "_cached_spec")
+"""Attributes that Gymnasium itself fills in, and that change nothing."""
 
 
 def make_envs(
@@ -40,7 +40,17 @@ def make_envs(
     if num_envs < 1 or frame_skip < 1:
         raise ConfigError(f"num_envs is {num_envs} and frame_skip {frame_skip}; give whole numbers from 1")
     if isinstance(game, VectorEnv):
-        return _checked_vector(game, num_envs, is_plain=not (env_kwargs or wrappers or frame_skip > 1))
+        mode = game.metadata.get("autoreset_mode")
+        if mode is not AutoresetMode.DISABLED:
+            raise ConfigError(
+                f"a vector env resets by itself ({mode}); make it with autoreset_mode=AutoresetMode.DISABLED"
+            )
+        if game.num_envs != num_envs or env_kwargs or wrappers or frame_skip > 1:
+            raise ConfigError(
+                f"a vector env of {game.num_envs} envs was given for {num_envs}; give that number, and put wrappers, "
+                "settings and frame skip into its own envs"
+            )
+        return game
     if builtin and not wrappers and frame_skip == 1:
         if game == CARTPOLE and not env_kwargs:
             return CartPoleVector(num_envs)
@@ -87,18 +97,6 @@ class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, total, terminated, truncated, info
 
 
-def _checked_vector(envs: Envs, num_envs: int, *, is_plain: bool) -> Envs:
-    mode = envs.metadata.get("autoreset_mode")
-    if mode is not AutoresetMode.DISABLED:
-        raise ConfigError(f"a vector env resets by itself ({mode}); make it with autoreset_mode=AutoresetMode.DISABLED")
-    if envs.num_envs != num_envs or not is_plain:
-        raise ConfigError(
-            f"a vector env of {envs.num_envs} envs was given for {num_envs}; give that number, and put wrappers, "
-            "settings and frame skip into its own envs"
-        )
-    return envs
-
-
 def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
     if isinstance(game, str):
         return lambda: make_env(game, env_kwargs)
@@ -108,7 +106,7 @@ def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
         return lambda: game(**env_kwargs)
     if env_kwargs:
         raise ConfigError(f"settings {sorted(env_kwargs)} came with an env that exists; make it with them instead")
-    return copies_of(game)
+    return lambda: copied(game)
 
 
 def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
@@ -121,7 +119,13 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
     except gymnasium.error.DeprecatedEnv as error:
         raise ConfigError(f"game {game_id!r} is out of date: {error}") from error
     except gymnasium.error.UnregisteredEnv as error:
-        raise ConfigError(f"no game {game_id!r} is known; {_nearest(game_id)}") from error
+        own = "an id of a package of your own is written 'module:Name-v0'"
+        by_stem = {_stem(known): known for known in (*BOXED, *gymnasium.registry)}  # of several versions the last
+        near = [by_stem[one] for one in difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)]
+        hint = f"give {', '.join(BOXED)}, CartPole-v1 or any other id of Gymnasium; {own}"
+        if near:
+            hint = f"did you mean {' or '.join(near)}? {own[0].upper()}{own[1:]}"
+        raise ConfigError(f"no game {game_id!r} is known; {hint}") from error
     except ModuleNotFoundError as error:
         raise ConfigError(f"game {game_id!r} cannot be made: {error}; install the package it is in") from error
     except TypeError as error:
@@ -131,14 +135,43 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
         raise ConfigError(f"Gymnasium cannot make {game_id!r}: {error}; {wanted}") from error
 
 
-def _nearest(game_id: str) -> str:
-    """Games with nearly this name, whatever their version; the games that there are, where none has."""
-    own = "an id of a package of your own is written 'module:Name-v0'"
-    by_stem = {_stem(known): known for known in (*BOXED, *gymnasium.registry)}  # of several versions the last
-    near = [by_stem[one] for one in difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)]
-    if near:
-        return f"did you mean {' or '.join(near)}? {own[0].upper()}{own[1:]}"
-    return f"give {', '.join(BOXED)}, CartPole-v1 or any other id of Gymnasium; {own}"
+def copied(env: Env) -> Env:
+    """A copy of this env; where it cannot be copied and is as its spec makes it, an env from the spec.
+
+    The env itself is never touched. Some envs are copied by being made again, such as all of Box2D and MuJoCo: what
+    was changed in them would be lost, and is a ConfigError.
+    """
+    why = "a copy of it is made anew, and loses what was changed in it or played"
+    refused = "{} cannot be copied ({}); give a function that makes one"
+    try:
+        made = copy.deepcopy(env)
+    except Exception as error:
+        why = str(error)
+        try:
+            assert env.spec is not None
+            made = gymnasium.make(env.spec, disable_env_checker=True)
+        except Exception:
+            raise ConfigError(refused.format(type(env.unwrapped).__name__, why)) from None
+    if list(_shown(made)) != list(_shown(env)):
+        made.close()
+        raise ConfigError(refused.format(type(env.unwrapped).__name__, why))
+    return made
+
+
+def _shown(env: Any) -> Iterator[tuple[type, dict[str, Any]]]:
+    """Each layer's class with its plain attributes, from the outermost to the game; checkers are no layer."""
+    while env is not None:
+        if not isinstance(env, gymnasium.wrappers.PassiveEnvChecker):
+            fields = {name: _plain(value) for name, value in vars(env).items() if name not in _BESIDE}
+            yield type(env), {name: value for name, value in fields.items() if value is not ...}
+        env = env.env if isinstance(env, gymnasium.Wrapper) else None
+
+
+def _plain(value: Any) -> Any:
+    """What can be compared, or an ellipsis; by their texts, so that NaN is NaN."""
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        return repr(value)
+    return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else ...
 
 
 def _stem(game_id: str) -> str:
@@ -151,13 +184,9 @@ def columns_of(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, Any]
         return lambda obs: {"obs": obs}
     paths = {name: name.split(".")[1:] for name in game.obs_columns}
 
-    def take_apart(obs: Any) -> dict[str, np.ndarray[Any, Any]]:
-        return {name: _at(obs, keys) for name, keys in paths.items()}
+    def at(obs: Any, keys: Sequence[str]) -> Any:
+        for key in keys:
+            obs = obs[key] if isinstance(obs, Mapping) and key in obs else obs[int(key)]
+        return obs
 
-    return take_apart
-
-
-def _at(obs: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        obs = obs[key] if isinstance(obs, Mapping) and key in obs else obs[int(key)]
-    return obs
+    return lambda obs: {name: at(obs, keys) for name, keys in paths.items()}

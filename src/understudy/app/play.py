@@ -7,8 +7,8 @@ from typing import Any
 
 import gymnasium
 
-from understudy.act.plain import MASK
 from understudy.act.vector import make_env
+from understudy.act.vector_envs import MASK
 from understudy.app.deployment import Deployment
 from understudy.app.runs.choice import GameChoice, look_at
 from understudy.app.runs.video import frame_of, rendering

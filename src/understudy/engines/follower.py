@@ -49,7 +49,7 @@ class StoreFollower:
     """One view of a store and its readers; not thread-safe. The view is closed with the last reader."""
 
     def __init__(self, store: Path) -> None:
-        self._view = StoreView(store)
+        self.view = StoreView(store)
         self._readers: list[Reader] = []
 
     def join(self, reader: Reader) -> None:
@@ -59,7 +59,7 @@ class StoreFollower:
         """Hand nothing to this reader any more; may be called twice."""
         self._readers = [one for one in self._readers if one is not reader]
         if not self._readers:
-            self._view.close()
+            self.view.close()
 
     def follow(self, reader: Reader, *, max_items: int = 1024) -> bool:
         """Read one page from where this reader stands; whether it held anything.
@@ -67,7 +67,7 @@ class StoreFollower:
         Others that stand in the page read it too. What goes wrong there is left for them: they stay where they are,
         and meet it when they follow themselves.
         """
-        page = self._view.tail(reader.place.cursor, max_items=max_items, wait_s=0.0)
+        page = self.view.tail(reader.place.cursor, max_items=max_items, wait_s=0.0)
         _hand(page, reader)
         if page.items:
             first = page.items[0].arrival_no
@@ -78,10 +78,6 @@ class StoreFollower:
                     except UnderstudyError:
                         continue
         return bool(page.items)
-
-    def chunks(self, wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:
-        """Chunks by id, from the oldest of them on; those that are not there are left out."""
-        return stored_chunks(self._view, wanted)
 
 
 def _hand(page: Tail, reader: Reader) -> None:

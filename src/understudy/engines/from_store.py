@@ -17,8 +17,9 @@ from understudy.core.policy import Policy
 from understudy.core.ports import Forgotten, Stored
 from understudy.core.session import tombstone_of
 from understudy.core.tensors import Array
-from understudy.engines.follower import Place, StoreFollower, place_from_json
-from understudy.learn.learner import Learner, ReplaySource
+from understudy.engines.follower import Place, StoreFollower, place_from_json, stored_chunks
+from understudy.learn.learner import Learner
+from understudy.learn.replay import ReplaySource
 
 IDLE_S = 60.0
 """A session that was silent for this long is taken as ended, if it was heard of since the training began."""
@@ -45,12 +46,8 @@ class FromStore:
         self._heard_s: dict[uuid.UUID, float] = {}
         self.left_out_chunks = 0
         """Chunks of players who did not allow learning from them."""
-        self._policy = learner.publish()
+        self.policy = learner.publish()
         follower.join(self)
-
-    @property
-    def policy(self) -> Policy:
-        return self._policy
 
     @property
     def n_usable(self) -> int:
@@ -91,7 +88,8 @@ class FromStore:
         self._on_event(Guarded(env_steps=self.steps, what="updates on these were not finite", chunks=names))
 
     def take(self, policy: Policy, metrics: Mapping[str, float]) -> None:
-        self._policy, counts = policy, self.learner.counts
+        self.policy = policy
+        counts = self.learner.counts
         self._on_event(Update(
             env_steps=self.steps, updates=counts.updates, version=counts.version, replay_ratio=counts.replay_ratio,
             lag_versions=0, metrics=metrics,
@@ -109,7 +107,7 @@ class FromStore:
             pass
         if self._is_first_look:
             self._is_first_look = False
-            self.learner.end_sessions()
+            self.learner.source.end_sessions()
             self._heard_s.clear()
         idle = [session for session, at_s in self._heard_s.items() if at_s < self._clock.now() - IDLE_S]
         for session in idle:
@@ -118,7 +116,12 @@ class FromStore:
     def read(self, item: Stored | Forgotten) -> None:
         """Learn from an item of the store, or let go of what was forgotten; the follower calls this."""
         if isinstance(item, Forgotten):
-            self._forget(item)
+            keys = list(item.chunks)
+            if item.player is not None and not keys:
+                owned = {session for session, player in self._owners.items() if tombstone_of(player) == item.player}
+                keys = [key for key in self._replay.held() if key[0] in owned]
+            for session, number in keys:
+                self._replay.evict(session, number)
             return
         frame, chunk = item.frame, item.chunk
         if chunk is None:
@@ -148,17 +151,6 @@ class FromStore:
         if self._heard_s.pop(session, None) is not None:
             self._replay.close(session)
 
-    def _forget(self, item: Forgotten) -> None:
-        keys = list(item.chunks)
-        if item.player is not None and not keys:
-            keys = [key for key in self._replay.held() if self._tombstone(key[0]) == item.player]
-        for session, number in keys:
-            self._replay.evict(session, number)
-
-    def _tombstone(self, session: uuid.UUID) -> bytes | None:
-        owner = self._owners.get(session)
-        return None if owner is None else tombstone_of(owner)
-
     # --- resume -----------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -176,18 +168,18 @@ class FromStore:
         self._is_first_look = self.place.cursor is None
         self._heard_s = {uuid.UUID(text): at_s for text, at_s in facts["heard_s"].items()}
         self._owners = {uuid.UUID(session): bytes.fromhex(player) for session, player in facts["owners"].items()}
-        self._policy = self.learner.current()
+        self.policy = self.learner.current()
 
     def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
         """Chunks by id; those of players who were forgotten meanwhile are gone for good."""
-        found = self._follower.chunks(set(ids))
+        found = stored_chunks(self._follower.view, set(ids))
         chunks = [found[key] for key in ids if key in found]
         return iter([one for one in map(people_in, chunks) if one is not None] if self._only_people else chunks)
 
     def go_back(self, arrays: Mapping[str, Array]) -> None:
         """Take a checkpoint's weights again, and learn on half as fast."""
         self.learner.go_back(arrays)
-        self._policy = self.learner.publish()
+        self.policy = self.learner.publish()
 
     def close(self) -> None:
         self._follower.leave(self)

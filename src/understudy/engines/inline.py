@@ -11,18 +11,98 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from understudy.act.actor import Actor, Collected
-from understudy.act.explore import ladder
-from understudy.core.chunk import Chunk
-from understudy.core.errors import ConfigError, LearningFailed, Refused
+from understudy.act.actor import Actor, Collected, ladder
+from understudy.core.chunk import Chunk, chunk_of
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Corrupt, LearningFailed, Refused
 from understudy.core.events import Compiling, Episode, Guarded, OnEvent, Update
+from understudy.core.frame import decode_frame
+from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.policy import Policy
+from understudy.core.ports import Candidate, Quarantined, WriteBatch
 from understudy.core.tensors import Array, part
-from understudy.engines.history import History
+from understudy.engines.follower import stored_chunks
 from understudy.learn.learner import Learner
+from understudy.stores.local import LocalStore
+
+_PARTITION = "actors"
+_WRITE_CHUNKS = 256
+_NO_PLAYER = bytes(16)
+"""Chunks of actors have no player."""
+
+
+class _OneGame:
+    """The specs of a store that holds a single game."""
+
+    def __init__(self, game: GameSpec) -> None:
+        self._game = game
+
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        return self._game if (game, schema) == (self._game.game, self._game.schema) else None
+
+    def knows(self, game: str) -> bool:
+        return game == self._game.game
+
+
+class History:
+    """A run's own store: what its actors played, so that a replay can be filled again after a kill.
+
+    Chunks wait in memory until a checkpoint needs them on the disk; `read` gives them back.
+    """
+
+    def __init__(self, folder: Path, game: GameSpec, *, clock: Clock) -> None:
+        self._clock = clock
+        self._store = LocalStore(folder, specs=_OneGame(game))
+        self._claim = self._store.claim(_PARTITION, owner="run", ttl_s=1e6)
+        self._waiting: list[Chunk] = []
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        self._waiting.extend(chunks)
+
+    def flush(self) -> None:
+        """Make everything durable; a chunk that is there already, from before a kill, is stored once."""
+        now_s = int(self._clock.now())
+        for at in range(0, len(self._waiting), _WRITE_CHUNKS):
+            part = self._waiting[at : at + _WRITE_CHUNKS]
+            candidates = [Candidate(chunk.frame().stamped(_NO_PLAYER, now_s), chunk) for chunk in part]
+            self._store.write(WriteBatch(_PARTITION, self._claim.epoch, None, candidates))
+        self._waiting = []
+
+    def read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
+        """The chunks with these ids, in this order, quarantined ones too; Corrupt when one is missing."""
+        found = stored_chunks(self._store, set(ids))
+        if wanted := set(ids) - found.keys():
+            # Not all of them decode: what has a NaN in its rewards never was in a replay.
+            frames = [decode_frame(one.raw) for key, one in self._in_quarantine() if key in wanted]
+            found |= {chunk.meta.id: chunk for chunk in map(chunk_of, frames)}
+        if missing := [chunk_name(one) for one in ids if one not in found]:
+            raise Corrupt(f"the run's store lacks {len(missing)} chunks of its checkpoint, such as {missing[0]}")
+        return iter([found[key] for key in ids])
+
+    def _in_quarantine(self) -> Iterator[tuple[ChunkId, Quarantined]]:
+        last = 0
+        while page := self._store.quarantined(after_id=last):
+            for one in page:
+                if one.session is not None and one.chunk_no is not None:
+                    yield (one.session, one.chunk_no), one
+            last = page[-1].id
+
+    @property
+    def quarantined(self) -> Sequence[ChunkId]:
+        """What was taken out of every sample for good."""
+        return [key for key, _ in self._in_quarantine()]
+
+    def quarantine(self, ids: Sequence[ChunkId], *, reason: str) -> None:
+        """Take chunks out of every later sample; those still waiting are stored first."""
+        self.flush()
+        self._store.quarantine(ids, reason=reason)
+
+    def close(self) -> None:
+        self._store.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +120,9 @@ class InlineConfig:
     """Asynchronous: calls of the learner before the actor gets newer weights; in lock-step, once a round."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError(f"steps is {self.steps}; give a whole number from 1, such as 100000")
-        if self.collect < 1:
-            raise ConfigError(f"collect is {self.collect}; give a whole number from 1, such as 32")
-        if self.calls_per_version < 1:
-            raise ConfigError(f"calls_per_version is {self.calls_per_version}; give a whole number from 1, such as 4")
+        for name, example in (("steps", 100_000), ("collect", 32), ("calls_per_version", 4)):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {value}; give a whole number from 1, such as {example}")
 
 
 class Inline:
@@ -63,22 +140,14 @@ class Inline:
         self.learner, self._actor, self._config = learner, actor, config
         self._history, self._on_event = history, on_event
         self._round = self.steps = self._lag = 0
-        self._policy = learner.publish()
-        if (
-            self._policy.head.kind == "epsilon_greedy"
-            and not config.has_ladder
-            and "epsilon" not in learner.knobs_at(0)
-        ):
+        self.policy = learner.publish()
+        """What the actor plays with."""
+        if self.policy.head.kind == "epsilon_greedy" and not config.has_ladder and "epsilon" not in learner.knobs_at(0):
             raise ConfigError(
                 "this algorithm's head is epsilon_greedy, and its Knobs have no epsilon to play with; add "
                 "epsilon: float | Schedule, set ladder, or choose another head, such as categorical"
             )
         self._ahead: _Ahead | None = None
-
-    @property
-    def policy(self) -> Policy:
-        """What the actor plays with."""
-        return self._policy
 
     @property
     def env_steps(self) -> int:
@@ -94,25 +163,30 @@ class Inline:
 
     def step(self) -> bool:
         """One round; False when too many updates failed and the learner must go back to its last checkpoint."""
-        collected = self._collect()
+        is_asynchronous = self._config.is_asynchronous
+        if is_asynchronous and self._ahead is None:
+            self.learner.source.end_sessions()  # of before a resume: nothing follows what they played
+            self._ahead = _Ahead(self, self._round)
+        ahead = self._ahead
+        collected = self.play(self.policy, self._round) if ahead is None else ahead.take()
         self.steps += collected.env_steps
         self._round += 1
-        for one in collected.episodes:
-            self._on_event(Episode(env_steps=self.steps, env=one.env, return_=one.return_, length=one.length))
-        self._insert(collected.chunks)
-        calls_per_version = self._config.calls_per_version if self._config.is_asynchronous else None
-        return self.learner.run(self._must_stop, self, calls_per_version=calls_per_version)
-
-    def _must_stop(self) -> bool:
-        return self._ahead is not None and self._ahead.has_failed
-
-    def _collect(self) -> Collected:
-        if not self._config.is_asynchronous:
-            return self.play(self._policy, self._round)
-        if self._ahead is None:
-            self.learner.end_sessions()  # of before a resume: nothing follows what they played
-            self._ahead = _Ahead(self, self._round)
-        return self._ahead.take()
+        for episode in collected.episodes:
+            self._on_event(
+                Episode(env_steps=self.steps, env=episode.env, return_=episode.return_, length=episode.length)
+            )
+        if self._history is not None:
+            self._history.add(collected.chunks)
+        self._lag = max((self.learner.lag_of(chunk) for chunk in collected.chunks), default=0)
+        for chunk in collected.chunks:
+            try:
+                self.learner.insert(chunk)
+            except Refused as error:
+                self._quarantine([chunk.meta.id], f"a chunk was refused: {error}", error.reason)
+        return self.learner.run(
+            lambda: ahead is not None and ahead.has_failed, self,
+            calls_per_version=self._config.calls_per_version if is_asynchronous else None,
+        )  # fmt: skip
 
     def play(self, policy: Policy, round_no: int) -> Collected:
         """The actor's part of a round."""
@@ -124,32 +198,23 @@ class Inline:
                 explore = float(self.learner.knobs_at(self.progress)["epsilon"])
         return self._actor.collect(policy, self._config.collect, round_no=round_no, explore=explore)
 
-    def _insert(self, chunks: Sequence[Chunk]) -> None:
-        if self._history is not None:
-            self._history.add(chunks)
-        self._lag = max((self.learner.lag_of(chunk) for chunk in chunks), default=0)
-        for chunk in chunks:
-            try:
-                self.learner.insert(chunk)
-            except Refused as error:
-                self._blame([chunk.meta.id], f"a chunk was refused: {error}", error.reason)
-
     # --- what the learner says while it runs ------------------------------------------------------------------------
 
     def compiling(self) -> None:
         self._on_event(Compiling(env_steps=self.steps, what="update"))
 
     def blame(self, chunks: Sequence[ChunkId]) -> None:
-        self._blame(chunks, "updates on rows of these chunks were not finite", "not_finite")
+        self._quarantine(chunks, "updates on rows of these chunks were not finite", "not_finite")
 
     def take(self, policy: Policy, metrics: Mapping[str, float]) -> None:
-        self._policy, counts = policy, self.learner.counts
+        self.policy = policy
+        counts = self.learner.counts
         self._on_event(Update(
             env_steps=self.steps, updates=counts.updates, version=counts.version,
             replay_ratio=counts.replay_ratio, lag_versions=self._lag, metrics=metrics,
         ))  # fmt: skip
 
-    def _blame(self, ids: Sequence[ChunkId], what: str, reason: str) -> None:
+    def _quarantine(self, ids: Sequence[ChunkId], what: str, reason: str) -> None:
         names = list(map(chunk_name, ids))
         self._on_event(Guarded(env_steps=self.steps, what=what, chunks=names))
         if self._history is not None:
@@ -170,19 +235,16 @@ class Inline:
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; without the actor's part (asynchronous), episodes begin anew."""
-        self.learner.restore(arrays, facts, self._read)
+        self.learner.restore(arrays, facts, self._history.read if self._history is not None else lambda _: iter(()))
         if "actor" in facts:
             self._actor.restore(part(arrays, "actor"), facts["actor"])
         self._round, self.steps = facts["round"], facts["env_steps"]
-        self._policy = self.learner.current()
+        self.policy = self.learner.current()
 
     def go_back(self, arrays: Mapping[str, Array]) -> None:
         """Take a checkpoint's weights again, and learn on half as fast from what is here."""
         self.learner.go_back(arrays)
-        self._policy = self.learner.publish()
-
-    def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
-        return self._history.read(ids) if self._history is not None else iter(())
+        self.policy = self.learner.publish()
 
     def close(self) -> None:
         if self._ahead is not None:

@@ -20,20 +20,9 @@ from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
-from understudy.learn.layout import RowLayout
 from understudy.learn.replay import Drawn, ReplayConfig
-from understudy.learn.ring import (
-    ALIGNMENT,
-    Edit,
-    Placed,
-    ReadChunks,
-    Ring,
-    RingReader,
-    check_layout,
-    layout_facts,
-    nothing_at,
-    ring_state,
-)
+from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
+from understudy.learn.rows import RowLayout
 
 # --- The sum tree: the rules of `sum_tree`, usable inside a compiled scan ---------------------------------------------
 
@@ -211,11 +200,10 @@ class DeviceReplay:
 
     def __init__(self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None) -> None:
         self.needs = needs
-        self.layout = RowLayout(game, needs)
         config = config or ReplayConfig()
-        self.capacity = -(-config.capacity // ALIGNMENT) * ALIGNMENT
-        self._schema = game.schema
-        self._ring = Ring(self.capacity, needs)
+        self._ring = Ring(game, needs, config.capacity)
+        self._ring.fixed["form"] = "device"
+        self.layout, self.capacity = self._ring.layout, self._ring.capacity
         self._may_sample = np.zeros(self.capacity, np.bool_)
         columns = {
             name: (kept.shape, np.dtype(jax.dtypes.canonicalize_dtype(kept.dtype)))
@@ -245,7 +233,7 @@ class DeviceReplay:
 
     def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
         """How many starts became sampleable; a chunk that is Refused changes nothing."""
-        placed = self._ring.place(chunk, self.layout.take(chunk), weight=weight)
+        placed = self._ring.place(chunk, weight=weight)
         self._write(placed)
         return self._apply(placed.edits)
 
@@ -279,27 +267,23 @@ class DeviceReplay:
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """What `restore` needs besides the chunks themselves."""
-        arrays, facts = ring_state(self._ring)
+        arrays, facts = self._ring.state()
         used = self._ring.used
         arrays["weights"] = np.asarray(self.ring.columns["weight"][:used])
         arrays["masses"] = np.asarray(self.ring.levels[0][:used])
-        return arrays, facts | self._layout_facts() | {"largest": float(self.ring.largest)}
+        return arrays, facts | {"largest": float(self.ring.largest)}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
         """Become the replay that `state` described: every later draw has the same bits."""
-        check_layout(facts, self._layout_facts())
-        reader = RingReader(self._ring, self.layout, self.needs)
-        for placed in reader.placed(arrays, facts, read, weight=arrays["weights"]):
+        written, gone = self._ring.restore(arrays, facts, read)
+        for placed in written:
             self._write(placed)
         masses = np.zeros(self.capacity, np.float32)
         masses[: len(arrays["masses"])] = arrays["masses"]
         self._may_sample = masses > 0
         levels = _levels_of(jnp.asarray(masses), self.ring.levels)
         self.ring = self.ring._replace(levels=levels, largest=jnp.float32(facts["largest"]))
-        self._apply([nothing_at(stretch.start, stretch.n_rows) for stretch in reader.gone])
-
-    def _layout_facts(self) -> dict[str, Any]:
-        return layout_facts(self.needs, capacity=self.capacity, schema=self._schema) | {"form": "device"}
+        self._apply(gone)
 
     def _write(self, placed: Placed) -> None:
         stretch, windows = placed.stretch, placed.windows

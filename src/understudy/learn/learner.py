@@ -9,7 +9,7 @@ rows that spoiled it are traced to their chunks, which are named and taken out o
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,97 +21,8 @@ from understudy.core.errors import ConfigError, LearningFailed
 from understudy.core.meta import ChunkId
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
-from understudy.learn.checkpoint import state_from_arrays, state_to_arrays
-from understudy.learn.limiter import Limiter, LimiterConfig
-from understudy.learn.replay import Drawn, HostReplay, ReplayConfig
-from understudy.learn.ring import ReadChunks
+from understudy.learn.replay import HostReplay, Limiter, LimiterConfig, ReplayConfig, ReplaySource
 from understudy.learn.rollouts import RolloutQueue
-
-# --- Sources: batches for one compiled call, and what came of them; the other one is `RolloutQueue` -------------------
-
-
-_REPLAY_STREAM = 2
-"""Tag of the replay's random numbers among those that come from a run's root seed."""
-
-
-@dataclass(slots=True)
-class ReplaySource:
-    """A replay with its limiter; None: no bound, for training from a store."""
-
-    is_on_policy: ClassVar[bool] = False
-    """Whether only what the newest weights have played may be learned from."""
-    replay: HostReplay
-    limiter: Limiter | None
-    updates: int
-    batch: int
-    root_seed: int
-    _drawn: Drawn | None = None
-
-    def insert(self, chunk: Chunk) -> int:
-        self.replay.insert(chunk)
-        if self.limiter is not None:
-            self.limiter.inserted(chunk.meta.n_steps)
-        return chunk.meta.n_steps
-
-    def pass_over(self, chunk: Chunk) -> None:
-        """A chunk was played too long ago to learn from it: windows that would run into it end at the gap."""
-
-    def end_sessions(self) -> None:
-        """No chunk that comes goes on where one that is here ends: windows that waited for one wait no longer."""
-        for session in dict.fromkeys(session for session, _ in self.replay.held()):
-            self.replay.close(session)
-
-    def go_back(self) -> None:
-        """The weights were taken back: nothing leaves, since any weights may learn from a replay."""
-
-    @property
-    def may_update(self) -> bool:
-        if self.limiter is None:
-            return self.replay.n_sampleable > 0
-        return self.replay.n_sampleable > 0 and self.limiter.updates_due(self.batch) >= self.updates
-
-    @property
-    def rows_per_call(self) -> int:
-        return self.updates * self.batch
-
-    def draw(self, call_no: int, *, importance: float) -> Any:
-        """Batches with a leading axis of one entry per update; the same call number gives the same ones."""
-        rng = np.random.Generator(np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no]))
-        self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance)
-        if self.limiter is not None:
-            self.limiter.sampled(self.rows_per_call)
-        return self._drawn.batches
-
-    def feedback(self, told: Feedback) -> Sequence[ChunkId]:
-        """Take what the last drawn batches came to; the chunks that spoiled an update."""
-        drawn, ok = self._drawn, np.asarray(told.ok)
-        assert drawn is not None
-        if told.priorities is not None:
-            priorities = np.asarray(told.priorities)
-            self.replay.feedback(drawn.rows[ok], drawn.stamps[ok], priorities[ok])
-        if ok.all():
-            return ()
-        row_ok = np.asarray(told.row_ok)
-        # Where not a single row went well, the weights are to blame: going back mends that, losing the replay does not.
-        spoiled = ~ok[:, None] & ~row_ok & row_ok.any(axis=1, keepdims=True)
-        bad = self.replay.chunks_of(np.unique(drawn.rows[spoiled]))
-        for session, chunk_no in bad:
-            self.replay.evict(session, chunk_no)
-        return bad
-
-    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays, facts = self.replay.state()
-        return arrays, {"replay": facts, "limiter": None if self.limiter is None else self.limiter.state()}
-
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
-        """Come, fresh, to the state of a checkpoint; `read` gives chunks by id from the run's store."""
-        self.replay.restore(arrays, facts["replay"], read)
-        if self.limiter is not None:
-            self.limiter.restore(facts["limiter"])
-
-
-# --- The learner ------------------------------------------------------------------------------------------------------
-
 
 MAX_RATIO_ERROR = 1e-3
 """How far an on-policy actor's probabilities may be off before the first gradient step."""
@@ -199,7 +110,15 @@ class Learner:
         self.algorithm, self.config = algorithm, config or LearnerConfig()
         self._knobs = knobs
         self.counts, self.compile_s = Counts(), 0.0
-        self.source = _source(algorithm, self.config, root_seed)
+        needs = algorithm.needs
+        self.source: ReplaySource | RolloutQueue
+        if isinstance(needs, Transitions):
+            per_call, limits = self.config.updates_per_call, self.config.limiter
+            limiter = None if limits is None else Limiter(limits, batch=per_call * needs.batch)
+            replay = HostReplay(algorithm.game, needs, self.config.replay)
+            self.source = ReplaySource(replay, limiter, per_call, needs.batch, root_seed)
+        else:
+            self.source = RolloutQueue(algorithm.game, needs)
         self.state = algorithm.init(jax.random.PRNGKey(root_seed), start)
         self._call: Callable[..., Any] = jax.jit(_guarded(algorithm), donate_argnums=0)
         self._is_compiled = False
@@ -228,10 +147,6 @@ class Learner:
             return 0
         return max(0, self.counts.version - int(chunk.columns["version"][0]))
 
-    def end_sessions(self) -> None:
-        """Nothing follows what was inserted so far: what waits for the next chunk of its session waits no longer."""
-        self.source.end_sessions()
-
     @property
     def may_step(self) -> bool:
         """Whether there is data for a call, and the limiter lets it pass."""
@@ -243,8 +158,16 @@ class Learner:
         Weights are published every `calls_per_version` calls, and in the end where calls are left that no version has;
         None: only then. What must be taken back is never published.
         """
-        told: list[Mapping[str, float]] = []
-        while self.may_step and not stop():
+        said: list[Mapping[str, float]] = []
+        while True:
+            is_over = not self.may_step or stop()
+            if said and (is_over or len(said) == calls_per_version):
+                names = dict.fromkeys(name for metrics in said for name in metrics)
+                means = _means({name: [metrics[name] for metrics in said if name in metrics] for name in names})
+                watcher.take(self.publish(), means)
+                said = []
+            if is_over:
+                return True
             if not self._is_compiled:
                 watcher.compiling()
             report = self.step(watcher.progress)
@@ -252,13 +175,7 @@ class Learner:
                 watcher.blame(report.bad_chunks)
             if report.must_restore:
                 return False
-            told.append(report.metrics)
-            if len(told) == calls_per_version:
-                watcher.take(self.publish(), _together(told))
-                told = []
-        if told:
-            watcher.take(self.publish(), _together(told))
-        return True
+            said.append(report.metrics)
 
     def step(self, progress: float) -> Report:
         """One compiled call; `progress` is the share of the run that is done, for schedules."""
@@ -280,10 +197,9 @@ class Learner:
         return Report(_means(metrics), bad, counts.skips_in_a_row >= self.config.max_skips)
 
     def _count_skips(self, ok: Array) -> None:
-        self.counts.skipped_updates += int((~ok).sum())
-        last_good = np.flatnonzero(ok)
-        run = len(ok) - 1 - int(last_good[-1]) if len(last_good) else self.counts.skips_in_a_row + len(ok)
-        self.counts.skips_in_a_row = run
+        counts, good = self.counts, np.flatnonzero(ok)
+        counts.skipped_updates += int((~ok).sum())
+        counts.skips_in_a_row = len(ok) - 1 - int(good[-1]) if len(good) else counts.skips_in_a_row + len(ok)
 
     def _check_ratio(self, told: Feedback, ok: Array) -> None:
         if told.ratio_error is None or not ok.any():
@@ -297,7 +213,10 @@ class Learner:
 
     def knobs_at(self, progress: float) -> dict[str, np.float32]:
         """Every knob's value when this share of the run is done."""
-        values = {name: _value(getattr(self._knobs, name), progress) for name in self._knobs.__dataclass_fields__}
+        values = {}
+        for name in self._knobs.__dataclass_fields__:
+            knob = getattr(self._knobs, name)
+            values[name] = knob.at(progress) if isinstance(knob, Schedule) else float(knob)
         if "learning_rate" in values:
             values["learning_rate"] *= self.counts.rate_scale
         return {name: np.float32(value) for name, value in values.items()}
@@ -344,26 +263,6 @@ def _means(said: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in finite.items() if values.size}
 
 
-def _together(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for one in told for name in one)
-    return _means({name: [one[name] for one in told if name in one] for name in names})
-
-
-def _value(knob: float | Schedule, progress: float) -> float:
-    return knob.at(progress) if isinstance(knob, Schedule) else float(knob)
-
-
-def _source(algorithm: Algorithm, config: LearnerConfig, root_seed: int) -> ReplaySource | RolloutQueue:
-    needs = algorithm.needs
-    if isinstance(needs, Transitions):
-        limiter = (
-            None if config.limiter is None else Limiter(config.limiter, batch=config.updates_per_call * needs.batch)
-        )
-        replay = HostReplay(algorithm.game, needs, config.replay)
-        return ReplaySource(replay, limiter, config.updates_per_call, needs.batch, root_seed)
-    return RolloutQueue(algorithm.game, needs)
-
-
 def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
     """Many updates in one scan; each keeps the state as it was where it would become not finite."""
 
@@ -371,7 +270,8 @@ def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
         def one(state: Any, batch: Any) -> tuple[Any, Feedback]:
             updated, told = algorithm.update(state, batch, knobs)
             _check_told(algorithm.needs, told)
-            ok = told.ok & _all_finite(updated)
+            leaves = [leaf for leaf in jax.tree.leaves(updated) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+            ok = told.ok & jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
             kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
             return kept, told._replace(ok=ok)
 
@@ -390,6 +290,20 @@ def _check_told(needs: Transitions | Rollouts, told: Feedback) -> None:
         raise ConfigError(f"update's Feedback has no {name}, and the algorithm {why}; see core/algorithm.py")
 
 
-def _all_finite(tree: Any) -> Any:
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+def state_to_arrays(state: Any) -> dict[str, Array]:
+    """The leaves of a pytree as NumPy arrays, numbered in JAX's order."""
+    return {f"leaf{at:04d}": np.asarray(leaf) for at, leaf in enumerate(jax.tree.leaves(state))}
+
+
+def state_from_arrays(template: Any, arrays: Mapping[str, Array]) -> Any:
+    """The pytree again, in the structure, shapes and types of `template`; ConfigError when they do not fit."""
+    leaves, structure = jax.tree.flatten(template)
+    loaded = [arrays.get(f"leaf{at:04d}") for at in range(len(leaves))]
+    for at, (leaf, found) in enumerate(zip(leaves, loaded, strict=True)):
+        if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype or len(arrays) != len(leaves):
+            got = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
+            raise ConfigError(
+                f"the checkpoint's state does not fit: leaf {at} is {got}, wanted {leaf.dtype}{list(leaf.shape)}; "
+                "resume with the settings the run was started with"
+            )
+    return jax.tree.unflatten(structure, [jnp.array(found) for found in loaded])

@@ -74,19 +74,15 @@ def _drawn(bits: Any, spec: NetworkSpec) -> dict[str, Array]:
         for index, layer in enumerate(layers):
             prefix = f"{place}.{index}."
             for name in (name for name in shapes if name.startswith(prefix)):
-                rng = np.random.default_rng([*seed, len(weights)])
-                weights[name] = _first(layer, name.removeprefix(prefix), shape=shapes[name], rng=rng)
+                part, shape = name.removeprefix(prefix), shapes[name]
+                if part.endswith("kernel"):
+                    # A dueling layer's hidden kernels feed a relu; only its last ones have the spec's gain.
+                    gain = SQRT2 if "hidden" in part else getattr(layer, "gain", 1.0)
+                    weights[name] = _orthogonal(shape, gain, rng=np.random.default_rng([*seed, len(weights)]))
+                else:
+                    first = layer.value if isinstance(layer, Constant) else float(part in ("scale", "var"))
+                    weights[name] = np.full(shape, first, np.float32)
     return weights
-
-
-def _first(layer: Layer, part: str, *, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    if part.endswith("kernel"):
-        # A dueling layer's hidden kernels feed a relu; only its last ones have the spec's gain.
-        gain = SQRT2 if "hidden" in part else getattr(layer, "gain", 1.0)
-        return _orthogonal(shape, gain, rng=rng)
-    if isinstance(layer, Constant):
-        return np.full(shape, layer.value, np.float32)
-    return np.ones(shape, np.float32) if part in ("scale", "var") else np.zeros(shape, np.float32)
 
 
 def _orthogonal(shape: tuple[int, ...], gain: float, *, rng: np.random.Generator) -> Array:
@@ -190,17 +186,17 @@ def observe(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict
                 rows = jnp.asarray(obs[name]).reshape(-1, *one.shape)
                 x = _through(f"inputs.{name}", one.layers[:index], weights=weights, x=rows).astype(jnp.float32)
                 prefix = f"inputs.{name}.{index}."
-                seen |= _statistics(x, prefix, weights)
+                mean, var, count = (weights[prefix + part] for part in ("mean", "var", "count"))
+                x = jnp.where(jnp.abs(x) <= _FAR, x, mean)  # NaN is not below it either
+                more, own_mean, own_var = len(x), x.mean(0), x.var(0)
+                total, delta = count + more, own_mean - mean
+                spread = (var * count + own_var * more + delta * delta * (count * more / total)) / total
+                seen |= {
+                    prefix + "mean": mean + delta * (more / total),
+                    prefix + "var": spread,
+                    prefix + "count": total,
+                }
     return seen
-
-
-def _statistics(x: jax.Array, prefix: str, weights: Weights) -> dict[str, jax.Array]:
-    mean, var, count = (weights[prefix + part] for part in ("mean", "var", "count"))
-    x = jnp.where(jnp.abs(x) <= _FAR, x, mean)  # NaN is not below it either
-    more, own_mean, own_var = len(x), x.mean(0), x.var(0)
-    total, delta = count + more, own_mean - mean
-    spread = (var * count + own_var * more + delta * delta * (count * more / total)) / total
-    return {prefix + "mean": mean + delta * (more / total), prefix + "var": spread, prefix + "count": total}
 
 
 # --- Heads -----------------------------------------------------------------------------------------------------------
@@ -225,7 +221,11 @@ def sample(
 ) -> Decision:  # fmt: skip
     """Actions and logp as `Head.sample` gives them for the same outputs and noise."""
     if not head.is_discrete:
-        return _gaussian(head, outputs["mean"], outputs["log_std"], None if deterministic else noise)
+        mean, log_std = outputs["mean"], outputs["log_std"]
+        if deterministic or noise is None:
+            return Decision(action_of(head, mean), jnp.zeros(mean.shape[:-1], jnp.float32), mean)
+        raw = mean + jnp.exp(jnp.clip(log_std, *LOG_STD)) * noise
+        return Decision(action_of(head, raw), _density(noise, log_std), raw)
     values = _masked(outputs[head.outputs[0]], legal)
     greedy = values.argmax(-1)
     is_random = head.kind == "categorical" or (head.kind == "epsilon_greedy" and explore is not None)
@@ -239,13 +239,6 @@ def sample(
     action = jnp.where(noise[..., 0] < explore, lots.argmax(-1), greedy)
     logp = jnp.log(explore / n_legal + (1 - explore) * (action == greedy))
     return Decision(action.astype(jnp.int32), logp)
-
-
-def _gaussian(head: Head, mean: Any, log_std: Any, noise: Any) -> Decision:
-    if noise is None:
-        return Decision(action_of(head, mean), jnp.zeros(mean.shape[:-1], jnp.float32), mean)
-    raw = mean + jnp.exp(jnp.clip(log_std, *LOG_STD)) * noise
-    return Decision(action_of(head, raw), _density(noise, log_std), raw)
 
 
 def _density(unit: Any, log_std: Any) -> jax.Array:

@@ -6,34 +6,35 @@ Each observation is kept once. A row's return, discount factor and reach are com
 is a look-up. Which rows may be sampled, and what leaves when, is decided by `ring.Ring`.
 """
 
+import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.algorithm import Batch, Transitions
+from understudy.core.algorithm import Batch, Feedback, Transitions
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
-from understudy.learn.layout import RowLayout, aligned_zeros
-from understudy.learn.ring import (
-    ALIGNMENT,
-    Edit,
-    Placed,
-    ReadChunks,
-    Ring,
-    RingReader,
-    check_layout,
-    layout_facts,
-    nothing_at,
-    ring_state,
+from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
+from understudy.learn.rows import (
+    ACTION,
+    FACTOR,
+    REACH,
+    RETURN,
+    STAMP,
+    WEIGHT,
+    WIDTH,
+    RowLayout,
+    aligned_zeros,
+    stack_rows,
+    windows_of,
 )
-from understudy.learn.windows import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH, stack_rows
 
 Rows = NDArray[np.int64]
 
@@ -87,10 +88,6 @@ class Roster:
         self._n = end
 
 
-if TYPE_CHECKING:
-    from understudy.learn.sum_tree import SumTree
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
     """How much a replay holds, and how strongly priorities count."""
@@ -141,15 +138,18 @@ class HostReplay:
     def __init__(self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None) -> None:
         self.config = config or ReplayConfig()
         self.needs = needs
-        self.layout = RowLayout(game, needs)
-        self.capacity = -(-self.config.capacity // ALIGNMENT) * ALIGNMENT
         self.n_bad_priorities = 0
         """Priorities that were NaN, infinite or negative, and left out."""
-        self._game = game
-        self._masses: SumTree | Roster = Roster(self.capacity)
-        self._ring = Ring(self.capacity, needs)
+        windows = windows_of
         if needs.prioritised:
-            self._sample_by_priority()
+            # Half a second of import that uniform replays do without.
+            from understudy.learn.sum_tree import SumTree, compiled_windows_of
+
+            windows = compiled_windows_of
+        self._ring = Ring(game, needs, self.config.capacity, windows=windows)
+        self.layout: RowLayout = self._ring.layout
+        self.capacity = self._ring.capacity
+        self._masses: SumTree | Roster = SumTree(self.capacity) if needs.prioritised else Roster(self.capacity)
         self._columns = {
             name: np.zeros((self.capacity, *kept.shape), kept.dtype)
             for name, kept in self.layout.columns.items()
@@ -162,13 +162,6 @@ class HostReplay:
         self._lines = self._facts, self._whole, raw, obs
         self._rule = np.array([self.config.alpha, self.config.min_priority, self.config.max_priority])
         self._largest = 1.0
-
-    def _sample_by_priority(self) -> None:
-        # Half a second of import that uniform replays do without.
-        from understudy.learn.sum_tree import SumTree, compiled_windows_of
-
-        self._masses = SumTree(self.capacity)
-        self._ring = Ring(self.capacity, self.needs, windows=compiled_windows_of)
 
     @property
     def n_sampleable(self) -> int:
@@ -185,7 +178,7 @@ class HostReplay:
 
         Its steps are drawn `weight` times as often as others, and no importance weight takes that back.
         """
-        placed = self._ring.place(chunk, self.layout.take(chunk), weight=weight)
+        placed = self._ring.place(chunk, weight=weight)
         self._write(placed)
         return sum(self._apply(edit) for edit in placed.edits)
 
@@ -234,7 +227,7 @@ class HostReplay:
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """What `restore` needs besides the chunks themselves."""
-        arrays, facts = ring_state(self._ring)
+        arrays, facts = self._ring.state()
         used = self._ring.used
         arrays["weights"] = np.zeros(used, np.float32)
         for one in self._ring.stretches.values():  # between them lies what was there before, which nobody reads
@@ -242,15 +235,13 @@ class HostReplay:
             arrays["weights"][rows] = self._facts[rows, WEIGHT]
         masses = self._masses
         arrays["masses"] = (masses.rows if isinstance(masses, Roster) else masses.leaves[:used]).copy()
-        facts |= self._layout_facts() | {"largest": self._largest, "n_bad_priorities": self.n_bad_priorities}
-        return arrays, facts
+        return arrays, facts | {"largest": self._largest, "n_bad_priorities": self.n_bad_priorities}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
         """Become the replay that `state` described: every later draw has the same bits."""
-        check_layout(facts, self._layout_facts())
+        written, gone = self._ring.restore(arrays, facts, read)
         self._largest, self.n_bad_priorities = float(facts["largest"]), int(facts["n_bad_priorities"])
-        reader = RingReader(self._ring, self.layout, self.needs)
-        for placed in reader.placed(arrays, facts, read, weight=arrays["weights"]):
+        for placed in written:
             self._write(placed)
         if isinstance(self._masses, Roster):
             self._masses.restore(arrays["masses"])
@@ -258,11 +249,8 @@ class HostReplay:
             masses = np.zeros(self.capacity)
             masses[: len(arrays["masses"])] = arrays["masses"]
             self._masses.set_range(0, masses)
-        for stretch in reader.gone:
-            self._apply(nothing_at(stretch.start, stretch.n_rows))
-
-    def _layout_facts(self) -> dict[str, Any]:
-        return layout_facts(self.needs, capacity=self.capacity, schema=self._game.schema)
+        for edit in gone:
+            self._apply(edit)
 
     def _write(self, placed: Placed) -> None:
         stretch, at = placed.stretch, placed.stretch.start
@@ -281,7 +269,7 @@ class HostReplay:
         if isinstance(self._masses, Roster):
             self._masses.set_range(edit.start, edit.weight > 0)
         elif edit.priority is None:
-            self._masses.clear_range(edit.start, len(edit.weight))
+            self._masses.set_range(edit.start, np.zeros(len(edit.weight)))
         else:
             largest = self._masses.weigh(edit, rule=self._rule, missing=self._largest)
             self._largest = max(self._largest, largest)
@@ -313,3 +301,163 @@ class HostReplay:
             next_legal=None if legal is None else legal[1],
             extras={name: self._columns[name].take(rows, axis=0) for name in layout.extras},
         )
+
+
+# --- Balance of samples and inserts -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimiterConfig:
+    """How often a step is sampled, on average, before it leaves the replay."""
+
+    samples_per_insert: float = 8.0
+    """Raise for sample efficiency, lower for speed."""
+    min_inserts: int = 1_000
+    """Steps before the first update; they owe no samples."""
+    slack: int = 2_048
+    """Steps that actors may be ahead of the learner before they wait."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.samples_per_insert) and self.samples_per_insert > 0):
+            raise ConfigError(f"samples_per_insert is {self.samples_per_insert}; give a number above 0, such as 8")
+        if self.min_inserts < 0:
+            raise ConfigError(f"min_inserts is {self.min_inserts}; give a whole number from 0, such as 1000")
+        if self.slack < 1:
+            raise ConfigError(f"slack is {self.slack}; give at least 1 step, or actors could never start")
+
+
+class Limiter:
+    """Counts steps in and samples out; says how many updates are due, and whether actors may go on.
+
+    Players are never asked to wait: count what they send, and leave `may_insert` to the actors.
+    """
+
+    def __init__(self, config: LimiterConfig, *, batch: int = 1) -> None:
+        self._config = config
+        self._n_inserted = 0
+        self._n_sampled = 0
+        self._check(batch)
+
+    def inserted(self, n_steps: int) -> None:
+        """Count steps that entered the replay."""
+        self._n_inserted += n_steps
+
+    def sampled(self, n_rows: int) -> None:
+        """Count rows that updates have eaten."""
+        self._n_sampled += n_rows
+
+    @property
+    def may_insert(self) -> bool:
+        """Whether actors may go on: the learner is less than `slack` steps behind them."""
+        return self._owed() < self._config.slack * self._config.samples_per_insert
+
+    def updates_due(self, batch: int) -> int:
+        """How many updates of this batch the steps so far pay for."""
+        self._check(batch)
+        # A hair more, since 0.29 * 100 is 28.999999999999996.
+        return max(0, math.floor(self._owed() / batch + 1e-9))
+
+    def state(self) -> dict[str, int]:
+        """What `restore` needs."""
+        return {"n_inserted": self._n_inserted, "n_sampled": self._n_sampled}
+
+    def restore(self, facts: Mapping[str, int]) -> None:
+        """Go on from what `state` returned."""
+        self._n_inserted, self._n_sampled = int(facts["n_inserted"]), int(facts["n_sampled"])
+
+    def _owed(self) -> float:
+        beyond = max(0, self._n_inserted - self._config.min_inserts)
+        return beyond * self._config.samples_per_insert - self._n_sampled
+
+    def _check(self, batch: int) -> None:
+        """Refuse what would end in a deadlock: actors told to wait while no whole batch is due."""
+        config = self._config
+        if config.slack * config.samples_per_insert < batch:
+            raise ConfigError(
+                f"a slack of {config.slack} steps pays for {config.slack * config.samples_per_insert:g} samples, less "
+                f"than one batch of {batch}, so learner and actors would wait for each other; "
+                f"give a slack of at least {math.ceil(batch / config.samples_per_insert)}"
+            )
+
+
+# --- A learner's source: batches for one compiled call, and what came of them; the other source is `RolloutQueue` -----
+
+
+_REPLAY_STREAM = 2
+"""Tag of the replay's random numbers among those that come from a run's root seed."""
+
+
+@dataclass(slots=True)
+class ReplaySource:
+    """A replay with its limiter; None: no bound, for training from a store."""
+
+    is_on_policy: ClassVar[bool] = False
+    """Whether only what the newest weights have played may be learned from."""
+    replay: HostReplay
+    limiter: Limiter | None
+    updates: int
+    batch: int
+    root_seed: int
+    _drawn: Drawn | None = None
+
+    def insert(self, chunk: Chunk) -> int:
+        self.replay.insert(chunk)
+        if self.limiter is not None:
+            self.limiter.inserted(chunk.meta.n_steps)
+        return chunk.meta.n_steps
+
+    def pass_over(self, chunk: Chunk) -> None:
+        """A chunk was played too long ago to learn from it: windows that would run into it end at the gap."""
+
+    def end_sessions(self) -> None:
+        """No chunk that comes goes on where one that is here ends: windows that waited for one wait no longer."""
+        for session in dict.fromkeys(session for session, _ in self.replay.held()):
+            self.replay.close(session)
+
+    def go_back(self) -> None:
+        """The weights were taken back: nothing leaves, since any weights may learn from a replay."""
+
+    @property
+    def may_update(self) -> bool:
+        if self.limiter is None:
+            return self.replay.n_sampleable > 0
+        return self.replay.n_sampleable > 0 and self.limiter.updates_due(self.batch) >= self.updates
+
+    @property
+    def rows_per_call(self) -> int:
+        return self.updates * self.batch
+
+    def draw(self, call_no: int, *, importance: float) -> Any:
+        """Batches with a leading axis of one entry per update; the same call number gives the same ones."""
+        rng = np.random.Generator(np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no]))
+        self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance)
+        if self.limiter is not None:
+            self.limiter.sampled(self.rows_per_call)
+        return self._drawn.batches
+
+    def feedback(self, told: Feedback) -> Sequence[ChunkId]:
+        """Take what the last drawn batches came to; the chunks that spoiled an update."""
+        drawn, ok = self._drawn, np.asarray(told.ok)
+        assert drawn is not None
+        if told.priorities is not None:
+            priorities = np.asarray(told.priorities)
+            self.replay.feedback(drawn.rows[ok], drawn.stamps[ok], priorities[ok])
+        if ok.all():
+            return ()
+        row_ok = np.asarray(told.row_ok)
+        # Where not a single row went well, the weights are to blame: going back mends that, losing the replay does not.
+        spoiled = ~ok[:, None] & ~row_ok & row_ok.any(axis=1, keepdims=True)
+        bad = self.replay.chunks_of(np.unique(drawn.rows[spoiled]))
+        for session, chunk_no in bad:
+            self.replay.evict(session, chunk_no)
+        return bad
+
+    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays, facts = self.replay.state()
+        return arrays, {"replay": facts, "limiter": None if self.limiter is None else self.limiter.state()}
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
+        """Come, fresh, to the state of a checkpoint; `read` gives chunks by id from the run's store."""
+        self.replay.restore(arrays, facts["replay"], read)
+        if self.limiter is not None:
+            self.limiter.restore(facts["limiter"])

@@ -23,16 +23,23 @@ from numpy.typing import NDArray
 from understudy.core.algorithm import Transitions
 from understudy.core.chunk import Chunk, RowKind
 from understudy.core.errors import ConfigError, Refused
+from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
-from understudy.learn.layout import RowLayout
-from understudy.learn.windows import Windows, windows_of
+from understudy.learn.rows import RowLayout, Windows, windows_of
 
 ALIGNMENT = 16
 """Stretches begin at multiples of this, so that a node of the sum tree belongs to one of them."""
 
 Floats = NDArray[np.float32]
+ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]
+"""Reads these chunks again, in this order; those that are gone are left out."""
+
 _BOOTSTRAP = int(RowKind.BOOTSTRAP)  # an enum's members are slow to reach
+_NUMBERS = ("chunk_no", "start", "n_rows", "lead", "lead_from", "n_waiting", "stamp")
+_COUNTERS = ("head", "used", "n_steps_inserted", "stamp")
+_SMALL = ("row", "reward", "is_first", "terminated", "weight", "priority")
+"""Columns from which windows and masses come."""
 
 
 @dataclass(slots=True)
@@ -78,25 +85,28 @@ class Placed(NamedTuple):
 
 
 class Ring:
-    """The stretches of a replay of `capacity` rows."""
+    """The stretches of a replay of at least `capacity` rows."""
 
-    def __init__(self, capacity: int, needs: Transitions, *, windows: Callable[..., Windows] = windows_of) -> None:
-        self.windows_of = windows
-        self.capacity = capacity
+    def __init__(
+        self, game: GameSpec, needs: Transitions, capacity: int, *, windows: Callable[..., Windows] = windows_of
+    ) -> None:
+        self.layout = RowLayout(game, needs)
+        self.capacity = _rounded(capacity)
         self.head = 0
         self.used = 0
         """No row from here on was ever written."""
         self.n_steps_inserted = 0
         self.stamp = 0
-        self.stretches: OrderedDict[ChunkId, Stretch] = (
-            OrderedDict()
-        )  # oldest first; a dict looks for its first for long
+        self.stretches: OrderedDict[ChunkId, Stretch] = OrderedDict()  # oldest first, found faster than in a dict
         self.tails: dict[uuid.UUID, Tail] = {}
-        self._needs = needs
-        self.max_lead = needs.n_step - 1 + needs.stack - 1
+        self._needs, self._windows_of = needs, windows
+        self.fixed = asdict(needs) | {"capacity": self.capacity, "schema": game.schema, "extras": list(needs.extras)}
+        """What must be the same when a state is restored."""
+        del self.fixed["batch"]
 
-    def place(self, chunk: Chunk, rows: Mapping[str, Array], *, weight: float) -> Placed:
-        """A place for the chunk, whose kept columns are `rows`; nothing has changed when it raises."""
+    def place(self, chunk: Chunk, *, weight: float) -> Placed:
+        """A place for the chunk; nothing has changed when it raises."""
+        rows = self.layout.take(chunk)
         if not (math.isfinite(weight) and weight >= 0):
             raise ConfigError(f"a chunk's weight is {weight}; give a number from 0, where 0 keeps it from being drawn")
         if weight not in (0, 1) and not self._needs.prioritised:
@@ -109,7 +119,10 @@ class Ring:
         if name in self.stretches:
             raise Refused("duplicate", f"chunk {meta.chunk_no} of session {meta.session} is in the replay already")
         tail = self.tails.get(meta.session)
-        lead = tail.lead if tail is not None and _follows(tail, chunk) else {}
+        lead: Mapping[str, Array] = {}
+        goes_on = tail is not None and tail.ends_open and not columns["is_first"][0]
+        if tail is not None and goes_on and tail.stretch.chunk_no + 1 == meta.chunk_no:
+            lead = tail.lead
         n_lead = len(lead["chunk_no"]) if lead else 0
         n_rows = n_lead + chunk.n_rows
         if _rounded(n_rows) > self.capacity:
@@ -117,9 +130,9 @@ class Ring:
                 f"a stretch of {n_rows} rows does not fit into a replay of {self.capacity}; "
                 f"give it a capacity of at least {_rounded(n_rows)}, better many times that"
             )
-        own = rows_of(columns, rows, weight=weight)
-        joined = join_rows(lead, own)
-        windows = self.windows_of(joined, n_lead, needs=self._needs)
+        own = _with_small(columns, rows, weight=weight)
+        joined = _joined(lead, own)
+        windows = self._windows_of(joined, n_lead, needs=self._needs)
         is_late = tail is not None and meta.chunk_no < tail.stretch.chunk_no  # nothing will continue it here
         n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
         start, edits = self._claim(n_rows)
@@ -133,8 +146,8 @@ class Ring:
         weights = windows.weight
         if not is_late:
             own["weight"] = weights[n_lead:]
-            kept = self.lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
-            self.tails[meta.session] = Tail(stretch, ends_open(columns), kept)
+            kept = self._lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
+            self.tails[meta.session] = Tail(stretch, bool(columns["row"][-1] == _BOOTSTRAP), kept)
         if n_waiting:
             weights = weights.copy()
             weights[n_rows - 1 - n_waiting :] = 0.0
@@ -155,7 +168,16 @@ class Ring:
             edits.append(nothing_at(stretch.start, stretch.n_rows))
         following = chunk_no + 1
         while (later := self.stretches.get((session, following))) is not None and later.lead_from <= chunk_no:
-            edits.append(self._evict_lead(later))
+            span = min(later.lead + self._needs.stack - 1, later.n_rows)
+            later.lead_from = later.chunk_no
+            tail = self.tails.get(session)
+            if tail is not None and tail.stretch is later and tail.lead:
+                own = tail.lead["chunk_no"] == later.chunk_no
+                at = later.n_rows - 1 - len(own) + np.arange(len(own))  # where in the stretch each of them lies
+                tail.lead["weight"][at < span] = 0.0
+                tail.lead = {name: column[own] for name, column in tail.lead.items()} if own.any() else {}
+                later.n_waiting = min(later.n_waiting, int(own.sum()))
+            edits.append(nothing_at(later.start, span))
             following += 1
         return edits
 
@@ -215,11 +237,11 @@ class Ring:
         stretch.n_waiting = 0
         return [Edit(stretch.start + stretch.n_rows - 1 - n, tail.lead["weight"][-n:], tail.lead["priority"][-n:])]
 
-    def lead_after(
+    def _lead_after(
         self, lead: Mapping[str, Array], own: Mapping[str, Array], *, n_open: int, chunk_no: int
     ) -> dict[str, Array]:
         """The rows that the next chunk's stretch has to repeat."""
-        wanted = min(self.max_lead, n_open)
+        wanted = min(self._needs.n_step - 1 + self._needs.stack - 1, n_open)
         if wanted == 0:
             return {}
         n_rows = len(own["row"])
@@ -231,31 +253,110 @@ class Ring:
             kept[name] = np.concatenate([lead[name][len(lead[name]) - n_old :], part]) if n_old else part.copy()
         return kept
 
-    def _evict_lead(self, stretch: Stretch) -> Edit:
-        span = min(stretch.lead + self._needs.stack - 1, stretch.n_rows)
-        stretch.lead_from = stretch.chunk_no
-        tail = self.tails.get(stretch.session)
-        if tail is not None and tail.stretch is stretch and tail.lead:
-            own = tail.lead["chunk_no"] == stretch.chunk_no
-            at = stretch.n_rows - 1 - len(own) + np.arange(len(own))  # where in the stretch each of them lies
-            tail.lead["weight"][at < span] = 0.0
-            tail.lead = {name: column[own] for name, column in tail.lead.items()} if own.any() else {}
-            stretch.n_waiting = min(stretch.n_waiting, int(own.sum()))
-        return nothing_at(stretch.start, span)
+    # --- Checkpoints: where each chunk lies and what it weighs, never the rows --------------------------------------
+
+    def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The ring as arrays and facts."""
+        stretches = list(self.stretches.values())
+        at = {id(stretch): number for number, stretch in enumerate(stretches)}
+        tails = sorted(self.tails.values(), key=lambda tail: at[id(tail.stretch)])
+        leads = {
+            name: np.concatenate([np.empty(0, np.float32), *(tail.lead[name] for tail in tails if tail.lead)])
+            for name in ("weight", "priority")
+        }
+        lengths = [(at[id(tail.stretch)], len(tail.lead["chunk_no"]) if tail.lead else 0) for tail in tails]
+        arrays: dict[str, Array] = {
+            "sessions": np.frombuffer(b"".join(s.session.bytes for s in stretches), np.uint8).reshape(-1, 16),
+            "places": np.array([[getattr(s, name) for name in _NUMBERS] for s in stretches], np.int64).reshape(-1, 7),
+            "tails": np.array(lengths, np.int64).reshape(-1, 2),
+            "tail_weights": leads["weight"],
+            "tail_priorities": leads["priority"],
+        }
+        return arrays, {name: getattr(self, name) for name in _COUNTERS} | self.fixed
+
+    def restore(
+        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
+    ) -> tuple[Iterator[Placed], list[Edit]]:
+        """Become the ring that `state` described: what to write, and the edits that empty what could not be read.
+
+        ConfigError where the state belongs to a replay of another kind. `arrays["weights"]` are those of all rows.
+        """
+        other = {name: (facts.get(name), value) for name, value in self.fixed.items() if facts.get(name) != value}
+        if other:
+            differences = ", ".join(f"{name} {was!r}, now {now!r}" for name, (was, now) in other.items())
+            raise ConfigError(
+                f"a saved replay does not fit this one: {differences}; restore with the settings it was saved with"
+            )
+        for name in _COUNTERS:
+            setattr(self, name, int(facts[name]))
+        stretches = [
+            Stretch(uuid.UUID(bytes=session.tobytes()), **dict(zip(_NUMBERS, numbers.tolist(), strict=True)))
+            for session, numbers in zip(arrays["sessions"], arrays["places"], strict=True)
+        ]
+        needed = [[(one.session, no) for no in range(one.lead_from, one.chunk_no + 1)] for one in stretches]
+        chunks = {chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))}
+        is_here = [chunks.keys() >= set(ids) for ids in needed]
+        self.stretches.clear()
+        self.tails.clear()
+        for stretch, here in zip(stretches, is_here, strict=True):
+            if here:
+                self.stretches[stretch.session, stretch.chunk_no] = stretch
+        ends = np.cumsum(arrays["tails"][:, 1]).tolist()
+        tails = {number: slice(end - n, end) for (number, n), end in zip(arrays["tails"].tolist(), ends, strict=True)}
+        placed = (
+            self._place_again(stretch, [chunks[one] for one in ids], arrays, tail=tails.get(number))
+            for number, (stretch, ids) in enumerate(zip(stretches, needed, strict=True))
+            if is_here[number]
+        )
+        gone = [nothing_at(one.start, one.n_rows) for one, here in zip(stretches, is_here, strict=True) if not here]
+        return placed, gone
+
+    def _place_again(
+        self, stretch: Stretch, chunks: Sequence[Chunk], arrays: Mapping[str, Array], *, tail: slice | None
+    ) -> Placed:
+        """The stretch of the last of these chunks, whose lead-in comes from the others."""
+        *before, chunk = chunks
+        n_lead, lead = stretch.lead, dict[str, Array]()
+        if n_lead and not before:  # evicted: the rows stay empty, and nothing reads them
+            rows = {name: np.zeros((n_lead, *kept.shape), kept.dtype) for name, kept in self.layout.columns.items()}
+            flags = {name: np.zeros(n_lead, np.bool_) for name in ("is_first", "terminated")}
+            empty: dict[str, Array] = {
+                "row": np.zeros(n_lead, np.uint8),
+                "reward": np.zeros(n_lead, np.float32),
+                **flags,
+            }
+            lead = _with_small(empty, rows, weight=0.0)
+            lead["chunk_no"] = np.full(n_lead, stretch.chunk_no - 1, np.int64)
+        elif n_lead:
+            for one in before:
+                lead = self._last_rows(one, lead)
+            lead = {name: column[len(column) - n_lead :] for name, column in lead.items()}
+        rows = self.layout.take(chunk)
+        own = _with_small(chunk.columns, rows, weight=1.0)
+        windows = self._windows_of(_joined(lead, own), n_lead, needs=self._needs)
+        if tail is not None:
+            kept: dict[str, Array] = {}
+            if n_rows := tail.stop - tail.start:
+                last = self._last_rows(chunk, lead)
+                kept = {name: column[len(column) - n_rows :].copy() for name, column in last.items()}
+                kept["weight"] = arrays["tail_weights"][tail].copy()
+                kept["priority"] = arrays["tail_priorities"][tail].copy()
+            ends_open = bool(chunk.columns["row"][-1] == _BOOTSTRAP)
+            self.tails[stretch.session] = Tail(stretch, ends_open, kept)
+        windows.weight[:] = arrays["weights"][stretch.start : stretch.start + stretch.n_rows]
+        return Placed(stretch, (lead, rows) if lead else (rows,), windows, ())
+
+    def _last_rows(self, chunk: Chunk, lead: Mapping[str, Array]) -> dict[str, Array]:
+        """The last rows of the chunk's open episode, for the lead-in of the chunk that follows it."""
+        own = _with_small(chunk.columns, self.layout.take(chunk), weight=1.0)
+        if chunk.columns["is_first"][0]:
+            lead = {}
+        n_open = self._windows_of(_joined(lead, own), 0, needs=self._needs).n_open
+        return self._lead_after(lead, own, n_open=n_open, chunk_no=chunk.meta.chunk_no)
 
 
-def _follows(tail: Tail, chunk: Chunk) -> bool:
-    goes_on = tail.ends_open and not chunk.columns["is_first"][0]
-    return bool(tail.lead) and goes_on and tail.stretch.chunk_no + 1 == chunk.meta.chunk_no
-
-
-def ends_open(columns: Mapping[str, Array]) -> bool:
-    """Whether a chunk ends in the middle of an episode."""
-    return bool(columns["row"][-1] == _BOOTSTRAP)
-
-
-def rows_of(columns: Mapping[str, Array], rows: Mapping[str, Array], *, weight: float) -> dict[str, Any]:
-    """A chunk's kept columns and the small ones from which windows and masses come."""
+def _with_small(columns: Mapping[str, Array], rows: Mapping[str, Array], *, weight: float) -> dict[str, Array]:
+    """A chunk's kept columns and the small ones."""
     weights, priority = np.empty(len(columns["row"]), np.float32), columns.get("priority")
     weights.fill(weight)
     own = {**rows, "weight": weights, "priority": np.full_like(weights, np.nan) if priority is None else priority}
@@ -264,146 +365,15 @@ def rows_of(columns: Mapping[str, Array], rows: Mapping[str, Array], *, weight: 
     return own
 
 
-def join_rows(lead: Mapping[str, Array], own: Mapping[str, Array]) -> Mapping[str, Array]:
+def _joined(lead: Mapping[str, Array], own: Mapping[str, Array]) -> Mapping[str, Array]:
     """The small columns of a whole stretch."""
-    if not lead:
-        return own
-    small = ("row", "reward", "is_first", "terminated", "weight", "priority")
-    return {name: np.concatenate([lead[name], own[name]]) for name in small}
+    return {name: np.concatenate([lead[name], own[name]]) for name in _SMALL} if lead else own
 
 
 def nothing_at(start: int, n_rows: int) -> Edit:
+    """These rows lose their mass."""
     return Edit(start, np.zeros(n_rows, np.float32), None)
 
 
 def _rounded(n_rows: int) -> int:
     return -(-n_rows // ALIGNMENT) * ALIGNMENT
-
-
-# --- Checkpoints: where each chunk lies and what it weighs, never the rows --------------------------------------------
-
-
-ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]
-"""Reads these chunks again, in this order; those that are gone are left out."""
-
-_NUMBERS = ("chunk_no", "start", "n_rows", "lead", "lead_from", "n_waiting", "stamp")
-_COUNTERS = ("head", "used", "n_steps_inserted", "stamp")
-
-
-def ring_state(ring: Ring) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The ring as arrays and facts."""
-    stretches = list(ring.stretches.values())
-    at = {id(stretch): number for number, stretch in enumerate(stretches)}
-    tails = sorted(ring.tails.values(), key=lambda tail: at[id(tail.stretch)])
-    leads = {
-        name: np.concatenate([np.empty(0, np.float32), *(tail.lead[name] for tail in tails if tail.lead)])
-        for name in ("weight", "priority")
-    }
-    arrays: dict[str, Array] = {
-        "sessions": np.frombuffer(b"".join(s.session.bytes for s in stretches), np.uint8).reshape(-1, 16),
-        "places": np.array([[getattr(s, name) for name in _NUMBERS] for s in stretches], np.int64).reshape(-1, 7),
-        "tails": np.array([[at[id(t.stretch)], _n_rows(t.lead)] for t in tails], np.int64).reshape(-1, 2),
-        "tail_weights": leads["weight"],
-        "tail_priorities": leads["priority"],
-    }
-    return arrays, {name: getattr(ring, name) for name in _COUNTERS}
-
-
-def layout_facts(needs: Transitions, *, capacity: int, schema: str) -> dict[str, Any]:
-    """What must be the same when a state is restored."""
-    facts = asdict(needs) | {"capacity": capacity, "schema": schema, "extras": list(needs.extras)}
-    del facts["batch"]
-    return facts
-
-
-def check_layout(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """ConfigError where a state belongs to a replay of another kind."""
-    other = {name: (saved.get(name), value) for name, value in mine.items() if saved.get(name) != value}
-    if other:
-        told = ", ".join(f"{name} {was!r}, now {now!r}" for name, (was, now) in other.items())
-        raise ConfigError(f"a saved replay does not fit this one: {told}; restore with the settings it was saved with")
-
-
-class RingReader:
-    """Rebuilds a ring from its state; `placed` yields what to write, then `gone` lists what could not be read."""
-
-    def __init__(self, ring: Ring, layout: RowLayout, needs: Transitions) -> None:
-        self.gone: list[Stretch] = []
-        self._ring, self._layout, self._needs = ring, layout, needs
-
-    def placed(
-        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks, *, weight: Array
-    ) -> Iterator[Placed]:
-        """One stretch after the other; `weight` holds the weights of all rows."""
-        ring = self._ring
-        ring.stretches.clear()
-        ring.tails.clear()
-        for name in _COUNTERS:
-            setattr(ring, name, int(facts[name]))
-        stretches = [
-            Stretch(uuid.UUID(bytes=session.tobytes()), **dict(zip(_NUMBERS, numbers.tolist(), strict=True)))
-            for session, numbers in zip(arrays["sessions"], arrays["places"], strict=True)
-        ]
-        tails = _saved_tails(arrays)
-        needed = [[(one.session, no) for no in range(one.lead_from, one.chunk_no + 1)] for one in stretches]
-        chunks = {chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))}
-        for number, (stretch, ids) in enumerate(zip(stretches, needed, strict=True)):
-            if chunks.keys() >= set(ids):
-                ring.stretches[stretch.session, stretch.chunk_no] = stretch
-                yield self._place(stretch, [chunks[one] for one in ids], weight=weight, tail=tails.get(number))
-            else:
-                self.gone.append(stretch)
-
-    def _place(self, stretch: Stretch, chunks: Sequence[Chunk], *, weight: Array, tail: "_SavedTail | None") -> Placed:
-        """The stretch of the last of these chunks, whose lead-in comes from the others."""
-        *before, chunk = chunks
-        lead: Mapping[str, Array] = {}
-        if stretch.lead and not before:  # evicted: the rows stay empty, and nothing reads them
-            lead = self._empty_rows(stretch)
-        elif stretch.lead:
-            for one in before:
-                lead = self._last_rows(one, lead)
-            lead = {name: column[len(column) - stretch.lead :] for name, column in lead.items()}
-        rows = self._layout.take(chunk)
-        own = rows_of(chunk.columns, rows, weight=1.0)
-        windows = self._ring.windows_of(join_rows(lead, own), stretch.lead, needs=self._needs)
-        if tail is not None:
-            n_rows, weights, priorities = tail
-            kept: dict[str, Array] = {}
-            if n_rows:
-                last = self._last_rows(chunk, lead)
-                kept = {name: column[len(column) - n_rows :].copy() for name, column in last.items()}
-                kept |= {"weight": weights.copy(), "priority": priorities.copy()}
-            self._ring.tails[stretch.session] = Tail(stretch, ends_open(chunk.columns), kept)
-        windows.weight[:] = weight[stretch.start : stretch.start + stretch.n_rows]
-        return Placed(stretch, (lead, rows) if lead else (rows,), windows, ())
-
-    def _last_rows(self, chunk: Chunk, lead: Mapping[str, Array]) -> dict[str, Array]:
-        """The last rows of the chunk's open episode, for the lead-in of the chunk that follows it."""
-        own = rows_of(chunk.columns, self._layout.take(chunk), weight=1.0)
-        if chunk.columns["is_first"][0]:
-            lead = {}
-        n_open = self._ring.windows_of(join_rows(lead, own), 0, needs=self._needs).n_open
-        return self._ring.lead_after(lead, own, n_open=n_open, chunk_no=chunk.meta.chunk_no)
-
-    def _empty_rows(self, stretch: Stretch) -> dict[str, Array]:
-        n = stretch.lead
-        rows = {name: np.zeros((n, *kept.shape), kept.dtype) for name, kept in self._layout.columns.items()}
-        flags = {name: np.zeros(n, np.bool_) for name in ("is_first", "terminated")}
-        columns: dict[str, Array] = {"row": np.zeros(n, np.uint8), "reward": np.zeros(n, np.float32), **flags}
-        return rows_of(columns, rows, weight=0.0) | {"chunk_no": np.full(n, stretch.chunk_no - 1, np.int64)}
-
-
-_SavedTail = tuple[int, Array, Array]
-
-
-def _saved_tails(arrays: Mapping[str, Array]) -> dict[int, _SavedTail]:
-    tails, at = {}, 0
-    for number, n_rows in arrays["tails"].tolist():
-        tails[number] = n_rows, arrays["tail_weights"][at : at + n_rows], arrays["tail_priorities"][at : at + n_rows]
-        at += n_rows
-    return tails
-
-
-def _n_rows(lead: Mapping[str, Array]) -> int:
-    return len(lead["chunk_no"]) if lead else 0

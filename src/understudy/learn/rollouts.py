@@ -1,12 +1,12 @@
 """Rollouts: chunks that were just played, laid side by side in time for an on-policy algorithm."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 
 from understudy.core.algorithm import Feedback, Rollout, Rollouts, Transitions
@@ -15,8 +15,7 @@ from understudy.core.errors import Refused
 from understudy.core.game import GameSpec
 from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.tensors import Array, part
-from understudy.learn.layout import TOO_LARGE
-from understudy.learn.windows import stack_rows, windows_of
+from understudy.learn.rows import TOO_LARGE, stack_rows, windows_of
 
 Columns = Mapping[str, Array]
 
@@ -51,7 +50,6 @@ class RolloutQueue:
         self._game, self._needs = game, needs
         self.rows_per_call = needs.steps * needs.envs
         self._played: Sequence[Sequence[ChunkId]] = ()
-        self._first_action = game.discrete.start if game.discrete is not None else 0
         self._tracks: dict[uuid.UUID, _Track] = {}
 
     def insert(self, chunk: Chunk) -> int:
@@ -88,7 +86,7 @@ class RolloutQueue:
     def draw(self, call_no: int, *, importance: float) -> Any:
         """The next rollout, with a leading axis of one update."""
         self._played = self.waiting()
-        return side_by_side([self.take()], lambda parts: parts[0][None])
+        return jax.tree.map(lambda column: column[None], self.take())
 
     def feedback(self, told: Feedback) -> Sequence[ChunkId]:
         """The chunks that spoiled the update of what was drawn last."""
@@ -108,7 +106,8 @@ class RolloutQueue:
         """The steps of all envs, in the order of their sessions; what else waits is old from now on, and left out."""
         parts = [self._part(self._tracks[session]) for session in self._full()[: self._needs.envs]]
         self.go_back()
-        return side_by_side(parts, partial(np.stack, axis=1))
+        rollout: Rollout = jax.tree.map(lambda *columns: np.stack(columns, axis=1), *parts)
+        return rollout
 
     def _full(self) -> list[uuid.UUID]:
         return sorted(session for session, track in self._tracks.items() if track.steps == self._needs.steps)
@@ -185,11 +184,15 @@ class RolloutQueue:
             weighed = {**columns, "weight": np.ones(len(columns["row"]), np.float32)}
             behind = windows_of(weighed, 0, needs=Transitions(batch=1, stack=k)).behind
             rows, following = (stack_rows(at, behind[at], k) for at in (steps, steps + 1))
+        if self._game.discrete is not None:
+            action = (columns["action"][steps] - self._game.discrete.start).astype(np.int32)
+        else:
+            action = columns["raw_action"][steps].reshape(len(steps), -1).astype(np.float32)
         # An episode that was cut off inside the rollout ends there too: no trace may cross into the next one.
         is_cut = (columns["row"][steps + 1] == RowKind.BOOTSTRAP) & (steps + 2 < len(columns["row"]))
         return Rollout(
             obs={name: columns[name][rows] for name in self._game.obs_columns},
-            action=self._action(columns)[steps],
+            action=action,
             reward=columns["reward"][steps],
             next_obs={name: columns[name][following] for name in self._game.obs_columns},
             terminated=columns["terminated"][steps],
@@ -197,12 +200,6 @@ class RolloutQueue:
             logp=columns["logp"][steps],
             legal=columns["legal"][steps] if "legal" in columns else None,
         )
-
-    def _action(self, columns: Columns) -> Array:
-        if self._game.discrete is not None:
-            return (columns["action"] - self._first_action).astype(np.int32)
-        raw = columns["raw_action"]
-        return raw.reshape(len(raw), -1).astype(np.float32)
 
     # --- resume -----------------------------------------------------------------------------------------------------
 
@@ -224,13 +221,3 @@ class RolloutQueue:
         for at, (session, last_no) in enumerate(zip(arrays["sessions"], arrays["last_no"], strict=True)):
             lead = part(arrays, f"lead{at}")
             self._tracks[uuid.UUID(bytes=session.tobytes())] = _Track(lead=lead or None, last_no=int(last_no))
-
-
-def side_by_side(parts: Sequence[Any], join: Callable[[Sequence[Array]], Array]) -> Any:
-    """One of what `parts` are (named tuples and mappings, however deep), its arrays joined; what is None stays None."""
-    one = parts[0]
-    if isinstance(one, Mapping):
-        return {name: side_by_side([part[name] for part in parts], join) for name in one}
-    if isinstance(one, tuple):
-        return type(one)(*(side_by_side(values, join) for values in zip(*parts, strict=True)))
-    return None if one is None else join(parts)

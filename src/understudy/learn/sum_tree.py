@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from understudy.core.algorithm import Transitions
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
-from understudy.learn.layout import aligned_zeros
 from understudy.learn.ring import Edit
-from understudy.learn.windows import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH, Windows, powers
+from understudy.learn.rows import ACTION, FACTOR, REACH, RETURN, STAMP, WEIGHT, WIDTH, Windows, aligned_zeros, powers
 
 types: Any = numba.types
 cgutils: Any = numba.core.cgutils
@@ -347,10 +346,6 @@ class SumTree:
     def set_range(self, start: int, masses: Masses) -> None:
         """Give the rows from `start` on their masses."""
         self.set(np.arange(start, start + len(masses)), masses)
-
-    def clear_range(self, start: int, n_rows: int) -> None:
-        """Take the masses of the rows from `start` on."""
-        self.set_range(start, np.zeros(n_rows))
 
     def find(self, values: Masses) -> Rows:
         """The rows at these distances into the total, in the shape of `values`; needs a total above 0."""

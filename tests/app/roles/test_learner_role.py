@@ -36,7 +36,7 @@ from understudy.app.service.schedule import LearningSchedule
 from understudy.core.errors import ConfigError, Fenced, Unreachable
 from understudy.core.game import GameSpec
 from understudy.core.names import new_session
-from understudy.learn.checkpoint import decode_checkpoint
+from understudy.engines.training_job import decode_checkpoint
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
 from understudy.models.objects import FolderObjects

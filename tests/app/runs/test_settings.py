@@ -33,7 +33,7 @@ from understudy.core.network import Input, NetworkSpec
 from understudy.core.spaces import Box, Discrete
 from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.dqn import Dqn
-from understudy.learn.limiter import Limiter
+from understudy.learn.replay import Limiter
 
 GAME = GameSpec(game=game_name("g"), obs={"": Box((3,), np.dtype(np.float32))}, action={"": Discrete(2)})
 NETWORK = NetworkSpec({"obs": Input((3,), np.dtype(np.float32), ())}, (Dense(4),), {"q": (Dense(2),)})

@@ -15,7 +15,7 @@ import pytest
 
 import understudy
 from tests.app.switches import GAME, QUICK, Brighter, Switches
-from understudy.act.cartpole import CartPoleVector
+from understudy.act.vector_envs import CartPoleVector
 from understudy.app.runs.choice import GameChoice, choice_of
 from understudy.app.runs.evaluation import evaluate_run
 from understudy.app.runs.folder import RunFolder

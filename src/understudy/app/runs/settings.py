@@ -147,8 +147,7 @@ class Settings:
     def learner_config(self) -> "LearnerConfig":
         """What these settings say about the learner; needs no game."""
         from understudy.learn.learner import LearnerConfig  # late: JAX takes seconds, and settings are shown without
-        from understudy.learn.limiter import LimiterConfig
-        from understudy.learn.replay import ReplayConfig
+        from understudy.learn.replay import LimiterConfig, ReplayConfig
 
         part = self.learner
         # Room for two compiled calls, counted in the steps that pay for them.

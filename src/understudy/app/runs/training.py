@@ -26,8 +26,7 @@ from understudy.core.statistics import mean
 from understudy.core.tensors import Array
 from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import FromStore
-from understudy.engines.history import History
-from understudy.engines.inline import Inline, InlineConfig
+from understudy.engines.inline import History, Inline, InlineConfig
 from understudy.engines.training_job import Engine, TrainingJob
 from understudy.learn.learner import Learner
 

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import SyncVectorEnv
 
-from understudy.act.plain import MASK
+from understudy.act.vector_envs import MASK
 from understudy.app.runs.choice import GameChoice
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.log import make_folder, write_file

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.core.trajectories import Trajectory, rows_of, stacked, trajectories, walked
 from understudy.core.algorithm import Transitions
+from understudy.learn.rows import stack_rows, windows_of
 from understudy.learn.sum_tree import compiled_windows_of
-from understudy.learn.windows import stack_rows, windows_of
 
 DISCOUNT = 0.9
 FORMS = [windows_of, compiled_windows_of]

@@ -2,23 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from understudy.core.errors import ConfigError, Corrupt, StorageFull
 from understudy.core.log import write_file
-from understudy.core.tensors import part
-from understudy.learn.checkpoint import (
-    Checkpoint,
-    Checkpoints,
-    decode_checkpoint,
-    state_from_arrays,
-    state_to_arrays,
-)
+from understudy.engines.training_job import Checkpoint, Checkpoints, decode_checkpoint
 from understudy.testing import Crash
 
 ARRAYS: dict[str, Any] = {
@@ -66,7 +57,7 @@ def test_a_shortened_file_is_corrupt(length):
 
 def test_a_header_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch):
     header_bytes = int.from_bytes(checkpoint().encode()[:8], "little")
-    monkeypatch.setattr("understudy.learn.checkpoint._MAX_HEADER_BYTES", header_bytes)
+    monkeypatch.setattr("understudy.engines.training_job._MAX_HEADER_BYTES", header_bytes)
     assert_same(decode_checkpoint(checkpoint().encode()), checkpoint())
     with pytest.raises(ConfigError, match=f"at most {header_bytes} are read again"):
         Checkpoints(tmp_path).save(Checkpoint(128, ARRAYS, {**FACTS, "long": "x" * 64}))
@@ -161,43 +152,3 @@ def test_saving_again_at_the_same_step_replaces(tmp_path: Path):
     write_file(path, b"damage")
     held.save(checkpoint(5))
     assert_same(held.latest(), checkpoint(5))
-
-
-# --- States ----------------------------------------------------------------------------------------------------------
-
-
-class State(NamedTuple):
-    weights: dict[str, Any]
-    key: Any
-    count: Any
-
-
-def state(width: int = 3) -> State:
-    weights = {"b": jnp.arange(width, dtype=jnp.float32), "a": jnp.full((2, width), jnp.nan)}
-    return State(weights, jax.random.PRNGKey(3), jnp.zeros((), jnp.int32))
-
-
-def test_a_state_comes_back_in_its_own_structure():
-    again = state_from_arrays(state(), state_to_arrays(state()))
-    assert (type(again), again.weights.keys()) == (State, {"a", "b"})
-    for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(state()), strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda arrays: arrays | {"leaf0001": np.zeros(4, np.float32)}, r"leaf 1 is float32.4., wanted float32.3."),
-        (lambda arrays: arrays | {"leaf0003": np.zeros((), np.int64)}, "leaf 3 is int64"),
-        (lambda arrays: arrays | {"leaf0004": np.zeros(1)}, "does not fit"),
-        (lambda arrays: {name: one for name, one in arrays.items() if name != "leaf0002"}, "does not fit"),
-    ],
-)  # fmt: skip
-def test_a_state_of_another_shape_is_refused(change, says):
-    with pytest.raises(ConfigError, match=says):
-        state_from_arrays(state(), change(state_to_arrays(state())))
-
-
-def test_part_takes_what_begins_with_a_name():
-    assert part({"a.b.c": np.ones(1), "ab.c": np.zeros(1)}, "a") == {"b.c": np.ones(1)}
