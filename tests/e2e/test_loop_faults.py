@@ -14,7 +14,7 @@ import pytest
 from tests.card import Card
 from understudy.app.config import Config, GatewaySection, LearnerSection
 from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.crowd.people import PeopleSettings, start
+from understudy.app.crowd.people import Groups, PeopleSettings
 from understudy.app.data import DataFolder
 from understudy.app.deployment import models_folder, open_deployment
 from understudy.app.roles.children import Child
@@ -106,7 +106,7 @@ class Stage:
         settings = PeopleSettings(
             data=str(self.data.root), url=self.url, key=self.key, env_id=ENV, names=NAMES, rate=100.0
         )
-        self._people = start("people", settings)
+        (self._people,) = Groups("people", [settings]).children
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S

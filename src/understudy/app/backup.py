@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.app.config import Config
+from understudy.app.config import USED_FILE, Config, restore_used
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.roles.ingest import open_own_ingest, open_own_store
 from understudy.app.roles.requests import ask
-from understudy.app.used import FILE_NAME as USED
-from understudy.app.used import restore_used
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.lock import FileLock
 from understudy.core.log import make_folder, sync_folder, write_file
@@ -39,7 +37,7 @@ from understudy.stores.view import StoreView
 
 FORMAT = "understudy-backup/1"
 _FACTS = "backup.json"
-_FILES = ("key", "signing.key", "development.json", "understudy.toml", USED)
+_FILES = ("key", "signing.key", "development.json", "understudy.toml", USED_FILE)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
 _PIECE = 1024 * 1024

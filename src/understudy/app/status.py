@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from understudy.app.data import DataFolder
+from understudy.app.data import DataFolder, count_store
 from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.roles.platform import roles_folder
-from understudy.app.stats import count_store, no_counts
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import StorageFailed
 from understudy.core.lock import is_locked
 from understudy.models.registry import Registry
-from understudy.stores.view import StoreView
 
 _SILENT_S = 5.0
 """A supervisor writes every second; after this it hangs."""
@@ -24,7 +22,9 @@ def status(data: DataFolder, *, models: str = "", store: str = "", clock: Clock 
     """Roles, rates, lag, games with their schedule, models, and what to do next; addresses of what lies elsewhere."""
     now_s = (clock or SystemClock()).now()
     roles = [_role(path, now_s) for path in sorted(roles_folder(data).glob("*.json")) if _is_standing(path)]
-    counts = _counts(data, store)
+    # Of the store, or of the learner's copy where experience is kept elsewhere.
+    has_own = data.has_store() and not store
+    counts = count_store(data if has_own else DataFolder(data.root, store_name="window"))
     learner = next((role for role in roles if role["role"] == "learner"), None)
     games, away = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
@@ -68,17 +68,6 @@ def _storage_error(role: dict[str, Any]) -> str:
 def _window_error(role: dict[str, Any]) -> str:
     """Why a learner gets nothing new from a store elsewhere just now; empty where it does."""
     return str(role["report"].get("window", {}).get("error", "")) if role["alive"] else ""
-
-
-def _counts(data: DataFolder, store: str) -> dict[str, Any]:
-    """Of the store, or of the learner's copy where experience is kept elsewhere."""
-    counts = no_counts()
-    for one in (() if store else (data,)) + (DataFolder(data.root, store_name="window"),):
-        if one.has_store():
-            with StoreView(one.store) as view:
-                count_store(view, counts)
-            break
-    return counts
 
 
 def _games(

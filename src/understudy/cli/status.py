@@ -10,22 +10,20 @@ from rich.table import Table
 
 from understudy.app.config import hidden, resolve
 from understudy.app.status import status as look
-from understudy.cli.options import console, count, data_option, examples, finish, json_option
+from understudy.cli.options import common_options, count, examples, finish, results
 
 _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "stopping": "yellow"}
 
 
 @click.command(epilog=examples("understudy status --data D", "understudy status --data D --json"))
-@data_option
-@json_option
+@common_options
 def status(data_text: str | None, as_json: bool) -> int:
     """Show roles, rates, lag, games and models; exits 1 unless roles run and are well, and every champion is whole."""
     config = resolve({"data": data_text}).config
     places = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
     fields = look(config.folder, models=config.models.url, store=config.store.url)
     fields["elsewhere"] = {part: hidden(url) for part, url in places.items() if url}
-    if not as_json:
-        _print(console(), fields)
+    _print(results(as_json=as_json), fields)
     return finish(fields, as_json=as_json, code=0 if fields["ok"] else 1)
 
 

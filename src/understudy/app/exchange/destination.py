@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from understudy.app.backends import open_store
 from understudy.app.config import Config
 from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
+from understudy.app.deployment import open_deployment, open_link, register
 from understudy.app.exchange.landing_elsewhere import LandingElsewhere
 from understudy.app.exchange.landing_here import LandingHere
-from understudy.app.links import open_link, register
 from understudy.app.roles.ingest import IngestRole, open_own_ingest
 from understudy.app.specs import RegistrySpecs
 from understudy.client.local import LocalLink
