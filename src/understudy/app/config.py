@@ -190,11 +190,8 @@ class Config:
 
     @property
     def schedule(self) -> LearningSchedule:
-        part = self.learner
-        return LearningSchedule(
-            first_steps=part.first_steps, bc_updates=part.bc_updates, bc_growth=part.bc_growth,
-            dqn_updates=part.dqn_updates, dqn_steps=part.dqn_steps, updates_per_step=part.updates_per_step,
-        )  # fmt: skip
+        names = ("first_steps", "bc_updates", "bc_growth", "dqn_updates", "dqn_steps", "updates_per_step")
+        return LearningSchedule(**{name: getattr(self.learner, name) for name in names})
 
     @property
     def bounds(self) -> Bounds:

@@ -8,13 +8,12 @@ import sys
 import tempfile
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-import gymnasium
 import numpy as np
 from click.core import ParameterSource
 from rich.console import Console
@@ -149,15 +148,32 @@ def _watch(
     choice: GameChoice, name: str, policy: Policy, seeds: range, out: Console, *, is_filmed: bool
 ) -> list[float]:
     """Frames in a terminal where the game can show them, else a line for each episode."""
-    if out.is_terminal and not is_filmed and _can_show(choice):
-        with Live(console=out, auto_refresh=False, transient=True) as live:
-            return watch(choice, policy, seeds=seeds, shows_frames=True, see=_Screen(live, name))
+    can_show = out.is_terminal and not is_filmed
+    if can_show:
+        try:
+            check_video(choice)
+        except UnderstudyError:
+            can_show = False
+    if not can_show:
 
-    def see(number: int, moment: Moment) -> None:
-        if moment.has_ended:
-            out.print(f"episode {number}: return {moment.total:.4g} after {moment.step} steps")
+        def tell(number: int, moment: Moment) -> None:
+            if moment.has_ended:
+                out.print(f"episode {number}: return {moment.total:.4g} after {moment.step} steps")
 
-    return watch(choice, policy, seeds=seeds, shows_frames=False, see=see)
+        return watch(choice, policy, seeds=seeds, shows_frames=False, see=tell)
+    next_s = time.monotonic()
+    with Live(console=out, auto_refresh=False, transient=True) as live:
+
+        def draw(number: int, moment: Moment) -> None:
+            nonlocal next_s
+            time.sleep(max(0.0, next_s - time.monotonic()))  # at a pace that eyes can follow
+            next_s = time.monotonic() + 1 / _FPS
+            assert moment.frame is not None
+            text = drawn(moment.frame)
+            text.append(f"\n{name}, episode {number}, step {moment.step}, return {moment.total:.4g}")
+            live.update(text, refresh=True)
+
+        return watch(choice, policy, seeds=seeds, shows_frames=True, see=draw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,57 +200,24 @@ def watch(
         else contextlib.closing(make_env(choice.name, choice.env_kwargs))
     ) as env:  # fmt: skip
         for number, seed in enumerate(seeds, start=1):
+            player = policy.player()
+            obs, info = env.reset(seed=seed)
             total = 0.0
-            for moment in _episode(env, choice, policy, seed=seed, shows_frames=shows_frames):
-                see(number, moment)
-                total = moment.total
+            for step in range(1, MAX_STEPS + 1):
+                action = player.act(obs, legal=info.get(MASK))
+                obs, reward, terminated, truncated, info = env.step(action)
+                total += float(reward)
+                has_ended = bool(terminated or truncated)
+                frame = frame_of(env, choice) if shows_frames else None
+                see(number, Moment(step, action, float(reward), total, has_ended, frame))
+                if has_ended:
+                    break
             returns.append(total)
     return returns
 
 
-def _episode(
-    env: "gymnasium.Env[Any, Any]", choice: GameChoice, policy: Policy, *, seed: int, shows_frames: bool
-) -> Iterator[Moment]:
-    player = policy.player()
-    obs, info = env.reset(seed=seed)
-    total = 0.0
-    for step in range(1, MAX_STEPS + 1):
-        action = player.act(obs, legal=info.get(MASK))
-        obs, reward, terminated, truncated, info = env.step(action)
-        total += float(reward)
-        has_ended = bool(terminated or truncated)
-        yield Moment(step, action, float(reward), total, has_ended, frame_of(env, choice) if shows_frames else None)
-        if has_ended:
-            return
-
-
-def _can_show(choice: GameChoice) -> bool:
-    with contextlib.suppress(UnderstudyError):
-        check_video(choice)
-        return True
-    return False
-
-
-class _Screen:
-    """Draws frames with half blocks, two pixels to a letter, at a pace that eyes can follow."""
-
-    def __init__(self, live: Live, name: str) -> None:
-        self._live, self._name = live, name
-        self._next_s = time.monotonic()
-
-    def __call__(self, number: int, moment: Moment) -> None:
-        wait_s = self._next_s - time.monotonic()
-        if wait_s > 0:
-            time.sleep(wait_s)
-        self._next_s = time.monotonic() + 1 / _FPS
-        assert moment.frame is not None
-        text = drawn(moment.frame)
-        text.append(f"\n{self._name}, episode {number}, step {moment.step}, return {moment.total:.4g}")
-        self._live.update(text, refresh=True)
-
-
 def drawn(frame: Array, columns: int = _COLUMNS) -> Text:
-    """A picture uint8[height, width, 3] as coloured half blocks."""
+    """A picture uint8[height, width, 3] as coloured half blocks, two pixels to a letter."""
     height, width, _ = frame.shape
     columns = min(columns, width)
     rows = max(2, round(columns * height / width) // 2 * 2)
