@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from understudy.app.deployment import Deployment
 from understudy.app.runs.folder import RunFolder
-from understudy.arena.duel import Decide, Duel, Side
+from understudy.arena.duel import Duel, Side
 from understudy.arena.duel import duel as play
 from understudy.cli.deployed import deployment
 from understudy.cli.options import common_options, console, examples, finish, import_from_here, results
@@ -95,7 +95,13 @@ def _better(found: Duel) -> str:
 def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
     """The side that a word names: a scripted skill, a model, an alias, a run's folder or a policy's file."""
     if text in rally.SKILLS:
-        return Side(text, _scripted(rally.skill_of(text)))
+        skill = rally.skill_of(text)
+
+        def script(court: Court, seat: int, seeds: NDArray[np.int64], decision: int) -> NDArray[np.int64]:
+            drawn = rally.drawn_at(seeds * 2 + seat, decision)
+            return np.asarray(rally.scripted(np, rally.seen(court, seat), skill, drawn), np.int64)
+
+        return Side(text, script)
     policy, model = _policy(text, opened)
     if policy.game.game != rally.GAME_ID:
         raise ConfigError(f"{text} plays {policy.game.game}; a duel is played in rally, which has two seats")
@@ -110,7 +116,12 @@ def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
             f"{text} plays another rally than ours, or looks at several observations at once; give a model of "
             f"{len(rally.OBS_NAMES)} observed numbers and {len(rally.ACTION_NAMES)} actions"
         )
-    return Side(text, _by_policy(policy), model, hashlib.sha256(policy.encode()).hexdigest())
+
+    def decide(court: Court, seat: int, seeds: NDArray[np.int64], decision: int) -> NDArray[np.int64]:
+        found: Any = policy.decide({"obs": rally.observed(court, seat)}, None, deterministic=True).action
+        return np.asarray(found, np.int64).reshape(-1)
+
+    return Side(text, decide, model, hashlib.sha256(policy.encode()).hexdigest())
 
 
 def _policy(text: str, opened: Callable[[], Deployment]) -> tuple[Policy, str | None]:
@@ -146,19 +157,3 @@ def _from_file(path: Path) -> Policy:
         raise ConfigError(
             f"{path} is no policy: {why}; give a file that a run or 'models export --safetensors' wrote"
         ) from None
-
-
-def _by_policy(policy: Policy) -> Decide:
-    def decide(court: Court, seat: int, seeds: NDArray[np.int64], decision: int) -> NDArray[np.int64]:
-        found: Any = policy.decide({"obs": rally.observed(court, seat)}, None, deterministic=True).action
-        return np.asarray(found, np.int64).reshape(-1)
-
-    return decide
-
-
-def _scripted(skill: rally.Skill) -> Decide:
-    def decide(court: Court, seat: int, seeds: NDArray[np.int64], decision: int) -> NDArray[np.int64]:
-        drawn = rally.drawn_at(seeds * 2 + seat, decision)
-        return np.asarray(rally.scripted(np, rally.seen(court, seat), skill, drawn), np.int64)
-
-    return decide

@@ -4,13 +4,14 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.client.fakes import MemoryLink, chunks
 from understudy.act.vector import game_of, make_envs
-from understudy.app.crowd.people import Match, rounds
+from understudy.app.crowd.people import Match, Solo, rounds
 from understudy.client.connect import connect
 from understudy.core.chunk import By, RowKind
 from understudy.core.errors import ConfigError
@@ -48,6 +49,21 @@ def test_other_games_have_one_seat(tmp_path: Path):
     spec = game_of(make_envs("CartPole-v1", 1))
     with connect(spec=spec, link=MemoryLink(), spool=tmp_path) as game, pytest.raises(ConfigError, match="one seat"):
         Match(game, "person-0", 0, np.random.default_rng(0))
+
+
+def test_a_person_who_leaves_all_to_the_bot_decides_while_there_is_none(tmp_path: Path):
+    seen: list[float] = []
+    link, spec = MemoryLink(), game_of(make_envs("CartPole-v1", 1))
+    with connect(spec=spec, link=link, spool=tmp_path, consent="granted") as game:
+
+        def choose(obs: Any) -> int:
+            seen.append(float(obs[2]))
+            return int(obs[2] > 0)
+
+        person = Solo(game, "ada", "CartPole-v1", np.random.default_rng(0), bot_share=1.0, choose=choose)
+        for _ in range(60):
+            person.step()
+    assert len(seen) == 60
 
 
 def test_rounds_keep_their_pace_and_their_time():

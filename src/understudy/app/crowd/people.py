@@ -37,7 +37,7 @@ from understudy.games.rally import Ints
 
 MAX_PROCESSES = 4
 BOT_SHARE = 0.5
-"""The share of episodes that people alone at an env leave to the bot."""
+"""The share of episodes that a person alone at an env leaves to the bot."""
 SKILLS = tuple(rally.SKILLS[name] for name in ("beginner", "casual", "good", "beginner", "casual"))
 """Of the people who play rally, in turn: more of them are weak than strong."""
 _REPORT_EVERY_S = 0.1
@@ -94,8 +94,13 @@ class Solo:
 
     rows_per_step = 1
 
-    def __init__(self, game: Game, name: str, env_id: str, rng: np.random.Generator) -> None:
-        self._game, self._name, self._rng = game, name, rng
+    def __init__(
+        self, game: Game, name: str, env_id: str, rng: np.random.Generator, *, bot_share: float = BOT_SHARE,
+        choose: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
+        """`choose`: the action for an observation where no bot plays; by itself, more or less skilled."""
+        self._game, self._name, self._rng, self._bot_share = game, name, rng, bot_share
+        self._choose = choose or self._try
         self._env = make_env(env_id)
         self._env.action_space.seed(int(rng.integers(1 << 31)))
         self._knows_cartpole = env_id == "CartPole-v1"
@@ -104,7 +109,7 @@ class Solo:
         self.points: dict[str, list[int]] = {}
         self._begin()
 
-    def _choose(self, obs: Any) -> Any:
+    def _try(self, obs: Any) -> Any:
         if self._rng.random() < self._skill and self._knows_cartpole:
             return int(obs[2] > 0)  # as beginners do: push to the side where the pole leans, whatever its speed
         return self._env.action_space.sample()
@@ -112,7 +117,7 @@ class Solo:
     def _begin(self) -> None:
         self._obs, info = self._env.reset(seed=int(self._rng.integers(1 << 30)))
         self._legal = info.get("action_mask")
-        self._is_bots = bool(self._rng.random() < BOT_SHARE)
+        self._is_bots = bool(self._rng.random() < self._bot_share)
         self._episode: Episode = self._game.episode(self._name)
 
     def step(self) -> None:
