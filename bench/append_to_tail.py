@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.crowd import frames_of
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn
-from bench.games import CART, PLAYER, OneGame
+from bench.games import CART, PLAYER, OneGame, person_frames
 from understudy.app.backends import init_store, open_store, open_stream
 from understudy.app.config import Config, IngestSection, StoreSection, write_config
 from understudy.app.data import DataFolder
@@ -31,7 +30,7 @@ STEPS = 512
 
 def candidates(count: int, seed: int) -> list[Candidate]:
     """Chunks of one session, ready to be written; the same seed gives the same ones."""
-    frames = [frame.stamped(PLAYER, int(time.time())) for frame in frames_of(CART, count, steps=STEPS, seed=seed)]
+    frames = [frame.stamped(PLAYER, int(time.time())) for frame in person_frames(count, steps=STEPS, seed=seed)]
     return [Candidate(frame, chunk_of(frame)) for frame in frames]
 
 

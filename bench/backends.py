@@ -24,9 +24,8 @@ import numpy as np  # noqa: E402
 
 from bench.against import a_step_each  # noqa: E402
 from bench.append_to_tail import STEPS, append_to_tail, candidates, lags_of  # noqa: E402
-from bench.crowd import frames_of  # noqa: E402
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn  # noqa: E402
-from bench.games import CART, PLAYER, OneGame  # noqa: E402
+from bench.games import CART, PLAYER, OneGame, person_frames  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
 from understudy.app.backends import create_stream, init_store, open_store, open_stream  # noqa: E402
 from understudy.app.data import DataFolder  # noqa: E402
@@ -240,7 +239,7 @@ def ingest(server: Server, folder: Path, size: Size, found: Findings) -> None:
 
 
 def _frames(size: Size) -> list[Frame]:
-    return [frame.stamped(PLAYER, int(time.time())) for frame in frames_of(CART, size.frames, steps=STEPS, seed=0)]
+    return [frame.stamped(PLAYER, int(time.time())) for frame in person_frames(size.frames, steps=STEPS, seed=0)]
 
 
 def _timed(work: Callable[[], None]) -> float:

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from understudy.core.block import encode_block
 from understudy.core.builder import ChunkBuilder
-from understudy.core.chunk import decode_chunk
+from understudy.core.chunk import By, decode_chunk
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.meta import EpisodeNote
@@ -89,38 +90,49 @@ def record(builder: ChunkBuilder, observations: Array, *, by: int = 3) -> Iterat
             yield
 
 
-def session_frames(spec: GameSpec, observations: Array, *, max_steps: int = 512) -> list[Frame]:
-    """One session as it leaves the door, encoded by the client's own code; its last frame may be a short one."""
+def client_frames(spec: GameSpec, observations: Array, *, max_steps: int, by: int = 3) -> Iterator[Frame]:
+    """One session as its client encodes it; the last frame may be a short one."""
     builder = ChunkBuilder(spec, session=new_session(time.time()), max_steps=max_steps, client="bench")
-    frames: list[Frame] = []
-    for _ in record(builder, observations):
-        _encode(builder, frames)
-    builder.cut()
-    _encode(builder, frames)
-    return frames
+    chunk_no = first_step = 0
+
+    def blocks() -> Iterator[None]:
+        yield from record(builder, observations, by=by)
+        builder.cut()
+        yield
+
+    for _ in blocks():
+        if (block := builder.take()) is not None:
+            for encoded in encode_block(block, chunk_no=chunk_no, first_step=first_step):
+                assert encoded.frame is not None
+                yield encoded.frame
+                chunk_no += 1
+                first_step += encoded.n_steps
+            builder.pool.give(block.columns)
 
 
-def _encode(builder: ChunkBuilder, frames: list[Frame]) -> None:
-    block = builder.take()
-    if block is None:
-        return
-    first_step = 0
-    if frames:
-        meta = decode_chunk(frames[-1].body).meta
-        first_step = meta.first_step + meta.n_steps
-    for encoded in encode_block(block, chunk_no=len(frames), first_step=first_step):
-        assert encoded.frame is not None
-        frames.append(encoded.frame.stamped(PLAYER, int(time.time())))
-    builder.pool.give(block.columns)
+def session_frames(spec: GameSpec, observations: Array, *, max_steps: int = 512) -> list[Frame]:
+    """One session as it leaves the door."""
+    frames = client_frames(spec, observations, max_steps=max_steps)
+    return [frame.stamped(PLAYER, int(time.time())) for frame in frames]
+
+
+def person_frames(count: int, *, steps: int, seed: int) -> list[Frame]:
+    """A person's first frames of the cart game, each of this many steps, as a client encodes them."""
+    obs = np.random.default_rng(seed).normal(0, 0.5, (_n_observations(count, steps), 4)).astype(np.float32)
+    return list(islice(client_frames(CART, obs, max_steps=steps, by=By.PERSON), count))
 
 
 def cart_frames(n_chunks: int, *, steps: int = 512, sessions: int = SESSIONS) -> list[Frame]:
     """Chunks of many sessions, in the order in which players who play at once would send them."""
     each = -(-n_chunks // sessions)
-    # Final rows take observations too, so a few more are played than are wanted.
-    n = (each * steps * (EPISODE_STEPS + 1)) // EPISODE_STEPS + 2 * EPISODE_STEPS
+    n = _n_observations(each, steps)
     played = [session_frames(CART, cart_obs(n, session=at, seed=at), max_steps=steps) for at in range(sessions)]
     return [frame for turn in zip(*(frames[:each] for frames in played), strict=True) for frame in turn][:n_chunks]
+
+
+def _n_observations(chunks: int, steps: int) -> int:
+    """Enough for so many whole chunks: final rows take observations too."""
+    return (chunks * steps * (EPISODE_STEPS + 1)) // EPISODE_STEPS + 2 * EPISODE_STEPS
 
 
 def n_steps(frames: Sequence[Frame]) -> int:

@@ -25,12 +25,12 @@ if __name__ == "__main__":
 
 import numpy as np  # noqa: E402
 
-from bench.crowd import Door, Granted, Heard, Player, frames_of, in_parcels, lines, play  # noqa: E402
+from bench.crowd import Door, lines, play_all  # noqa: E402
 from bench.figures import Figure, Findings, Gate, Ratio, Took, all_of, rate_ratios  # noqa: E402
-from bench.games import CART  # noqa: E402
+from bench.games import CART, person_frames  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
 from bench.served import ask_peer, memory_mib, processor_s, seed_server, served, stop_peer  # noqa: E402
-from understudy.app.crowd.ledger import LedgerLink  # noqa: E402
+from understudy.app.crowd.ledger import Ledger  # noqa: E402
 from understudy.app.deployment import Deployment  # noqa: E402
 from understudy.app.verify import verify  # noqa: E402
 from understudy.client.sender import SenderConfig  # noqa: E402
@@ -84,9 +84,7 @@ def crowd(folder: Path, size: Size, found: Findings) -> None:
     """Acknowledgements and memory, and every acknowledgement against the store."""
     linger_s = SenderConfig().linger_s
     steps = int(STEPS_S * linger_s)
-    played = [
-        frames_of(CART, int(size.seconds / linger_s), steps=steps, seed=at) for at in range(size.players)
-    ]  # fmt: skip
+    played = [person_frames(int(size.seconds / linger_s), steps=steps, seed=at) for at in range(size.players)]
     with served(folder, "gateway", "ingest", "learner") as one:
         memory: list[float] = []
         updates: list[int] = []
@@ -96,17 +94,16 @@ def crowd(folder: Path, size: Size, found: Findings) -> None:
             memory.append(memory_mib(one.gateway))
             updates.append(int(one.platform.supervisor.standings["learner"].report.get("updates", 0)))
 
-        first = frames_of(CART, 8, steps=512, seed=size.players)
+        first = person_frames(8, steps=512, seed=size.players)
         asyncio.run(_batches(one.door, [first]))
         # Enough for a first clone, so that the learner is at work when the crowd comes.
         one.step_until(lambda: one.platform.supervisor.standings["learner"].report.get("updates", 0) > 0)
         began_s, cpu_s = time.monotonic(), processor_s(one.gateway)
-        heard = asyncio.run(_crowd(one.door, played, linger_s, look))
+        heard = asyncio.run(play_all(one.door, played, linger_s=linger_s, rng=random.Random(0), each=look))
         took_s, cpu_s = time.monotonic() - began_s, processor_s(one.gateway) - cpu_s
         one.platform.supervisor.stop()
-    ledger = LedgerLink(Granted(), one.platform.data.ledger)  # type: ignore[arg-type]
-    for parcel in in_parcels([*first, *heard.acked], 64):
-        ledger.send(parcel, {})
+    ledger = Ledger(one.platform.data.ledger)
+    ledger.note([*first, *heard.acked])
     ledger.close()
     verdict = verify(one.platform.data)
     frames = sum(len(each) for each in played)
@@ -135,19 +132,6 @@ def crowd(folder: Path, size: Size, found: Findings) -> None:
     )
 
 
-async def _crowd(door: Door, played: Sequence[Any], linger_s: float, look: Any) -> Heard:
-    heard = Heard()
-    opened = await lines(door, len(played))
-    players = [
-        Player(line, door, frames, f"p-{at}", heard)
-        for at, (line, frames) in enumerate(zip(opened, played, strict=True))
-    ]
-    await play(players, linger_s=linger_s, rng=random.Random(0), each=look)
-    for line in opened:
-        line.close()
-    return heard
-
-
 # --- What a frame costs -----------------------------------------------------------------------------------------------
 
 
@@ -159,7 +143,7 @@ def cost(folder: Path, size: Size, found: Findings) -> None:
     with served(folder, "gateway") as one, seed_server() as (peer, port):
         for turn in range(size.rounds):
             sent = [
-                frames_of(CART, size.frames // CONNECTIONS, steps=512, seed=turn * CONNECTIONS + at)
+                person_frames(size.frames // CONNECTIONS, steps=512, seed=turn * CONNECTIONS + at)
                 for at in range(CONNECTIONS)
             ]
             cpu_s = processor_s(one.gateway)
@@ -190,15 +174,15 @@ def cost(folder: Path, size: Size, found: Findings) -> None:
 async def _batches(door: Door, sent: Sequence[Sequence[Any]]) -> tuple[float, int]:
     opened = await lines(door, len(sent))
     requests = [
-        [door.parcel(parcel, f"p-{at}") for parcel in in_parcels(frames, PARCEL)] for at, frames in enumerate(sent)
+        [door.parcel(frames[first : first + PARCEL], f"p-{at}") for first in range(0, len(frames), PARCEL)]
+        for at, frames in enumerate(sent)
     ]
     answers: list[bytes] = []
 
     async def one(at: int) -> None:
         for request in requests[at]:
-            answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            opened[at].ask(request, lambda _, body, answer=answer: answer.set_result(body))  # type: ignore[misc]
-            answers.append(await answer)
+            _, body = await opened[at].ask(request)
+            answers.append(body)
 
     began_s = time.perf_counter()
     await asyncio.gather(*(one(at) for at in range(len(opened))))
@@ -221,9 +205,9 @@ def news(folder: Path, size: Size, found: Findings) -> None:
         epoch = registry.takeover(CART.game, owner="bench")
         for turn in range(size.rounds):
             number = registry.catalogue(CART.game).number
-            took, raw = asyncio.run(_news(one.door, one.opened, epoch, number, turn))
-            is_right &= all(body == raw for _, body in took)
-            ours.append(float(np.percentile([one_s for one_s, _ in took], 99)) * 1e3)
+            took_s, bodies, raw = asyncio.run(_news(one.door, one.opened, epoch, number, turn))
+            is_right &= bodies == [raw] * WORKERS
+            ours.append(float(np.percentile(took_s, 99)) * 1e3)
             theirs.append(float(np.percentile(ask_peer("fetch", port, WORKERS)["took_s"], 99)) * 1e3)
         stop_peer(peer)
     gate = Gate(is_right, f"{WORKERS} workers got the signed bytes of {len(raw)} bytes every time")
@@ -237,27 +221,22 @@ def news(folder: Path, size: Size, found: Findings) -> None:
 
 async def _news(
     door: Door, opened: Deployment, epoch: int, after: int, turn: int
-) -> tuple[list[tuple[float, bytes]], bytes]:
+) -> tuple[list[float], list[bytes], bytes]:
     workers = await lines(door, WORKERS)
-    loop, took = asyncio.get_running_loop(), list[tuple[float, bytes]]()
-    told, asked_s = asyncio.Event(), 0.0
-
-    def heard(status: int, body: bytes) -> None:
-        took.append((loop.time() - asked_s, body))
-        if len(took) == WORKERS:
-            told.set()
-
+    loop = asyncio.get_running_loop()
     policy = _policy(turn)
     manifest = opened.registry.release(policy, Lineage(algorithm="bc"), epoch=epoch)
-    for worker in workers:
-        worker.ask(door.weights(after + 1, 30.0), heard)
+    heard_s: list[float] = []
+    answers = [worker.ask(door.weights(after + 1, 30.0)) for worker in workers]
+    for answer in answers:
+        answer.add_done_callback(lambda _: heard_s.append(loop.time()))
     await asyncio.sleep(0.5)  # until all of them wait
     asked_s = loop.time()
     await asyncio.to_thread(opened.registry.point, CART.game, "champion", manifest.model_no, why="bench")
-    await asyncio.wait_for(told.wait(), 30.0)
+    bodies = [body for _, body in await asyncio.wait_for(asyncio.gather(*answers), 30.0)]
     for worker in workers:
         worker.close()
-    return took, policy.encode()
+    return [at_s - asked_s for at_s in heard_s], bodies, policy.encode()
 
 
 def _policy(seed: int) -> Policy:

@@ -17,9 +17,8 @@ from secrets import token_hex
 from threading import Event
 from typing import Any
 
-from bench.crowd import frames_of
 from bench.figures import Figure, Findings, all_of, in_turn
-from bench.games import CART, PLAYER, OneGame
+from bench.games import CART, PLAYER, OneGame, person_frames
 from understudy.app.backends import init_store, open_store
 from understudy.core.errors import ClaimLost
 from understudy.core.ports import Claim, ExperienceStore, Position, Receipt, WriteBatch
@@ -116,7 +115,7 @@ def _no_sync(_: int) -> None:
 
 def _append(stream: FileStream, count: int, *, seed: int) -> None:
     now_s = int(time.time())
-    frames = [frame.stamped(PLAYER, now_s) for frame in frames_of(CART, count, steps=STEPS, seed=seed)]
+    frames = [frame.stamped(PLAYER, now_s) for frame in person_frames(count, steps=STEPS, seed=seed)]
     for frame in frames:
         assert all(outcome.accepted for outcome in stream.append([frame]))
 

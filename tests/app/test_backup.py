@@ -12,11 +12,10 @@ import pytest
 from tests.app.test_deployment import a_run
 from understudy.app.backup import back_up, prove, restore
 from understudy.app.config import Config, ModelsSection
-from understudy.app.data import DataFolder
+from understudy.app.data import DataFolder, stats
 from understudy.app.deployment import open_deployment
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.service.gatekeeper import release_run
-from understudy.app.stats import stats
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect
 from understudy.core.errors import ConfigError, Corrupt

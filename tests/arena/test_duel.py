@@ -9,9 +9,9 @@ from tests.act.policies import random_policy
 from understudy.act.vector import game_of, make_envs
 from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment, open_deployment
-from understudy.app.export import export
-from understudy.app.sides import side_of
 from understudy.arena.duel import Side, duel
+from understudy.cli.arena import side_of
+from understudy.cli.models import export
 from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError
 from understudy.core.game import game_spec

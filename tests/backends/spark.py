@@ -18,9 +18,9 @@ from understudy.app.backends import open_store, open_stream
 from understudy.app.config import Config, IngestSection, StoreSection, StreamSection, write_config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.digest import digests
 from understudy.app.roles import ingest as role
 from understudy.app.roles.children import Child, python_module
+from understudy.app.verify import digests
 from understudy.core.errors import StorageFailed, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.names import new_session

@@ -9,11 +9,10 @@ import pytest
 
 from tests.backends.kafka import Topic
 from tests.backends.keyspaces import Keyspace
-from understudy.app.config import Config, StoreSection, StreamSection
+from understudy.app.config import Config, StoreSection, StreamSection, keep_used
 from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.data import DataFolder
-from understudy.app.links import open_link, register
-from understudy.app.used import keep_used
+from understudy.app.deployment import open_link, register
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect
 from understudy.core.clock import SystemClock

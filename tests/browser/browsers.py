@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 
 from tests.act.policies import random_policy
 from tests.cli.platforms import Up, wait_for
-from understudy.app.addresses import page_address
 from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment, open_deployment
-from understudy.app.play_web import play_key
+from understudy.app.play_web import page_address, play_key
 from understudy.core.chunk import By, Chunk
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec

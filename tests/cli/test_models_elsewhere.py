@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.app.test_backup import play
+from understudy.app.config import read_used
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.roles.ingest import IngestRole
-from understudy.app.used import read_used
 from understudy.cli.root import run as run_command
 from understudy.core.game import spec_from_json
 from understudy.stores.view import StoreView

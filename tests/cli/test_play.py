@@ -16,9 +16,9 @@ from tests.act.policies import random_policy
 from tests.app.switches import GAME
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.play import Moment, watch
 from understudy.app.runs.choice import GameChoice, look_at
 from understudy.cli import play as play_module
+from understudy.cli.play import Moment, watch
 from understudy.cli.root import run as run_command
 from understudy.core.game import game_spec
 from understudy.core.manifest import Lineage

@@ -17,16 +17,18 @@ import urllib3
 from tests.act.policies import random_policy
 from tests.cli.platforms import processes_of, wait_for
 from tests.serve.gateways import running
-from understudy.app.addresses import for_others, openable, page_address
 from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment, open_deployment
 from understudy.app.play_web import (
     answer_of,
     await_gateway,
     check_bot,
+    for_others,
     is_free,
     keep_port,
     kept_port,
+    openable,
+    page_address,
     play_key,
     running_url,
 )

@@ -19,16 +19,14 @@ import pytest
 from rich.console import Console
 
 from tests.cli.platforms import SPEC, Sender, Up, processes_of, wait_for
-from understudy.app.addresses import for_others, page_address
 from understudy.app.config import resolve
-from understudy.app.data import DataFolder
+from understudy.app.data import DataFolder, stats
 from understudy.app.deployment import open_deployment
-from understudy.app.play_web import answer_of, play_key
+from understudy.app.play_web import answer_of, for_others, page_address, play_key
 from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, development_keys
 from understudy.app.roles.supervise import Role, Standing
-from understudy.app.stats import stats
-from understudy.app.status import status
 from understudy.cli.root import run as run_command
+from understudy.cli.status import look as status
 from understudy.cli.up import _print_ready, _View, _words
 
 ROLES = ("--role", "gateway,ingest")

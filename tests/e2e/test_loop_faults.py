@@ -9,12 +9,13 @@ from typing import Any
 from uuid import UUID
 
 import gymnasium
+import numpy as np
 import pytest
 
 from tests.card import Card
 from understudy.app.config import Config, GatewaySection, LearnerSection
 from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.crowd.people import PeopleSettings, start
+from understudy.app.crowd.people import Groups, PeopleSettings, Solo
 from understudy.app.data import DataFolder
 from understudy.app.deployment import models_folder, open_deployment
 from understudy.app.roles.children import Child
@@ -51,14 +52,15 @@ class TimedLink(HttpLink):
 
 
 class Guest:
-    """Somebody who lets the bot play all the time, and counts each decision that no bot took."""
+    """A person who lets the bot play all the time, and counts each decision that no bot took."""
 
     def __init__(self, data: DataFolder, spool: Path, *, url: str, key: str) -> None:
-        self._env = gymnasium.make(ENV)
-        spec = spec_from_gymnasium(self._env)
+        spec = spec_from_gymnasium(gymnasium.make(ENV))
         self.link = TimedLink(Address(url, key), spec.game)
         link = LedgerLink(self.link, data.ledger)
         self.game = connect(spec=spec, link=link, spool=spool, consent="granted", linger_s=0.1)
+        rng = np.random.default_rng()
+        self._person = Solo(self.game, "guest", ENV, rng, bot_share=1.0, choose=self._alone)
         self.by_bot = self.without_bot = self.gaps = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._play, daemon=True)
@@ -70,18 +72,10 @@ class Guest:
         return 0
 
     def _play(self) -> None:
-        while not self._stop.is_set():
-            (obs, _), is_over = self._env.reset(), False
-            episode = self.game.episode("guest")
-            while not is_over and not self._stop.wait(0.01):
-                before = self.without_bot
-                action = episode.act(obs, otherwise=self._alone)
-                self.by_bot += self.without_bot == before
-                obs, reward, terminated, truncated, _ = self._env.step(action)
-                episode.reward(float(reward))
-                is_over = terminated or truncated
-            if is_over:
-                episode.end(obs, truncated=not terminated)
+        while not self._stop.wait(0.01):
+            before = self.without_bot
+            self._person.step()
+            self.by_bot += self.without_bot == before
 
     def leave(self, timeout_s: float) -> bool:
         """Whether everything that was played is acknowledged."""
@@ -106,7 +100,7 @@ class Stage:
         settings = PeopleSettings(
             data=str(self.data.root), url=self.url, key=self.key, env_id=ENV, names=NAMES, rate=100.0
         )
-        self._people = start("people", settings)
+        (self._people,) = Groups("people", [settings]).children
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S

@@ -1,11 +1,14 @@
-"""Recording without processes: real clients and a ledger, as much and as fast as a test asks for."""
+"""Recording without processes: the simulator's testers at a small game, as much and as fast as a test asks for."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import gymnasium
 import numpy as np
 
 from understudy.app.crowd.ledger import LedgerLink
+from understudy.app.crowd.people import Tester
 from understudy.app.data import DataFolder
 from understudy.client.connect import ClientConfig, Game, connect, local_link
 from understudy.core.clock import SystemClock
@@ -20,6 +23,29 @@ def cart() -> GameSpec:
     return game_spec(GAME, obs=4, actions=2)
 
 
+class Cart(gymnasium.Env[Any, Any]):
+    """The game as an env without rules; each observation counts one more than the one before it."""
+
+    def __init__(self, rng: np.random.Generator, *, end_share: float = 0.1, canary: bytes = b"") -> None:
+        """The `canary` is seen now and then, as bytes of an observation."""
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._rng, self._end_share, self._canary = rng, end_share, canary
+        self._count = 0
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        return self._obs(), {}
+
+    def step(self, _: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        has_ended = bool(self._rng.random() < self._end_share)
+        return self._obs(), float(self._rng.normal()), has_ended, False, {}
+
+    def _obs(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        obs = self._rng.normal(size=4).astype(np.float32)
+        obs[0] = self._count
+        self._count += 1
+        return np.frombuffer(self._canary, np.float32) if self._canary and self._count % 5 == 1 else obs
+
+
 @contextmanager
 def playing(
     data: DataFolder,
@@ -31,7 +57,7 @@ def playing(
 ) -> Iterator["Table"]:
     """A game with one recorder per player, a ledger, and no thread: `Table.play` decides when chunks are cut.
 
-    The first player sees the `canary`, as bytes of an observation, now and then.
+    The first player sees the `canary`.
     """
     link: Link = LedgerLink(local_link(data.root, cart(), SystemClock()), data.ledger)
     config = ClientConfig(background=False, spool=data.spool)
@@ -40,36 +66,20 @@ def playing(
 
 
 class Table:
-    """Players at their recorders; each observation counts one more than the one before it."""
+    """Testers whose steps leave when a test says so."""
 
     def __init__(self, game: Game, players: Sequence[str], rng: np.random.Generator, canary: bytes = b"") -> None:
-        self.game, self._rng, self._canary = game, rng, canary
-        self._recorders = [game.recorder(player) for player in players]
-        self._counts = [0] * len(players)
-        for at, recorder in enumerate(self._recorders):
-            recorder.reset(self._obs(at))
+        self.game = game
+        self._people = [
+            Tester(Cart(rng, canary=b"" if at else canary), game.recorder(player), int(rng.integers(1 << 30)))
+            for at, player in enumerate(players)
+        ]
 
     def play(self, *, steps: int = 8) -> None:
-        """Everybody makes some steps, which leave as one chunk each."""
-        for at in range(len(self._recorders)):
-            self._play(at, steps)
+        """Each player makes some steps, which leave as one chunk each."""
+        for person in self._people:
+            for _ in range(steps):
+                person.step()
         self.game.flush(timeout_s=0.0)
         while self.game.pump() == 0:
             pass
-
-    def _play(self, at: int, steps: int) -> None:
-        recorder = self._recorders[at]
-        for _ in range(steps):
-            ends = bool(self._rng.random() < 0.1)
-            action, reward = int(self._rng.integers(2)), float(self._rng.normal())
-            recorder.step(action, reward, self._obs(at), ends, False, by="script")
-            if ends:
-                recorder.reset(self._obs(at))
-
-    def _obs(self, at: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        if at == 0 and self._canary and self._counts[at] % 5 == 0:
-            self._counts[at] += 1
-            return np.frombuffer(self._canary, np.float32)
-        obs = self._rng.normal(size=4).astype(np.float32)
-        obs[0], self._counts[at] = self._counts[at], self._counts[at] + 1
-        return obs

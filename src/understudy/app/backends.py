@@ -55,7 +55,7 @@ def init_store(url: str) -> None:
 
 
 def migrate_store(url: str) -> tuple[int, int, int]:
-    """Bring the tables of an older release forward; their version before and after, and how long chunks are kept."""
+    """Give new chunks the ttl_s of the address; the tables' version before and after, and how long chunks are kept."""
     location = _location(url, STORES, "store", _STORE_FORM)
     before, after, ttl_s = load("understudy.stores.cassandra:migrate", what="store")(location)
     return before, after, ttl_s

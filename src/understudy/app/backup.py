@@ -19,30 +19,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.app.config import Config
+from understudy.app.config import USED_FILE, Config, restore_used
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.roles.ingest import open_own_ingest, open_own_store
 from understudy.app.roles.requests import ask
-from understudy.app.used import FILE_NAME as USED
-from understudy.app.used import restore_used
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.lock import FileLock
 from understudy.core.log import make_folder, sync_folder, write_file
-from understudy.core.manifest import Manifest
 from understudy.core.ports import Objects
 from understudy.core.version import version
 from understudy.models.objects import FolderObjects, open_objects
-from understudy.models.registry import Registry
 from understudy.stores.audit import audit, summary
 from understudy.stores.view import StoreView
 
 FORMAT = "understudy-backup/1"
 _FACTS = "backup.json"
-_FILES = ("key", "signing.key", "development.json", "understudy.toml", USED)
+_FILES = ("key", "signing.key", "development.json", "understudy.toml", USED_FILE)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
-_PIECE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,8 @@ def back_up(data: DataFolder, target: Path, *, config: Config | None = None, tim
     `config`: where stream and models are; by itself, in the data folder.
     """
     config = config or Config()
-    _must_be_free(target, "the backup")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is not empty; give a folder for the backup that is not there yet")
     if not data.has_store() and not signing_key(data).exists():
         raise ConfigError(f"{data.root} holds nothing to back up; is --data right?")
     make_folder(target.absolute())
@@ -117,7 +113,12 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
 
 def prove(backup: Path) -> Proof:
     """Read every byte of a backup again; Corrupt when anything is missing or changed."""
-    facts = _facts(backup)
+    try:
+        facts = json.loads((backup / _FACTS).read_text())
+        if facts["format"] != FORMAT:
+            raise ConfigError(f"{backup} has format {facts['format']!r}; this build reads {FORMAT!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{backup} is no backup ({error}); give a folder that 'understudy backup' made") from None
     files: dict[str, list[Any]] = facts["files"]
     for name, wanted in files.items():
         if not (backup / name).is_file() or _digest(backup / name) != wanted:
@@ -129,17 +130,6 @@ def prove(backup: Path) -> Proof:
         raise Corrupt(f"{unknown[0]} in {backup} is not part of the backup; take another one, or remove it")
     found, size = _contents(DataFolder(backup), ""), sum(size_bytes for size_bytes, _ in files.values())
     return Proof(*found[:4], len(files), size, float(facts["at_s"]), found[4])
-
-
-def _facts(backup: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads((backup / _FACTS).read_text())
-        if facts["format"] != FORMAT:
-            raise ConfigError(f"{backup} has format {facts['format']!r}; this build reads {FORMAT!r}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{backup} is no backup ({error}); give a folder that 'understudy backup' made") from None
-    assert isinstance(facts, dict)
-    return facts
 
 
 def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[str, ...]]:
@@ -157,16 +147,15 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[
         n_keys = len(opened.keys.all())
         for game in opened.registry.games():
             catalogue = opened.registry.catalogue(game)
-            damaged += [one.name for one in catalogue.models.values() if not _is_whole(opened.registry, one)]
             n_models += len(catalogue.models)
+            for manifest in catalogue.models.values():
+                try:
+                    raw = opened.registry.policy_bytes(manifest)
+                except Corrupt:
+                    raw = b""
+                if hashlib.sha256(raw).hexdigest() != manifest.policy_sha256:
+                    damaged.append(manifest.name)
     return steps, chunks, n_models, n_keys, tuple(damaged)
-
-
-def _is_whole(registry: Registry, manifest: Manifest) -> bool:
-    try:
-        return hashlib.sha256(registry.policy_bytes(manifest)).hexdigest() == manifest.policy_sha256
-    except Corrupt:
-        return False
 
 
 # --- Copying ----------------------------------------------------------------------------------------------------------
@@ -189,21 +178,16 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
         try:
             if data.has_writer():
                 ask(data.requests, "snapshot", timeout_s=timeout_s, name=target.name)
+            elif config.stream.url:
+                # What waits in a stream elsewhere stays there.
+                with open_own_store(data, config) as store:
+                    store.back_up(target)
             else:
-                _snapshot_alone(data, config, target)
+                with open_own_ingest(data, config) as role:
+                    role.snapshot(target)
             yield target
         finally:
             shutil.rmtree(target, ignore_errors=True)
-
-
-def _snapshot_alone(data: DataFolder, config: Config, target: Path) -> None:
-    """With all that a stream of our own holds; what waits in one elsewhere stays there."""
-    if config.stream.url:
-        with open_own_store(data, config) as store:
-            store.back_up(target)
-    else:
-        with open_own_ingest(data, config) as role:
-            role.snapshot(target)
 
 
 def _copy_tree(source: Path, target: Path) -> None:
@@ -255,12 +239,9 @@ def _names(folder: Path) -> list[str]:
 
 def _digest(path: Path) -> list[Any]:
     """Size and SHA-256 of a file."""
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-            size += len(piece)
-    return [size, digest.hexdigest()]
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return [file.tell(), digest]
 
 
 def _sync_tree(folder: Path) -> None:
@@ -272,8 +253,3 @@ def _sync_tree(folder: Path) -> None:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     sync_folder(folder)
-
-
-def _must_be_free(folder: Path, what: str) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; give a folder for {what} that is not there yet")

@@ -16,6 +16,7 @@ from understudy.app.data import DataFolder, data_folder
 from understudy.app.service.schedule import LearningSchedule
 from understudy.core import settings
 from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.location import parse_location
 from understudy.core.log import write_file
 from understudy.core.meta import CONSENTS
 from understudy.core.settings import Resolved as Resolved
@@ -30,7 +31,14 @@ if TYPE_CHECKING:
 ROLES = ("gateway", "ingest", "learner")
 DEFAULT_PORT = 8600
 FILE_NAME = "understudy.toml"
-_HERE = "or empty: in the data folder; not set: as at the last start, else the same."
+USED_FILE = "backends.json"
+HERE = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
+"""The addresses that are kept, and the word for each that means: in the data folder."""
+ENGINE = "ingest.engine"
+"""Kept too: a Spark job that another engine took over from does not go on by itself."""
+_FILES = ("ca", "certificate", "credentials", "key")
+"""Options of an address that name a file."""
+_DEFAULT = "or empty: in the data folder; not set: as at the last start, else the same."
 _SCHEDULE, _BOUNDS = LearningSchedule(), Bounds()
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]{2,45}\]")
 _ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?")
@@ -57,7 +65,7 @@ class StreamSection:
 
     url: str = setting(
         "",
-        says=f"Where frames wait to be stored, such as kinesis://STREAM or kafka://HOST:PORT/TOPIC; file {_HERE}",
+        says=f"Where frames wait to be stored, such as kinesis://STREAM or kafka://HOST:PORT/TOPIC; file {_DEFAULT}",
     )
 
 
@@ -65,7 +73,7 @@ class StreamSection:
 class StoreSection:
     """[store]"""
 
-    url: str = setting("", says=f"Where experience is kept, such as cassandra://HOST/KEYSPACE; local {_HERE}")
+    url: str = setting("", says=f"Where experience is kept, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}")
     window_hours: float = setting(
         0.0, 0, says="How long the learner keeps a copy of steps kept elsewhere; 0: as long as they do."
     )
@@ -87,7 +95,7 @@ class IngestSection:
 class ModelsSection:
     """[models]"""
 
-    url: str = setting("", says=f"Models, specs and keys elsewhere, such as s3://BUCKET/PATH; folder {_HERE}")
+    url: str = setting("", says=f"Models, specs and keys elsewhere, such as s3://BUCKET/PATH; folder {_DEFAULT}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,11 +190,8 @@ class Config:
 
     @property
     def schedule(self) -> LearningSchedule:
-        part = self.learner
-        return LearningSchedule(
-            first_steps=part.first_steps, bc_updates=part.bc_updates, bc_growth=part.bc_growth,
-            dqn_updates=part.dqn_updates, dqn_steps=part.dqn_steps, updates_per_step=part.updates_per_step,
-        )  # fmt: skip
+        names = ("first_steps", "bc_updates", "bc_growth", "dqn_updates", "dqn_steps", "updates_per_step")
+        return LearningSchedule(**{name: getattr(self.learner, name) for name in names})
 
     @property
     def bounds(self) -> Bounds:
@@ -300,10 +305,8 @@ def resolve(
 ) -> Resolved[Config]:
     """The config from flags, environment, file, last start and defaults; a flag of None was not given.
 
-    The last start is asked for stream, store, models and the engine alone: see `used.py`.
+    The last start is asked for stream, store, models and the engine alone.
     """
-    from understudy.app.used import ENGINE, HERE, read_used
-    from understudy.app.used import FILE_NAME as USED_FILE
 
     def last_start(name: str, values: Mapping[str, Any]) -> tuple[Any, str] | None:
         # The engine is kept only where the store, which comes first, lies elsewhere still.
@@ -346,3 +349,79 @@ def example(data: str = "") -> str:
         mark = "" if leaf.name == "data" and data else "# "
         lines += [f"# {leaf.help}", f"{mark}{name} = {settings.toml_text(value)}"]
     return "\n".join(lines) + "\n"
+
+
+# --- Where it ran last ------------------------------------------------------------------------------------------------
+#
+# Flags and variables belong to one start; what players did must not go elsewhere because the next one lacks them. So
+# `up` keeps its addresses and its engine in the data folder, and every command on it goes by them until a flag, a
+# variable or the file says otherwise.
+
+
+def read_used(root: Path) -> Mapping[str, str]:
+    """Addresses by name, empty text for the data folder itself, and the engine; nothing where no platform has run."""
+    path = root / USED_FILE
+    try:
+        found = json.loads(path.read_bytes())
+        return {**{name: str(found[name]) for name in HERE}, ENGINE: str(found.get(ENGINE, ""))}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}, which says where this deployment's stream, store and models are, cannot be read "
+            f"({type(error).__name__}); restore it, or remove it and give --stream, --store and --models to "
+            "'understudy up'"
+        ) from None
+
+
+def keep_used(config: Config) -> None:
+    """Keep the addresses and the engine of a platform that runs."""
+    now = {**used_by(config), ENGINE: config.ingest.engine}
+    if read_used(config.folder.root) != now:
+        write_file(config.folder.root / USED_FILE, json.dumps(now).encode(), mode=0o600)
+
+
+def restore_used(root: Path, *, models: str) -> None:
+    """After a backup was restored: stream and store are where they were, models where they were restored to."""
+    if before := read_used(root):
+        now = {**before, "models.url": _absolute(models)}
+        write_file(root / USED_FILE, json.dumps(now).encode(), mode=0o600)
+
+
+def used_by(config: Config) -> Mapping[str, str]:
+    """A config's addresses by name, as they hold from any folder that a command is called in."""
+    urls = {"stream.url": config.stream.url, "store.url": config.store.url, "models.url": config.models.url}
+    return {name: _absolute(url) for name, url in urls.items()}
+
+
+def moved(before: Mapping[str, str], config: Config) -> list[str]:
+    """A sentence for each part that was elsewhere at the last start."""
+    said = []
+    for name, now in used_by(config).items():
+        then, part = before.get(name, now), name.partition(".")[0]
+        if then != now:
+            said.append(f"{part} is {_shown(name, now)} now; at the last start it was {_shown(name, then)}: "
+                        f"what is there stays there; {_NEXT[part]}")  # fmt: skip
+    return said
+
+
+_NEXT = {
+    "stream": "frames that wait there are stored by 'understudy ingest --until-empty' with --stream as it was",
+    "store": "bots learn from the new one alone; to go back, give --store as it was",
+    "models": "bots and keys of there are not known here; to go back, give --models as it was",
+}
+
+
+def _shown(name: str, url: str) -> str:
+    return str(hidden(url)) if url else f"in the data folder ({HERE[name]})"
+
+
+def _absolute(url: str) -> str:
+    if "://" not in url:
+        return str(Path(url).expanduser().absolute()) if url else ""
+    location = parse_location(url)
+    files = {
+        name: str(Path(location.options[name]).expanduser().absolute()) for name in _FILES if name in location.options
+    }
+    options = {**location.options, **files}
+    return url if options == location.options else dataclasses.replace(location, options=options).url

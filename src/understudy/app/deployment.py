@@ -1,14 +1,18 @@
-"""A deployment: what every role and command of one data folder shares: its signing key, its models, its keys."""
+"""A deployment: what every role and command of one data folder shares: its signing key, models, keys and stream."""
 
 import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from understudy.app.backends import open_stream
+from understudy.app.config import Config
 from understudy.app.data import DataFolder
+from understudy.client.local import LocalLink
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import create_once, deployment_key, key_mark
+from understudy.core.door import Door, create_once, deployment_key, key_mark
 from understudy.core.errors import ConfigError
+from understudy.core.game import GameSpec
 from understudy.core.log import make_folder
 from understudy.core.ports import Objects
 from understudy.core.signed import KEY_BYTES, Signer, Trusted
@@ -98,3 +102,17 @@ def _share(root: Path, objects: Objects) -> Signer:
                 "models.url a place of its own"
             )
     return signer
+
+
+def open_link(data: DataFolder, config: Config, spec: GameSpec, clock: Clock) -> LocalLink:
+    """The way into the stream for commands of the deployment, through the same door as every game's."""
+    door = Door(deployment_key(data.root), spec.game, clock)
+    return LocalLink(open_stream(config.stream.url, data), door=door, specs_folder=data.games)
+
+
+def register(data: DataFolder, config: Config, spec: GameSpec, link: LocalLink) -> None:
+    """Make a spec known to ingest."""
+    if config.models.url:
+        open_deployment(data, models=config.models.url).registry.register(spec)
+    else:
+        link.register(spec)

@@ -12,7 +12,7 @@ from understudy.app.specs import registered_specs
 from understudy.client.spool import forget_spooled
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError
-from understudy.core.names import PlayerName, game_name, player_name
+from understudy.core.names import game_name, player_name
 from understudy.core.ports import FullStore
 
 
@@ -23,9 +23,7 @@ def forget_player(
     config = config or Config()
     models = config.models.url
     known = list(open_deployment(data, models=models).registry.games()) if models else data.game_names()
-    name, games = player_name(player), _games(data, known, game)
-    players = _pseudonyms(data, games, name)
-    spooled = forget_spooled(data.spool, name, games)
+    games, players, spooled = _find(data, player, known, game)
     if data.has_writer():
         found = ask(data.requests, "forget", timeout_s=timeout_s, players=[one.hex() for one in players])
     elif config.stream.url:
@@ -43,31 +41,28 @@ def forget_elsewhere(
     data: DataFolder, store: FullStore, player: str, *, known: list[str], game: str | None
 ) -> dict[str, Any]:
     """The same in a store on other machines; what waits in a stream elsewhere is refused when it comes."""
-    name, games = player_name(player), _games(data, known, game)
-    players = _pseudonyms(data, games, name)
-    spooled = forget_spooled(data.spool, name, games)
+    games, players, spooled = _find(data, player, known, game)
     chunks = sum(store.forget(one) for one in players)
     Begun(data.root).forget(players)
     return {"chunks": chunks, "stream_bytes": 0, "is_finished": True, "spooled_sessions": spooled, "games": games}
 
 
-def _games(data: DataFolder, known: list[str], game: str | None) -> list[str]:
-    """One game, or all that are known; ConfigError when there is none of that name."""
+def _find(data: DataFolder, player: str, known: list[str], game: str | None) -> tuple[list[str], list[bytes], int]:
+    """The games to forget a player in, the pseudonyms there, and how many spooled sessions were erased already."""
+    name = player_name(player)
     if not known:
         raise ConfigError(f"no game is known in {data.root}, so nothing can be forgotten; is --data right?")
     if game is not None and str(game_name(game)) not in known:
         raise ConfigError(f"no game {game!r} is known in {data.root}; known are {', '.join(known)}")
-    return known if game is None else [game]
-
-
-def _pseudonyms(data: DataFolder, games: list[str], name: PlayerName) -> list[bytes]:
     if not (data.root / "key").exists():
         raise ConfigError(
             f"{data.root} has no key, so nobody can be found by name; give the deployment's own folder as --data, or "
             "restore the key from a backup"
         )
+    games = known if game is None else [game]
     key = deployment_key(data.root)
-    return [pseudonym(key, game_name(one), name) for one in games]
+    players = [pseudonym(key, game_name(one), name) for one in games]
+    return games, players, forget_spooled(data.spool, name, games)
 
 
 def compact_store(data: DataFolder, *, config: Config, timeout_s: float) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """Playing in a browser: where the gateway of a folder is, and a key that opens one game and nothing else."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 import urllib3
 
-from understudy.app.addresses import PAGES, openable
 from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment
 from understudy.app.roles.platform import roles_folder
@@ -18,6 +20,8 @@ from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.lock import is_locked
 from understudy.core.log import write_file
 
+PAGES = ("rally", "CartPole-v1")
+"""Games that have a page."""
 _KEPT_FILE = "play.json"
 _LOOK_EVERY_S = 0.1
 _ANSWER_S = 5.0
@@ -41,8 +45,35 @@ def check_bot(deployment: Deployment, game: str, bot: str) -> str:
 # --- Where it is ------------------------------------------------------------------------------------------------------
 
 
+def openable(url: str) -> str:
+    """A gateway's address as this machine can open it: one that listens everywhere is asked on loopback."""
+    parts = urlsplit(url)
+    with contextlib.suppress(ValueError):
+        found = ipaddress.ip_address(parts.hostname or "")
+        if found.is_unspecified:
+            near = "127.0.0.1" if found.version == 4 else "[::1]"
+            return parts._replace(netloc=f"{near}:{parts.port}").geturl()
+    return url
+
+
+def for_others(url: str, hosts: Sequence[str]) -> str:
+    """What other machines use instead, in words; empty when the gateway listens at one address only."""
+    if openable(url) == url:
+        return ""
+    parts = urlsplit(url)
+    if not hosts:
+        return "other machines are refused until gateway.hosts has this machine's name"
+    return f"other machines use {', '.join(f'{parts.scheme}://{host}:{parts.port}' for host in hosts)}"
+
+
+def page_address(url: str, game: str, *, key: str, bot: str = "champion") -> str:
+    """What to open; the key stands behind the #, which a browser never sends."""
+    fields = {"game": game, **({} if bot == "champion" else {"bot": bot}), "key": key}
+    return f"{openable(url)}/play#{urlencode(fields)}"
+
+
 def is_running(data: DataFolder) -> bool:
-    """Whether somebody runs a gateway on this folder now."""
+    """Whether a gateway runs on this folder now."""
     return is_locked(roles_folder(data) / "gateway.lock")
 
 
@@ -126,7 +157,7 @@ def is_free(host: str, port: int) -> bool:
         kind = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(kind, socket.SOCK_STREAM) as tried:
             if os.name != "nt":
-                # As servers do: connections of the last one that are still closing are in nobody's way.
+                # As servers do: connections of the last one that are still closing are not in the way.
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind((host, port))
             return True

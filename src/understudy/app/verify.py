@@ -1,28 +1,34 @@
-"""verify: finish what a kill left, then prove every promise in the ledger against the stored bytes."""
+"""verify: finish what a kill left, then prove every promise in the ledger against the stored bytes; digests of them."""
 
+import hashlib
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from understudy.app.config import Config
 from understudy.app.crowd.ledger import LedgerLink, Promise, read_ledger
 from understudy.app.data import DataFolder
-from understudy.app.digest import items_of
-from understudy.app.links import open_link, register
+from understudy.app.deployment import open_link, register
 from understudy.app.roles.ingest import open_own_ingest
 from understudy.app.roles.requests import ask
 from understudy.client.sender import send_leftovers
+from understudy.core.canonical import canonical_json
+from understudy.core.chunk import Chunk
 from understudy.core.clock import SystemClock
 from understudy.core.errors import Corrupt, Locked, Refused
 from understudy.core.game import GameSpec
 from understudy.core.names import session_time_s
-from understudy.core.ports import Audit, FullStore, Link, Stored
+from understudy.core.ports import Audit, Cursor, Forgotten, FullStore, Link, Stored, Tail
 from understudy.core.session import tombstone_of
 from understudy.stores.audit import Findings, Held, Key, audit, summary
 from understudy.stores.view import FORGOTTEN, STORED, StoreView
 
+TailOf = Callable[[Cursor | None], Tail]
+"""One page of a store's tail behind a cursor."""
 _ASK_S = 60.0
 
 
@@ -83,7 +89,7 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
 
 
 def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verdict:
-    """The same proof against a store on other machines, by its own audit and by its tail; `live`: somebody writes."""
+    """The same proof against a store on other machines, by its own audit and by its tail; `live`: a process writes."""
     promises = list(read_ledger(data.ledger))
     stored: dict[Key, Held] = {}
     gone: set[Key] = set()
@@ -183,3 +189,47 @@ def _is_kept(findings: Findings, promise: Promise) -> bool:
     if tombstone_of(promise.session) in findings.forgotten_sessions:
         return True
     return session_time_s(uuid.UUID(bytes=promise.session)) < findings.pruned_before_s
+
+
+# --- Digests: what a store holds as one number per session, so that two stores can be compared -----------------------
+
+
+def items_of(page_behind: TailOf) -> Iterator[Stored | Forgotten]:
+    """Everything a store holds now, in the order of arrival."""
+    cursor: Cursor | None = None
+    while items := (page := page_behind(cursor)).items:
+        yield from items
+        cursor = page.cursor
+
+
+def digests(page_behind: TailOf) -> dict[str, str]:
+    """SHA-256 per session over chunk numbers, columns, dtypes and metadata, in the order of the numbers."""
+    parts: dict[uuid.UUID, dict[int, list[bytes]]] = {}
+    for item in items_of(page_behind):
+        if isinstance(item, Stored):
+            body = item.frame.body if item.chunk is None else _bytes_of(item.chunk)
+            chunk = hashlib.sha256(bytes([item.frame.kind]) + body).digest()
+            # A number that is there twice must change the digest, so all of them are kept.
+            parts.setdefault(item.frame.session, {}).setdefault(item.frame.chunk_no, []).append(chunk)
+    return {str(session): _digest(numbers) for session, numbers in sorted(parts.items())}
+
+
+def whole(found: dict[str, str]) -> str:
+    """One digest over all sessions."""
+    return hashlib.sha256(canonical_json(found)).hexdigest()
+
+
+def _digest(numbers: dict[int, list[bytes]]) -> str:
+    total = hashlib.sha256()
+    for number, chunks in sorted(numbers.items()):
+        for chunk in chunks:
+            total.update(number.to_bytes(8, "little") + chunk)
+    return total.hexdigest()
+
+
+def _bytes_of(chunk: Chunk) -> bytes:
+    columns = [
+        f"{name} {column.dtype.str} {column.shape}\n".encode() + np.ascontiguousarray(column).tobytes()
+        for name, column in sorted(chunk.columns.items())
+    ]
+    return b"\n".join([canonical_json(chunk.meta.to_metadata()), *columns])

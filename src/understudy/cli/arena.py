@@ -1,19 +1,31 @@
 """understudy arena: bots against bots."""
 
+import contextlib
+import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
+from numpy.typing import NDArray
 from rich.markup import escape
 
+from understudy.app.deployment import Deployment
+from understudy.app.runs.folder import RunFolder
+from understudy.arena.duel import Duel, Side
+from understudy.arena.duel import duel as play
 from understudy.cli.deployed import deployment
-from understudy.cli.options import console, data_option, examples, finish, json_option
-from understudy.cli.train import import_from_here
-
-if TYPE_CHECKING:
-    from understudy.arena.duel import Duel, Side
+from understudy.cli.options import common_options, console, examples, finish, import_from_here, results
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.manifest import MAX_POLICY_BYTES, open_policy
+from understudy.core.policy import Policy, decode_policy
+from understudy.games import rally
+from understudy.games.rally import Court
+from understudy.models.catalogue import ALIASES
 
 
 @click.group(epilog=examples("understudy arena duel rally/1 rally/3 --data D", "understudy arena duel champion strong"))
@@ -33,8 +45,7 @@ def arena() -> None:
 @click.option("--game", type=click.Choice(["rally"]), default="rally", show_default=True, help="A game with two seats.")
 @click.option("--serves", default=400, show_default=True, metavar="N", help="How many; each seed from both sides.")
 @click.option("--seed", type=click.IntRange(0, 1_000_000), default=0, show_default=True, help="Of the serves.")
-@data_option
-@json_option
+@common_options
 def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves: int, seed: int) -> int:
     """Let A play B on the same serves from both sides, and say how sure the result is.
 
@@ -42,22 +53,18 @@ def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves
     strong: scripted opponents.
     """
     import_from_here()
-    from understudy.app.sides import side_of  # late: --help should not wait for it
-    from understudy.arena.duel import duel as play
-
     began_s, opened = time.perf_counter(), partial(deployment, data_text, must_exist=True)
-    out = console(as_json=as_json)
-    with out.status("playing ..."):
+    with console(as_json=as_json).status("playing ..."):
         sides = side_of(a, opened), side_of(b, opened)
         found = play(*sides, serves=serves, seed=seed)
-    if not as_json:
-        ends = "too few for an interval" if found.low is None else f"95 % interval {found.low:.1%} to {found.high:.1%}"
-        out.print(
-            f"{_named(a, sides[0])} wins [bold]{found.share:.1%}[/] of {serves} serves against "
-            f"{_named(b, sides[1])} ({ends})",
-            soft_wrap=True,
-        )
-        out.print(_better(found), soft_wrap=True)
+    ends = "too few for an interval" if found.low is None else f"95 % interval {found.low:.1%} to {found.high:.1%}"
+    out = results(as_json=as_json)
+    out.print(
+        f"{_named(a, sides[0])} wins [bold]{found.share:.1%}[/] of {serves} serves against "
+        f"{_named(b, sides[1])} ({ends})",
+        soft_wrap=True,
+    )
+    out.print(_better(found), soft_wrap=True)
     who = {
         f"{letter}_{name}": getattr(side, name)
         for letter, side in zip("ab", sides, strict=True)
@@ -67,12 +74,12 @@ def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves
     return finish(asdict(found) | who | took, as_json=as_json)
 
 
-def _named(text: str, side: "Side") -> str:
+def _named(text: str, side: Side) -> str:
     """What was typed, and the model that it stood for."""
     return escape(text if side.model in (None, text) else f"{text} ({side.model})")
 
 
-def _better(found: "Duel") -> str:
+def _better(found: Duel) -> str:
     """Who is better, in words."""
     low, high = (0.0, 1.0) if found.low is None or found.high is None else (found.low, found.high)
     if low == high == 0.5:
@@ -80,3 +87,73 @@ def _better(found: "Duel") -> str:
     if low <= 0.5 <= high:
         return "better: [bold]neither[/]; more serves may tell them apart"
     return f"better: [bold]{escape(found.a if found.share > 0.5 else found.b)}[/]"
+
+
+# --- Sides ------------------------------------------------------------------------------------------------------------
+
+
+def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
+    """The side that a word names: a scripted skill, a model, an alias, a run's folder or a policy's file."""
+    if text in rally.SKILLS:
+        skill = rally.skill_of(text)
+
+        def script(court: Court, seat: int, seeds: NDArray[np.int64], decision: int) -> NDArray[np.int64]:
+            drawn = rally.drawn_at(seeds * 2 + seat, decision)
+            return np.asarray(rally.scripted(np, rally.seen(court, seat), skill, drawn), np.int64)
+
+        return Side(text, script)
+    policy, model = _policy(text, opened)
+    if policy.game.game != rally.GAME_ID:
+        raise ConfigError(f"{text} plays {policy.game.game}; a duel is played in rally, which has two seats")
+    seen, done = policy.game.obs_columns.get("obs"), policy.game.discrete
+    # Another action would be a faster paddle.
+    is_ours = (
+        seen is not None and seen.shape == rally.SCALES.shape
+        and done is not None and (done.n, done.start) == (len(rally.ACTION_NAMES), 0)
+    )  # fmt: skip
+    if policy.stack > 1 or not is_ours:
+        raise ConfigError(
+            f"{text} plays another rally than ours, or looks at several observations at once; give a model of "
+            f"{len(rally.OBS_NAMES)} observed numbers and {len(rally.ACTION_NAMES)} actions"
+        )
+
+    def decide(court: Court, seat: int, seeds: NDArray[np.int64], decision: int) -> NDArray[np.int64]:
+        found: Any = policy.decide({"obs": rally.observed(court, seat)}, None, deterministic=True).action
+        return np.asarray(found, np.int64).reshape(-1)
+
+    return Side(text, decide, model, hashlib.sha256(policy.encode()).hexdigest())
+
+
+def _policy(text: str, opened: Callable[[], Deployment]) -> tuple[Policy, str | None]:
+    """A policy, and its name where it is a registered model."""
+    path = Path(text)
+    is_folder = is_file = False
+    with contextlib.suppress(OSError):  # a word may be too long for a file's name
+        is_folder = bool(text) and path.is_dir()
+        is_file = path.is_file()
+    if is_folder:
+        return RunFolder(path).policy(), None
+    if is_file:
+        return _from_file(path), None
+    if "/" not in text and text not in ALIASES and not text.isdigit():
+        raise ConfigError(
+            f"{text[:60]!r} is nobody who plays rally; give a model (rally/3, champion), a run's folder, a policy's "
+            f"file, or one of {', '.join(rally.SKILLS)}"
+        )
+    registry = opened().registry
+    manifest = registry.find(text, game=None if "/" in text else rally.GAME_ID)
+    return open_policy(manifest, registry.policy_bytes(manifest)), manifest.name
+
+
+def _from_file(path: Path) -> Policy:
+    raw = b""
+    try:
+        if (size := path.stat().st_size) > MAX_POLICY_BYTES:
+            raise Refused("too_large", f"{size} bytes; at most {MAX_POLICY_BYTES} are taken")
+        raw = path.read_bytes()
+        return decode_policy(raw)
+    except Refused as error:
+        why = "it is JSON" if raw.lstrip()[:1] == b"{" else error
+        raise ConfigError(
+            f"{path} is no policy: {why}; give a file that a run or 'models export --safetensors' wrote"
+        ) from None

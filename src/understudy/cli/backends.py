@@ -4,7 +4,7 @@ import click
 
 from understudy.app.backends import create_stream, init_store, migrate_store
 from understudy.app.config import hidden
-from understudy.cli.options import console, examples, finish, json_option
+from understudy.cli.options import examples, finish, json_option, results
 
 
 @click.group(epilog=examples("understudy stream init kafka://HOST:9092/games --partitions 8"))
@@ -27,15 +27,14 @@ def stream() -> None:
 def init_stream(url: str, partitions: int | None, as_json: bool) -> int:
     """Make the stream at URL, where it is not there yet; one that is there stays as it is."""
     found = create_stream(url, partitions=partitions)
-    if not as_json:
-        said = f"is ready with {found} partition{'s' * (found != 1)}; next: understudy up --stream URL"
-        console().print(f"{hidden(url)} {said}", soft_wrap=True)
+    said = f"is ready with {found} partition{'s' * (found != 1)}; next: understudy up --stream URL"
+    results(as_json=as_json).print(f"{hidden(url)} {said}", soft_wrap=True)
     return finish({"stream": hidden(url), "partitions": found}, as_json=as_json)
 
 
 @click.group(epilog=examples("understudy store init 'cassandra://HOST:9042/games?credentials=FILE'"))
 def store() -> None:
-    """Make a store on other machines ready, or bring an older one forward."""
+    """Make a store on other machines ready, or change how long it keeps steps."""
 
 
 @store.command(
@@ -50,19 +49,22 @@ def store() -> None:
 def init_tables(url: str, as_json: bool) -> int:
     """Make the keyspace and tables at URL, where they are not there yet; what is there stays as it is."""
     init_store(url)
-    if not as_json:
-        console().print(f"{hidden(url)} is ready; next: understudy up --store URL", soft_wrap=True)
+    results(as_json=as_json).print(f"{hidden(url)} is ready; next: understudy up --store URL", soft_wrap=True)
     return finish({"store": hidden(url)}, as_json=as_json)
 
 
-@store.command(epilog=examples("understudy store migrate 'cassandra://HOST:9042/games?credentials=FILE'"))
+@store.command(epilog=examples("understudy store migrate 'cassandra://HOST/games?credentials=FILE&ttl_s=7776000'"))
 @click.argument("url")
 @json_option
 def migrate(url: str, as_json: bool) -> int:
-    """Bring the tables at URL to this release, with the ttl_s of the address; run it before `understudy up`."""
+    """Change how long the store at URL keeps new chunks: the ttl_s of the address in seconds, 0 for ever.
+
+    Chunks that are stored keep the time they were given, and processes that run go on with the old one until they are
+    started again. Without ttl_s in the address nothing changes.
+    """
     before, after, ttl_s = migrate_store(url)
-    if not as_json:
-        said = f"were at version {after} already" if before == after else f"went from version {before} to {after}"
-        kept = f"for {ttl_s} s" if ttl_s else "for ever"
-        console().print(f"the tables of {hidden(url)} {said}; new chunks are kept {kept}", soft_wrap=True)
+    kept = f"for {ttl_s} s" if ttl_s else "for ever"
+    results(as_json=as_json).print(
+        f"the tables of {hidden(url)} were at version {after} already; new chunks are kept {kept}", soft_wrap=True
+    )
     return finish({"store": hidden(url), "before": before, "after": after, "ttl_s": ttl_s}, as_json=as_json)

@@ -2,24 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Table
 
-from understudy.app.config import FILE_NAME, Config, Resolved, config_file, example, resolve
+from understudy.app.config import FILE_NAME, config_file, example, resolve
 from understudy.app.data import data_folder
-from understudy.cli.options import Command, console, data_option, examples, finish, json_option
+from understudy.cli.options import common_options, config_option, examples, finish, results
 from understudy.core.errors import ConfigError
 from understudy.core.log import write_file
-
-
-def config_option(command: Command) -> Command:
-    """`--config FILE`, also from UNDERSTUDY_CONFIG, else the one in the data folder."""
-    return click.option(
-        "--config", "file", type=click.Path(path_type=Path), metavar="FILE",
-        help=f"A TOML file (or set UNDERSTUDY_CONFIG; default: {FILE_NAME} in the data folder).",
-    )(command)  # fmt: skip
 
 
 @click.group(epilog=examples("understudy config init --data D", "understudy config show --data D"))
@@ -32,8 +23,7 @@ def config() -> None:
 )
 @config_option
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-@data_option
-@json_option
+@common_options
 def init(data_text: str | None, as_json: bool, file: Path | None, force: bool) -> int:
     """Write a config file with every value, what it means and its default."""
     file = file or (Path(os.environ["UNDERSTUDY_CONFIG"]) if os.environ.get("UNDERSTUDY_CONFIG") else None)
@@ -47,44 +37,33 @@ def init(data_text: str | None, as_json: bool, file: Path | None, force: bool) -
     # Inside the data folder its own place goes without saying.
     text = example(str(Path(data_text).expanduser().resolve()) if data_text and file else "")
     write_file(path, text.encode(), mode=0o644)
-    if not as_json:
-        console().print(f"wrote {path}; next: edit it, then understudy config check", soft_wrap=True)
+    results(as_json=as_json).print(f"wrote {path}; next: edit it, then understudy config check", soft_wrap=True)
     return finish({"file": str(path)}, as_json=as_json)
 
 
 @config.command(epilog=examples("understudy config show --data D", "understudy config show --config F --json"))
 @config_option
-@data_option
-@json_option
+@common_options
 def show(data_text: str | None, as_json: bool, file: Path | None) -> int:
     """Show every value and where it comes from; passwords are stars."""
-    values = _resolved(data_text, file).shown()
-    if not as_json:
-        table = Table("name", "value", "from")
-        for name, one in values.items():
-            table.add_row(name, _text(one["value"]), one["origin"], style="dim" if one["origin"] == "default" else "")
-        console().print(table)
+    values = resolve({"data": data_text}, file=file).shown()
+    table = Table("name", "value", "from")
+    for name, one in values.items():
+        value = ", ".join(map(str, one["value"])) if isinstance(one["value"], list | tuple) else str(one["value"])
+        table.add_row(name, value, one["origin"], style="dim" if one["origin"] == "default" else "")
+    results(as_json=as_json).print(table)
     return finish({"values": values}, as_json=as_json)
 
 
 @config.command(epilog=examples("understudy config check --data D", "understudy config check --config F --json"))
 @config_option
-@data_option
-@json_option
+@common_options
 def check(data_text: str | None, as_json: bool, file: Path | None) -> int:
     """Look whether a platform could start with this config; exits 2 and says why when it could not."""
-    found = _resolved(data_text, file)
+    found = resolve({"data": data_text}, file=file)
     found.config.check()
     where = config_file({"data": data_text}, file=file, environ=os.environ)
     n_set = sum(origin != "default" for origin in found.origins.values())
-    if not as_json:
-        console().print(f"{where or 'no file'}: fine; {n_set} of {len(found.origins)} values are not the default")
+    said = f"{where or 'no file'}: fine; {n_set} of {len(found.origins)} values are not the default"
+    results(as_json=as_json).print(said)
     return finish({"ok": True, "file": str(where) if where else None, "set": n_set}, as_json=as_json)
-
-
-def _resolved(data_text: str | None, file: Path | None) -> Resolved[Config]:
-    return resolve({"data": data_text}, file=file)
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,27 +1,24 @@
 """understudy data: look at, verify, export, import and erase recorded data."""
 
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.table import Table
 
-from understudy.app.data import DataFolder
-from understudy.app.digest import digests, whole
+from understudy.app.data import data_folder, stats_elsewhere
+from understudy.app.data import stats as count_stats
 from understudy.app.erase import compact_store, forget_elsewhere, forget_player, replay_quarantine
 from understudy.app.roles.ingest import replay as replay_frames
-from understudy.app.stats import stats as count_stats
-from understudy.app.stats import stats_elsewhere
-from understudy.app.verify import Verdict, verify_elsewhere
+from understudy.app.verify import Verdict, digests, verify_elsewhere, whole
 from understudy.app.verify import verify as verify_data
-from understudy.cli.deployed import config_of, released_models
-from understudy.cli.elsewhere import store_elsewhere, store_option
+from understudy.cli.deployed import config_of, released_models, store_elsewhere
 from understudy.cli.exchange import export_data, import_data
-from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
+from understudy.cli.options import common_options, count, examples, finish, results, size, store_option
 from understudy.core.lock import is_locked
-from understudy.core.ports import Quarantined, SessionFilter
+from understudy.core.ports import SessionFilter
 from understudy.stores.view import StoreView
 
 
@@ -36,29 +33,27 @@ data.add_command(import_data)
 
 @data.command(epilog=examples("understudy data stats --data D", "UNDERSTUDY_DATA=D understudy data stats --json"))
 @store_option
-@data_option
-@json_option
+@common_options
 def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
     """Count steps, sessions, quarantine and bytes.
 
     A store elsewhere is read from end to end; how large it is, its own tools tell.
     """
     with store_elsewhere(data_text, store_url) as there:
-        fields = stats_elsewhere(there.data, there.store) if there else count_stats(folder(data_text).must_exist())
-    if not as_json:
-        out = console()
-        steps, chunks, sessions = (count(fields[name]) for name in ("steps", "chunks", "sessions"))
-        said = f"{steps} steps in {chunks} chunks of {sessions} sessions"
-        if there is None and fields["free_bytes"]:
-            said += f"; {size(fields['free_bytes'])} free inside the database (understudy data compact)"
-        out.print(said)
-        for game, of_it in fields["games"].items():
-            out.print(f"  {game}: {count(of_it)} steps")
-        out.print(f"quarantined {fields['quarantined'] or 0}, parked {fields['parked']}")
-        used = ", ".join(f"{name} {size(of_it)}" for name, of_it in fields["bytes"].items())
-        if there is not None:
-            used = f"in the data folder: {used or 'nothing'}; how large the store is, its servers tell"
-        out.print(used, soft_wrap=True)
+        fields = stats_elsewhere(there.data, there.store) if there else count_stats(data_folder(data_text).must_exist())
+    out = results(as_json=as_json)
+    steps, chunks, sessions = (count(fields[name]) for name in ("steps", "chunks", "sessions"))
+    said = f"{steps} steps in {chunks} chunks of {sessions} sessions"
+    if there is None and fields["free_bytes"]:
+        said += f"; {size(fields['free_bytes'])} free inside the database (understudy data compact)"
+    out.print(said)
+    for game, of_it in fields["games"].items():
+        out.print(f"  {game}: {count(of_it)} steps")
+    out.print(f"quarantined {fields['quarantined'] or 0}, parked {fields['parked']}")
+    used = ", ".join(f"{name} {size(of_it)}" for name, of_it in fields["bytes"].items())
+    if there is not None:
+        used = f"in the data folder: {used or 'nothing'}; how large the store is, its servers tell"
+    out.print(used, soft_wrap=True)
     return finish(fields, as_json=as_json)
 
 
@@ -68,14 +63,13 @@ def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
 @click.option("--game", help="Only sessions of this game.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most.")
 @store_option
-@data_option
-@json_option
+@common_options
 def sessions(data_text: str | None, as_json: bool, store_url: str | None, game: str | None, limit: int) -> int:
     """List sessions with their steps, gaps and drops."""
     rows: list[dict[str, Any]] = []
     with ExitStack() as opened:
         there = opened.enter_context(store_elsewhere(data_text, store_url))
-        store = there.store if there else opened.enter_context(StoreView(folder(data_text).must_exist().store))
+        store = there.store if there else opened.enter_context(StoreView(data_folder(data_text).must_exist().store))
         for info in store.sessions(SessionFilter(game=game)):
             if len(rows) == limit:
                 break
@@ -84,13 +78,11 @@ def sessions(data_text: str | None, as_json: bool, store_url: str | None, game: 
                 "steps": info.n_steps, "missing": [list(pair) for pair in info.missing], "dropped": info.dropped_steps,
                 "closed": info.closed,
             })  # fmt: skip
-    if not as_json:
-        table = Table("session", "game", "player", "chunks", "steps", "missing", "dropped", "closed")
-        for row in rows:
-            player = row["player"][:8]
-            values = [row["session"], row["game"], player, *(str(row[name]) for name in ("chunks", "steps"))]
-            table.add_row(*values, str(row["missing"] or ""), str(row["dropped"]), "yes" if row["closed"] else "no")
-        console().print(table)
+    table = Table("session", "game", "player", "chunks", "steps", "missing", "dropped", "closed")
+    for row in rows:
+        values = [row["session"], row["game"], row["player"][:8], *(str(row[name]) for name in ("chunks", "steps"))]
+        table.add_row(*values, str(row["missing"] or ""), str(row["dropped"]), "yes" if row["closed"] else "no")
+    results(as_json=as_json).print(table)
     return finish({"sessions": rows}, as_json=as_json)
 
 
@@ -103,8 +95,7 @@ def sessions(data_text: str | None, as_json: bool, store_url: str | None, game: 
 )
 @click.option("--digest", is_flag=True, help="Also a SHA-256 per session, to compare stores with.")
 @store_option
-@data_option
-@json_option
+@common_options
 def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: bool) -> int:
     """Finish what a kill left, then prove every acknowledged step against the stored bytes.
 
@@ -114,7 +105,7 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
     began_s, found = time.monotonic(), {}
     with ExitStack() as opened:
         there = opened.enter_context(store_elsewhere(data_text, store_url))
-        where = there.data if there else folder(data_text).must_exist()
+        where = there.data if there else data_folder(data_text).must_exist()
         verdict = (
             verify_elsewhere(where, there.store, live=is_locked(where.root / "ingest.lock"))
             if there
@@ -123,16 +114,15 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
         if digest:
             store = there.store if there else opened.enter_context(StoreView(where.store))
             found = digests(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0))
-    if not as_json:
-        _print_verdict(verdict, time.monotonic() - began_s, is_elsewhere=there is not None)
-        for session, text in found.items():
-            console().print(f"{session} {text}")
+    out = results(as_json=as_json)
+    _print_verdict(out, verdict, time.monotonic() - began_s, is_elsewhere=there is not None)
+    for session, text in found.items():
+        out.print(f"{session} {text}")
     fields = verdict.to_json() | ({"digest": whole(found), "digests": found} if digest else {})
     return finish(fields, as_json=as_json, code=verdict.exit_code)
 
 
-def _print_verdict(verdict: Verdict, took_s: float, *, is_elsewhere: bool) -> None:
-    out = console()
+def _print_verdict(out: Console, verdict: Verdict, took_s: float, *, is_elsewhere: bool) -> None:
     if verdict.recovered_frames:
         out.print(f"sent {count(verdict.recovered_frames)} frames that a killed game had spooled")
     out.print(
@@ -173,8 +163,7 @@ def _print_verdict(verdict: Verdict, took_s: float, *, is_elsewhere: bool) -> No
 @click.option("--game", help="Only what this player did in one game.")
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a live writer.")
 @store_option
-@data_option
-@json_option
+@common_options
 def forget(
     data_text: str | None, as_json: bool, store_url: str | None, player: str, game: str | None, timeout_s: float
 ) -> int:
@@ -183,39 +172,37 @@ def forget(
         if there:
             fields = forget_elsewhere(there.data, there.store, player, known=there.games, game=game)
         else:
-            where, config = folder(data_text).must_exist(), config_of(data_text, store_url=store_url)
+            where, config = data_folder(data_text).must_exist(), config_of(data_text, store_url=store_url)
             fields = forget_player(where, player, game=game, timeout_s=timeout_s, config=config)
     fields["models"] = released_models(data_text, fields["games"])
-    if not as_json:
-        if not fields["chunks"] and not fields["spooled_sessions"]:
-            console().print(f"nothing of {player} was found in {', '.join(fields['games'])}; is the name right?")
-        console().print(
-            f"erased {count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled sessions of {player}; "
-            f"freed {size(fields['stream_bytes'])} of stored stream"
+    out = results(as_json=as_json)
+    if not fields["chunks"] and not fields["spooled_sessions"]:
+        out.print(f"nothing of {player} was found in {', '.join(fields['games'])}; is the name right?")
+    out.print(
+        f"erased {count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled sessions of {player}; "
+        f"freed {size(fields['stream_bytes'])} of stored stream"
+    )
+    out.print("older frames of theirs are refused from now on")
+    if fields["models"]:
+        out.print(f"models that were released before keep what they learnt: {', '.join(fields['models'])}")
+    if there:
+        out.print(
+            "[dim]a stream elsewhere still holds their frames until its retention is over, and a database's files "
+            "until they are compacted: see the page of each in docs/[/]"
         )
-        console().print("older frames of theirs are refused from now on")
-        if fields["models"]:
-            console().print(f"models that were released before keep what they learnt: {', '.join(fields['models'])}")
-        if there:
-            console().print(
-                "[dim]a stream elsewhere still holds their frames until its retention is over, and a database's files "
-                "until they are compacted: see the page of each in docs/[/]"
-            )
-        if not fields["is_finished"]:
-            console().print("[yellow]a reader has the store open: the last bytes go when it closes; run this again[/]")
+    if not fields["is_finished"]:
+        out.print("[yellow]a reader has the store open: the last bytes go when it closes; run this again[/]")
     return finish(fields, as_json=as_json)
 
 
 @data.command(epilog=examples("understudy data compact --data D", "understudy data compact --data D --json"))
 @click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds to wait for a live writer.")
-@data_option
-@json_option
+@common_options
 def compact(data_text: str | None, as_json: bool, timeout_s: float) -> int:
     """Return room that forgotten and expired steps left to the file system; ingest may run meanwhile."""
-    where = folder(data_text).must_exist()
+    where = data_folder(data_text).must_exist()
     fields = compact_store(where, config=config_of(data_text), timeout_s=timeout_s)
-    if not as_json:
-        console().print(f"the database shrank by {size(fields['freed_bytes'])}")
+    results(as_json=as_json).print(f"the database shrank by {size(fields['freed_bytes'])}")
     return finish(fields, as_json=as_json)
 
 
@@ -232,39 +219,24 @@ def quarantine() -> None:
 )
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most.")
 @store_option
-@data_option
-@json_option
+@common_options
 def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: int) -> int:
     """List quarantined and parked frames with the reason."""
-    with store_elsewhere(data_text, store_url) as there:
-        frames = (
-            _quarantined(there.store.quarantined(limit=limit))
-            if there
-            else _quarantined_here(folder(data_text).must_exist(), limit)
-        )
-    names = ("id", "reason", "detail", "parked", "session", "chunk_no")
-    rows = [dict(zip(names, one, strict=True)) for one in frames]
-    if not as_json:
-        table = Table("id", "reason", "detail", "parked", "session", "chunk")
-        for row in rows:
-            table.add_row(*(str(row[name]) for name in ("id", "reason", "detail", "parked", "session", "chunk_no")))
-        console().print(table)
+    with ExitStack() as opened:
+        there = opened.enter_context(store_elsewhere(data_text, store_url))
+        store = there.store if there else opened.enter_context(StoreView(data_folder(data_text).must_exist().store))
+        rows = [
+            {
+                "id": one.id, "reason": one.reason, "detail": one.detail, "parked": one.parked,
+                "session": one.session.hex if one.session else "", "chunk_no": one.chunk_no,
+            }
+            for one in store.quarantined(limit=limit)
+        ]  # fmt: skip
+    table = Table("id", "reason", "detail", "parked", "session", "chunk")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    results(as_json=as_json).print(table)
     return finish({"frames": rows}, as_json=as_json)
-
-
-_Row = tuple[int, str, str, bool, str, int | None]
-
-
-def _quarantined(frames: Sequence[Quarantined]) -> list[_Row]:
-    return [
-        (one.id, one.reason, one.detail, one.parked, one.session.hex if one.session else "", one.chunk_no)
-        for one in frames
-    ]
-
-
-def _quarantined_here(where: DataFolder, limit: int) -> list[_Row]:
-    with StoreView(where.store) as view:
-        return _quarantined(view.quarantined(limit=limit))
 
 
 @quarantine.command(
@@ -275,8 +247,7 @@ def _quarantined_here(where: DataFolder, limit: int) -> list[_Row]:
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a live writer.")
 @store_option
-@data_option
-@json_option
+@common_options
 def replay(data_text: str | None, as_json: bool, store_url: str | None, ids: tuple[int, ...], timeout_s: float) -> int:
     """Check quarantined frames again (all, or IDS) and store those that pass now, each once."""
     with store_elsewhere(data_text, store_url) as there:
@@ -284,11 +255,10 @@ def replay(data_text: str | None, as_json: bool, store_url: str | None, ids: tup
         if there:
             fields = replay_frames(there.store, there.specs, chosen)
         else:
-            where, config = folder(data_text).must_exist(), config_of(data_text, store_url=store_url)
+            where, config = data_folder(data_text).must_exist(), config_of(data_text, store_url=store_url)
             fields = replay_quarantine(where, chosen, timeout_s=timeout_s, config=config)
-    if not as_json:
-        console().print(
-            f"tried {fields['tried']}: stored {fields['stored']}, still refused {fields['still_refused']}, "
-            f"there already {fields['duplicates']}"
-        )
+    results(as_json=as_json).print(
+        f"tried {fields['tried']}: stored {fields['stored']}, still refused {fields['still_refused']}, "
+        f"there already {fields['duplicates']}"
+    )
     return finish(fields, as_json=as_json)

@@ -1,29 +1,39 @@
-"""understudy demo."""
+"""understudy demo: the closed loop, shown while it runs as a picture in a terminal, as lines elsewhere."""
 
+import re
 import secrets
 import shlex
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
-from understudy.app.crowd.backends import Backends
-from understudy.app.crowd.loop import KILLABLE, Look, Loop, LoopConfig
-from understudy.app.crowd.loop_result import LoopResult, NoBot
-from understudy.app.data import DataFolder
+from understudy.app.crowd.loop import KILLABLE, Backends, Look, Loop, LoopConfig, LoopResult, Show, shares
+from understudy.app.data import DataFolder, data_folder
 from understudy.app.deployment import signing_key
 from understudy.app.roles.children import end_children, kill_children
-from understudy.cli.demo_view import watching
 from understudy.cli.interrupts import Interrupts
-from understudy.cli.options import count, examples, finish, folder, json_option
-from understudy.cli.picture import check_picture, write_picture
+from understudy.cli.options import count, examples, finish, json_option, watching
 from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.games.rally import Court, as_text
+
+_LINE_EVERY_S = 5.0
+_COLUMNS, _ROWS, _COURT_ROWS = 72, 12, 11
+"""What a picture takes of a terminal, without the court, and what the court takes."""
+_OVER_S = 5.0
+"""Rates are taken over so long; what was acknowledged before must be stored by now."""
+_FONT = re.compile(r"\s*@font-face\s*\{[^}]*https?://[^}]*\}")
+_COMMENT = re.compile(r"\s*<!--.*?-->", re.DOTALL)
+_KEY = re.compile(r"(?<=key=)[^\s<>&\"']+")
 
 
 @click.command(
@@ -65,10 +75,10 @@ def demo(
     )  # fmt: skip
     out = Console(stderr=as_json, highlight=False, record=svg is not None, width=112 if svg else None)
     with Interrupts(hurry=kill_children) as interrupts, _scratch() as scratch:
-        data = folder(keep) if keep else DataFolder(scratch / "data")
+        data = data_folder(keep) if keep else DataFolder(scratch / "data")
         if signing_key(data).exists():
             raise ConfigError(f"--keep {keep}: there is a platform in it already; give a folder that is not there yet")
-        with watching(out, config) as show:
+        with watching_loop(out, config) as show:
 
             def see(look: Look) -> None:
                 interrupts.check()
@@ -80,8 +90,8 @@ def demo(
                 out.print(f"[bold]{who} {escape(game)}[/]: {way}", soft_wrap=True)
 
             result = Loop(data, config, see, scratch=scratch / "servers", on_begin=begin).run()
-    if isinstance(result, NoBot):
-        error = result.why(shlex.quote(keep) if keep else None)
+    if result.first is None:
+        error = no_bot(config, result.seconds, shlex.quote(keep) if keep else None)
         finish({**result.to_json(), "error": error}, as_json=as_json)
         raise UnderstudyError(error)
     _print(out, result, config.kill, keep=keep)
@@ -92,7 +102,7 @@ def demo(
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A temporary folder; it and every process of ours are gone behind it, however often somebody asks to stop."""
+    """A temporary folder; it and every process of ours are gone behind it, however often it is interrupted."""
     path = Path(tempfile.gettempdir()) / f"understudy-demo-{secrets.token_hex(8)}"
 
     def clean() -> None:
@@ -107,6 +117,15 @@ def _scratch() -> Iterator[Path]:
             clean()
         finally:
             clean()  # the one interrupt that is raised may have come in the middle of the first
+
+
+def no_bot(config: LoopConfig, seconds: float, keep: str | None) -> str:
+    """What happened where no bot came, and what to do, in words; `keep`: the folder that stays."""
+    look = f"look at what is kept with `understudy status --data {keep or 'DIR'}`"
+    said = f"no bot came within {config.max_seconds:g} s of play ({seconds:.0f} s with starting up and ending)"
+    if config.kill:
+        said += f", so the {config.kill} was never killed"
+    return f"{said}; give more --seconds, or {look if keep else f'give --keep DIR and {look}'}"
 
 
 def _print(out: Console, result: LoopResult, kill: str | None, *, keep: str | None) -> None:
@@ -145,7 +164,121 @@ def _bots(result: LoopResult) -> Table:
     for name in ("", "share of points" if result.is_match else "mean return", "95 % interval"):
         table.add_column(name, justify="left" if not name else "right")
     form = ".0%" if result.is_match else ".1f"
-    for name, found in zip(("first bot", "last bot"), result.shares or (result.first, result.last), strict=True):
+    for name, returned in (("first bot", result.first), ("last bot", result.last)):
+        assert returned is not None
+        found = shares(returned) if result.is_match else returned
         low, high = (found.value if end is None else end for end in (found.low, found.high))
         table.add_row(name, format(found.value, form), f"{format(low, form)} to {format(high, form)}")
     return table
+
+
+# --- While it runs ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watching_loop(out: Console, config: LoopConfig) -> Iterator[Show]:
+    """Show the loop until the block ends."""
+    seen: deque[Look] = deque()
+    has_room = out.is_terminal and not out.is_dumb_terminal and out.width >= _COLUMNS and out.height > _ROWS
+
+    def draw(look: Look) -> RenderableType:
+        return _picture(look, seen[0], config, has_court=out.height > _ROWS + _COURT_ROWS)
+
+    def line(look: Look) -> str:
+        steps = f"acknowledged {count(look.acked_steps)}, stored {count(look.stored_steps)} steps"
+        return f"[dim]{look.elapsed_s:5.1f} s[/]  {steps}; {_points(look) or escape(look.phase)}"
+
+    with watching(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as update:
+
+        def show(look: Look) -> None:
+            if look.said:
+                out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.said)}", soft_wrap=True)
+                return
+            seen.append(look)
+            while seen[0].elapsed_s < look.elapsed_s - _OVER_S:
+                seen.popleft()
+            update(look)
+
+        yield show
+    if out.record and seen:
+        out.print(_picture(seen[-1], seen[0], config, has_court=True))  # what a picture of the output should have, too
+
+
+def _points(look: Look) -> str:
+    """The share of points of each bot, oldest first."""
+    names = sorted(look.points, key=lambda name: int(name.rpartition("/")[2]))
+    shares = [f"{name} {look.points[name][0] / look.points[name][1]:.0%}" for name in names]
+    return f"points won by {', '.join(shares)}" if shares else ""
+
+
+def _kept(look: Look, before: Look) -> Text:
+    """Whether all that was acknowledged some seconds ago is stored once; the loop's end proves it by the bytes."""
+    late, more = max(0, before.acked_steps - look.stored_steps), max(0, look.stored_steps - look.recorded_steps)
+    if late:
+        return Text(f"{count(late)} steps acknowledged and not yet stored", style="yellow")
+    if more:
+        # People who play along in a browser are not among those who are counted.
+        return Text(f"0 lost so far, by counts; {count(more)} steps of others are stored as well", style="green")
+    return Text("0 lost, 0 twice so far, by counts", style="green")
+
+
+def _picture(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -> RenderableType:
+    took_s = max(look.elapsed_s - before.elapsed_s, 1e-9)
+
+    def rate(name: str) -> str:
+        return f"{count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s" if took_s > 0.5 else ""
+
+    table = Table(
+        title=f"{config.env_id}   {look.play_s:.0f} of at most {config.max_seconds:g} s of play", min_width=_COLUMNS,
+        title_justify="left",
+    )  # fmt: skip
+    for name in ("", "steps", "rate", "lag"):
+        table.add_column(name, justify="left" if not name else "right")
+    waiting = max(0, look.recorded_steps - look.acked_steps)
+    lag = "" if look.lag_s is None else f"{look.lag_s * 1000:.0f} ms"
+    table.add_row(
+        f"{config.people} players", count(look.recorded_steps), rate("recorded_steps"), f"{count(waiting)} to send"
+    )
+    on_the_way = f"{count(max(0, look.acked_steps - look.stored_steps))} on the way"
+    table.add_row("acknowledged", count(look.acked_steps), rate("acked_steps"), on_the_way)
+    table.add_row("stored", count(look.stored_steps), rate("stored_steps"), lag)
+    table.add_row("learner", f"{count(look.updates)} updates", rate("updates"), "")
+    bots = f"champion {look.champion or 'none yet'}" + (f", canary {look.canary}" if look.canary else "")
+    parts: list[RenderableType] = [table, Text(f"{bots}; {look.phase}", style="dim", overflow="ellipsis", no_wrap=True)]
+    parts.append(_kept(look, before))
+    if points := _points(look):
+        parts.append(Text(points, overflow="ellipsis", no_wrap=True))
+    if has_court and (court := look.view.get("court")):
+        seats = ("person", "bot") if look.view["seat"] == 0 else ("bot", "person")
+        mine, bots_points = look.view["score"]
+        score = (mine, bots_points) if look.view["seat"] == 0 else (bots_points, mine)
+        title = f"{seats[0]} {score[0]} : {score[1]} {seats[1]}"
+        parts.append(Panel(as_text(Court(*court), columns=64, rows=9), title=title, width=68))
+    return Group(*parts)
+
+
+# --- A picture of it --------------------------------------------------------------------------------------------------
+
+
+def check_picture(path: Path) -> None:
+    """ConfigError where no picture can be written; leaves no file that was not there."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--svg {path}: there is no folder {path.absolute().parent}; make it first")
+    try:
+        was_there = path.exists()
+        with path.open("ab"):
+            pass
+        if not was_there:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"--svg {path} cannot be written: {error.strerror}; give a file in a folder of yours"
+        ) from None
+
+
+def write_picture(path: Path, out: Console, *, title: str) -> None:
+    """Write what a recording console printed, without fonts from elsewhere and without the keys in addresses."""
+    svg = _COMMENT.sub("", _FONT.sub("", out.export_svg(title=title)))
+    # As long as before: each text of the picture has its length beside it, and would be stretched to it.
+    svg = _KEY.sub(lambda key: "…" + "&#160;" * (len(key[0]) - 1), svg)
+    path.write_text(svg, encoding="utf-8")

@@ -1,8 +1,16 @@
-"""The deployment that a command is about."""
+"""The deployment that a command is about, and its store where that lies on other machines."""
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from understudy.app.backends import check_backends, open_store
 from understudy.app.config import Config, resolve
+from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment, open_deployment, signing_key
+from understudy.app.specs import RegistrySpecs
 from understudy.core.errors import ConfigError
+from understudy.core.ports import FullStore, Specs
 
 
 def config_of(text: str | None, *, store_url: str | None = None) -> Config:
@@ -29,3 +37,28 @@ def released_models(text: str | None, games: list[str]) -> list[str]:
         return []
     registry = open_deployment(config.folder, models=config.models.url).registry
     return [f"{game}/{number}" for game in games for number in registry.catalogue(game).models]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """A store on other machines, opened for one command."""
+
+    data: DataFolder
+    store: FullStore
+    specs: Specs
+    games: list[str]
+    """Every game that is registered."""
+
+
+@contextlib.contextmanager
+def store_elsewhere(data_text: str | None, store_url: str | None) -> Iterator[OpenedStore | None]:
+    """The store that a flag or the config names; None where it is in the data folder."""
+    config = config_of(data_text, store_url=store_url)
+    check_backends(stream="", store=config.store.url)
+    if not config.store.url:
+        yield None
+        return
+    registry = open_deployment(config.folder, models=config.models.url).registry
+    specs = RegistrySpecs(registry)
+    with contextlib.closing(open_store(config.store.url, specs=specs)) as store:
+        yield OpenedStore(config.folder, store, specs, list(registry.games()))

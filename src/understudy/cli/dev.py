@@ -9,7 +9,6 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 
 from understudy.cli.options import Command, console, examples, finish, json_option
 from understudy.core.errors import ServerFailed, UnderstudyError
@@ -96,14 +95,21 @@ def status(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
     """Show which servers run, and the last words of one that died (then the exit code is 1)."""
     place = _place(folder)
     found = [background.look(name, place) for name in _in_order(names or SERVERS)]
-    fields = {one.name: _standing(one) for one in found}
+    fields = {
+        one.name: {
+            "state": one.state, **(_fields(one.server) if one.server else {}),
+            **({"words": one.words} if one.words else {}),
+        }
+        for one in found
+    }  # fmt: skip
     if not as_json:
         out = console()
         _show(fields, out)
         for one in found:
             if one.state == "died" and one.server is not None:
                 out.print(f"{one.name} died; {one.server.log} ends:\n{one.words}", soft_wrap=True, markup=False)
-                out.print(f"next: {_again('start', one.name, folder)}", soft_wrap=True, markup=False)
+                again = f" --folder {shlex.quote(str(folder))}" if folder else ""
+                out.print(f"next: understudy dev servers start {one.name}{again}", soft_wrap=True, markup=False)
     return finish(fields, as_json=as_json, code=_DIED if any(one.state == "died" for one in found) else 0)
 
 
@@ -148,9 +154,22 @@ def _fetch(name: str, out: Console) -> Mapping[str, Any]:
     doing = f"{what}{'checking' if is_there else f'about {package.size_mib} MiB by {package.tool}'} ..."
     if not out.is_terminal and not is_there:
         out.print(f"  {doing}", soft_wrap=True)
+    parts, told_s = 0, began_s
     try:
         with out.status(doing) as shown:
-            is_new = fetch_one(name, tell=_Parts(what, began_s, shown, out))
+
+            def tell(part: str) -> None:
+                """Show each part as it comes: in place in a terminal, now and then as a line elsewhere."""
+                nonlocal parts, told_s
+                parts += 1
+                now_s = time.monotonic()
+                said = f"{what}{now_s - began_s:.0f} s, {parts} parts, {escape(part[-60:])}"
+                shown.update(said)
+                if not out.is_terminal and now_s - told_s >= _TELL_S:
+                    told_s = now_s
+                    out.print(f"  {said}", soft_wrap=True)
+
+            is_new = fetch_one(name, tell=tell)
     except ServerFailed as error:
         if name == "s3" and give_up_on_versity():
             return _moto(f"versitygw could not be built: {error}", out)
@@ -160,30 +179,13 @@ def _fetch(name: str, out: Console) -> Mapping[str, Any]:
     return {"version": package.version, "fetched": is_new, "folder": str(place_of(name))}
 
 
-class _Parts:
-    """Shows each part of a download as it comes: in place in a terminal, now and then as a line elsewhere."""
-
-    def __init__(self, what: str, began_s: float, shown: Status, out: Console) -> None:
-        self._what, self._began_s, self._shown, self._out = what, began_s, shown, out
-        self._number, self._told_s = 0, began_s
-
-    def __call__(self, part: str) -> None:
-        self._number += 1
-        now_s = time.monotonic()
-        said = f"{self._what}{now_s - self._began_s:.0f} s, {self._number} parts, {escape(part[-60:])}"
-        self._shown.update(said)
-        if not self._out.is_terminal and now_s - self._told_s >= _TELL_S:
-            self._told_s = now_s
-            self._out.print(f"  {said}", soft_wrap=True)
-
-
 def _moto(reason: str, out: Console) -> Mapping[str, Any]:
     out.print(f"  {'s3':<11}moto will serve it, in memory: {reason}", soft_wrap=True, markup=False)
     return {"version": "moto", "fetched": False}
 
 
 def _each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: Console) -> dict[str, Any]:
-    """What the work gave for each name; one that fails is told and does not hold up the others."""
+    """What the work gave for each name; one that fails is shown and does not hold up the others."""
     fields: dict[str, Any] = {}
     for name in names:
         try:
@@ -203,11 +205,6 @@ def _place(folder: Path | None) -> Path:
     return folder.expanduser().absolute() if folder else background.default_folder()
 
 
-def _again(command: str, name: str, folder: Path | None) -> str:
-    """A command to give next, for the folder that was named."""
-    return f"understudy dev servers {command} {name}" + (f" --folder {shlex.quote(str(folder))}" if folder else "")
-
-
 def _fields(server: Server) -> dict[str, Any]:
     fields = {"address": server.address, "credentials_file": str(server.credentials_file), "pid": server.pid}
     return {**fields, "url": server.url} if server.name in AWS_SHAPED else fields
@@ -215,11 +212,6 @@ def _fields(server: Server) -> dict[str, Any]:
 
 def _code(fields: Mapping[str, Any]) -> int:
     return _FAILED if any("error" in one for one in fields.values()) else 0
-
-
-def _standing(one: background.Found) -> dict[str, Any]:
-    fields = {"state": one.state, **(_fields(one.server) if one.server else {})}
-    return {**fields, "words": one.words} if one.words else fields
 
 
 def _show(fields: Mapping[str, Any], out: Console) -> None:

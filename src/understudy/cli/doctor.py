@@ -1,26 +1,51 @@
-"""understudy doctor."""
+"""understudy doctor: is this machine, and this data folder, fit for the platform?"""
 
+import contextlib
+import importlib.util
 import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
 
 import click
 
-from understudy.app.config import Config, resolve
-from understudy.app.data import DataFolder
-from understudy.app.doctor import Check, examine
-from understudy.cli.options import console, data_option, examples, finish, folder, json_option
-from understudy.core.errors import ConfigError
+from understudy.app.backends import open_store, open_stream
+from understudy.app.config import Config, hidden, resolve
+from understudy.app.data import DataFolder, data_folder
+from understudy.app.deployment import open_deployment, signing_key
+from understudy.app.specs import RegistrySpecs
+from understudy.cli.options import common_options, console, examples, finish
+from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
+from understudy.core.log import sync_data
+from understudy.stores.view import StoreView
 
+Colour = Literal["green", "yellow", "red"]
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
+_NEEDED = ("numpy", "safetensors", "urllib3", "cryptography", "click", "rich", "gymnasium", "msgspec", "structlog")
+_FREE_BYTES = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: what was looked at, how it is, and what to do about it."""
+
+    name: str
+    colour: Colour
+    found: str
+    next: str = ""
 
 
 @click.command(epilog=examples("understudy doctor", "understudy doctor --data D --json"))
-@data_option
-@json_option
+@common_options
 def doctor(data_text: str | None, as_json: bool) -> int:
     """Check this machine and a data folder; every yellow or red line says what to do. Exits 1 on red."""
-    data = folder(data_text) if data_text or os.environ.get("UNDERSTUDY_DATA") else None
+    data = data_folder(data_text) if data_text or os.environ.get("UNDERSTUDY_DATA") else None
     out, checks = console(as_json=as_json), []
     for check in _checks(data, data_text):
         checks.append(check)
@@ -31,11 +56,119 @@ def doctor(data_text: str | None, as_json: bool) -> int:
 
 
 def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[Check]:
-    """Every check; a config that cannot be read is one that failed."""
+    """Every check in turn; a config that cannot be read is one that failed."""
     config = Config()
     if data is not None:
         try:
             config = resolve({"data": data_text}).config.check()
         except ConfigError as error:
             yield Check("config", "red", str(error), "understudy config check shows more")
-    yield from examine(data, models=config.models.url, stream=config.stream.url, store=config.store.url)
+    yield Check("python", "green", platform.python_version())
+    if sys.platform == "win32":
+        advice = "games can record; run stream, store and roles elsewhere"
+        yield Check("system", "yellow", platform.platform(), advice)
+    else:
+        yield Check("system", "green", platform.platform())
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        yield Check("packages", "red", f"missing {', '.join(missing)}", "pip install 'understudy[platform]'")
+    else:
+        yield Check("packages", "green", f"{len(_NEEDED)} needed, all there")
+    yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
+    if data is not None:
+        stream, store, models = config.stream.url, config.store.url, config.models.url
+        yield from _stream(data, stream) if stream else ()
+        yield from _store(data, store, models) if store else _folder(data)
+        yield from _models(data, models)
+
+
+def _disk(where: Path) -> Iterator[Check]:
+    while not where.exists():
+        where = where.parent
+    free = shutil.disk_usage(where).free
+    yield Check(
+        "free disk", "green" if free >= _FREE_BYTES else "red", f"{free / 1024**3:.1f} GiB at {where}",
+        "" if free >= _FREE_BYTES else "free some space: the stream stops acknowledging when the disk is full",
+    )  # fmt: skip
+    times_s = []
+    try:
+        with tempfile.NamedTemporaryFile(dir=where, prefix=".understudy-doctor-") as file:
+            for _ in range(9):
+                began_s = time.perf_counter()
+                os.write(file.fileno(), bytes(16384))
+                sync_data(file.fileno())
+                times_s.append(time.perf_counter() - began_s)
+    except OSError as error:
+        yield Check("writing", "red", f"{where}: {error.strerror}", "give a folder you may write to with --data")
+        return
+    took_ms = sorted(times_s)[4] * 1000
+    slow = took_ms > 20
+    advice = "acknowledgements wait for this; a local SSD is faster" if slow else ""
+    yield Check("sync of 16 KiB", "yellow" if slow else "green", f"{took_ms:.2f} ms (median of 9)", advice)
+
+
+def _folder(data: DataFolder) -> Iterator[Check]:
+    if not data.has_store():
+        yield Check("store", "yellow", f"none in {data.root}", f"understudy simulate CartPole-v1 --data {data.root}")
+        return
+    yield Check("writer", "green", "a process has the store open" if data.has_writer() else "nobody has the store open")
+    try:
+        with StoreView(data.store) as view:
+            trouble = view.damage()
+            arrivals = view.next_arrival - 1
+    except StorageFailed as error:
+        yield Check("store", "red", str(error))  # which says what to do
+        return
+    except (UnderstudyError, OSError) as error:
+        yield Check("store", "red", str(error), f"understudy data verify --data {data.root}")
+        return
+    if trouble:
+        yield Check("store", "red", f"database: {trouble}", "restore the folder from a backup")
+    else:
+        yield Check("store", "green", f"{arrivals} arrivals; the database is sound")
+    yield from _leftovers(data)
+
+
+def _stream(data: DataFolder, url: str) -> Iterator[Check]:
+    try:
+        with contextlib.closing(open_stream(url, data)) as stream:
+            yield Check("stream", "green", f"{len(stream.partitions())} partitions at {hidden(url)}")
+    except UnderstudyError as error:
+        yield Check("stream", "red", str(error))  # which says what to do
+
+
+def _store(data: DataFolder, url: str, models: str) -> Iterator[Check]:
+    try:
+        specs = RegistrySpecs(open_deployment(data, models=models).registry)
+        with contextlib.closing(open_store(url, specs=specs)) as store:
+            store.tail(None, max_items=1, wait_s=0.0)
+            yield Check("store", "green", f"answers at {hidden(url)}")
+    except UnderstudyError as error:
+        yield Check("store", "red", str(error))
+    yield from _leftovers(data)
+
+
+def _leftovers(data: DataFolder) -> Iterator[Check]:
+    left = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
+    if left:
+        yield Check("spool", "yellow", f"{left} sessions wait to be sent", f"understudy data verify --data {data.root}")
+    else:
+        yield Check("spool", "green", "empty")
+
+
+def _models(data: DataFolder, models: str) -> Iterator[Check]:
+    if not signing_key(data).exists():
+        return
+    try:
+        registry = open_deployment(data, models=models).registry
+        games = registry.games()
+        damaged = [
+            f"{game} ({what}): {why}" for game in games for what, why in registry.damage(game, every=True).items()
+        ]  # fmt: skip
+    except (UnderstudyError, OSError) as error:
+        yield Check("models", "red", str(error), "restore them from a backup: understudy restore --help")
+        return
+    if damaged:
+        yield Check("models", "red", "; ".join(damaged))
+    else:
+        yield Check("models", "green", f"{len(games)} games; journals and models are whole")

@@ -13,11 +13,21 @@ from rich.progress import Progress
 
 from understudy.app.backends import check_backends
 from understudy.app.config import resolve
+from understudy.app.data import data_folder
 from understudy.app.exchange.exporting import OnSteps, Wanted, copied, must_be_free, open_history
 from understudy.app.specs import registered_specs
-from understudy.cli.deployed import config_of
-from understudy.cli.elsewhere import store_elsewhere, store_option
-from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
+from understudy.cli.deployed import config_of, store_elsewhere
+from understudy.cli.options import (
+    PATH,
+    common_options,
+    console,
+    count,
+    examples,
+    finish,
+    results,
+    size,
+    store_option,
+)
 from understudy.core.errors import ConfigError
 from understudy.core.meta import CONSENTS
 from understudy.core.names import game_name, player_name
@@ -26,7 +36,6 @@ from understudy.stores.view import StoreView
 if TYPE_CHECKING:
     from understudy.app.exchange.destination import Destination
 
-_PATH = click.Path(path_type=Path)
 _LINE_EVERY_S = 2.0
 
 
@@ -37,7 +46,7 @@ _LINE_EVERY_S = 2.0
         "understudy data export people-v0 --data D --format minari --game CartPole-v1 --json",
     ),
 )
-@click.argument("out", type=_PATH, metavar="OUT")
+@click.argument("out", type=PATH, metavar="OUT")
 @click.option("--format", "kind", type=click.Choice(["parquet", "minari"]), required=True, help="What to write.")
 @click.option("--game", help="Which game, where there are several.")
 @click.option("--schema", default="", help="The beginning of a schema's id, where a game has several.")
@@ -48,8 +57,7 @@ _LINE_EVERY_S = 2.0
 @click.option("--since", help="Only what came at this time or later, such as 2026-11-01 or 2026-11-01T12:00 (UTC).")
 @click.option("--with-player", is_flag=True, help="Add a column with each player's pseudonym (parquet).")
 @store_option
-@data_option
-@json_option
+@common_options
 def export_data(
     data_text: str | None, as_json: bool, store_url: str | None, out: Path, kind: str, consent: tuple[str, ...],
     since: str | None, with_player: bool, **chosen: Any,
@@ -67,7 +75,7 @@ def export_data(
     more: dict[str, Any] = {}
     with ExitStack() as opened:
         there = opened.enter_context(store_elsewhere(data_text, store_url))
-        data = there.data if there else folder(data_text).must_exist()
+        data = there.data if there else data_folder(data_text).must_exist()
         if there:
             view = opened.enter_context(copied(there.store, there.specs, wanted, beside=out))
         else:
@@ -119,7 +127,7 @@ def export_data(
         "understudy data import records.jsonl --data D --format seed-a --repair-shift --consent granted",
     ),
 )
-@click.argument("files", type=_PATH, nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
 @click.option("--format", "kind", type=click.Choice(["parquet", "minari", "seed-a"]), required=True,
               help="What the files are.")  # fmt: skip
 @click.option("--game", help="The game's name here; default is what the files say.")
@@ -139,8 +147,7 @@ def export_data(
               help="Where games are registered (default: the deployment's own).")  # fmt: skip
 @click.option("--wait", "wait_s", type=click.FloatRange(min=0), default=60.0, show_default=True,
               help="With a store elsewhere: seconds to wait for its ingest while nothing gets on.")  # fmt: skip
-@data_option
-@json_option
+@common_options
 def import_data(
     data_text: str | None, as_json: bool, files: tuple[Path, ...], kind: str, player: str | None,
     stream_url: str | None, store_url: str | None, models_url: str | None, wait_s: float, **options: Any,
@@ -154,7 +161,7 @@ def import_data(
     from understudy.app.exchange.importing import import_files
 
     flags = {"data": data_text, "stream.url": stream_url, "store.url": store_url, "models.url": models_url}
-    data, config = folder(data_text), resolve(flags).config
+    data, config = data_folder(data_text), resolve(flags).config
     check_backends(stream=config.stream.url, store=config.store.url)
     place = Destination(data, config, wait_s)
     name = None if player is None else player_name(player)
@@ -162,8 +169,7 @@ def import_data(
     with _progress(console(as_json=as_json), f"importing {incoming[0].spec.game}") as show:
         result = import_files(place, incoming, player=name, on_steps=show)
     fields = {"format": kind, **result.to_json(), "next": place.next_step() if result.waiting_steps else ""}
-    if not as_json:
-        _print_import(fields, data_text or str(data.root))
+    _print_import(results(as_json=as_json), fields, data_text or str(data.root))
     is_fine = not (result.refused_steps or result.waiting_steps or fields.get("refused_episodes"))
     return finish(fields, as_json=as_json, code=0 if is_fine else 1)
 
@@ -202,8 +208,7 @@ def _incoming(
     ]
 
 
-def _print_import(fields: dict[str, Any], data_text: str) -> None:
-    out = console()
+def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
     out.print(
         f"{count(fields['steps'])} steps of {fields['game']} in {count(fields['sessions'])} sessions: stored "
         f"{count(fields['stored_steps'])}, there already {count(fields['there_steps'])}"

@@ -9,8 +9,7 @@ from rich.table import Table
 from understudy.app.config import resolve
 from understudy.app.runs.choice import GameChoice, look_at
 from understudy.cli.deployed import deployment
-from understudy.cli.options import console, data_option, examples, finish, json_option
-from understudy.cli.train import import_from_here
+from understudy.cli.options import common_options, console, examples, finish, import_from_here, results
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec, game_spec, spec_from_json
 from understudy.core.spaces import Discrete
@@ -41,23 +40,21 @@ def games() -> None:
 @click.argument("game")
 @_obs_option
 @_actions_option
-@data_option
-@json_option
+@common_options
 def add(data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None) -> int:
     spec = _spec(game, obs, actions)
     where = deployment(data_text)
     known = {one.schema for one in where.registry.specs(spec.game)}
     where.registry.register(spec)
-    if not as_json:
-        was = "was registered before" if spec.schema in known else "is registered"
-        console().print(f"{spec.game} {was} ({_words(spec)}, schema {spec.schema[:12]})")
-        console().print(f"[dim]next: understudy keys create --scopes play --game {spec.game}[/]")
+    out = results(as_json=as_json)
+    was = "was registered before" if spec.schema in known else "is registered"
+    out.print(f"{spec.game} {was} ({_words(spec)}, schema {spec.schema[:12]})")
+    out.print(f"[dim]next: understudy keys create --scopes play --game {spec.game}[/]")
     return finish({**_fields(spec), "is_new": spec.schema not in known}, as_json=as_json)
 
 
 @games.command(name="list", epilog=examples("understudy games list --data D", "understudy games list --data D --json"))
-@data_option
-@json_option
+@common_options
 def list_games(data_text: str | None, as_json: bool) -> int:
     """List registered games with their schemas and bots."""
     registry = deployment(data_text, must_exist=True).registry
@@ -68,15 +65,14 @@ def list_games(data_text: str | None, as_json: bool) -> int:
             "game": name, "schemas": [_fields(spec) for spec in specs], "models": len(catalogue.models),
             "champion": catalogue.points_to("champion"), "canary": catalogue.points_to("canary"),
         })  # fmt: skip
-    if not as_json:
-        table = Table("game", "observations", "actions", "schemas", "models", "champion", "canary")
-        for row in rows:
-            first, numbers = row["schemas"][0], [row[name] for name in ("models", "champion", "canary")]
-            table.add_row(
-                row["game"], first["observation"], first["actions"], str(len(row["schemas"])),
-                *(str(number or "") for number in numbers),
-            )  # fmt: skip
-        console().print(table if rows else "no games yet; next: understudy games add GAME")
+    table = Table("game", "observations", "actions", "schemas", "models", "champion", "canary")
+    for row in rows:
+        first, numbers = row["schemas"][0], [row[name] for name in ("models", "champion", "canary")]
+        table.add_row(
+            row["game"], first["observation"], first["actions"], str(len(row["schemas"])),
+            *(str(number or "") for number in numbers),
+        )  # fmt: skip
+    results(as_json=as_json).print(table if rows else "no games yet; next: understudy games add GAME")
     return finish({"games": rows}, as_json=as_json)
 
 
@@ -88,8 +84,7 @@ def list_games(data_text: str | None, as_json: bool) -> int:
 @click.argument("game")
 @_obs_option
 @_actions_option
-@data_option
-@json_option
+@common_options
 def check(data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None) -> int:
     has_folder = bool(resolve({"data": data_text}).config.data)
     registry = deployment(data_text, must_exist=True).registry if has_folder else None
@@ -144,8 +139,8 @@ def _words(spec: GameSpec) -> str:
 
 
 def _shapes(spaces: Any) -> str:
-    return "; ".join(f"{path + ': ' if path else ''}{_shape(space)}" for path, space in spaces.items())
-
-
-def _shape(space: Any) -> str:
-    return f"{space.n} choices" if isinstance(space, Discrete) else f"{space.dtype}{list(space.shape)}"
+    shapes = {
+        path: f"{space.n} choices" if isinstance(space, Discrete) else f"{space.dtype}{list(space.shape)}"
+        for path, space in spaces.items()
+    }
+    return "; ".join(f"{path + ': ' if path else ''}{shape}" for path, shape in shapes.items())

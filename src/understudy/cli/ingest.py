@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from understudy.app.config import Config, hidden, resolve
+from understudy.app.data import data_folder
 from understudy.app.roles.children import log_to_stderr
 from understudy.app.roles.ingest import RETENTION_S, open_ingest
-from understudy.cli.elsewhere import store_option
 from understudy.cli.interrupts import INTERRUPTED
-from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option
+from understudy.cli.options import common_options, console, count, examples, finish, results, store_option
 from understudy.core.errors import ConfigError
 
 _AT_ONCE = b"interrupted; what is not stored yet is in the stream, for the next start\n"
@@ -39,14 +39,13 @@ _AT_ONCE = b"interrupted; what is not stored yet is in the stream, for the next 
 @store_option
 @click.option("--engine", type=click.Choice(["native", "spark"]), help="Our own service, or a Spark job.")
 @click.option("--master", metavar="MASTER", help="Where Spark runs, such as local[2] or spark://HOST:7077.")
-@data_option
-@json_option
+@common_options
 def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any) -> int:
     """Follow a stream and store each step exactly once.
 
     Ctrl-C or SIGTERM drains and ends. A second one ends at once, which loses nothing: the rest is in the stream.
     """
-    data, out, stop = folder(data_text), console(as_json=as_json), threading.Event()
+    data, out, stop = data_folder(data_text), console(as_json=as_json), threading.Event()
     config = _config(data_text, flags)
     log_to_stderr(as_json=not out.is_terminal)
     data.root.mkdir(parents=True, exist_ok=True)
@@ -68,8 +67,8 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
         "fates": dict(stats.fates),
         "refusals": dict(stats.refusals),
     }
-    if not as_json:
-        out.print(f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; refused {dict(stats.refusals)}")
+    said = f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; refused {dict(stats.refusals)}"
+    results(as_json=as_json).print(said)
     return finish({**fields, **role.spark_figures()}, as_json=as_json)
 
 

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from understudy.cli.deployed import deployment
-from understudy.cli.options import console, data_option, examples, finish, json_option
+from understudy.cli.options import common_options, examples, finish, results
 from understudy.core.errors import ConfigError
 from understudy.serve.keys import EVERY_GAME, MAX_REQUESTS_S, SCOPES, Key, Scope
 
@@ -33,8 +33,7 @@ def keys() -> None:
 @click.option("--expires-days", type=float, metavar="N", help="Ends after N days (default: never).")
 @click.option("--registers", is_flag=True, help="An unknown game registers itself under this key.")
 @click.option("--requests-s", type=float, metavar="N", help="Requests a second, on average (default 200).")
-@data_option
-@json_option
+@common_options
 def create(
     data_text: str | None, as_json: bool, scopes: str, origins: tuple[str, ...], expires_days: float | None,
     requests_s: float | None, **facts: Any,
@@ -54,30 +53,28 @@ def create(
         facts["requests_s"] = requests_s
     where = deployment(data_text)
     text, key = where.keys.create(_scopes(scopes), origins=origins, **facts)
-    if not as_json:
-        out = console()
-        out.print(text, soft_wrap=True)
-        out.print(f"[dim]{_words(key)}; it is shown only now: keep it where the game reads it[/]", soft_wrap=True)
-        if key.game != EVERY_GAME and not key.registers and key.game not in where.registry.games():
-            out.print(
-                f"[dim]{key.game} is not registered yet; next: understudy games add {key.game} (your own: with "
-                "--obs and --actions)[/]", soft_wrap=True,
-            )  # fmt: skip
+    out = results(as_json=as_json)
+    out.print(text, soft_wrap=True)
+    out.print(f"[dim]{_words(key)}; it is shown only now: keep it where the game reads it[/]", soft_wrap=True)
+    if key.game != EVERY_GAME and not key.registers and key.game not in where.registry.games():
+        out.print(
+            f"[dim]{key.game} is not registered yet; next: understudy games add {key.game} (your own: with "
+            "--obs and --actions)[/]", soft_wrap=True,
+        )  # fmt: skip
     return finish({"key": text, **_fields(key)}, as_json=as_json)
 
 
 @keys.command(name="list", epilog=examples("understudy keys list --data D", "understudy keys list --data D --json"))
-@data_option
-@json_option
+@common_options
 def list_keys(data_text: str | None, as_json: bool) -> int:
     """List keys that are not revoked; never the keys themselves."""
     found = deployment(data_text, must_exist=True).keys.all()
-    if not as_json:
-        table = Table("id", "scopes", "game", "label", "made", "ends")
-        for key in found:
-            ends = _date(key.expires_s) if key.expires_s else "never"
-            table.add_row(key.id, ",".join(key.scopes), key.game, key.label, _date(key.created_s), ends)
-        console().print(table if found else "no keys yet; next: understudy keys create --scopes play --game GAME")
+    table = Table("id", "scopes", "game", "label", "made", "ends")
+    for key in found:
+        ends = _date(key.expires_s) if key.expires_s else "never"
+        table.add_row(key.id, ",".join(key.scopes), key.game, key.label, _date(key.created_s), ends)
+    nothing = "no keys yet; next: understudy keys create --scopes play --game GAME"
+    results(as_json=as_json).print(table if found else nothing)
     return finish({"keys": [_fields(key) for key in found]}, as_json=as_json)
 
 
@@ -85,15 +82,13 @@ def list_keys(data_text: str | None, as_json: bool) -> int:
     epilog=examples("understudy keys revoke 3f09a1b2c4d5 --data D", "understudy keys revoke 3f09 --data D --json")
 )
 @click.argument("key_id", metavar="ID")
-@data_option
-@json_option
+@common_options
 def revoke(data_text: str | None, as_json: bool, key_id: str) -> int:
     """End a key; every gateway obeys within 2 seconds. ID is its id or how it begins."""
     # A whole key pasted by mistake is understood, and not shown again.
     wanted = key_id.split("_")[1] if key_id.startswith("uk_") and key_id.count("_") >= 2 else key_id
     key = deployment(data_text, must_exist=True).keys.revoke(wanted)
-    if not as_json:
-        console().print(f"revoked {key.id} ({_words(key)}); gateways refuse it within 2 s")
+    results(as_json=as_json).print(f"revoked {key.id} ({_words(key)}); gateways refuse it within 2 s")
     return finish({"revoked": key.id}, as_json=as_json)
 
 

@@ -1,20 +1,41 @@
 """understudy models: list, show, add, promote, roll back, export and hand out models."""
 
+import contextlib
+import hashlib
+import json
+import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import click
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.export import export
 from understudy.app.service.gatekeeper import model_rows, release_run
 from understudy.cli.deployed import deployment
-from understudy.cli.options import console, count, data_option, examples, finish, json_option, size
+from understudy.cli.options import (
+    PATH,
+    common_options,
+    console,
+    count,
+    data_option,
+    examples,
+    finish,
+    results,
+    size,
+)
+from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError
-from understudy.core.manifest import open_policy
+from understudy.core.heads import head_to_json
+from understudy.core.log import storage_error
+from understudy.core.manifest import Manifest, open_policy
+from understudy.core.network import network_to_json
 from understudy.models.cloud import CloudObjects
+from understudy.models.registry import Registry
+
+Kind = Literal["safetensors", "json"]
 
 
 @click.group(epilog=examples("understudy models list --data D", "understudy models rollback my-game --data D"))
@@ -26,23 +47,22 @@ def models() -> None:
     name="list", epilog=examples("understudy models list --data D", "understudy models list my-game --data D --json")
 )
 @click.argument("game", required=False)
-@data_option
-@json_option
+@common_options
 def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
     """List models, of one game or of all, with what points to them."""
     where = deployment(data_text, must_exist=True)
     games = [game] if game else where.registry.games()
     rows = model_rows(where, games)
     journals = {one: why for one in games if (why := where.registry.damage(one).get("journal"))}
-    if not as_json:
-        table = Table("model", "points here", "algorithm", "steps learnt from", "size")
-        for row in rows:
-            learnt = count(row["steps"]) if row["steps"] else ""
-            points = ", ".join(row["aliases"]) + (" [red](damaged)[/]" if row["damage"] else "")
-            table.add_row(row["model"], points, row["algorithm"], learnt, size(row["bytes"]))
-        console().print(table if rows else "no models yet; next: understudy models add RUN, or let people play")
-        for said in (*journals.values(), *(row["damage"] for row in rows if row["damage"])):
-            console().print(f"[red]![/] {escape(said)}", soft_wrap=True)
+    table = Table("model", "points here", "algorithm", "steps learnt from", "size")
+    for row in rows:
+        learnt = count(row["steps"]) if row["steps"] else ""
+        points = ", ".join(row["aliases"]) + (" [red](damaged)[/]" if row["damage"] else "")
+        table.add_row(row["model"], points, row["algorithm"], learnt, size(row["bytes"]))
+    out = results(as_json=as_json)
+    out.print(table if rows else "no models yet; next: understudy models add RUN, or let people play")
+    for said in (*journals.values(), *(row["damage"] for row in rows if row["damage"])):
+        out.print(f"[red]![/] {escape(said)}", soft_wrap=True)
     return finish({"models": rows, "journals": journals}, as_json=as_json)
 
 
@@ -50,8 +70,7 @@ def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
     epilog=examples("understudy models show my-game/7 --data D", "understudy models show my-game/7 --data D --json")
 )
 @click.argument("model")
-@data_option
-@json_option
+@common_options
 def show(data_text: str | None, as_json: bool, model: str) -> int:
     """Show a model's facts, and prove that its bytes are the ones that were signed."""
     registry = deployment(data_text, must_exist=True).registry
@@ -63,40 +82,35 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     ]  # fmt: skip
     fields = {**manifest.to_json(), "model": manifest.name, "champion_since": history}
     del fields["golden"]
-    if not as_json:
-        _print(fields)
-    return finish(fields, as_json=as_json)
-
-
-def _print(fields: dict[str, Any]) -> None:
-    out, lineage = console(), fields["lineage"]
-    out.print(f"{fields['model']}: {size(fields['policy_bytes'])}, bytes and signature fit")
+    out, lineage = results(as_json=as_json), fields["lineage"]
+    out.print(f"{manifest.name}: {size(fields['policy_bytes'])}, bytes and signature fit")
     parent = f", from model {lineage['parent']}" if lineage["parent"] else ""
     out.print(f"  {lineage['algorithm'] or 'by hand'}, seed {lineage['seed']}{parent}, {lineage['code_version']}")
     if lineage["steps"]:
         out.print(f"  learnt from {count(lineage['steps'])} steps")
     for name, value in lineage["metrics"].items():
         out.print(f"  {name} {value:g}")
-    for one in fields["champion_since"]:
-        out.print(f"  champion since {time.strftime('%Y-%m-%d %H:%M', time.localtime(one['since_s']))}: {one['why']}")
+    for one in champions:
+        if one.model_no == manifest.model_no:
+            out.print(f"  champion since {time.strftime('%Y-%m-%d %H:%M', time.localtime(one.at_s))}: {one.why}")
+    return finish(fields, as_json=as_json)
 
 
 @models.command(
     epilog=examples("understudy models add runs/CartPole-v1-ppo-1 --data D", "understudy models add R --data D --json")
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option("--policy", "which", type=click.Choice(["best", "last"]), default="best", show_default=True,
               help="Which of the run's policies.")  # fmt: skip
-@data_option
-@json_option
+@common_options
 def add(data_text: str | None, as_json: bool, run: Path, which: str) -> int:
     """Release a finished run's policy as a model; it becomes champion at once where the game has none."""
     released = release_run(deployment(data_text), run, which=which)
     name = released.manifest.name
-    if not as_json:
-        console().print(f"released {name}" + (f"; champion: {released.verdict.why}" if released.is_champion else ""))
-        if not released.is_champion:
-            console().print(f"[dim]the champion stays; next: understudy models promote {name}[/]")
+    out = results(as_json=as_json)
+    out.print(f"released {name}" + (f"; champion: {released.verdict.why}" if released.is_champion else ""))
+    if not released.is_champion:
+        out.print(f"[dim]the champion stays; next: understudy models promote {name}[/]")
     fields = {"model": name, "model_no": released.manifest.model_no, "is_champion": released.is_champion}
     return finish({**fields, "why": released.verdict.why}, as_json=as_json)
 
@@ -106,14 +120,13 @@ def add(data_text: str | None, as_json: bool, run: Path, which: str) -> int:
 )
 @click.argument("model")
 @click.option("--why", default="by hand", show_default=True, help="Kept in the model's history.")
-@data_option
-@json_option
+@common_options
 def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
     """Make a model the champion; players get it with their next episode."""
     registry = deployment(data_text, must_exist=True).registry
     manifest = registry.find(model)
     game, number = str(manifest.game), manifest.model_no
-    registry.policy(game, number)  # its bytes are checked before anybody is sent to them
+    registry.policy(game, number)  # its bytes are checked before any player gets them
     before = registry.catalogue(game).points_to("champion")
     registry.point(game, "champion", number, why=why)
     return _pointed(game, number, before, as_json=as_json)
@@ -124,8 +137,7 @@ def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
 )
 @click.argument("game")
 @click.option("--why", default="by hand", show_default=True, help="Kept in the model's history.")
-@data_option
-@json_option
+@common_options
 def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
     """Make the champion before this one champion again."""
     registry = deployment(data_text, must_exist=True).registry
@@ -144,7 +156,7 @@ def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
     "--safetensors", "as_tensors", is_flag=True, help="The very bytes that were signed (this is the default)."
 )
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON; also prints facts as a line of JSON.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to (default: GAME-NUMBER.KIND).")
+@click.option("--out", type=PATH, metavar="FILE", help="Where to (default: GAME-NUMBER.KIND).")
 @data_option
 def export_model(data_text: str | None, as_json: bool, as_tensors: bool, model: str, out: Path | None) -> int:
     """Write a model's policy into a file, with its SHA-256 beside it.
@@ -154,12 +166,13 @@ def export_model(data_text: str | None, as_json: bool, as_tensors: bool, model: 
     if as_json and as_tensors:
         raise ConfigError("--json and --safetensors were given together; export once with each")
     registry = deployment(data_text, must_exist=True).registry
-    done = export(registry, registry.find(model), kind="json" if as_json else "safetensors", out=out)
+    manifest = registry.find(model)
+    path, size_bytes, sha256 = export(registry, manifest, kind="json" if as_json else "safetensors", out=out)
     console(as_json=as_json).print(
-        f"{done.manifest.name} is in {done.path} ({size(done.size_bytes)}), SHA-256 {done.sha256}", soft_wrap=True
-    )
-    fields = {"model": done.manifest.name, "path": str(done.path), "bytes": done.size_bytes, "sha256": done.sha256}
-    return finish(fields | {"policy_sha256": done.manifest.policy_sha256}, as_json=as_json)
+        f"{manifest.name} is in {path} ({size(size_bytes)}), SHA-256 {sha256}", soft_wrap=True
+    )  # fmt: skip
+    fields = {"model": manifest.name, "path": str(path), "bytes": size_bytes, "sha256": sha256}
+    return finish(fields | {"policy_sha256": manifest.policy_sha256}, as_json=as_json)
 
 
 @models.command(
@@ -171,8 +184,7 @@ def export_model(data_text: str | None, as_json: bool, as_tensors: bool, model: 
 @click.argument("model")
 @click.option("--minutes", type=click.FloatRange(1, 7 * 24 * 60), default=15.0, show_default=True,
               help="How long the address works.")  # fmt: skip
-@data_option
-@json_option
+@common_options
 def url_of_model(data_text: str | None, as_json: bool, model: str, minutes: float) -> int:
     """Sign an address from which anybody may fetch a model's policy for a while; for models in S3 and other clouds.
 
@@ -184,14 +196,64 @@ def url_of_model(data_text: str | None, as_json: bool, model: str, minutes: floa
     manifest = opened.registry.find(model)
     address = opened.objects.signed_url(opened.registry.policy_object(manifest), for_s=minutes * 60)
     fields = {"model": manifest.name, "url": address, "policy_sha256": manifest.policy_sha256}
-    if not as_json:
-        console().print(f"{address}\n{manifest.name}, for {minutes:g} minutes; SHA-256 {manifest.policy_sha256}",
-                        soft_wrap=True, markup=False)  # fmt: skip
+    results(as_json=as_json).print(
+        f"{address}\n{manifest.name}, for {minutes:g} minutes; SHA-256 {manifest.policy_sha256}", soft_wrap=True,
+        markup=False,
+    )  # fmt: skip
     return finish(fields, as_json=as_json)
 
 
 def _pointed(game: str, number: int, before: int, *, as_json: bool) -> int:
-    if not as_json:
-        was = f" (before: {game}/{before})" if before and before != number else ""
-        console().print(f"champion of {game} is {game}/{number}{was}")
+    was = f" (before: {game}/{before})" if before and before != number else ""
+    results(as_json=as_json).print(f"champion of {game} is {game}/{number}{was}")
     return finish({"game": game, "champion": number, "before": before}, as_json=as_json)
+
+
+# --- Export -----------------------------------------------------------------------------------------------------------
+
+
+def export(registry: Registry, manifest: Manifest, *, kind: Kind, out: Path | None = None) -> tuple[Path, int, str]:
+    """Write a model's policy as the bytes that were signed, or as JSON for programs that read no safetensors.
+
+    The checksum goes beside it, in the form that `sha256sum --check` reads. Returns path, size in bytes and SHA-256.
+    """
+    name, raw = f"{manifest.game}-{manifest.model_no}.{kind}", registry.policy_bytes(manifest)
+    policy = open_policy(manifest, raw)
+    if kind == "json":
+        # All that a program needs to play this bot, as plain values; weights as nested lists.
+        raw = canonical_json({
+            "format": "understudy-policy-json/1", "model": manifest.name, "policy_sha256": manifest.policy_sha256,
+            "game": json.loads(policy.game.to_json()), "network": json.loads(network_to_json(policy.network)),
+            "head": head_to_json(policy.head), "stack": policy.stack,
+            "weights": {name: array.tolist() for name, array in sorted(policy.weights.items())},
+        })  # fmt: skip
+    path = (out or Path(name)).resolve()
+    sums, digest = path.with_name(f"{path.name}.sha256"), hashlib.sha256(raw).hexdigest()
+    _put({path: raw, sums: f"{digest}  {path.name}\n".encode()}, instead=path / name)
+    return path, len(raw), digest
+
+
+def _put(files: Mapping[Path, bytes], *, instead: Path) -> None:
+    """Put files where they belong, each whole; what goes wrong on the way leaves all of them as they were."""
+    halves = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
+    try:
+        for path in files:
+            if path.is_dir():
+                raise ConfigError(f"{path} is a folder; give a file, such as {instead}")
+            if path.exists() and not path.is_file():
+                raise ConfigError(f"{path} is a device or a pipe, which would be replaced; give a file")
+            if not path.parent.is_dir():
+                raise ConfigError(f"there is no folder {path.parent}; make it first")
+        for path, raw in files.items():
+            with halves[path].open("wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, half in halves.items():
+            os.replace(half, path)
+    except OSError as error:
+        raise storage_error(error, f"writing {', '.join(path.name[:80] for path in files)}") from None
+    finally:
+        for half in halves.values():
+            with contextlib.suppress(OSError):
+                half.unlink()

@@ -1,17 +1,23 @@
 """Options and output that commands share."""
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 
-from understudy.app.data import DataFolder, data_folder
 from understudy.core.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+State = TypeVar("State")
+PATH = click.Path(path_type=Path)
 
 
 def examples(*lines: str) -> str:
@@ -31,13 +37,56 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")(command)
 
 
-def folder(text: str | None) -> DataFolder:
-    return data_folder(text)
+def common_options(command: Command) -> Command:
+    """`--data DIR` and `--json`."""
+    return data_option(json_option(command))
+
+
+def config_option(command: Command) -> Command:
+    """`--config FILE`, also from UNDERSTUDY_CONFIG, else the one in the data folder."""
+    return click.option(
+        "--config", "file", type=PATH, metavar="FILE",
+        help="A TOML file (or set UNDERSTUDY_CONFIG; default: understudy.toml in the data folder).",
+    )(command)  # fmt: skip
+
+
+def store_option(command: Command) -> Command:
+    """`--store URL`, else the deployment's own."""
+    return click.option(
+        "--store", "store_url", metavar="URL",
+        help="cassandra://HOST:PORT/KEYSPACE, or local (default: the deployment's own).",
+    )(command)  # fmt: skip
 
 
 def console(*, as_json: bool = False) -> Console:
     """Where people look: standard output, or standard error when standard output is for a program."""
     return Console(stderr=as_json, highlight=False)
+
+
+def results(*, as_json: bool) -> Console:
+    """For what a command found: standard output, or nowhere when a JSON object says the same."""
+    return Console(quiet=as_json, highlight=False)
+
+
+@contextmanager
+def watching(
+    out: Console, *, draw: Callable[[State], RenderableType], line: Callable[[State], str], every_s: float,
+    has_room: bool,
+) -> Iterator[Callable[[State], None]]:  # fmt: skip
+    """Show each new state until the block ends: as a picture where there is room, else as a line now and then."""
+    next_s = 0.0
+
+    def print_line(state: State) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + every_s
+            out.print(line(state), soft_wrap=True)
+
+    if not has_room:
+        yield print_line
+        return
+    with Live(console=out, refresh_per_second=10, transient=True) as live:
+        yield lambda state: live.update(draw(state))
 
 
 def finish(fields: Mapping[str, Any], *, as_json: bool, code: int = 0) -> int:
@@ -71,3 +120,9 @@ def size(size_bytes: float) -> str:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     raise AssertionError
+
+
+def import_from_here() -> None:
+    """Let `module:Class` name what lies in the folder the command was called in."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())

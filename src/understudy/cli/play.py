@@ -1,7 +1,15 @@
-"""understudy play."""
+"""understudy play: watch a registered bot in a Gymnasium env, or play against it in a browser."""
 
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+import tempfile
 import time
-from contextlib import suppress
+import webbrowser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +18,50 @@ import numpy as np
 from click.core import ParameterSource
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.text import Text
 
-from understudy.app.play import Bot, Moment, find_bot, watch
-from understudy.app.runs.choice import GameChoice
-from understudy.app.runs.video import check_video, film
+from understudy.act.vector import make_env
+from understudy.act.vector_envs import MASK
+from understudy.app.config import Config, Resolved, resolve
+from understudy.app.deployment import Deployment, open_deployment
+from understudy.app.play_web import (
+    answer_of,
+    await_gateway,
+    check_bot,
+    check_game,
+    for_others,
+    is_free,
+    is_running,
+    keep_port,
+    kept_port,
+    openable,
+    page_address,
+    play_key,
+)
+from understudy.app.roles.platform import Platform
+from understudy.app.roles.supervise import Standing
+from understudy.app.runs.choice import GameChoice, look_at
+from understudy.app.runs.video import check_video, film, frame_of, rendering
 from understudy.cli.deployed import deployment
-from understudy.cli.options import console, data_option, examples, finish, json_object, json_option
-from understudy.cli.train import import_from_here
+from understudy.cli.interrupts import INTERRUPTED
+from understudy.cli.options import PATH, common_options, console, examples, finish, import_from_here, json_object
+from understudy.cli.up import Asked
 from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.manifest import open_policy
+from understudy.core.policy import Policy
 from understudy.core.tensors import Array
 
+MAX_STEPS = 100_000
+"""An episode of a game without an end is left here."""
 _MAX_EPISODES = 1000
 _FPS = 15
 _COLUMNS = 72
 _WATCHED = ("episodes", "seed", "gif", "env_kwargs")
 """Options that say how a bot is watched: a page has no use for them."""
+_KEPT = "Ctrl-C ends it; what was acknowledged is stored."
+_GONE = "Ctrl-C ends it, and what was played and learnt is gone with it; --data D keeps both."
+_PATIENCE_S = 20.0
 
 
 @click.command(
@@ -40,12 +76,11 @@ _WATCHED = ("episodes", "seed", "gif", "env_kwargs")
 @click.option("--bot", default="champion", show_default=True, help="champion, canary, or a model's number.")
 @click.option("--episodes", type=click.IntRange(1, _MAX_EPISODES), default=1, show_default=True, help="How many.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the first episode.")
-@click.option("--gif", type=click.Path(path_type=Path), metavar="DIR", help="Film them into DIR/episode-N.gif.")
+@click.option("--gif", type=PATH, metavar="DIR", help="Film them into DIR/episode-N.gif.")
 @click.option("--web", is_flag=True, help="Play rally or CartPole-v1 yourself in a browser, against the bot.")
 @click.option("--open", "opens", is_flag=True, help="With --web: open the page at once.")
 @click.option("--env-kwargs", default="{}", metavar="JSON", help="Keywords for gymnasium.make, as a JSON object.")
-@data_option
-@json_option
+@common_options
 def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | None, **asked: Any) -> int:
     """Let a bot play GAME and watch it: in the terminal, or as GIFs. With --web, play against it in a browser.
 
@@ -54,23 +89,21 @@ def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | 
     """
     _check_together(is_web=asked["web"], opens=asked["opens"])
     if asked["web"]:
-        from understudy.cli.play_web import play_web
-
-        return play_web(data_text, game, bot=bot, opens=asked["opens"], as_json=as_json)
+        return _play_web(data_text, game, bot=bot, opens=asked["opens"], as_json=as_json)
     import_from_here()
     choice = GameChoice(game=game, env_kwargs=json_object(asked["env_kwargs"], "--env-kwargs"))
-    found = find_bot(deployment(data_text, must_exist=True), choice, bot)
+    name, policy = _find_bot(deployment(data_text, must_exist=True), choice, bot)
     seeds, out = range(asked["seed"], asked["seed"] + asked["episodes"]), console(as_json=as_json)
     paths = []
     if gif is not None:
         check_video(choice, asked="--gif")
-        paths = film(choice, found.policy, gif, seeds=seeds, asked="--gif")
-    returns = _watch(choice, found, seeds, out, is_filmed=gif is not None)
+        paths = film(choice, policy, gif, seeds=seeds, asked="--gif")
+    returns = _watch(choice, name, policy, seeds, out, is_filmed=gif is not None)
     mean = float(np.mean(returns))
-    out.print(f"{found.name}: mean return {mean:.4g} over {len(returns)} episodes")
+    out.print(f"{name}: mean return {mean:.4g} over {len(returns)} episodes")
     for path in paths:
         out.print(f"  {path}", soft_wrap=True)
-    fields = {"bot": found.name, "returns": returns, "mean": mean, "videos": [str(path) for path in paths]}
+    fields = {"bot": name, "returns": returns, "mean": mean, "videos": [str(path) for path in paths]}
     return finish(fields, as_json=as_json)
 
 
@@ -87,46 +120,104 @@ def _check_together(*, is_web: bool, opens: bool) -> None:
         )
 
 
-def _watch(choice: GameChoice, bot: Bot, seeds: range, out: Console, *, is_filmed: bool) -> list[float]:
+def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str, Policy]:
+    """The model that an alias, a number or GAME/NUMBER means; ConfigError when this game has none such."""
+    registry = deployment.registry
+    try:
+        spec = look_at(choice).spec
+    except ConfigError as error:
+        if choice.name not in registry.games():
+            raise
+        raise ConfigError(
+            f"{choice.name} is registered, and there is no env of it here: {error}; its bots play in your own game"
+        ) from None
+    manifest = registry.find(bot, game=str(spec.game))
+    policy = open_policy(manifest, registry.policy_bytes(manifest))
+    if policy.game.schema != spec.schema:
+        raise ConfigError(
+            f"{manifest.name} was made for another shape of {spec.game} than this env has; play it with the "
+            "same packages and wrappers"
+        )
+    return manifest.name, policy
+
+
+# --- Watching ---------------------------------------------------------------------------------------------------------
+
+
+def _watch(
+    choice: GameChoice, name: str, policy: Policy, seeds: range, out: Console, *, is_filmed: bool
+) -> list[float]:
     """Frames in a terminal where the game can show them, else a line for each episode."""
-    if out.is_terminal and not is_filmed and _can_show(choice):
-        with Live(console=out, auto_refresh=False, transient=True) as live:
-            return watch(choice, bot.policy, seeds=seeds, shows_frames=True, see=_Screen(live, bot.name))
+    can_show = out.is_terminal and not is_filmed
+    if can_show:
+        try:
+            check_video(choice)
+        except UnderstudyError:
+            can_show = False
+    if not can_show:
 
-    def see(number: int, moment: Moment) -> None:
-        if moment.has_ended:
-            out.print(f"episode {number}: return {moment.total:.4g} after {moment.step} steps")
+        def tell(number: int, moment: Moment) -> None:
+            if moment.has_ended:
+                out.print(f"episode {number}: return {moment.total:.4g} after {moment.step} steps")
 
-    return watch(choice, bot.policy, seeds=seeds, shows_frames=False, see=see)
+        return watch(choice, policy, seeds=seeds, shows_frames=False, see=tell)
+    next_s = time.monotonic()
+    with Live(console=out, auto_refresh=False, transient=True) as live:
+
+        def draw(number: int, moment: Moment) -> None:
+            nonlocal next_s
+            time.sleep(max(0.0, next_s - time.monotonic()))  # at a pace that eyes can follow
+            next_s = time.monotonic() + 1 / _FPS
+            assert moment.frame is not None
+            text = drawn(moment.frame)
+            text.append(f"\n{name}, episode {number}, step {moment.step}, return {moment.total:.4g}")
+            live.update(text, refresh=True)
+
+        return watch(choice, policy, seeds=seeds, shows_frames=True, see=draw)
 
 
-def _can_show(choice: GameChoice) -> bool:
-    with suppress(UnderstudyError):
-        check_video(choice)
-        return True
-    return False
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step of an episode that is being watched."""
+
+    step: int
+    action: Any
+    reward: float
+    total: float
+    has_ended: bool
+    frame: Array | None
+    """What the env shows, where it can."""
 
 
-class _Screen:
-    """Draws frames with half blocks, two pixels to a letter, at a pace that eyes can follow."""
-
-    def __init__(self, live: Live, name: str) -> None:
-        self._live, self._name = live, name
-        self._next_s = time.monotonic()
-
-    def __call__(self, number: int, moment: Moment) -> None:
-        wait_s = self._next_s - time.monotonic()
-        if wait_s > 0:
-            time.sleep(wait_s)
-        self._next_s = time.monotonic() + 1 / _FPS
-        assert moment.frame is not None
-        text = drawn(moment.frame)
-        text.append(f"\n{self._name}, episode {number}, step {moment.step}, return {moment.total:.4g}")
-        self._live.update(text, refresh=True)
+def watch(
+    choice: GameChoice, policy: Policy, *, seeds: Sequence[int], shows_frames: bool, see: Callable[[int, Moment], None]
+) -> list[float]:
+    """Play an episode for each seed and show each moment, with the episode's number; the returns."""
+    returns = []
+    with (
+        rendering(choice)
+        if shows_frames
+        else contextlib.closing(make_env(choice.name, choice.env_kwargs))
+    ) as env:  # fmt: skip
+        for number, seed in enumerate(seeds, start=1):
+            player = policy.player()
+            obs, info = env.reset(seed=seed)
+            total = 0.0
+            for step in range(1, MAX_STEPS + 1):
+                action = player.act(obs, legal=info.get(MASK))
+                obs, reward, terminated, truncated, info = env.step(action)
+                total += float(reward)
+                has_ended = bool(terminated or truncated)
+                frame = frame_of(env, choice) if shows_frames else None
+                see(number, Moment(step, action, float(reward), total, has_ended, frame))
+                if has_ended:
+                    break
+            returns.append(total)
+    return returns
 
 
 def drawn(frame: Array, columns: int = _COLUMNS) -> Text:
-    """A picture uint8[height, width, 3] as coloured half blocks."""
+    """A picture uint8[height, width, 3] as coloured half blocks, two pixels to a letter."""
     height, width, _ = frame.shape
     columns = min(columns, width)
     rows = max(2, round(columns * height / width) // 2 * 2)
@@ -137,3 +228,93 @@ def drawn(frame: Array, columns: int = _COLUMNS) -> Text:
             text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
         text.append("\n")
     return text
+
+
+# --- In a browser -----------------------------------------------------------------------------------------------------
+
+
+def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_json: bool) -> int:
+    """Give the address of the page; where no platform runs on the folder, be one until Ctrl-C.
+
+    Without a data folder it plays in one of its own, which goes with it.
+    """
+    check_game(game)
+    resolved, out = resolve({"data": data_text}), console(as_json=as_json)
+    config = resolved.config
+    if bot != "champion" and not (config.data and config.folder.root.is_dir()):
+        raise ConfigError(
+            f"--bot is {bot}, but there are no models yet to choose from; leave out --bot, or give --data D, a folder "
+            "that has some (see 'understudy models list')"
+        )
+    with contextlib.ExitStack() as opened:
+        is_kept = bool(config.data)
+        runs = is_kept and is_running(config.folder)
+        if not runs:
+            config = _own(resolved)
+        if not is_kept:
+            scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="understudy-play-"))
+            config = dataclasses.replace(config, data=str(Path(scratch) / "D"))
+        served = open_deployment(config.folder, models=config.models.url)
+        model, key = check_bot(served, game, bot), play_key(served, game)
+
+        def say(url: str) -> None:
+            address = page_address(url, game, key=key, bot=model)
+            if as_json:
+                sys.stdout.write(json.dumps({"url": openable(url), "game": game, "key": key, "page": address}) + "\n")
+                sys.stdout.flush()
+            out.print(f"play {game} at\n\n  {escape(address)}\n", soft_wrap=True)
+            if others := for_others(url, config.gateway.hosts):
+                out.print(f"[dim]{escape(others)}[/]", soft_wrap=True)
+            if opens and not webbrowser.open(address):
+                out.print("no browser could be opened from here; open the address by hand", soft_wrap=True)
+
+        if not runs:
+            return _run(config, say, lambda url: answer_of(url, game, key=key), _KEPT if is_kept else _GONE, out)
+        say(await_gateway(config.folder, game, key=key))
+    return 0
+
+
+def _own(resolved: Resolved[Config]) -> Config:
+    """The config of a platform that this command runs itself; ConfigError when it would have no page."""
+    config = resolved.config
+    if "gateway" not in config.roles:
+        raise ConfigError(
+            f"roles is {','.join(config.roles)} ({resolved.origins['roles']}), but the page is the gateway's and none "
+            "runs on this folder; add gateway to roles, or run 'understudy up --role gateway' on it first"
+        )
+    is_set = resolved.origins["gateway.port"] != "default"
+    port = config.gateway.port if is_set else kept_port(config.folder) if config.data else 0
+    port = port if port and is_free(config.gateway.host, port) else 0
+    return dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, port=port))
+
+
+def _run(config: Config, say: Callable[[str], None], answer: Callable[[str], str], ends: str, out: Console) -> int:
+    """Be the platform until asked to stop; the exit code. `answer` says why a page could not play yet."""
+    asked, is_told, late_s = Asked(), False, time.monotonic() + _PATIENCE_S
+
+    def tell(standing: Standing, said: str) -> None:
+        if standing.state == "waiting":
+            out.print(f"[yellow]{standing.role.name}[/] {escape(said)}", soft_wrap=True)
+
+    with asked, Platform(config, tell=tell) as platform:
+
+        def each() -> None:
+            nonlocal is_told, late_s
+            url = platform.url
+            if is_told or not platform.supervisor.is_ready or url is None:
+                return
+            why = answer(url)
+            if not why:
+                is_told = True
+                keep_port(config.folder, int(platform.supervisor.standings["gateway"].report["port"]))
+                say(url)
+                out.print(f"[dim]{ends}[/]", soft_wrap=True)
+            elif time.monotonic() > late_s:
+                late_s += _PATIENCE_S
+                out.print(f"[yellow]the gateway at {url} does not take the page's key yet:[/] {escape(why)}")
+
+        platform.supervisor.run(asked.stop, each)
+        finished = platform.supervisor.stop(asked.at_once)
+    if asked.number == signal.SIGINT:
+        return INTERRUPTED
+    return 0 if finished else 1

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import importlib
+import platform
 import signal
 import sqlite3
 import sys
@@ -10,8 +11,13 @@ from collections.abc import Sequence
 
 import click
 
+import understudy
 from understudy.cli.interrupts import Interrupts, ask_to_stop, interrupted, stop_signals
+from understudy.cli.options import examples, finish, json_option, results
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
+from understudy.core.frame import VERSION
+from understudy.core.game import SPEC_FORMAT
+from understudy.core.meta import CHUNK_FORMAT
 
 _COMMANDS = {
     "arena": ("understudy.cli.arena:arena", "bots against bots, with intervals"),
@@ -21,7 +27,7 @@ _COMMANDS = {
     "demo": ("understudy.cli.demo:demo", "people play, a learner learns, its bots play: the closed loop in a minute"),
     "dev": ("understudy.cli.dev:dev", "real servers on this machine for tests and development"),
     "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),
-    "evaluate": ("understudy.cli.evaluate:evaluate", "play a run's policy on held-out seeds"),
+    "evaluate": ("understudy.cli.train:evaluate", "play a run's policy on held-out seeds"),
     "games": ("understudy.cli.games:games", "register, list and check games"),
     "ingest": ("understudy.cli.ingest:ingest", "follow the stream and store each step once"),
     "keys": ("understudy.cli.keys:keys", "make, list and revoke keys"),
@@ -34,17 +40,8 @@ _COMMANDS = {
     "stream": ("understudy.cli.backends:stream", "make a stream on other machines ready"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
     "up": ("understudy.cli.up:up", "run the platform: gateway, ingest, learner"),
-    "version": ("understudy.cli.version:version", "print versions"),
+    "version": ("understudy.cli.root:version", "print versions"),
 }
-
-EXAMPLES = """
-\b
-Examples:
-  understudy demo
-  understudy simulate CartPole-v1 --players 4 --seconds 5 --data D
-  understudy data verify --data D
-  understudy train CartPole-v1
-"""
 
 
 class _Lazy(click.Group):
@@ -74,7 +71,15 @@ class _Lazy(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in sorted(_COMMANDS.items())])
 
 
-@click.group(cls=_Lazy, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "understudy demo",
+        "understudy simulate CartPole-v1 --players 4 --seconds 5 --data D",
+        "understudy data verify --data D",
+        "understudy train CartPole-v1",
+    ),
+)  # fmt: skip
 @click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
 @click.pass_context
 def root(ctx: click.Context, debug: bool) -> None:
@@ -82,12 +87,16 @@ def root(ctx: click.Context, debug: bool) -> None:
     ctx.obj = {"debug": debug}
 
 
-def _explained(error: Exception) -> str:
-    if isinstance(error, sqlite3.Error):
-        return f"the store's catalogue cannot be read: {error}; 'understudy doctor --data DIR' looks closer"
-    if isinstance(error, OSError):
-        return f"{error}; check that the path is right and may be read and written"
-    return str(error)
+@click.command(epilog=examples("understudy version", "understudy version --json"))
+@json_option
+def version(as_json: bool) -> int:
+    """Print the version of understudy and of the formats it reads and writes."""
+    fields = {
+        "understudy": understudy.__version__, "python": platform.python_version(), "platform": platform.platform(),
+        "frame": VERSION, "chunk": CHUNK_FORMAT, "spec": SPEC_FORMAT,
+    }  # fmt: skip
+    results(as_json=as_json).print("\n".join(f"{name:<11}{value}" for name, value in fields.items()), soft_wrap=True)
+    return finish(fields, as_json=as_json)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -107,6 +116,11 @@ def run(arguments: Sequence[str]) -> int:
     except (UnderstudyError, OSError, sqlite3.Error) as error:
         if "--debug" in arguments:
             raise
+        said = str(error)
+        if isinstance(error, sqlite3.Error):
+            said = f"the store's catalogue cannot be read: {error}; 'understudy doctor --data DIR' looks closer"
+        elif isinstance(error, OSError):
+            said = f"{error}; check that the path is right and may be read and written"
         with contextlib.suppress(OSError):
-            print(f"understudy: {_explained(error)}", file=sys.stderr)
+            print(f"understudy: {said}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1 if isinstance(error, Corrupt) else 3

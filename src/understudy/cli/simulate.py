@@ -4,12 +4,24 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.table import Table
 
 from understudy.app.config import hidden, resolve
-from understudy.app.crowd.simulate import SimulateConfig, SimulateResult, Simulation
-from understudy.cli.live import watching
-from understudy.cli.options import console, count, data_option, examples, finish, folder, json_object, json_option
+from understudy.app.crowd.people import Progress, SimulateConfig, Simulation
+from understudy.app.data import data_folder
+from understudy.cli.options import (
+    common_options,
+    console,
+    count,
+    examples,
+    finish,
+    json_object,
+    results,
+    watching,
+)
 from understudy.core.errors import ConfigError
+
+_LINE_EVERY_S = 2.0
 
 
 @click.command(
@@ -26,15 +38,14 @@ from understudy.core.errors import ConfigError
 @click.option("--seed", default=0, show_default=True, help="Seed of games and players.")
 @click.option("--env-kwargs", default="{}", help="Keywords for gymnasium.make, as a JSON object.")
 @click.option("--no-ingest", is_flag=True, help="Only record; 'understudy ingest' or 'data verify' stores later.")
-@data_option
-@json_option
+@common_options
 def simulate(game: str, data_text: str | None, as_json: bool, no_ingest: bool, env_kwargs: str, **settings: Any) -> int:
     """Let simulated players play GAME (any Gymnasium id) through real recorders, a stream and ingest.
 
     Every acknowledgement goes into a ledger in the data folder, which 'understudy data verify' proves. The command may
     be killed at any moment and run again on the same folder.
     """
-    data, out = folder(data_text), console(as_json=as_json)
+    data, out = data_folder(data_text), console(as_json=as_json)
     where = resolve({"data": data_text}).config
     if url := where.stream.url or where.store.url:
         raise ConfigError(
@@ -44,23 +55,44 @@ def simulate(game: str, data_text: str | None, as_json: bool, no_ingest: bool, e
     config = SimulateConfig(
         env_id=game, ingest=not no_ingest, env_kwargs=json_object(env_kwargs, "--env-kwargs"), **settings
     )
+
+    def line(progress: Progress) -> str:
+        return (
+            f"{progress.elapsed_s:5.1f} s of {config.seconds:g}: recorded {count(progress.recorded_steps)}, "
+            f"acked {count(progress.acked_steps)}, stored {count(progress.stored_steps)} steps"
+        )
+
+    def draw(progress: Progress) -> Table:
+        return _table(progress, config)
+
     with Simulation(data, config) as simulation:
         if simulation.uses_running_ingest:
             out.print("another process has the store open; it stores what these players record")
-        with watching(out, title=f"{config.players} players of {game}", seconds=config.seconds) as show:
+        has_room = out.is_terminal
+        with watching(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as show:
             result = simulation.run(show)
-    if not as_json:
-        _print(result, data_text or str(data.root))
-    return finish(asdict(result), as_json=as_json)
-
-
-def _print(result: SimulateResult, data_text: str) -> None:
-    out = console()
-    out.print(
+    said = results(as_json=as_json)
+    said.print(
         f"recorded {count(result.recorded_steps)} steps, acked {count(result.acked_steps)} "
         f"({count(result.steps_per_s)}/s), stored {count(result.stored_steps)}"
     )
-    out.print(f"ack p50 {result.ack_p50_ms:.2f} ms, p99 {result.ack_p99_ms:.2f} ms; dropped {result.dropped_steps}")
+    said.print(f"ack p50 {result.ack_p50_ms:.2f} ms, p99 {result.ack_p99_ms:.2f} ms; dropped {result.dropped_steps}")
     if result.unsent_steps:
-        out.print(f"{count(result.unsent_steps)} steps were not acknowledged yet; the spool keeps what was cut")
-    out.print(f"next: understudy data verify --data {data_text}")
+        said.print(f"{count(result.unsent_steps)} steps were not acknowledged yet; the spool keeps what was cut")
+    said.print(f"next: understudy data verify --data {data_text or data.root}")
+    return finish(asdict(result), as_json=as_json)
+
+
+def _table(progress: Progress, config: SimulateConfig) -> Table:
+    title = f"{config.players} players of {config.env_id}   {progress.elapsed_s:.1f} of {config.seconds:g} s"
+    table = Table(title=title, title_justify="left", min_width=64)
+    for name in ("", "processes", "steps", "steps/s", "lag"):
+        table.add_column(name, justify="left" if not name else "right")
+    elapsed_s = max(progress.elapsed_s, 1e-9)
+    for name, processes, steps, lag in (
+        ("players", str(progress.players_alive), progress.recorded_steps, ""),
+        ("acked", "", progress.acked_steps, ""),
+        ("stored", str(int(progress.ingest_alive)), progress.stored_steps, f"{progress.lag_s * 1000:.0f} ms"),
+    ):
+        table.add_row(name, processes, count(steps), count(steps / elapsed_s), lag)
+    return table

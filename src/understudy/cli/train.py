@@ -1,5 +1,6 @@
-"""understudy train."""
+"""understudy train and understudy evaluate."""
 
+import dataclasses
 import os
 import shlex
 import sys
@@ -13,12 +14,23 @@ from rich.console import Console
 from rich.markup import escape
 
 from understudy.cli.interrupts import Interrupts
-from understudy.cli.options import console, count, examples, finish, json_object, json_option
+from understudy.cli.options import (
+    PATH,
+    console,
+    count,
+    examples,
+    finish,
+    import_from_here,
+    json_object,
+    json_option,
+    results,
+)
 from understudy.cli.training_view import Progress, duration, watching_run
+from understudy.core.algorithm import Range, Schedule
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.core.events import Event
+from understudy.core.layers import ACTIVATIONS
 
-_PATH = click.Path(path_type=Path)
 _STEPS = "Env steps, at least: the round in which they are reached is finished. Updates, with --from-store."
 _UNTIL = (
     "Solved at this return; inf: no goal (default: the preset's, else none where --steps or --from-store is given, "
@@ -39,7 +51,7 @@ _UNTIL = (
 @click.argument("game", required=False)
 @click.option("--algorithm", help="dqn, ppo, bc, or your own as module:Class (default: the preset's, else ppo).")
 @click.option("--preset", help="A preset by name or file (default: the one for the algorithm and kind of game).")
-@click.option("--config", type=_PATH, metavar="FILE", help="A TOML file of settings, written like a preset.")
+@click.option("--config", type=PATH, metavar="FILE", help="A TOML file of settings, written like a preset.")
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="One setting; again for more (see --list).")
 @click.option("--network", metavar="WIDTHS", help="Widths of the network's layers, such as 64,64.")
 @click.option("--wrapper", multiple=True, metavar="MODULE:CLASS", help="A wrapper around each env; again for more.")
@@ -50,9 +62,9 @@ _UNTIL = (
 @click.option("--until", type=float, metavar="RETURN", help=_UNTIL)
 @click.option("--steps", type=int, metavar="N", help=_STEPS)
 @click.option("--eval-every", type=int, metavar="N", help="Env steps between two evaluations.")
-@click.option("--init-from", type=_PATH, metavar="RUN", help="Start from the best policy of another run.")
-@click.option("--from-store", type=_PATH, metavar="DIR", help="Learn from a data folder; the game is not played.")
-@click.option("--out", type=_PATH, metavar="DIR", help="The run's folder (default: runs/GAME-ALGORITHM-N).")
+@click.option("--init-from", type=PATH, metavar="RUN", help="Start from the best policy of another run.")
+@click.option("--from-store", type=PATH, metavar="DIR", help="Learn from a data folder; the game is not played.")
+@click.option("--out", type=PATH, metavar="DIR", help="The run's folder (default: runs/GAME-ALGORITHM-N).")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out; past its end with more --steps or --until.")
 @click.option("--video", default=0, metavar="N", help="Film N episodes of the best policy into RUN/videos.")
 @click.option("--log", default="", metavar="NAMES", help="Also log to tensorboard, wandb, mlflow (with commas).")
@@ -66,7 +78,9 @@ def train(game: str | None, sets: Sequence[str], env_kwargs: str, is_list: bool,
     """
     import_from_here()
     if is_list:
-        return _list(asked["algorithm"], as_json=as_json)
+        fields = _listed(asked["algorithm"])
+        _show_list(results(as_json=as_json), fields)
+        return finish(fields, as_json=as_json)
     if game is None and not asked["resume"]:
         raise ConfigError("which game? give a Gymnasium id: understudy train CartPole-v1 (or see --help)")
     asked |= {"settings": dict(map(_pair, sets)), "env_kwargs": json_object(env_kwargs, "--env-kwargs")}
@@ -79,15 +93,10 @@ def train(game: str | None, sets: Sequence[str], env_kwargs: str, is_list: bool,
             print(stopped.pop("said"), file=sys.stderr)
             finish(stopped, as_json=as_json)
         raise
-    if not as_json:
-        _print(out, result, seeds=asked["seeds"])
-    return finish(result, as_json=as_json, code=1 if _has_learned_nothing(result) else 0)
-
-
-def import_from_here() -> None:
-    """Let `module:Class` name what lies in the folder the command was called in."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
+    _print(results(as_json=as_json), result, seeds=asked["seeds"])
+    # Too few steps for an update are no failure; a run whose every chunk had to be refused is one.
+    has_failed = result["updates"] == 0 and result.get("guarded_chunks", 0) > 0
+    return finish(result, as_json=as_json, code=1 if has_failed else 0)
 
 
 def _trained(
@@ -125,20 +134,6 @@ def _pair(text: str) -> tuple[str, Any]:
     if not equals or not name.strip():
         raise ConfigError(f"--set is {text!r}; give NAME=VALUE, such as learning_rate=0.001")
     return name.strip(), parse_value(value)
-
-
-def _list(algorithm: str | None, *, as_json: bool) -> int:
-    from understudy.cli.knobs import listed, show
-
-    fields = listed(algorithm)
-    if not as_json:
-        show(console(), fields)
-    return finish(fields, as_json=as_json)
-
-
-def _has_learned_nothing(result: Mapping[str, Any]) -> bool:
-    """Whether all that was played had to be refused; too few steps for an update are no failure."""
-    return bool(result["updates"] == 0 and result.get("guarded_chunks", 0) > 0)
 
 
 def _stopped(progress: Progress, seeds: int | None) -> dict[str, Any]:
@@ -208,3 +203,120 @@ def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
         f"[bold]{result['solved_seeds']} of {result['seeds']} seeds solved[/]: IQM of returns "
         f"{result['return_iqm']:.1f}, {interval}"
     )
+
+
+# --- train --list: algorithms, their settings, defaults and ranges ----------------------------------------------------
+
+
+def _listed(algorithm: str | None) -> dict[str, Any]:
+    """Every algorithm (or the one that was named) with its settings, and the presets."""
+    from understudy.app.runs.settings import ALGORITHMS, LearnerPart, RunPart, algorithm_class, described, preset_names
+
+    algorithms = {}
+    for name in [algorithm] if algorithm else sorted(ALGORITHMS):
+        one: Any = described(name) if name in ALGORITHMS else algorithm_class(name)
+        says = (one.__doc__ or "").strip().partition("\n")[0]
+        algorithms[name] = {"says": says, "config": _settings_of(one.Config), "knobs": _settings_of(one.Knobs)}
+    return {
+        "algorithms": algorithms, "run": _settings_of(RunPart), "learner": _settings_of(LearnerPart),
+        "presets": preset_names(),
+    }  # fmt: skip
+
+
+_OTHERS = {
+    "widths": "widths of the layers (--network 64,64)",
+    "network": "a network of one's own (in Python)",
+    "activation": f"what follows each layer: {', '.join(ACTIVATIONS)}",
+    "until": "the return at which a run is solved (--until)",
+}
+"""What settings without a range mean."""
+
+
+def _settings_of(part: Any) -> list[dict[str, Any]]:
+    """The fields of a settings dataclass: name, default, range, help."""
+    rows = []
+    for one in dataclasses.fields(part):
+        limits: Range | None = one.metadata.get("range")
+        default: Any = None if one.default is dataclasses.MISSING else one.default
+        is_switch = isinstance(default, bool)
+        if isinstance(default, Schedule):
+            default = {"start": default.start, "end": default.end, "until": default.until}
+        rows.append({
+            "name": one.name, "default": list(default) if isinstance(default, tuple) else default,
+            "is_switch": is_switch, "low": None if is_switch else limits and limits.low,
+            "high": None if is_switch else limits and limits.high,
+            "says": limits.says if limits else _OTHERS.get(one.name, ""),
+        })  # fmt: skip
+    return rows
+
+
+def _show_list(out: Console, fields: Mapping[str, Any]) -> None:
+    """Print the list for people."""
+    for name, one in fields["algorithms"].items():
+        out.print(f"[bold]{escape(name)}[/]  {escape(one['says'])}", soft_wrap=True)
+        _show_rows(out, one["knobs"], note="may be schedules: --set 'NAME={start=1.0,end=0.1,until=0.5}'")
+        _show_rows(out, one["config"], note="fixed for a run")
+    out.print("[bold]every algorithm[/]")
+    _show_rows(out, fields["run"], note="the run")
+    _show_rows(out, fields["learner"], note="the learner; only for algorithms with a replay")
+    out.print(f"presets: {', '.join(fields['presets'])}", soft_wrap=True)
+    out.print("set one with --set NAME=VALUE, a file of them with --config FILE", soft_wrap=True)
+    out.print("a preset changes some of these; RUN/preset.toml holds what a run has used", soft_wrap=True)
+
+
+def _show_rows(out: Console, rows: Sequence[Mapping[str, Any]], *, note: str) -> None:
+    out.print(f"  [dim]{escape(note)}[/]", soft_wrap=True)
+    cells = [_cells(row) for row in rows]
+    wide = [max((len(row[at]) for row in cells), default=0) for at in range(3)]
+    for row, (name, default, limits) in zip(rows, cells, strict=True):
+        line = f"    {name:{wide[0]}}  {default:{wide[1]}}  {limits:{wide[2]}}  {row['says']}".rstrip()
+        out.print(escape(line), soft_wrap=True)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Name, default and range."""
+    value = row["default"]
+    if row["is_switch"]:
+        return row["name"], "true" if value else "false", "true or false"
+    if isinstance(value, dict):
+        until = "" if value["until"] == 1.0 else f" by {value['until']:g}"
+        value = f"{value['start']:g} → {value['end']:g}{until}"
+    default = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return row["name"], default, "" if row["low"] is None else f"{row['low']:g} to {row['high']:g}"
+
+
+# --- evaluate ---------------------------------------------------------------------------------------------------------
+
+
+@click.command(
+    epilog=examples(
+        "understudy evaluate runs/CartPole-v1-ppo-1",
+        "understudy evaluate R --episodes 100 --seeds 10 --json",
+    )
+)
+@click.argument("run", type=PATH)
+@click.option("--episodes", default=100, show_default=True, help="Episodes per seed.")
+@click.option("--seeds", default=10, show_default=True, help="Held-out sets of env seeds; an interval wants 5.")
+@click.option("--policy", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Which policy.")
+@json_option
+def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -> int:
+    """Play the policy of RUN on env seeds that its training has not seen: IQM and 95 % interval.
+
+    RUN is a run's folder, or a folder of several runs with different seeds; then the interval is over those runs.
+    """
+    import_from_here()
+    from understudy.app.runs.evaluation import evaluate_run  # imported late: --help should not wait for it
+
+    with console(as_json=as_json).status("playing ..."):
+        verdict = evaluate_run(run, episodes=episodes, seeds=seeds, policy=policy)
+    interval = f"95 % interval {verdict.low:.1f} to {verdict.high:.1f}" if verdict.low is not None else (
+        "no interval below 5 seeds" if verdict.runs == 1 else "no interval below 5 runs"
+    )  # fmt: skip
+    out = results(as_json=as_json)
+    out.print(f"IQM [bold]{verdict.iqm:.1f}[/], {interval}; mean {verdict.mean:.1f}", soft_wrap=True)
+    runs = "" if verdict.runs == 1 else f" of {verdict.runs} runs"
+    out.print(
+        f"{count(verdict.played)} episodes of the {policy} policy{runs}, {seeds} seeds of {episodes} each",
+        soft_wrap=True,
+    )
+    return finish(dataclasses.asdict(verdict), as_json=as_json)

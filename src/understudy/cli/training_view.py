@@ -36,7 +36,8 @@ class Progress:
         self.evaluation: Evaluation | None = None
         self._recent: deque[float] = deque(maxlen=100)
         self._seen: deque[tuple[float, int, int]] = deque()
-        self._guards: Counter[str] = Counter()
+        self.guards: Counter[str] = Counter()
+        """How often the guard stepped in, by kind of reason."""
 
     def hear(self, event: Event) -> None:
         self.steps = max(self.steps, event.env_steps)
@@ -54,33 +55,22 @@ class Progress:
                     # Compiling is not training: rates count from here.
                     self.is_compiling = False
                     self._seen.clear()
-                self._note()
+                self._seen.append((self._now(), self.steps, self.updates))
+                while len(self._seen) > 2 and self._seen[0][0] < self._now() - _WINDOW_S:
+                    self._seen.popleft()
             case Evaluation():
                 self.evaluation = event
             case Guarded():
-                self._guards[_kind(event)] += 1
+                self.guards[_kind(event)] += 1
 
     @property
     def unit(self) -> str:
         """What a run's progress is counted in."""
         return "updates" if self.started is not None and self.started.is_from_store else "steps"
 
-    @property
-    def guards(self) -> int:
-        """How often the guard stepped in."""
-        return self._guards.total()
-
-    def is_news(self, event: Guarded) -> bool:
-        """Whether this kind of guarding, which was heard already, has not been shown too often."""
-        return self._guards[_kind(event)] <= _GUARDS_SHOWN
-
-    def is_last_news(self, event: Guarded) -> bool:
-        return self._guards[_kind(event)] == _GUARDS_SHOWN
-
-    def _note(self) -> None:
-        self._seen.append((self._now(), self.steps, self.updates))
-        while len(self._seen) > 2 and self._seen[0][0] < self._now() - _WINDOW_S:
-            self._seen.popleft()
+    def times_guarded(self, event: Guarded) -> int:
+        """How often the guard stepped in for this kind of reason, this event included once it was heard."""
+        return self.guards[_kind(event)]
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -105,16 +95,28 @@ class Progress:
 @contextmanager
 def watching_run(out: Console, progress: Progress) -> Iterator[OnEvent]:
     """Show a run until the block ends; `progress` hears every event first."""
+    next_s = 0.0
+
+    def hear(event: Event) -> None:
+        nonlocal next_s
+        progress.hear(event)
+        is_news = not isinstance(event, Guarded) or progress.times_guarded(event) <= _GUARDS_SHOWN
+        if isinstance(event, Started | Guarded) and is_news:
+            out.print(_said(event, progress), soft_wrap=not out.is_terminal)
+        elif out.is_terminal or not is_news:
+            return
+        elif isinstance(event, Compiling):
+            out.print("compiling ...", soft_wrap=True)
+        elif isinstance(event, Evaluation) or (isinstance(event, Update) and time.monotonic() >= next_s):
+            out.print(line(progress), soft_wrap=True)
+        else:
+            return
+        next_s = time.monotonic() + _LINE_EVERY_S
+
     if not out.is_terminal:
-        yield _Lines(out, progress)
+        yield hear
         return
     with Live(console=out, refresh_per_second=4, transient=True, get_renderable=lambda: table(progress)):
-
-        def hear(event: Event) -> None:
-            progress.hear(event)
-            if isinstance(event, Started) or (isinstance(event, Guarded) and progress.is_news(event)):
-                out.print(_said(event, progress))
-
         yield hear
 
 
@@ -122,39 +124,18 @@ def _kind(event: Guarded) -> str:
     return re.sub(r"[0-9]+", "", event.what.partition(":")[0])
 
 
-class _Lines:
-    def __init__(self, out: Console, progress: Progress) -> None:
-        self._out, self._progress, self._next_s = out, progress, 0.0
-
-    def __call__(self, event: Event) -> None:
-        self._progress.hear(event)
-        now_s = time.monotonic()
-        if isinstance(event, Guarded) and not self._progress.is_news(event):
-            return
-        if isinstance(event, Started | Guarded | Compiling):
-            self._out.print(_said(event, self._progress), soft_wrap=True)
-        elif isinstance(event, Evaluation) or (isinstance(event, Update) and now_s >= self._next_s):
-            self._out.print(line(self._progress), soft_wrap=True)
-        else:
-            return
-        self._next_s = now_s + _LINE_EVERY_S
-
-
-def _said(event: Started | Guarded | Compiling, progress: Progress) -> str:
+def _said(event: Started | Guarded, progress: Progress) -> str:
     at = f"at {progress.unit.removesuffix('s')} {count(event.env_steps)}"
-    match event:
-        case Started():
-            goes_on = f", goes on {at}" if event.env_steps else ""
-            told = f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run {escape(event.run)}{goes_on}"
-            return told if event.init_from is None or goes_on else f"{told}\n{escape(fitted(event.init_from))}"
-        case Compiling():
-            return "compiling ..."
-    told = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
-    if progress.is_last_news(event):
-        told += (
+    if isinstance(event, Started):
+        goes_on = f", goes on {at}" if event.env_steps else ""
+        said = f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run {escape(event.run)}{goes_on}"
+        return said if event.init_from is None or goes_on else f"{said}\n{escape(fitted(event.init_from))}"
+    said = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
+    if progress.times_guarded(event) == _GUARDS_SHOWN:
+        said += (
             f"\n[yellow]guarded[/] further ones of this kind are only counted; {_guarded_csv(progress)} has them all"
         )
-    return told
+    return said
 
 
 def _guarded_csv(progress: Progress) -> str:
@@ -204,8 +185,8 @@ def line(progress: Progress) -> str:
     if progress.evaluation is not None:
         parts.append(f"return {returns(progress.evaluation)}")
     parts += [f"lag {progress.lag_versions}, replay ratio {progress.replay_ratio:.1f}"]
-    if progress.guards:
-        parts.append(f"guarded {count(progress.guards)} times")
+    if guards := progress.guards.total():
+        parts.append(f"guarded {count(guards)} times")
     if progress.left_s:
         parts.append(f"{duration(progress.left_s)} left at most")
     return "; ".join(parts)
@@ -231,8 +212,8 @@ def table(progress: Progress) -> Table:
     if progress.train_return is not None:
         shown.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
     shown.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
-    if progress.guards:
-        shown.add_row("[yellow]guarded[/]", f"{count(progress.guards)} times", f"[dim]{_guarded_csv(progress)}[/]")
+    if guards := progress.guards.total():
+        shown.add_row("[yellow]guarded[/]", f"{count(guards)} times", f"[dim]{_guarded_csv(progress)}[/]")
     left = duration(progress.left_s)
     shown.add_row("time left", left if run.until is None else f"{left} at most", "")
     return shown

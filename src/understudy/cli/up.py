@@ -17,16 +17,14 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.addresses import PAGES, for_others, openable, page_address
 from understudy.app.config import FILE_NAME as CONFIG_FILE
-from understudy.app.config import Config, hidden, resolve
+from understudy.app.config import HERE, Config, hidden, keep_used, moved, read_used, resolve, used_by
 from understudy.app.deployment import open_deployment
+from understudy.app.play_web import PAGES, for_others, openable, page_address
 from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform
 from understudy.app.roles.supervise import Standing
-from understudy.app.used import HERE, keep_used, moved, read_used, used_by
-from understudy.cli.config import config_option
 from understudy.cli.interrupts import INTERRUPTED, stop_signals
-from understudy.cli.options import console, count, data_option, examples
+from understudy.cli.options import config_option, console, count, data_option, examples
 from understudy.core.errors import ConfigError
 
 
@@ -138,23 +136,18 @@ class Asked:
 
 
 def _say_ready(platform: Platform, out: Console, *, json_ready: bool) -> None:
-    url, pages = platform.url, _pages(platform)
+    url, keys, pages = platform.url, platform.keys, dict[str, str]()
+    if url is not None and keys is not None:
+        # Where games are played in a browser with the development key: those that are registered and have a page.
+        games = open_deployment(platform.data, models=platform.config.models.url).registry.games()
+        pages = {game: page_address(url, game, key=keys.key) for game in PAGES if game in games}
     if json_ready:
         fields = {**platform.ready_line(), "url": url and openable(url), "pages": pages}
         sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
     elif url is not None:
         others = for_others(url, platform.config.gateway.hosts)
-        _print_ready(out, openable(url), platform.keys, pages=pages, others=others)
-
-
-def _pages(platform: Platform) -> dict[str, str]:
-    """Where games are played in a browser with the development key: those that are registered here and have a page."""
-    url, keys = platform.url, platform.keys
-    if url is None or keys is None:
-        return {}
-    games = open_deployment(platform.data, models=platform.config.models.url).registry.games()
-    return {game: page_address(url, game, key=keys.key) for game in PAGES if game in games}
+        _print_ready(out, openable(url), keys, pages=pages, others=others)
 
 
 def _print_ready(
@@ -176,7 +169,7 @@ def _print_ready(
 
 
 class _Lines:
-    """Lines on their way to standard error; when nobody reads them the newest are dropped, and nobody waits."""
+    """Lines on their way to standard error; while they are not read the newest are dropped, and nothing waits."""
 
     def __init__(self) -> None:
         self._waiting: queue.Queue[str | None] = queue.Queue(maxsize=1000)

@@ -221,10 +221,10 @@ def test_a_stream_that_is_busy_is_tried_again_and_one_that_is_away_is_told(
 ) -> None:
     clock = ManualClock(time.time())
     with monkeypatch.context() as patched:
-        patched.setattr("understudy.app.links.open_stream", lambda _, data: Shut(data.stream))
+        patched.setattr("understudy.app.deployment.open_stream", lambda _, data: Shut(data.stream))
         with pytest.raises(StorageFailed, match="the broker does not answer; mend that, then run the same command"):
             made.bring(clock=clock)
-    monkeypatch.setattr("understudy.app.links.open_stream", lambda _, data: Busy(data.stream))
+    monkeypatch.setattr("understudy.app.deployment.open_stream", lambda _, data: Busy(data.stream))
     result = made.bring(clock=clock)
     audit = made.drained()
     assert (audit.steps, audit.duplicate_steps, audit.gap_steps) == (result.steps, 0, 0)

@@ -115,6 +115,6 @@ def test_wrong_use_is_refused(run: Path, tmp_path: Path):
 
 
 def test_evaluating_needs_no_jax():
-    code = "import sys, understudy.cli.evaluate, understudy.app.runs.evaluation; print('jax' in sys.modules)"
+    code = "import sys, understudy.cli.train, understudy.app.runs.evaluation; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

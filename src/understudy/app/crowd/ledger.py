@@ -10,7 +10,7 @@ import struct
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,25 +23,65 @@ from understudy.core.ports import Ack, Casting, Link
 _MOST_LATENCIES = 20_000
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One acknowledged frame."""
+
+    session: bytes
+    chunk_no: int
+    n_steps: int
+    crc: int
+
+
+class Ledger:
+    """One file of promises, which this process alone writes."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._is_cut = False
+        self.steps = 0
+        """How many were promised."""
+
+    def note(self, frames: Iterable[Frame]) -> None:
+        """Write a whole line for each acknowledged frame."""
+        promises = [_promise(frame) for frame in frames]
+        if not promises:
+            return
+        self.steps += sum(promise.n_steps for promise in promises)
+        lines = "".join(json.dumps({**asdict(one), "session": one.session.hex()}) + "\n" for one in promises)
+        # After a full disk cut a line short, the next starts on a line of its own.
+        view = memoryview((b"\n" if self._is_cut else b"") + lines.encode())
+        self._is_cut = True
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        self._is_cut = False
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
 class LedgerLink:
     """A Link that notes every acknowledgement before the client hears of it."""
 
     def __init__(self, link: Link, folder: Path) -> None:
         self._link = link
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self.address = "data"
-        self._is_cut = False
+        self._ledger = Ledger(folder)
         self.latencies_s: deque[float] = deque(maxlen=_MOST_LATENCIES)
-        self.acked_steps = 0
 
-    def register(self, spec: GameSpec) -> None:
-        self._link.register(spec)
+    @property
+    def acked_steps(self) -> int:
+        return self._ledger.steps
 
     @property
     def keep_share(self) -> float:
         return self._link.keep_share
+
+    def register(self, spec: GameSpec) -> None:
+        self._link.register(spec)
 
     def bot(self, after: int, *, wait_s: float) -> Casting | None:
         return self._link.bot(after, wait_s=wait_s)
@@ -55,35 +95,12 @@ class LedgerLink:
         began_s = time.perf_counter()
         acks = self._link.send(frames, players, skipped_steps=skipped_steps)
         self.latencies_s.append(time.perf_counter() - began_s)
-        promises = [_promise(frame) for frame, ack in zip(frames, acks, strict=True) if ack.accepted]
-        self.acked_steps += sum(promise.n_steps for promise in promises)
-        if promises:
-            self._note("".join(_line(promise) for promise in promises).encode())
+        self._ledger.note(frame for frame, ack in zip(frames, acks, strict=True) if ack.accepted)
         return acks
-
-    def _note(self, raw: bytes) -> None:
-        """Write whole lines; after a full disk cut one short, the next starts on a line of its own."""
-        view = memoryview((b"\n" if self._is_cut else b"") + raw)
-        self._is_cut = True
-        while view:
-            view = view[os.write(self._descriptor, view) :]
-        self._is_cut = False
 
     def close(self) -> None:
         self._link.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """One acknowledged frame."""
-
-    session: bytes
-    chunk_no: int
-    n_steps: int
-    crc: int
+        self._ledger.close()
 
 
 def _promise(frame: Frame) -> Promise:
@@ -94,10 +111,6 @@ def _promise(frame: Frame) -> Promise:
         (length,) = struct.unpack_from("<Q", raw, 64)
         n_steps = int(json.loads(raw[72 : 72 + length])["__metadata__"]["n_steps"])
     return Promise(raw[16:32], number, n_steps, crc)
-
-
-def _line(promise: Promise) -> str:
-    return json.dumps({**asdict(promise), "session": promise.session.hex()}) + "\n"
 
 
 def read_ledger(folder: Path) -> Iterator[Promise]:

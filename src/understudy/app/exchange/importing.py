@@ -15,10 +15,10 @@ from threading import Event
 from typing import Any
 
 from understudy.app.crowd.ledger import LedgerLink
+from understudy.app.deployment import open_link, register
 from understudy.app.exchange.destination import Destination, Landing
 from understudy.app.exchange.exporting import OnSteps
 from understudy.app.exchange.incoming import Incoming, Outline, noise_of, survey
-from understudy.app.links import open_link, register
 from understudy.core.ages import DOOR_S, SPOOL_S, refused_session
 from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock, SystemClock

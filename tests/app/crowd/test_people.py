@@ -1,14 +1,17 @@
-"""People who play rally against the bot: what is recorded of both seats, and who is counted as winner."""
+"""Simulated people: their pace, what is recorded of a match against the bot, and who is counted as winner."""
 
+import threading
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.client.fakes import MemoryLink, chunks
 from understudy.act.vector import game_of, make_envs
-from understudy.app.crowd.match import Match
+from understudy.app.crowd.people import Match, Solo, rounds
 from understudy.client.connect import connect
 from understudy.core.chunk import By, RowKind
 from understudy.core.errors import ConfigError
@@ -46,3 +49,46 @@ def test_other_games_have_one_seat(tmp_path: Path):
     spec = game_of(make_envs("CartPole-v1", 1))
     with connect(spec=spec, link=MemoryLink(), spool=tmp_path) as game, pytest.raises(ConfigError, match="one seat"):
         Match(game, "person-0", 0, np.random.default_rng(0))
+
+
+def test_a_person_who_leaves_all_to_the_bot_decides_while_there_is_none(tmp_path: Path):
+    seen: list[float] = []
+    link, spec = MemoryLink(), game_of(make_envs("CartPole-v1", 1))
+    with connect(spec=spec, link=link, spool=tmp_path, consent="granted") as game:
+
+        def choose(obs: Any) -> int:
+            seen.append(float(obs[2]))
+            return int(obs[2] > 0)
+
+        person = Solo(game, "ada", "CartPole-v1", np.random.default_rng(0), bot_share=1.0, choose=choose)
+        for _ in range(60):
+            person.step()
+    assert len(seen) == 60
+
+
+def test_rounds_keep_their_pace_and_their_time():
+    told = list[int]()
+    began_s = time.monotonic()
+    played = rounds(lambda: None, told.append, stop=threading.Event(), rate=100, seconds=0.5)
+    assert 0.5 <= time.monotonic() - began_s < 5
+    assert 1 <= played <= 51
+    assert told[0] == 0
+    assert len(told) >= 2
+    assert told == sorted(told)
+
+
+def test_they_end_when_somebody_asks():
+    stop, seen = threading.Event(), list[int]()
+
+    def play() -> None:
+        seen.append(1)
+        if len(seen) == 5:
+            stop.set()
+
+    assert rounds(play, lambda _: None, stop=stop, rate=0) == 5
+
+
+def test_nobody_plays_when_it_was_asked_before():
+    stop = threading.Event()
+    stop.set()
+    assert rounds(lambda: None, lambda _: None, stop=stop, rate=1) == 0

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.app.data import DataFolder
-from understudy.app.stats import stats_elsewhere
+from understudy.app.data import DataFolder, stats_elsewhere
 from understudy.core.ports import Cursor, Tail
 from understudy.stores.local import LocalStore
 from understudy.testing.desk import SPEC, Desk, StoreFactory

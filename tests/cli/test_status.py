@@ -13,8 +13,8 @@ from tests.app.test_deployment import GAME, a_run
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.service.gatekeeper import release_run
-from understudy.app.status import status
 from understudy.cli.root import run as run_command
+from understudy.cli.status import look as status
 from understudy.core.lock import FileLock
 from understudy.testing.clock import START_S, ManualClock
 
