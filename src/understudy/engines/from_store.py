@@ -176,11 +176,6 @@ class FromStore:
         chunks = [found[key] for key in ids if key in found]
         return iter([one for one in map(people_in, chunks) if one is not None] if self._only_people else chunks)
 
-    def go_back(self, arrays: Mapping[str, Array]) -> None:
-        """Take a checkpoint's weights again, and learn on half as fast."""
-        self.learner.go_back(arrays)
-        self.policy = self.learner.publish()
-
     def close(self) -> None:
         self._follower.leave(self)
 

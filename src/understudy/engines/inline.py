@@ -241,11 +241,6 @@ class Inline:
         self._round, self.steps = facts["round"], facts["env_steps"]
         self.policy = self.learner.current()
 
-    def go_back(self, arrays: Mapping[str, Array]) -> None:
-        """Take a checkpoint's weights again, and learn on half as fast from what is here."""
-        self.learner.go_back(arrays)
-        self.policy = self.learner.publish()
-
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()

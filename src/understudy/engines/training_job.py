@@ -121,19 +121,17 @@ class Engine(Protocol):
     """What turns rounds into weights; `steps` are env steps, or updates where nothing is played."""
 
     learner: Learner
+    policy: Policy
 
     @property
     def steps(self) -> int: ...
     @property
     def env_steps(self) -> int: ...
     @property
-    def policy(self) -> Policy: ...
-    @property
     def is_done(self) -> bool: ...
     def step(self) -> bool: ...
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]: ...
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None: ...
-    def go_back(self, arrays: Mapping[str, Array]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -159,7 +157,8 @@ class TrainingJob:
                 f"updates stay not finite after {self.restores - 1} restores; look at the rewards and observations of "
                 "the chunks that were named, or lower learning_rate"
             )
-        self.engine.go_back(checkpoint.arrays)
+        self.engine.learner.go_back(checkpoint.arrays)
+        self.engine.policy = self.engine.learner.publish()
         what = (
             f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} restored, "
             "learning rate halved"

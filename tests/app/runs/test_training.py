@@ -48,7 +48,6 @@ class Rounds:
     def restore(self, arrays: Any, facts: Any) -> None:
         self.steps = facts["steps"]
 
-    def go_back(self, arrays: Any) -> None: ...
     def close(self) -> None: ...
 
 
