@@ -32,7 +32,6 @@ from understudy.app.runs.folder import RunFolder
 from understudy.app.runs.train import train
 from understudy.app.runs.training import Training
 from understudy.ingest.specs import SpecFolder
-from understudy.learn import checkpoint as checkpoint_module
 from understudy.learn import learner as learner_module
 from understudy.learn.learner import Learner
 from understudy.learn.replay import HostReplay
@@ -301,8 +300,10 @@ def without_priorities(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_moments(patch: pytest.MonkeyPatch) -> None:
+    real = learner_module.state_from_arrays
+
     def state_from_arrays(template: Any, arrays: Mapping[str, Any]) -> Any:
-        state = checkpoint_module.state_from_arrays(template, arrays)
+        state = real(template, arrays)
         return state._replace(optimiser=template.optimiser)
 
     patch.setattr(learner_module, "state_from_arrays", state_from_arrays)
