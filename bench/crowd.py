@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.games import EPISODE_STEPS, record
-from understudy.core.block import encode_block
-from understudy.core.builder import ChunkBuilder
-from understudy.core.frame import Frame
+from understudy.core.builder import ChunkBuilder, encode_block
+from understudy.core.frame import CONTENT_TYPE, Frame, encode_parcel
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName, new_session, player_name
-from understudy.core.parcel import CONTENT_TYPE, encode_parcel
 from understudy.core.ports import Ack
 
 Answered = Callable[[int, bytes], None]

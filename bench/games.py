@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from understudy.core.block import encode_block
-from understudy.core.builder import ChunkBuilder
-from understudy.core.chunk import decode_chunk
+from understudy.core.builder import ChunkBuilder, encode_block
+from understudy.core.chunk import EpisodeNote, decode_chunk
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec, game_spec
-from understudy.core.meta import EpisodeNote
 from understudy.core.names import new_session
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES, Array

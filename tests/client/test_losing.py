@@ -6,7 +6,7 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client
 from understudy.client import RecordingWarning
 from understudy.client.spool import SessionSpool, Spool
-from understudy.core.block import encode_block
+from understudy.core.builder import encode_block
 from understudy.core.frame import FrameKind, data_frame, read_close, read_drop
 from understudy.core.game import game_spec
 from understudy.core.lock import FileLock

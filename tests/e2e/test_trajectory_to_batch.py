@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.client.connect import Game, connect
-from understudy.client.recorder import Recorder
+from understudy.client.episode import Recorder
 from understudy.core.algorithm import Batch, Decision, Feedback, Transitions
 from understudy.core.chunk import chunk_of
 from understudy.core.frame import Frame, FrameKind

@@ -20,11 +20,10 @@ from understudy.act.rebuild import rebuild
 from understudy.act.seeds import EpisodeSeeds
 from understudy.act.tape import Cut, Tape
 from understudy.act.vector import Envs
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import Chunk, ChunkMeta
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.heads import Decision
-from understudy.core.meta import ChunkMeta
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.block import raw_name
-from understudy.core.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, RowKind
+from understudy.core.builder import raw_name
+from understudy.core.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, EpisodeNote, RowKind
 from understudy.core.game import GameSpec
-from understudy.core.meta import EpisodeNote
 from understudy.core.tensors import Array
 from understudy.core.writer import raw_space
 

@@ -17,7 +17,7 @@ from understudy.act.rally import SPEC as RALLY_SPEC
 from understudy.act.rally import RallyVector
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.game import GameSpec, spec_from_gymnasium
-from understudy.core.import_path import load
+from understudy.core.settings import load
 from understudy.games.rally import GAME_ID as RALLY
 
 Env = gymnasium.Env[Any, Any]

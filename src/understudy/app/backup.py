@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import understudy
 from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
@@ -31,7 +32,6 @@ from understudy.core.lock import FileLock
 from understudy.core.log import make_folder, sync_folder, write_file
 from understudy.core.manifest import Manifest
 from understudy.core.ports import Objects
-from understudy.core.version import version
 from understudy.models.objects import FolderObjects, open_objects
 from understudy.models.registry import Registry
 from understudy.stores.audit import audit, summary
@@ -80,7 +80,7 @@ def back_up(data: DataFolder, target: Path, *, config: Config | None = None, tim
             if (data.root / name).exists():
                 _copy_file(data.root / name, target / name)
         files = {name: _digest(target / name) for name in _names(target)}
-        facts = {"format": FORMAT, "version": version(), "at_s": round(time.time(), 3), "files": files}
+        facts = {"format": FORMAT, "version": understudy.__version__, "at_s": round(time.time(), 3), "files": files}
         _sync_tree(target)
         write_file(target / _FACTS, json.dumps(facts, indent=1).encode())
         return prove(target)

@@ -15,9 +15,9 @@ from understudy.app.backends import check_backends
 from understudy.app.data import DataFolder, data_folder
 from understudy.app.service.schedule import LearningSchedule
 from understudy.core import settings
+from understudy.core.chunk import CONSENTS
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.log import write_file
-from understudy.core.meta import CONSENTS
 from understudy.core.settings import Resolved as Resolved
 from understudy.core.settings import from_tree, setting
 from understudy.core.settings import hidden as hidden

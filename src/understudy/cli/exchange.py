@@ -20,8 +20,8 @@ from understudy.app.specs import registered_specs
 from understudy.cli.deployed import config_of
 from understudy.cli.elsewhere import store_elsewhere, store_option
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
+from understudy.core.chunk import CONSENTS
 from understudy.core.errors import ConfigError
-from understudy.core.meta import CONSENTS
 from understudy.core.names import game_name, player_name
 from understudy.stores.view import StoreView
 

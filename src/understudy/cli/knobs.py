@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from understudy.app.runs.settings import ALGORITHMS, LearnerPart, RunPart, algorithm_class, described, preset_names
 from understudy.core.algorithm import Range, Schedule
-from understudy.core.layers import ACTIVATIONS
+from understudy.core.network import ACTIVATIONS
 
 
 def listed(algorithm: str | None) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import click
 
 import understudy
 from understudy.cli.options import console, examples, finish, json_option
+from understudy.core.chunk import CHUNK_FORMAT
 from understudy.core.frame import VERSION
 from understudy.core.game import SPEC_FORMAT
-from understudy.core.meta import CHUNK_FORMAT
 
 
 @click.command(epilog=examples("understudy version", "understudy version --json"))

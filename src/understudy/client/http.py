@@ -10,19 +10,20 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from understudy.client.place import Address
-from understudy.core.aws import is_loopback
+import understudy
 from understudy.core.canonical import strict_json
 from understudy.core.errors import ConfigError, LinkFailed, Refused
-from understudy.core.frame import Frame
+from understudy.core.frame import CONTENT_TYPE, Frame, encode_parcel
 from understudy.core.game import GameSpec
+from understudy.core.location import is_loopback
 from understudy.core.names import PlayerName
-from understudy.core.parcel import CONTENT_TYPE, encode_parcel
 from understudy.core.ports import Ack, Casting
-from understudy.core.version import version
+
+if TYPE_CHECKING:
+    from understudy.client.connect import Address
 
 TIMEOUT_S = 10.0
 """How long connecting, and then each part of an answer, may take."""
@@ -35,7 +36,7 @@ _LOADING = threading.Lock()
 class HttpLink:
     """Link over a gateway's HTTP API; thread-safe. Whatever goes wrong with a whole request is a LinkFailed."""
 
-    def __init__(self, place: Address, game: str, *, insecure: bool = False, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, place: "Address", game: str, *, insecure: bool = False, timeout_s: float = TIMEOUT_S) -> None:
         self.address, host, port, is_tls = _parts(place.url, insecure=insecure)
         if not (place.key.isascii() and place.key.isprintable() and " " not in place.key):
             raise ConfigError("the key holds letters that no key has; copy it again, as `understudy up` printed it")
@@ -102,7 +103,8 @@ class _Line:
         self._address, self._host, self._port, self._is_tls = address, host, port, is_tls
         self._timeout_s = timeout_s
         self._headers = {
-            "authorization": f"Bearer {key}", "accept-encoding": "identity", "user-agent": f"understudy/{version()}",
+            "authorization": f"Bearer {key}", "accept-encoding": "identity",
+            "user-agent": f"understudy/{understudy.__version__}",
         }  # fmt: skip
         self._lock = threading.Lock()
         self._connection: Any = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import Entry, SessionSpool, Spool, Waiting, read_about
-from understudy.core.block import Block, encode_block
+from understudy.core.builder import Block, encode_block
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
 from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame

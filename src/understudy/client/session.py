@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Generic, TypeVar
 
-from understudy.core.ages import DAY_S
-from understudy.core.block import Block, BlockPool
-from understudy.core.builder import ChunkBuilder
+from understudy.core.builder import Block, BlockPool, ChunkBuilder
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, Refused
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName, new_session, session_time_s
+from understudy.core.session import DAY_S
 
 IDLE_S = 60.0
 """A session without an episode for this long is closed."""

@@ -9,12 +9,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from understudy.core.ages import DOOR_S, refused_session
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
 from understudy.core.log import make_folder, sync_folder
 from understudy.core.names import GameName, PlayerName
+from understudy.core.session import DOOR_S, refused_session
 
 KEY_BYTES = 32
 

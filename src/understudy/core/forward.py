@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from understudy.core.layers import (
+from understudy.core.network import (
     Activation,
     Channels,
     Constant,
@@ -17,13 +17,16 @@ from understudy.core.layers import (
     Dense,
     Dueling,
     Flatten,
+    Input,
     Layer,
     LayerNorm,
+    NetworkSpec,
     ObservationNorm,
     OneHot,
     ScaleImage,
+    Weights,
+    aligned,
 )
-from understudy.core.network import Input, NetworkSpec, Weights, aligned
 from understudy.core.tensors import Array
 
 F32 = np.dtype(np.float32)

@@ -22,7 +22,7 @@ import numpy as np
 
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
-from understudy.core.spaces import Box, Discrete
+from understudy.core.spaces import OPEN, Box, Discrete
 from understudy.core.tensors import Array
 
 DISCRETE = ("argmax", "epsilon_greedy", "categorical")
@@ -32,8 +32,6 @@ ILLEGAL, LOWEST = -1e30, -1e20
 """Illegal outputs become the first, legal ones are at least the second: so illegal ones lose whatever comes."""
 LOG_STD = (-20.0, 4.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-OPEN = 1e30
-"""A bound beyond this is none: a Box that is open in places keeps its dtype's extreme there."""
 
 _OUTPUTS = {"argmax": ("q",), "epsilon_greedy": ("q",), "categorical": ("logits",)}
 

@@ -7,12 +7,13 @@ The type of a setting is that of its default. A field whose default is another s
 
 import dataclasses
 import difflib
+import importlib
 import json
 import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -340,3 +341,19 @@ def toml_text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(toml_text(one) for one in value)}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else repr(value)
+
+
+def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
+    """What an import path stands for; ConfigError names the nearest of the known short names."""
+    module, _, attribute = path.partition(":")
+    if not attribute:
+        names = sorted(known)
+        near = difflib.get_close_matches(path, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}" if names else ""
+        raise ConfigError(f"there is no {what} {path!r}{hint} (or name your own as module:Class)")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{what} {path!r} cannot be imported: {error}; give module:Class on the Python path"
+        ) from None

@@ -14,6 +14,9 @@ from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 
 MAX_DIMENSIONS = 6
 
+OPEN = 1e30
+"""A bound beyond this is none: a Box that is open in places keeps its dtype's extreme there."""
+
 Bounds = float | tuple[float, ...] | None  # whole numbers stay int
 """One bound for all elements, one for each (flattened), or none."""
 

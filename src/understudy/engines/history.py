@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from understudy.core.chunk import Chunk, chunk_of
+from understudy.core.chunk import Chunk, ChunkId, chunk_name, chunk_of
 from understudy.core.clock import Clock
 from understudy.core.errors import Corrupt
 from understudy.core.frame import decode_frame
 from understudy.core.game import GameSpec
-from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.ports import Candidate, Quarantined, WriteBatch
 from understudy.engines.follower import stored_chunks
 from understudy.stores.local import LocalStore

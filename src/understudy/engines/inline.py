@@ -15,10 +15,9 @@ from typing import Any
 
 from understudy.act.actor import Actor, Collected
 from understudy.act.explore import ladder
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import Chunk, ChunkId, chunk_name
 from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.events import Compiling, Episode, Guarded, OnEvent, Update
-from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
 from understudy.engines.history import History

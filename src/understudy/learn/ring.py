@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, RowKind
+from understudy.core.chunk import Chunk, ChunkId, RowKind
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.layout import RowLayout
 from understudy.learn.windows import Windows, windows_of

@@ -8,10 +8,9 @@ from dataclasses import dataclass, fields
 from threading import Event
 from typing import Any
 
-from understudy.core.aws import aws_session, check_endpoint, is_here, source_of_keys
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError, Unreachable
-from understudy.core.location import Location
+from understudy.core.location import Location, aws_session, check_endpoint, is_here, source_of_keys
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")

@@ -20,9 +20,8 @@ from understudy.app.crowd.pace import rounds
 from understudy.app.crowd.solo import Solo
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import Child, python_module, report, stop_with_parent
-from understudy.client.connect import connect
+from understudy.client.connect import Address, connect
 from understudy.client.http import HttpLink
-from understudy.client.place import Address
 from understudy.core.game import spec_from_gymnasium
 from understudy.games.rally import GAME_ID as RALLY
 

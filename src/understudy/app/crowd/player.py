@@ -19,7 +19,7 @@ from understudy.app.crowd.pace import rounds
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import python_module, report, stop_with_parent
 from understudy.client.connect import connect, local_link
-from understudy.client.recorder import Recorder
+from understudy.client.episode import Recorder
 from understudy.core.clock import SystemClock
 from understudy.core.game import spec_from_gymnasium
 

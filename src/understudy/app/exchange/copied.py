@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 from understudy.app.exchange.history import Wanted
+from understudy.core.chunk import ChunkMeta
 from understudy.core.errors import StorageFailed
-from understudy.core.meta import ChunkMeta
 from understudy.core.ports import ExperienceStore, Gone, Specs
 from understudy.stores.view import StoreView
 from understudy.stores.window import PAGE, Window

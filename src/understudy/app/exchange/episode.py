@@ -12,12 +12,13 @@ from understudy.core.chunk import (
     MAX_DECODED_BYTES,
     MAX_STEPS,
     Chunk,
+    ChunkMeta,
+    EpisodeNote,
     RowKind,
     bootstrap_last_row,
     split_chunk,
 )
 from understudy.core.game import GameSpec
-from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.tensors import Array
 
 _HEADER_BYTES = 16 * 1024

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from understudy.core.errors import ConfigError
-from understudy.core.random_action import nested
+from understudy.core.game import nested
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import Array
 

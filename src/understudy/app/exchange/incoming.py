@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from understudy.app.exchange.history import OnSteps, noise_of
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import Chunk, read_meta
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import MAX_BODY_BYTES
 from understudy.core.game import GameSpec
-from understudy.core.meta import read_meta
 from understudy.core.names import PlayerName, new_session
 from understudy.core.session import MAX_REPORT_AHEAD
 from understudy.ingest.check import check_against_spec

@@ -15,11 +15,10 @@ from understudy.app.exchange.gym_spaces import flattened
 from understudy.app.exchange.history import noise_of
 from understudy.app.exchange.incoming import session_of
 from understudy.app.exchange.minari_out import SPEC_KEY
-from understudy.core.block import raw_name
-from understudy.core.chunk import OPTIONAL, Chunk
+from understudy.core.builder import raw_name
+from understudy.core.chunk import OPTIONAL, Chunk, EpisodeNote
 from understudy.core.errors import ConfigError, Refused, SpecError
 from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.meta import EpisodeNote
 from understudy.core.names import GameName, PlayerName, game_name
 from understudy.core.spaces import Space, space_from_gymnasium
 from understudy.core.tensors import Array

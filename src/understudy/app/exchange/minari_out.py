@@ -17,9 +17,8 @@ from understudy.app.exchange.gym_spaces import gym_space, unflattened
 from understudy.app.exchange.history import History, Item, OnSteps
 from understudy.app.exchange.parquet_out import Written, nothing_left
 from understudy.app.exchange.target import whole
-from understudy.core.chunk import Chunk, RowKind
+from understudy.core.chunk import Chunk, EpisodeNote, RowKind
 from understudy.core.errors import ConfigError
-from understudy.core.meta import EpisodeNote
 from understudy.core.tensors import Array
 
 SPEC_KEY = "understudy_spec"

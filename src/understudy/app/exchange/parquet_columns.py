@@ -16,7 +16,7 @@ import numpy as np
 
 from understudy.app.exchange.arrow import arrow_type
 from understudy.app.exchange.extra import extra
-from understudy.core.block import raw_name
+from understudy.core.builder import raw_name
 from understudy.core.chunk import OPTIONAL, REQUIRED
 from understudy.core.game import GameSpec
 from understudy.core.writer import raw_space

@@ -20,10 +20,9 @@ from understudy.app.exchange.parquet_columns import (
     next_columns,
     parquet_schema,
 )
-from understudy.core.chunk import MAX_STEPS, Chunk, RowKind, keeps_value_when_padded
+from understudy.core.chunk import CHUNK_FORMAT, MAX_STEPS, Chunk, RowKind, keeps_value_when_padded, read_meta
 from understudy.core.errors import ConfigError, Refused, SpecError
 from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.meta import CHUNK_FORMAT, read_meta
 from understudy.core.names import GameName, PlayerName, player_name
 from understudy.core.tensors import Array
 

@@ -12,9 +12,8 @@ from understudy.app.exchange.history import History, Item, OnSteps
 from understudy.app.exchange.parquet_columns import Column, data_columns, next_columns, parquet_schema
 from understudy.app.exchange.target import whole
 from understudy.core.canonical import canonical_json
-from understudy.core.chunk import Chunk, RowKind
+from understudy.core.chunk import Chunk, ChunkMeta, RowKind
 from understudy.core.errors import ConfigError
-from understudy.core.meta import ChunkMeta
 
 GROUP_ROWS = 65_536
 GROUP_BYTES = 32 * 1024 * 1024

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from understudy.app.exchange.begun import Sent
 from understudy.app.exchange.incoming import Outline
-from understudy.core.ages import DOOR_S, SPOOL_S, refused_session
 from understudy.core.errors import ConfigError
 from understudy.core.names import PlayerName
 from understudy.core.ports import SessionInfo
+from understudy.core.session import DOOR_S, SPOOL_S, refused_session
 
 
 @dataclass(frozen=True, slots=True)

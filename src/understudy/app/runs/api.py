@@ -17,8 +17,8 @@ from understudy.app.runs.train import train as train_run
 from understudy.app.runs.video import check_video, film
 from understudy.core.errors import ConfigError
 from understudy.core.events import OnEvent
-from understudy.core.import_path import load
 from understudy.core.network import NetworkSpec
+from understudy.core.settings import load
 from understudy.core.statistics import bootstrap, iqm
 
 MAX_VIDEOS = 1_000

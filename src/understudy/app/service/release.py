@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+import understudy
 from understudy.app.deployment import Deployment
 from understudy.app.runs.folder import RunFolder
 from understudy.app.service.gatekeeper import fitting_champion
 from understudy.app.service.model_check import Budget, check_apart
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.manifest import Lineage, Manifest, make_manifest
-from understudy.core.version import version
 from understudy.models.gate import Bounds, Evidence, Verdict, verdict
 
 
@@ -62,7 +62,7 @@ def _lineage(facts: Mapping[str, Any], result: Mapping[str, Any], run: Path) -> 
     metrics = {name: value for name, value in sorted(numbers.items()) if np.isfinite(value)}
     plain = {name: value for name, value in sorted(facts.items()) if _is_small(value)}
     return Lineage(
-        algorithm=str(facts.get("algorithm", "")), seed=int(facts.get("seed", 0)), code_version=version(),
+        algorithm=str(facts.get("algorithm", "")), seed=int(facts.get("seed", 0)), code_version=understudy.__version__,
         config={**plain, "run": run.resolve().name}, metrics=metrics,
     )  # fmt: skip
 

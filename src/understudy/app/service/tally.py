@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core.chunk import By, Chunk, RowKind
+from understudy.core.chunk import By, Chunk, EpisodeNote, RowKind
 from understudy.core.frame import FrameKind
-from understudy.core.meta import EpisodeNote
 from understudy.core.ports import Forgotten, Stored
 from understudy.engines.follower import Place, StoreFollower, place_from_json
 
