@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import understudy
@@ -219,9 +218,7 @@ class Game:
     def __enter__(self) -> "Game":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self) -> None:

@@ -4,7 +4,6 @@ brings the next observation."""
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -55,7 +54,7 @@ class Deciding:
             bot = self._bots.cast()
             if bot is None:
                 return otherwise(obs) if callable(otherwise) else otherwise
-            self._player, self._version, self.model = bot.policy.player(), bot.policy.version, bot.name
+            self._player, self._version, self.model = bot.policy.player(), bot.policy.version, bot.manifest.name
         return None
 
     def choose(self, obs: Any, own: Any, *, legal: Any, deterministic: bool) -> Decided:
@@ -235,9 +234,7 @@ class Episode:
     def __enter__(self) -> "Episode":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cut()
 
     def _leave(self, why: str) -> None:
@@ -328,14 +325,15 @@ class Recorder:
                     code, extras = decided.by, decided.extras
                     if self._deciding.model:
                         builder.name_model(self._deciding.model)
-                builder.act(action, by=code, frames=frames, t_ms=t_ms, extras=extras)
+                builder.act(action, code, frames, t_ms, extras)
                 builder.add_reward(reward)
                 if terminated or truncated:
                     is_full = builder.finish(
                         next_obs, terminated=bool(terminated), truncated=bool(truncated), legal=legal, t_ms=t_ms
                     )
                 else:
-                    is_full = builder.stage(next_obs, legal=legal, t_ms=t_ms)
+                    builder.stage(next_obs, legal, t_ms)
+                    is_full = builder.is_full
             except Exception as error:
                 self._spoil(error)
                 return
@@ -354,9 +352,7 @@ class Recorder:
     def __enter__(self) -> "Recorder":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _spoil(self, error: Exception) -> None:

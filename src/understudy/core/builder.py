@@ -267,8 +267,8 @@ class ChunkBuilder:
         self.stage(obs, legal, t_ms)
         return self.act(action, by, frames, t_ms, extras)
 
-    def stage(self, obs: Any, legal: Any = None, t_ms: int = 0) -> bool:
-        """Write the next observation, which closes the open step; says whether a block is full."""
+    def stage(self, obs: Any, legal: Any = None, t_ms: int = 0) -> None:
+        """Write the next observation, which closes the open step; `is_full` says whether a block must be taken."""
         is_open = self._state == _OPEN
         at = self._at + is_open
         if self._note is None:
@@ -280,7 +280,6 @@ class ChunkBuilder:
             self._close(t_ms)
             self._at = at
         self._state = _STAGED
-        return at >= self._last_row or self.closed_steps >= self._max_steps
 
     def act(
         self, action: Any, by: int = By.UNKNOWN, frames: int = 1, t_ms: int = 0, extras: Extras | None = None
@@ -349,7 +348,7 @@ class ChunkBuilder:
         self._close(t_ms)
         self._columns.row[at] = RowKind.FINAL
         self._leave(at + 1, note)
-        return self._is_full
+        return self.is_full
 
     def cut(self, *, result: str | float | None = None) -> bool:
         """Stop the episode where it is known: an open step is dropped, a staged observation kept."""
@@ -359,10 +358,10 @@ class ChunkBuilder:
             if self._state != _EMPTY and self._notes and self._notes[-1].row == self._at:
                 self._notes.pop()
             self._state, self._note = _EMPTY, None
-            return self._is_full
+            return self.is_full
         self._columns.row[self._at] = RowKind.BOOTSTRAP
         self._leave(self._at + 1, replace(self._note, cut=True, result=result))
-        return self._is_full
+        return self.is_full
 
     # --- Its rows ---------------------------------------------------------------------------------------------------
 
@@ -400,7 +399,8 @@ class ChunkBuilder:
         return block
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether a block must be taken."""
         return self._at >= self._last_row or self.closed_steps >= self._max_steps or self._note_bytes > MAX_NOTE_BYTES
 
     def _close(self, t_ms: int) -> None:

@@ -91,12 +91,9 @@ class Door:
             return Refused("no_player", f"nobody was named for session {frame.session}")
         if refused := refused_session(frame.session, entered_s=now_s, oldest_s=DOOR_S):
             return refused
-        return frame.stamped(self._pseudonym(player), int(now_s))
-
-    def _pseudonym(self, player: PlayerName) -> bytes:
         known = self._known.get(player)
         if known is None:
             if len(self._known) >= 4096:
                 self._known.clear()
             known = self._known[player] = pseudonym(self._key, self.game, player)
-        return known
+        return frame.stamped(known, int(now_s))

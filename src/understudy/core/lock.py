@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 from understudy.core.errors import Locked
 
@@ -29,14 +28,6 @@ else:
 _RETRY_S = 0.01
 
 
-def _took(descriptor: int) -> bool:
-    try:
-        _take(descriptor)
-    except OSError:
-        return False
-    return True
-
-
 class FileLock:
     """Holds a lock file from construction to close; Locked when another process has it."""
 
@@ -45,11 +36,17 @@ class FileLock:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         deadline = time.monotonic() + patience_s
-        while not _took(self._descriptor):
-            if time.monotonic() >= deadline:
-                os.close(self._descriptor)
-                self._descriptor = None
-                raise Locked(f"{what} is in use by another process ({path}); stop that process, or wait for it")
+        while True:
+            try:
+                _take(self._descriptor)
+                return
+            except OSError:
+                if time.monotonic() >= deadline:
+                    os.close(self._descriptor)
+                    self._descriptor = None
+                    raise Locked(
+                        f"{what} is in use by another process ({path}); stop that process, or wait for it"
+                    ) from None
             time.sleep(_RETRY_S)
 
     def close(self) -> None:
@@ -63,9 +60,7 @@ class FileLock:
     def __enter__(self) -> "FileLock":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -78,5 +73,5 @@ def is_locked(path: Path) -> bool:
     except Locked:
         return True
     except OSError:
-        return False  # a folder nobody may write to has no writer
+        pass  # a folder that cannot be written to has no writer
     return False

@@ -150,7 +150,18 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, V
         ranges = _cover(ranges, arrival.number, arrival.number)
     if len(ranges) > MAX_RANGES:
         return before, "out_of_window"
-    return _counted(before, ranges, arrival), ""
+    is_data = arrival.kind == "data"
+    after = replace(
+        before,
+        ranges=ranges,
+        n_chunks=before.n_chunks + is_data,
+        n_steps=before.n_steps + (arrival.n_steps if is_data else 0),
+        # Bounded, since each of a session's reports may claim any count.
+        dropped_steps=min(before.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0), MAX_DROPPED),
+        closed_at=arrival.number if arrival.kind == "close" else before.closed_at,
+        last_received_s=max(before.last_received_s, arrival.received_s),
+    )
+    return after, ""
 
 
 def readmit(state: SessionState, arrival: Arrival) -> SessionState:
@@ -161,20 +172,6 @@ def readmit(state: SessionState, arrival: Arrival) -> SessionState:
 def withdraw(state: SessionState, n_steps: int) -> SessionState:
     """The state after a stored data frame was taken out; its number stays seen."""
     return replace(state, n_chunks=state.n_chunks - 1, n_steps=state.n_steps - n_steps)
-
-
-def _counted(state: SessionState, ranges: tuple[Range, ...], arrival: Arrival) -> SessionState:
-    data = arrival.kind == "data"
-    return replace(
-        state,
-        ranges=ranges,
-        n_chunks=state.n_chunks + data,
-        n_steps=state.n_steps + (arrival.n_steps if data else 0),
-        # Bounded, since each of a session's reports may claim any count.
-        dropped_steps=min(state.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0), MAX_DROPPED),
-        closed_at=arrival.number if arrival.kind == "close" else state.closed_at,
-        last_received_s=max(state.last_received_s, arrival.received_s),
-    )
 
 
 def _add_data(ranges: tuple[Range, ...], arrival: Arrival) -> tuple[Range, ...] | None:
