@@ -27,8 +27,7 @@ from understudy.core.frame import (
     read_drop,
 )
 from understudy.core.game import game_spec
-from understudy.core.lock import FileLock
-from understudy.core.log import LogFile
+from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name
 from understudy.core.session import SPOOL_S
 

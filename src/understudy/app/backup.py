@@ -28,8 +28,7 @@ from understudy.app.roles.requests import ask
 from understudy.app.used import FILE_NAME as USED
 from understudy.app.used import restore_used
 from understudy.core.errors import ConfigError, Corrupt, Refused
-from understudy.core.lock import FileLock
-from understudy.core.log import make_folder, sync_folder, write_file
+from understudy.core.log import FileLock, make_folder, sync_folder, write_file
 from understudy.core.manifest import Manifest
 from understudy.core.ports import Objects
 from understudy.models.objects import FolderObjects, open_objects

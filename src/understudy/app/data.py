@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.core.errors import ConfigError
-from understudy.core.lock import is_locked
+from understudy.core.log import is_locked
 from understudy.stores.database import has_store
 
 

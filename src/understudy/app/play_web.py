@@ -15,8 +15,7 @@ from understudy.app.deployment import Deployment
 from understudy.app.roles.platform import roles_folder
 from understudy.app.runs.choice import GameChoice, look_at
 from understudy.core.errors import ConfigError, LinkFailed, Refused
-from understudy.core.lock import is_locked
-from understudy.core.log import write_file
+from understudy.core.log import is_locked, write_file
 
 _KEPT_FILE = "play.json"
 _LOOK_EVERY_S = 0.1

@@ -10,7 +10,7 @@ from understudy.app.roles.platform import roles_folder
 from understudy.app.stats import count_store, no_counts
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import StorageFailed
-from understudy.core.lock import is_locked
+from understudy.core.log import is_locked
 from understudy.models.registry import Registry
 from understudy.stores.view import StoreView
 

@@ -20,7 +20,7 @@ from understudy.cli.deployed import config_of, released_models
 from understudy.cli.elsewhere import store_elsewhere, store_option
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import console, count, data_option, examples, finish, folder, json_option, size
-from understudy.core.lock import is_locked
+from understudy.core.log import is_locked
 from understudy.core.ports import Quarantined, SessionFilter
 from understudy.stores.view import StoreView
 

@@ -1,6 +1,7 @@
 """Where a backend is reached, as one line of text: `SCHEME://HOST:PORT,HOST:PORT/PATH?option=value`.
 
-Secrets are never part of it, since it is shown by `ps`, logs and errors: an option names the file that holds them.
+Secrets are never part of it, since it is shown by `ps`, logs and errors: an option names the file that holds them. What
+streams and models on AWS share is here too: botocore's session with its chain of credentials, and checked endpoints.
 """
 
 import difflib
@@ -30,7 +31,8 @@ class Location:
     @property
     def url(self) -> str:
         """The same as one line of text, whatever characters its path and options have."""
-        hosts = ",".join(_written(*host) for host in self.hosts)
+        named = [(f"[{name}]" if ":" in name else name, port) for name, port in self.hosts]
+        hosts = ",".join(name if port is None else f"{name}:{port}" for name, port in named)
         path = f"/{quote(self.path)}" if self.path else ""
         query = urlencode(self.options, safe="/:,", quote_via=quote)
         return f"{self.scheme}://{hosts}{path}{f'?{query}' if query else ''}"
@@ -111,11 +113,6 @@ def _host(text: str) -> tuple[str, int | None]:
     if not name or (port and not (port.isdigit() and int(port) < 65536)):
         raise ConfigError(f"{text[:80]!r} is no host; write HOST:PORT")
     return name, int(port) if port else None
-
-
-def _written(name: str, port: int | None) -> str:
-    shown = f"[{name}]" if ":" in name else name
-    return shown if port is None else f"{shown}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +200,11 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
     shown = f"{scheme}{found}{rest.rpartition('@')[2]}"[:80]
     if split.scheme not in ("http", "https") or not host or split.username is not None:
         raise ConfigError(f"endpoint is {shown!r}; give http://127.0.0.1:PORT or https://HOST, no user in it")
-    if split.scheme == "http" and not insecure and not is_here(endpoint):
+    if split.scheme == "http" and not insecure and not is_loopback(host):
         raise ConfigError(
             f"endpoint {shown} is plain http on another machine; give https://, or insecure=true where the network is "
             "your own"
         )
-
-
-def is_here(endpoint: str) -> bool:
-    """Whether an endpoint is on this machine."""
-    return is_loopback(urlsplit(endpoint).hostname or "")
 
 
 def is_loopback(host: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.dev.packages import cache_root
 from understudy.dev.servers import SERVERS, Server, attach, is_ours, last_lines, start, why_not
 

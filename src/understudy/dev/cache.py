@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ServerFailed, StorageFull
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.dev.packages import PACKAGES, Package, Tell, cache_root
 
 _LIST = "files.json"

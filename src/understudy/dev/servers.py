@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from understudy.core.errors import ConfigError, ServerFailed, StorageFull
-from understudy.core.lock import FileLock
-from understudy.core.log import write_file
+from understudy.core.log import FileLock, write_file
 from understudy.dev import credentials as creds
 from understudy.dev.cache import cached, place_of
 from understudy.dev.cassandra import Cassandra

@@ -19,8 +19,7 @@ from typing import Any
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFull, UnderstudyError
 from understudy.core.frame import FrameKind, decode_frame
-from understudy.core.lock import FileLock
-from understudy.core.log import GroupCommit, make_folder, sync_folder
+from understudy.core.log import FileLock, GroupCommit, make_folder, sync_folder
 from understudy.core.ports import (
     Audit,
     Candidate,

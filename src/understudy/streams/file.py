@@ -22,13 +22,14 @@ from pathlib import Path
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, StorageFull
 from understudy.core.frame import MAX_FRAME_BYTES, Frame, announced_size
-from understudy.core.lock import FileLock, is_locked
 from understudy.core.log import (
     Entry,
+    FileLock,
     GroupCommit,
     LogFile,
     LogReader,
     Sync,
+    is_locked,
     make_folder,
     remove,
     storage_error,

@@ -26,7 +26,7 @@ from understudy.app.verify import verify
 from understudy.client.local import LocalLink
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError, Locked
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.core.names import player_name, session_time_s
 from understudy.core.ports import Ack, SessionFilter, SessionInfo
 from understudy.core.session import DAY_S

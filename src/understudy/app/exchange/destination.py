@@ -15,7 +15,7 @@ from understudy.app.specs import RegistrySpecs
 from understudy.client.local import LocalLink
 from understudy.core.clock import Clock
 from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.lock import is_locked
+from understudy.core.log import is_locked
 from understudy.core.names import GameName
 from understudy.models.registry import Registry
 

@@ -21,7 +21,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.core.names import PlayerName, player_name
 from understudy.core.ports import SessionFilter, SessionInfo
 

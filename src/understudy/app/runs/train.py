@@ -21,7 +21,7 @@ from understudy.app.runs.stored import store_folder, stored_spec
 from understudy.core.errors import ConfigError, GameFailed, Locked
 from understudy.core.events import InitFrom, OnEvent, Started
 from understudy.core.game import GameSpec
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
