@@ -11,9 +11,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from understudy.core.frame import Frame
+from understudy.core.frame import CONTENT_TYPE, Frame, encode_parcel
 from understudy.core.names import PlayerName, player_name
-from understudy.core.parcel import CONTENT_TYPE, encode_parcel
 
 Answer = tuple[int, bytes]
 """Status and body; status 0 when the connection was lost."""

@@ -4,9 +4,56 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from understudy.core.statistics import rate
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.errors import ConfigError
+from understudy.core.statistics import Sample
 
 Measured = TypeVar("Measured")
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """How a sample is spread; in the sample's own unit."""
+
+    count: int
+    p50: float
+    p99: float
+    p9999: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The median of several measurements, and the lowest and highest of them."""
+
+    median: float
+    low: float
+    high: float
+
+
+def percentiles(sample: Sample) -> Percentiles:
+    """p50, p99, p99.99 and the maximum; each is a value that was measured, never one between two.
+
+    A sample too small to know its p99.99 answers with its maximum.
+    """
+    values = _checked(sample)
+    p50, p99, p9999 = np.quantile(values, [0.5, 0.99, 0.9999], method="inverted_cdf").tolist()
+    return Percentiles(len(values), p50, p99, p9999, float(values.max()))
+
+
+def rate(measurements: Sample) -> Rate:
+    """The median of repeated measurements with their range: what a bench reports when it ran a few times."""
+    values = _checked(measurements)
+    return Rate(float(np.median(values)), float(values.min()), float(values.max()))
+
+
+def _checked(sample: Sample) -> NDArray[np.float64]:
+    values = np.asarray(sample, np.float64).ravel()
+    if values.size == 0 or not np.isfinite(values).all():
+        raise ConfigError(f"a sample of {values.size} numbers is empty or not finite; measure at least once")
+    return values
 
 
 @dataclass(frozen=True, slots=True)

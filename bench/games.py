@@ -7,12 +7,10 @@ from itertools import islice
 
 import numpy as np
 
-from understudy.core.block import encode_block
-from understudy.core.builder import ChunkBuilder
-from understudy.core.chunk import By, decode_chunk
+from understudy.core.builder import ChunkBuilder, encode_block
+from understudy.core.chunk import By, EpisodeNote, decode_chunk
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec, game_spec
-from understudy.core.meta import EpisodeNote
 from understudy.core.names import new_session
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES, Array

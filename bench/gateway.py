@@ -35,9 +35,8 @@ from understudy.app.deployment import Deployment  # noqa: E402
 from understudy.app.verify import verify  # noqa: E402
 from understudy.client.sender import SenderConfig  # noqa: E402
 from understudy.core.heads import head_for  # noqa: E402
-from understudy.core.layers import Activation, Dense  # noqa: E402
 from understudy.core.manifest import Lineage  # noqa: E402
-from understudy.core.network import Input, NetworkSpec  # noqa: E402
+from understudy.core.network import Activation, Dense, Input, NetworkSpec  # noqa: E402  # noqa: E402
 from understudy.core.policy import Policy  # noqa: E402
 
 PEER_NAME = "the seed's pickle over TCP"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench import slow_sync
-from bench.figures import Figure, Findings, Gate, all_of
+from bench.figures import Figure, Findings, Gate, all_of, percentiles
 from bench.scale import Scale
 from understudy.app.data import DataFolder
 from understudy.app.roles.children import report, stop_with_parent
@@ -31,7 +31,6 @@ from understudy.core.errors import ConfigError
 from understudy.core.game import game_spec
 from understudy.core.ports import Cursor, Stored
 from understudy.core.spaces import Box
-from understudy.core.statistics import percentiles
 from understudy.core.tensors import DTYPES
 from understudy.learn.replay import HostReplay
 from understudy.stores.local import LocalStore

@@ -23,7 +23,7 @@ if __name__ == "__main__":
 
 import numpy as np  # noqa: E402
 
-from bench.figures import Figure, Findings, Gate, all_of  # noqa: E402
+from bench.figures import Figure, Findings, Gate, all_of, percentiles  # noqa: E402
 from bench.games import PLAYER, SCREEN, noise, session_frames  # noqa: E402
 from bench.lag import child, close, line  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
@@ -34,7 +34,6 @@ from understudy.core.game import GameSpec, game_spec  # noqa: E402
 from understudy.core.names import new_session  # noqa: E402
 from understudy.core.ports import Candidate, Cursor, Position, Stored, WriteBatch  # noqa: E402
 from understudy.core.spaces import Box  # noqa: E402
-from understudy.core.statistics import percentiles  # noqa: E402
 from understudy.core.tensors import DTYPES, Array  # noqa: E402
 from understudy.stores.database import FILE_NAME  # noqa: E402
 from understudy.stores.local import LocalStore  # noqa: E402

@@ -12,12 +12,11 @@ import numpy as np
 
 from bench.against import payload
 from bench.against.link import EVERY_STEPS, Link, Round, Training, serve
-from understudy.core.chunk import Chunk, RowKind
+from understudy.core.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.heads import Head
-from understudy.core.layers import Dense
-from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.names import new_session
+from understudy.core.network import Dense
 from understudy.core.policy import Policy
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES, Array

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.figures import Figure, Findings, Gate, all_of
+from bench.figures import Figure, Findings, Gate, all_of, percentiles
 from bench.games import CART, cart_obs
 from bench.scale import Scale
 from understudy.client.connect import Game, connect
 from understudy.client.episode import Episode
-from understudy.core.statistics import percentiles
 from understudy.core.tensors import Array
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder

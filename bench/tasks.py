@@ -14,8 +14,7 @@ from bench.which_way import WhichWay
 from understudy.app.data import DataFolder
 from understudy.app.roles.ingest import IngestRole
 from understudy.client.gym import record
-from understudy.core.layers import Activation, Channels, Conv, Dense, Flatten, ScaleImage
-from understudy.core.network import Input, NetworkSpec
+from understudy.core.network import Activation, Channels, Conv, Dense, Flatten, Input, NetworkSpec, ScaleImage
 
 ROWS_TO_CLONE = 2_000
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core.chunk import OPTIONAL, Chunk, chunk_of
+from understudy.core.chunk import OPTIONAL, Chunk, ChunkMeta, EpisodeNote, chunk_of
 from understudy.core.frame import (
     VERSION,
     CloseReport,
@@ -28,7 +28,6 @@ from understudy.core.frame import (
     read_drop,
 )
 from understudy.core.game import GameSpec, game_spec
-from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from understudy.core.tensors import DTYPES
 

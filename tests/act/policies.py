@@ -6,8 +6,7 @@ import numpy as np
 
 from understudy.core.game import GameSpec
 from understudy.core.heads import head_for
-from understudy.core.layers import Activation, Dense, Flatten, OneHot
-from understudy.core.network import Input, NetworkSpec
+from understudy.core.network import Activation, Dense, Flatten, Input, NetworkSpec, OneHot
 from understudy.core.policy import InitialPriority, Policy
 from understudy.core.spaces import Discrete
 

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from understudy.app.data import DataFolder
-from understudy.core.chunk import By, Chunk, RowKind
+from understudy.core.chunk import By, Chunk, ChunkMeta, EpisodeNote, RowKind
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.heads import head_for
-from understudy.core.layers import Activation, Dense
-from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.names import new_session
-from understudy.core.network import Input, NetworkSpec
+from understudy.core.network import Activation, Dense, Input, NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.ports import Candidate, WriteBatch
 from understudy.core.signed import Signer

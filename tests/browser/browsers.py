@@ -16,10 +16,9 @@ from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment, open_deployment
 from understudy.app.play_web import page_address, play_key
 from understudy.core.chunk import By, Chunk
-from understudy.core.frame import Frame
+from understudy.core.frame import Frame, decode_parcel
 from understudy.core.game import GameSpec
 from understudy.core.manifest import Lineage
-from understudy.core.parcel import decode_parcel
 from understudy.core.ports import Cursor, Stored
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView

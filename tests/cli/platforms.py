@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import urllib3
 
+from understudy.core.frame import encode_parcel
 from understudy.core.names import new_session, player_name
-from understudy.core.parcel import encode_parcel
 from understudy.testing.samples import cart_spec, random_session
 
 SPEC = cart_spec()

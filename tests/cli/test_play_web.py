@@ -34,7 +34,7 @@ from understudy.app.play_web import (
 )
 from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError, LinkFailed, Refused
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.core.manifest import Lineage
 
 

@@ -15,7 +15,7 @@ from understudy.app.deployment import open_deployment
 from understudy.app.service.gatekeeper import release_run
 from understudy.cli.root import run as run_command
 from understudy.cli.status import look as status
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.testing.clock import START_S, ManualClock
 
 ADVICE = "12 steps not learnt from: consent unknown; next: ask players"

@@ -31,7 +31,7 @@ from understudy.core.events import (
     Started,
     Update,
 )
-from understudy.core.lock import is_locked
+from understudy.core.log import is_locked
 from understudy.core.spaces import Box
 
 SETS = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]

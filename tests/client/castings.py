@@ -9,9 +9,8 @@ from tests.act.policies import random_policy
 from tests.client.fakes import MemoryLink
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.heads import head_for
-from understudy.core.layers import Dense
 from understudy.core.manifest import Lineage
-from understudy.core.network import Input, NetworkSpec
+from understudy.core.network import Dense, Input, NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.signed import Signer, public_key_text
 from understudy.models.catalogue import casting

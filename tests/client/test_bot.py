@@ -30,7 +30,7 @@ def bots_of(link: MemoryLink, tmp_path, *, clock=None, trust=(), seed=0, has_thr
 
 def name(bots: Bots) -> str:
     bot = bots.cast()
-    return bot.name if bot else ""
+    return bot.manifest.name if bot else ""
 
 
 def test_a_bot_that_passes_every_check_plays(tmp_path):
@@ -42,7 +42,7 @@ def test_a_bot_that_passes_every_check_plays(tmp_path):
     bots.step()
     bot = bots.cast()
     assert bot is not None
-    assert bot.name == "my-game/1"
+    assert bot.manifest.name == "my-game/1"
     assert bot.policy.act([0.0, 0.0]) == 2
     assert (bots.refused_bots, bots.last_error) == (0, "")
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import ClientConfig, Extras, connect
-from understudy.client.place import Address, own_player, place_of, spool_tag, user_folder
+from understudy.client.connect import Address, own_player, place_of, spool_tag, user_folder
 from understudy.core.errors import Closed, ConfigError, InvalidName, Refused, SpecError
 from understudy.core.frame import FrameKind
 from understudy.core.game import game_spec

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from tests.client.fakes import FakeClock
 from understudy.client.session import Handoff
-from understudy.core.block import BlockPool
-from understudy.core.builder import ChunkBuilder
+from understudy.core.builder import BlockPool, ChunkBuilder
+from understudy.core.chunk import EpisodeNote
 from understudy.core.game import game_spec
-from understudy.core.meta import EpisodeNote
 from understudy.core.names import new_session
 
 SPEC = game_spec("my-game", obs=1, actions=2)

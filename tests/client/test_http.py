@@ -19,8 +19,8 @@ from tests.client.fakes import chunks, client
 from tests.serve.gateways import running
 from tests.serve.test_server import certificate
 from understudy.client import RecordingWarning, connect
+from understudy.client.connect import Address
 from understudy.client.http import HttpLink
-from understudy.client.place import Address
 from understudy.core.errors import ConfigError, LinkFailed
 from understudy.core.frame import Frame, data_frame
 from understudy.core.game import game_spec
@@ -455,7 +455,7 @@ def test_threads_that_ask_first_at_the_same_time_load_what_they_need_once() -> N
     script = """
 import threading
 from understudy.client.http import HttpLink
-from understudy.client.place import Address
+from understudy.client.connect import Address
 from understudy.core.errors import LinkFailed
 
 link, together, found = HttpLink(Address("http://127.0.0.1:9", "uk_x"), "pong"), threading.Barrier(2), []

@@ -6,10 +6,10 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client
 from understudy.client import RecordingWarning
 from understudy.client.spool import SessionSpool, Spool
-from understudy.core.block import encode_block
+from understudy.core.builder import encode_block
 from understudy.core.frame import FrameKind, data_frame, read_close, read_drop
 from understudy.core.game import game_spec
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.core.names import new_session, player_name
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES

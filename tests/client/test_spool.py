@@ -15,7 +15,6 @@ from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import connect
 from understudy.client.sender import send_leftovers
 from understudy.client.spool import Entry, SessionSpool, Spool, forget_spooled, read_about
-from understudy.core.ages import SPOOL_S
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.frame import (
     CloseReport,
@@ -28,9 +27,9 @@ from understudy.core.frame import (
     read_drop,
 )
 from understudy.core.game import game_spec
-from understudy.core.lock import FileLock
-from understudy.core.log import LogFile
+from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name
+from understudy.core.session import SPOOL_S
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 ANNA = player_name("anna")

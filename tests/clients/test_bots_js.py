@@ -13,9 +13,8 @@ from tests.clients.nodes import ask, needs_node
 from tests.clients.test_policies_js import CASES, policy_of
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.heads import head_for
-from understudy.core.layers import Dense
 from understudy.core.manifest import Lineage, make_manifest
-from understudy.core.network import Input, NetworkSpec
+from understudy.core.network import Dense, Input, NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.signed import Signer, public_key_text
 from understudy.core.spaces import Box

@@ -12,9 +12,8 @@ from tests.ingest.specs import KnownSpecs
 from understudy.core.chunk import By, Chunk, RowKind, chunk_of
 from understudy.core.clock import SystemClock
 from understudy.core.door import Door
-from understudy.core.frame import Frame, FrameKind, read_close, read_drop
+from understudy.core.frame import Frame, FrameKind, decode_parcel, read_close, read_drop
 from understudy.core.game import GameSpec, game_spec
-from understudy.core.parcel import decode_parcel
 from understudy.core.session import Arrival, SessionState, admit
 from understudy.core.spaces import Box, Discrete, Space
 from understudy.core.tensors import DTYPES

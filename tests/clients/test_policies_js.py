@@ -12,7 +12,7 @@ from tests.core.networks import random_weights
 from understudy.core import tensors
 from understudy.core.game import GameSpec, game_spec
 from understudy.core.heads import head_for
-from understudy.core.layers import (
+from understudy.core.network import (
     _KINDS,
     ACTIVATIONS,
     Activation,
@@ -22,13 +22,14 @@ from understudy.core.layers import (
     Dense,
     Dueling,
     Flatten,
+    Input,
     Layer,
     LayerNorm,
+    NetworkSpec,
     ObservationNorm,
     OneHot,
     ScaleImage,
 )
-from understudy.core.network import Input, NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.spaces import Box, Discrete, MultiBinary
 from understudy.core.tensors import DTYPES, Array

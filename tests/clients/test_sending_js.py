@@ -7,9 +7,8 @@ import pytest
 from tests.clients.nodes import ask, needs_node
 from tests.clients.test_episodes_js import taken
 from understudy.core.chunk import By, chunk_of
-from understudy.core.frame import Frame, FrameKind, read_drop
+from understudy.core.frame import Frame, FrameKind, decode_parcel, read_drop
 from understudy.core.game import game_spec
-from understudy.core.parcel import decode_parcel
 from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
 

@@ -8,9 +8,8 @@ import pytest
 
 from tests.act.policies import random_policy
 from tests.serve.gateways import SIGNER, TRUSTED, running
-from understudy.client.connect import local_link
+from understudy.client.connect import Address, local_link
 from understudy.client.http import HttpLink
-from understudy.client.place import Address
 from understudy.core.clock import SystemClock
 from understudy.core.manifest import Lineage
 from understudy.core.policy import Policy

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.core.trajectories import Trajectory, rows_of, trajectories
-from understudy.core.chunk import OPTIONAL, Chunk
+from understudy.core.chunk import OPTIONAL, Chunk, ChunkMeta, EpisodeNote
 from understudy.core.game import GameSpec, game_spec
-from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from understudy.core.layers import (
+from understudy.core.network import (
     ACTIVATIONS,
     Activation,
     Channels,
@@ -11,13 +11,14 @@ from understudy.core.layers import (
     Dense,
     Dueling,
     Flatten,
+    Input,
     Layer,
     LayerNorm,
+    NetworkSpec,
     ObservationNorm,
     OneHot,
     ScaleImage,
 )
-from understudy.core.network import Input, NetworkSpec
 from understudy.core.tensors import DTYPES, Array
 
 F32, U8, I64 = DTYPES["F32"], DTYPES["U8"], DTYPES["I64"]

@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from understudy.core.block import BlockPool, encode_block
-from understudy.core.builder import MAX_NOTE_BYTES, ChunkBuilder, Extras
-from understudy.core.chunk import CUT_BYTES, MAX_STEPS, By, Chunk, RowKind, chunk_of
+from understudy.core.builder import MAX_NOTE_BYTES, BlockPool, ChunkBuilder, Extras, encode_block
+from understudy.core.chunk import CUT_BYTES, MAX_STEPS, By, Chunk, EpisodeNote, RowKind, chunk_of
 from understudy.core.errors import Refused
 from understudy.core.game import GameSpec, game_spec
-from understudy.core.meta import EpisodeNote
 from understudy.core.names import new_session
 from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from tests.core.chunks import SESSION, chunk_with, chunks, small_columns
 from tests.core.trajectories import Step, joined, rows_of
 from understudy.core import tensors
-from understudy.core.chunk import MAX_DECODED_BYTES, MAX_STEPS, Chunk, chunk_of, decode_chunk, split_chunk
+from understudy.core.chunk import MAX_DECODED_BYTES, MAX_STEPS, Chunk, EpisodeNote, chunk_of, decode_chunk, split_chunk
 from understudy.core.errors import Refused
 from understudy.core.frame import CloseReport, close_frame, data_frame, decode_frame
-from understudy.core.meta import EpisodeNote
 
 slow_data = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
 

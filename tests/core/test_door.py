@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from understudy.core.ages import AHEAD_S, DAY_S, DOOR_S, INGEST_S, REMEMBER_S, SPOOL_S, refused_session
 from understudy.core.door import Door, create_once, deployment_key, pseudonym
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import CloseReport, Frame, FrameKind, close_frame, data_frame
 from understudy.core.names import game_name, new_session, player_name
+from understudy.core.session import AHEAD_S, DAY_S, DOOR_S, INGEST_S, REMEMBER_S, SPOOL_S, refused_session
 
 NOW_S = 1_800_000_000.0
 GAME = game_name("my-game")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.core.networks import F32, SPECS, U8, image, plain, random_obs, random_weights
 from understudy.core.forward import compile_network, compile_row
-from understudy.core.layers import (
+from understudy.core.network import (
     Activation,
     Channels,
     Constant,
@@ -17,10 +17,12 @@ from understudy.core.layers import (
     Dense,
     Dueling,
     Flatten,
+    Input,
+    NetworkSpec,
     ObservationNorm,
     ScaleImage,
+    aligned,
 )
-from understudy.core.network import Input, NetworkSpec, aligned
 
 
 def outputs(spec: Any, weights: Any, obs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Frames: 64 exact bytes before the body, each field checked, reports that cannot contradict themselves."""
+"""Frames: 64 exact bytes before the body, each field checked, reports that cannot contradict themselves; parcels."""
 
 import struct
 import uuid
@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,12 +24,15 @@ from understudy.core.frame import (
     close_frame,
     data_frame,
     decode_frame,
+    decode_parcel,
     drop_frame,
-    frame_size,
+    encode_parcel,
     identity_of,
     read_close,
     read_drop,
 )
+from understudy.core.names import player_name
+from understudy.testing.samples import cart_spec, random_session
 
 SESSION = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 
@@ -70,7 +74,7 @@ frames = st.builds(
 @given(st.lists(frames, max_size=4))
 def test_frames_come_back_and_say_their_size_before_their_body(some: list[Frame]) -> None:
     assert [decode_frame(frame.encode()) for frame in some] == some
-    assert [frame_size(frame.header()) for frame in some] == [frame.size_bytes for frame in some]
+    assert [announced_size(frame.header()) for frame in some] == [frame.size_bytes for frame in some]
 
 
 @given(frames, st.integers(0, 8 * (HEADER_BYTES + 80) - 1))
@@ -130,13 +134,6 @@ def test_each_field_of_the_header_is_checked(raw: bytes, reason: str) -> None:
     with pytest.raises(Refused) as caught:
         decode_frame(raw)
     assert caught.value.reason == reason
-
-
-def test_a_header_is_judged_before_its_body_came() -> None:
-    assert frame_size(raw_frame()[:HEADER_BYTES]) == HEADER_BYTES + 4
-    for raw in (raw_frame()[:63], raw_frame(body_len=MAX_BODY_BYTES + 1), raw_frame(magic=b"HTTP")):
-        with pytest.raises(Refused):
-            frame_size(raw)
 
 
 @given(frames)
@@ -236,3 +233,52 @@ def test_a_report_is_read_only_from_a_frame_of_its_kind() -> None:
     with pytest.raises(Refused) as caught:
         read_close(report(FrameKind.DATA, '{"n_chunks":6,"n_steps":1}'))
     assert caught.value.reason == "bad_report"
+
+
+# A parcel carries frames and names; whatever else the bytes are, it says so.
+
+
+def sent_frames(count: int = 3) -> list[Frame]:
+    return [chunk.frame() for chunk in random_session(cart_spec(), np.random.default_rng(0), n_chunks=count)]
+
+
+def test_a_parcel_comes_out_as_it_went_in():
+    sent = sent_frames()
+    players = {sent[0].session: player_name("Ada Λ"), uuid.UUID(int=7): player_name("nobody here")}
+    got = decode_parcel(encode_parcel(sent, players, 41))
+    assert list(got.frames) == sent
+    assert got.players == {sent[0].session: "Ada Λ"}
+    assert got.skipped_steps == 41
+
+
+def test_a_broken_frame_does_not_spoil_the_others():
+    sent = sent_frames()
+    raw = bytearray(encode_parcel(sent, {}))
+    raw[-1] ^= 1
+    got = decode_parcel(bytes(raw)).frames
+    assert list(got[:-1]) == sent[:-1]
+    assert isinstance(got[-1], Refused)
+    assert got[-1].reason == "bad_body_checksum"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"UNPA", b"UNPA\xff\xff\xff\xff", b"UNPA\x02\0\0\0{}", b"UNPA\x02\0\0\0[]", b"POST\x02\0\0\0{}",
+        encode_parcel(sent_frames(1), {}) + b"x", encode_parcel(sent_frames(1), {})[:-1],
+        encode_parcel(sent_frames(1) * 65, {}), encode_parcel([], {}).replace(b"0}", b"-1}"),
+    ],
+)  # fmt: skip
+def test_what_is_no_parcel_is_refused(raw: bytes):
+    with pytest.raises(Refused):
+        decode_parcel(raw)
+
+
+@given(st.binary(max_size=300), st.integers(0, 400))
+def test_any_bytes_are_a_parcel_or_refused(noise: bytes, at: int):
+    raw = encode_parcel(sent_frames(1), {})
+    for wrong in (noise, raw[:at] + noise, raw[:at] + noise + raw[at + len(noise) :]):
+        try:
+            decode_parcel(wrong)
+        except Refused:
+            continue

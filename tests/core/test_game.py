@@ -16,9 +16,11 @@ from tests.core.chunks import chunk_with, specs
 from tests.core.trajectories import Step, rows_of
 from understudy.core.chunk import decode_chunk
 from understudy.core.errors import InvalidName, SpecError
-from understudy.core.game import GameSpec, game_spec, spec_from_gymnasium, spec_from_json
+from understudy.core.game import GameSpec, game_spec, random_action, spec_from_gymnasium, spec_from_json
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES
+from understudy.core.writer import action_writer
+from understudy.testing.samples import random_spec
 
 F32 = DTYPES["F32"]
 
@@ -278,3 +280,46 @@ def test_names_with_control_characters_are_refused(name: str) -> None:
 def test_what_is_no_json_is_no_spec(raw: bytes) -> None:
     with pytest.raises(SpecError):
         spec_from_json(raw)
+
+
+def test_over_random_games_every_action_can_be_recorded():
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        spec = random_spec(rng)
+        columns = [np.empty((1, *space.shape), space.dtype) for space in spec.action_columns.values()]
+        for _ in range(5):
+            action_writer(spec)(columns, 0, random_action(spec, rng))
+
+
+def test_only_legal_actions_are_drawn_and_all_of_them():
+    spec = game_spec("legal", obs=1, actions=Discrete(6, 10))
+    rng, legal = np.random.default_rng(0), np.array([0, 1, 0, 1, 1, 0], bool)
+    assert {random_action(spec, rng, legal=legal) for _ in range(200)} == {11, 13, 14}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box((3,), DTYPES["F32"]), Box((2, 2), DTYPES["F32"], 0.0, None), Box((), DTYPES["F64"], -3.0, -2.0),
+        Box((2,), DTYPES["F32"], (-1.0, -3e38), (1.0, 3e38)), Box((4,), DTYPES["U64"]), Box((4,), DTYPES["I64"]),
+        Box((2,), DTYPES["I8"], -5, 5), MultiBinary((3,)), MultiDiscrete((2, 5), (2,)), Box((2,), DTYPES["F16"]),
+        Discrete(1 << 64, 0, DTYPES["U64"]), Discrete((1 << 64) - 1, -(1 << 63), DTYPES["I64"]), Discrete(10**9),
+        MultiDiscrete((1 << 63, 2), (2, 1)), Box((2,), DTYPES["BOOL"]),
+        Box((2,), DTYPES["F64"], 2e6, 3e6), Box((4,), DTYPES["U64"], 1 << 62, (1 << 64) - 2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_space_is_drawn_from_within_its_bounds(space: Space):
+    spec, rng = game_spec("any", obs=1, actions=space), np.random.default_rng(1)
+    drawn = np.array([random_action(spec, rng) for _ in range(300)], space.dtype)
+    assert drawn.dtype == space.dtype
+    assert space.holds(drawn).all()
+    assert len(np.unique(drawn)) > 1
+
+
+def test_parts_come_as_the_game_takes_them():
+    spec = game_spec("parts", obs=1, actions={"a.x": Discrete(3), "a.y": MultiBinary((2,)), "b": Discrete(2, 5)})
+    action = random_action(spec, np.random.default_rng(0))
+    assert action["a"]["x"] in range(3)
+    assert action["a"]["y"].shape == (2,)
+    assert action["b"] in (5, 6)

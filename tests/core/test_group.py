@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from understudy.core.group import GroupCommit
+from understudy.core.log import GroupCommit
 
 
 class Log:
@@ -93,7 +93,7 @@ def test_who_is_alone_waits_for_the_commit_that_runs_and_holds_up_the_next():
     first.start()
     assert log.is_inside.wait(20.0)
     threading.Timer(0.05, log.may_go.set).start()
-    with group.alone():
+    with group.alone:
         assert log.groups == [[1]], "it ran to its end before this began"
         second = threading.Thread(target=group.submit, args=(2,))
         second.start()

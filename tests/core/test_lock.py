@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from understudy.core.errors import Locked
-from understudy.core.lock import FileLock, is_locked
+from understudy.core.log import FileLock, is_locked
 
 HOLDER = """
 import sys
 from pathlib import Path
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 lock = FileLock(Path(sys.argv[1]), what="spool")
 print("held", flush=True)
 sys.stdin.readline()

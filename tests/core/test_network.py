@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.networks import F32, SPECS, U8, plain, random_weights
 from understudy.core.errors import ConfigError
-from understudy.core.layers import (
+from understudy.core.network import (
     Activation,
     Channels,
     Constant,
@@ -16,11 +16,15 @@ from understudy.core.layers import (
     Dense,
     Dueling,
     Flatten,
+    Input,
     LayerNorm,
+    NetworkSpec,
     ObservationNorm,
     OneHot,
+    checked_weights,
+    network_from_json,
+    network_to_json,
 )
-from understudy.core.network import Input, NetworkSpec, checked_weights, network_from_json, network_to_json
 
 
 @pytest.mark.parametrize("name", SPECS)

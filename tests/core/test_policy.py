@@ -13,8 +13,7 @@ from understudy.core import tensors
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import GameSpec, game_spec, spec_from_gymnasium
 from understudy.core.heads import DISCRETE, GAUSSIAN, Head, env_actions, head_for
-from understudy.core.layers import Activation, Channels, Conv, Dense, Flatten, ScaleImage
-from understudy.core.network import Input, NetworkSpec
+from understudy.core.network import Activation, Channels, Conv, Dense, Flatten, Input, NetworkSpec, ScaleImage
 from understudy.core.policy import InitialPriority, Policy, decode_policy
 from understudy.core.spaces import Box, Discrete
 

@@ -1,5 +1,6 @@
 """Settings: which source wins, what a text means, and what is refused with what to give instead."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from understudy.core.settings import (
     check_value,
     from_tree,
     leaves,
+    load,
     parse_text,
     resolve,
     setting,
@@ -115,3 +117,23 @@ def test_toml_gives_every_value_back():
     for leaf in leaves(Kitchen):
         text = toml_text(leaf.default)
         assert check_value(leaf, parse_text(Leaf(leaf.name, (), None), f"[{text}]")[0]) == leaf.default
+
+
+def test_a_path_leads_to_what_it_names():
+    assert load("math:pi", what="number") == math.pi
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("dqm", "no algorithm 'dqm'; did you mean 'dqn'"),
+        ("alphazero", "known are dqn, ppo"),
+        ("math:nothing", "cannot be imported: .*; give module:Class"),
+        ("nowhere_at_all:Thing", "cannot be imported: .*; give module:Class"),
+        (":Thing", "cannot be imported: .*; give module:Class"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused_in_one_line(path: str, says: str):
+    with pytest.raises(ConfigError, match=says) as caught:
+        load(path, what="algorithm", known=("ppo", "dqn"))
+    assert "\n" not in str(caught.value)

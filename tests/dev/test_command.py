@@ -16,7 +16,7 @@ import pytest
 
 from tests.dev.small import BROKEN, instead_of_kafka
 from understudy.cli.root import run
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.dev.process import identify
 from understudy.dev.servers import attach, start, stop
 

@@ -8,7 +8,7 @@ import pytest
 import understudy
 from tests.app.switches import GAME, QUICK
 from understudy.app.runs.folder import CURVE, GUARDED
-from understudy.core import layers, tensors
+from understudy.core import network, tensors
 from understudy.core.canonical import strict_json
 from understudy.core.policy import InitialPriority
 
@@ -47,4 +47,4 @@ def test_metadata_of_policies_and_checkpoints_are_named(folder: Path):
 def test_every_kind_of_layer_and_part_of_a_network_is_named(folder: Path):
     told = section("Network")
     _, facts = tensors.decode((folder / "last.safetensors").read_bytes())
-    assert [kind for kind in (*layers._KINDS, *strict_json(facts["network"])) if f"`{kind}`" not in told] == []
+    assert [kind for kind in (*network._KINDS, *strict_json(facts["network"])) if f"`{kind}`" not in told] == []

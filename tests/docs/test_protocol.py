@@ -17,13 +17,11 @@ import numpy as np
 import pytest
 
 from tests.serve.gateways import SIGNER, Running, running
-from understudy.core.chunk import Chunk, chunk_of
+from understudy.core.chunk import Chunk, ChunkMeta, EpisodeNote, chunk_of
 from understudy.core.errors import InvalidName
-from understudy.core.frame import MAX_FRAME_BYTES, MAX_FRAMES_PER_SEND, Frame
+from understudy.core.frame import MAX_FRAME_BYTES, MAX_FRAMES_PER_SEND, Frame, decode_parcel, encode_parcel
 from understudy.core.game import game_spec, spec_from_json
-from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.names import game_name, player_name
-from understudy.core.parcel import decode_parcel, encode_parcel
 from understudy.serve.api import STATUS
 from understudy.serve.keys import SCOPES
 from understudy.serve.pages import PAGES

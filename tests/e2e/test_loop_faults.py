@@ -21,9 +21,8 @@ from understudy.app.deployment import models_folder, open_deployment
 from understudy.app.roles.children import Child
 from understudy.app.roles.platform import Platform
 from understudy.app.verify import verify
-from understudy.client.connect import connect
+from understudy.client.connect import Address, connect
 from understudy.client.http import HttpLink
-from understudy.client.place import Address
 from understudy.core.errors import Corrupt, Refused
 from understudy.core.frame import Frame
 from understudy.core.game import spec_from_gymnasium

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.streams.memory import MemoryStream
 from understudy.client.connect import Game, connect
-from understudy.client.recorder import Recorder
+from understudy.client.episode import Recorder
 from understudy.core.algorithm import Batch, Decision, Feedback, Transitions
 from understudy.core.chunk import chunk_of
 from understudy.core.frame import Frame, FrameKind

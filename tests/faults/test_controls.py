@@ -3,9 +3,7 @@
 A test that cannot fail proves nothing. The power cut's control (no fsync) is in `test_power_cut.py`.
 """
 
-import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -24,7 +22,7 @@ from understudy.core import session as session_module
 from understudy.core.chunk import chunk_of
 from understudy.core.door import deployment_key
 from understudy.core.errors import StorageFailed
-from understudy.core.frame import HEADER_BYTES, Frame, FrameKind, decode_frame
+from understudy.core.frame import FrameKind, decode_frame
 from understudy.core.ports import ExperienceStore, Link, Receipt, Stored, WriteBatch
 from understudy.core.session import Arrival, SessionState
 from understudy.ingest.service import IngestService
@@ -203,21 +201,22 @@ def flip_an_observation(folder: Path, obs: bytes) -> None:
     raise AssertionError(f"no file under {folder} holds it")
 
 
+class AlwaysRight(int):
+    """A checksum that equals every other one."""
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
 def skip_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every checksum of log and frame is taken for right."""
-    monkeypatch.setitem(log_module.LogReader.__init__.__kwdefaults__, "check", False)  # type: ignore[arg-type]
-    decode_at = frame_module._decode_at
-
-    def trusting(view: memoryview, at: int) -> tuple[Frame, int]:
-        size = frame_module.frame_size(view[at : at + HEADER_BYTES])
-        head, body = bytearray(view[at : at + HEADER_BYTES]), bytes(view[at + HEADER_BYTES : at + size])
-        (claimed,) = struct.unpack_from("<I", head, 12)
-        struct.pack_into("<I", head, 12, crc32(body))
-        struct.pack_into("<I", head, 60, crc32(bytes(head[:60])))
-        frame, size = decode_at(memoryview(bytes(head) + body), 0)
-        return replace(frame, body_crc=claimed), size
-
-    monkeypatch.setattr(frame_module, "_decode_at", trusting)
+    monkeypatch.setattr(log_module, "crc32", lambda raw, start=0: AlwaysRight(crc32(raw, start)))
+    monkeypatch.setattr(frame_module, "crc32", lambda raw: AlwaysRight(crc32(raw)))
 
 
 PLACES = ("stream", "store")

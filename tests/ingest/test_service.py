@@ -10,13 +10,13 @@ import pytest
 
 from tests.ingest.specs import KnownSpecs
 from tests.streams.memory import MemoryStream
-from understudy.core.ages import DAY_S
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull, Unreachable
 from understudy.core.frame import MAX_COUNT, Frame
 from understudy.core.game import game_spec
 from understudy.core.names import new_session
 from understudy.core.ports import Partition, Position, Read, Receipt, Record, Stored, WriteBatch
+from understudy.core.session import DAY_S
 from understudy.ingest.check import check
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.ingest.specs import SpecFolder

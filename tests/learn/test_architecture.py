@@ -8,7 +8,7 @@ import pytest
 
 from understudy.core.game import game_spec
 from understudy.core.heads import head_for
-from understudy.core.layers import (
+from understudy.core.network import (
     Activation,
     Channels,
     Constant,
@@ -16,11 +16,11 @@ from understudy.core.layers import (
     Dense,
     Flatten,
     LayerNorm,
+    NetworkSpec,
     ObservationNorm,
     OneHot,
     ScaleImage,
 )
-from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES

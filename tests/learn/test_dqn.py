@@ -10,8 +10,7 @@ import pytest
 from understudy.core.algorithm import Batch, Transitions
 from understudy.core.errors import ConfigError
 from understudy.core.game import game_spec
-from understudy.core.layers import Dense, Dueling, OneHot
-from understudy.core.network import Input, NetworkSpec
+from understudy.core.network import Dense, Dueling, Input, NetworkSpec, OneHot
 from understudy.core.policy import InitialPriority
 from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES

@@ -5,8 +5,7 @@ import pytest
 
 from tests.learn.sessions import GAME, session_id
 from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk
-from understudy.core.meta import ChunkMeta, EpisodeNote
+from understudy.core.chunk import Chunk, ChunkMeta, EpisodeNote
 from understudy.learn.replay import HostReplay, ReplayConfig
 
 N_STEPS = 512

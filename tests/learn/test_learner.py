@@ -15,10 +15,9 @@ from tests.learn.sessions import session_id
 from tests.learn.worlds import Move, chunk_of
 from understudy.core import tensors
 from understudy.core.algorithm import Schedule
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import Chunk, ChunkId
 from understudy.core.errors import ConfigError, LearningFailed, Refused
 from understudy.core.game import game_spec
-from understudy.core.meta import ChunkId
 from understudy.core.tensors import part
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs

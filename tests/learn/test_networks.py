@@ -14,8 +14,7 @@ from tests.core.networks import SPECS, plain, random_obs, random_weights
 from understudy.core.errors import ConfigError
 from understudy.core.forward import compile_network, compile_row
 from understudy.core.heads import GAUSSIAN, Head
-from understudy.core.layers import Constant, Dense, Dueling
-from understudy.core.network import NetworkSpec
+from understudy.core.network import Constant, Dense, Dueling, NetworkSpec
 from understudy.learn import networks
 
 ROWS = 1_000

@@ -13,9 +13,8 @@ from tests.core.trajectories import Step
 from tests.learn.sessions import DISCOUNT, GAME, Piece, deliveries, session_id
 from understudy.core import tensors
 from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import Chunk, ChunkId
 from understudy.core.errors import ConfigError
-from understudy.core.meta import ChunkId
 from understudy.learn.replay import HostReplay, ReplayConfig
 
 

@@ -16,11 +16,10 @@ from tests.act.policies import random_policy
 from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key
-from understudy.core.frame import Frame, decode_frame
+from understudy.core.frame import CONTENT_TYPE, Frame, decode_frame, encode_parcel
 from understudy.core.game import GameSpec
 from understudy.core.manifest import Lineage, Manifest
 from understudy.core.names import new_session, player_name
-from understudy.core.parcel import CONTENT_TYPE, encode_parcel
 from understudy.core.signed import Signer
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry

@@ -9,8 +9,8 @@ import pytest
 
 from tests.card import Card
 from tests.serve.gateways import Reply, Running, frames_of, played, running
+from understudy.core.frame import encode_parcel
 from understudy.core.names import player_name
-from understudy.core.parcel import encode_parcel
 from understudy.serve.api import ApiRoute
 from understudy.serve.keys import SCOPES
 from understudy.serve.pages import PAGES

@@ -15,10 +15,9 @@ from tests.serve.gateways import CART, Running, as_columns, frames_of, fresh, pl
 from understudy.core.chunk import Chunk, chunk_of, decode_chunk
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import StorageFailed, StorageFull
-from understudy.core.frame import NO_PLAYER, CloseReport, close_frame, read_close
+from understudy.core.frame import NO_PLAYER, CloseReport, close_frame, encode_parcel, read_close
 from understudy.core.game import game_spec
 from understudy.core.names import new_session, player_name
-from understudy.core.parcel import encode_parcel
 from understudy.serve.house import GatewayConfig
 from understudy.testing.samples import cart_spec, random_chunk, random_spec
 

@@ -123,12 +123,12 @@ def test_an_entry_half_written_when_it_was_looked_at_is_not_taken_for_damage(tmp
     stream.append(frames[2:])
     real, calls = LogReader.at, []
 
-    def torn_once(self: LogReader, start: int, *, up_to: int | None = None):
+    def torn_once(self: LogReader, start: int):
         # The second entry is still being written at the first look, and whole at the next.
         calls.append(start)
         if start > 0 and calls.count(start) == 1:
             return None
-        return real(self, start, up_to=up_to)
+        return real(self, start)
 
     monkeypatch.setattr(LogReader, "at", torn_once)
     assert raws(stream) == [frame.encode() for frame in frames]
@@ -373,7 +373,7 @@ def test_closing_lets_a_running_append_finish_and_takes_no_later_one(tmp_path: P
 def test_an_append_that_waited_while_the_stream_was_closed_opens_no_partition(tmp_path: Path):
     stream = FileStream(tmp_path / "stream")
     with ThreadPoolExecutor(1) as pool:
-        with stream._group.alone():
+        with stream._group.alone:
             waiting = pool.submit(stream.append, sample_frames(1))
             while not stream._group._waiting:
                 threading.Event().wait(0.001)

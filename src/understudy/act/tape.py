@@ -12,12 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.block import raw_name
-from understudy.core.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, RowKind
+from understudy.core.builder import raw_name
+from understudy.core.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, EpisodeNote, RowKind
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.heads import LOWEST, masked
-from understudy.core.meta import EpisodeNote
 from understudy.core.tensors import Array
 from understudy.core.writer import raw_space
 

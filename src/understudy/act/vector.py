@@ -15,7 +15,7 @@ from understudy.act.rally import RallyVector
 from understudy.act.vector_envs import CARTPOLE, MASK, CartPoleVector, PlainEnvs
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.game import GameSpec, spec_from_gymnasium
-from understudy.core.import_path import load
+from understudy.core.settings import load
 from understudy.games.rally import GAME_ID as RALLY
 
 Env = gymnasium.Env[Any, Any]

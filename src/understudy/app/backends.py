@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from understudy.app.data import DataFolder
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError
-from understudy.core.import_path import load
 from understudy.core.location import Location, parse_location
 from understudy.core.ports import FullStore, Specs, Stream
+from understudy.core.settings import load
 
 STREAMS = {
     "kafka": "understudy.streams.kafka:open_kafka",

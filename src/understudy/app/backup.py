@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import understudy
 from understudy.app.config import USED_FILE, Config, restore_used
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment, signing_key
 from understudy.app.roles.ingest import open_own_ingest, open_own_store
 from understudy.app.roles.requests import ask
 from understudy.core.errors import ConfigError, Corrupt, Refused
-from understudy.core.lock import FileLock
-from understudy.core.log import make_folder, sync_folder, write_file
+from understudy.core.log import FileLock, make_folder, sync_folder, write_file
 from understudy.core.ports import Objects
-from understudy.core.version import version
 from understudy.models.objects import FolderObjects, open_objects
 from understudy.stores.audit import audit, summary
 from understudy.stores.view import StoreView
@@ -76,7 +75,7 @@ def back_up(data: DataFolder, target: Path, *, config: Config | None = None, tim
             if (data.root / name).exists():
                 _copy_file(data.root / name, target / name)
         files = {name: _digest(target / name) for name in _names(target)}
-        facts = {"format": FORMAT, "version": version(), "at_s": round(time.time(), 3), "files": files}
+        facts = {"format": FORMAT, "version": understudy.__version__, "at_s": round(time.time(), 3), "files": files}
         _sync_tree(target)
         write_file(target / _FACTS, json.dumps(facts, indent=1).encode())
         return prove(target)

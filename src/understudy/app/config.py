@@ -1,7 +1,6 @@
 """The platform's config: everything that can be set, what it means and its default, and where it comes from."""
 
 import dataclasses
-import ipaddress
 import json
 import os
 import re
@@ -15,10 +14,10 @@ from understudy.app.backends import check_backends
 from understudy.app.data import DataFolder, data_folder
 from understudy.app.service.schedule import LearningSchedule
 from understudy.core import settings
+from understudy.core.chunk import CONSENTS
 from understudy.core.errors import ConfigError, UnderstudyError
-from understudy.core.location import parse_location
+from understudy.core.location import is_loopback, parse_location
 from understudy.core.log import write_file
-from understudy.core.meta import CONSENTS
 from understudy.core.settings import Resolved as Resolved
 from understudy.core.settings import from_tree, setting
 from understudy.core.settings import hidden as hidden
@@ -162,10 +161,7 @@ class Config:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the gateway."""
-        try:
-            return ipaddress.ip_address(self.gateway.host).is_loopback
-        except ValueError:
-            return self.gateway.host == "localhost"
+        return is_loopback(self.gateway.host)
 
     @property
     def listen(self) -> "Listen":

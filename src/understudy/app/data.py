@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ConfigError
-from understudy.core.lock import is_locked
+from understudy.core.log import is_locked
 from understudy.core.ports import Cursor, FullStore, Stored
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView

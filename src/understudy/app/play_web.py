@@ -17,8 +17,7 @@ from understudy.app.deployment import Deployment
 from understudy.app.roles.platform import roles_folder
 from understudy.app.runs.choice import GameChoice, look_at
 from understudy.core.errors import ConfigError, LinkFailed, Refused
-from understudy.core.lock import is_locked
-from understudy.core.log import write_file
+from understudy.core.log import is_locked, write_file
 
 PAGES = ("rally", "CartPole-v1")
 """Games that have a page."""

@@ -17,7 +17,7 @@ from understudy.app.verify import verify as verify_data
 from understudy.cli.deployed import config_of, released_models, store_elsewhere
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import common_options, count, examples, finish, results, size, store_option
-from understudy.core.lock import is_locked
+from understudy.core.log import is_locked
 from understudy.core.ports import SessionFilter
 from understudy.stores.view import StoreView
 

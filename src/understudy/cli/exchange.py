@@ -28,8 +28,8 @@ from understudy.cli.options import (
     size,
     store_option,
 )
+from understudy.core.chunk import CONSENTS
 from understudy.core.errors import ConfigError
-from understudy.core.meta import CONSENTS
 from understudy.core.names import game_name, player_name
 from understudy.stores.view import StoreView
 

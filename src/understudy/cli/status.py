@@ -17,7 +17,7 @@ from understudy.app.roles.platform import roles_folder
 from understudy.cli.options import common_options, count, examples, finish, results
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import StorageFailed
-from understudy.core.lock import is_locked
+from understudy.core.log import is_locked
 from understudy.models.registry import Registry
 
 _SILENT_S = 5.0

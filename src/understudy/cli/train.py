@@ -29,7 +29,7 @@ from understudy.cli.training_view import Progress, duration, watching_run
 from understudy.core.algorithm import Range, Schedule
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.core.events import Event
-from understudy.core.layers import ACTIVATIONS
+from understudy.core.network import ACTIVATIONS
 
 _STEPS = "Env steps, at least: the round in which they are reached is finished. Updates, with --from-store."
 _UNTIL = (

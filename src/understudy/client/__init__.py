@@ -1,8 +1,7 @@
 """What a game imports: `connect`, and the classes it returns."""
 
 from understudy.client.connect import ClientConfig, Game, connect
-from understudy.client.episode import Episode
-from understudy.client.recorder import Recorder
+from understudy.client.episode import Episode, Recorder
 from understudy.client.sender import SenderConfig, Stats
 from understudy.client.session import RecordingWarning
 from understudy.core.builder import Extras

@@ -14,7 +14,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,38 +50,9 @@ _RETRY_FIRST_S, _RETRY_CAP_S = 0.5, 30.0
 _AGAIN_FIRST_S, _AGAIN_CAP_S = 15.0, 600.0
 """A refused bot is looked at again after this, in case it was damaged on its way; doubled up to the second."""
 _MAX_CANARY = 0.5
+_ALIASES = ("champion", "canary")
 _BAD = (Refused, Corrupt, ConfigError, KeyError, TypeError, ValueError, AttributeError)
 """What checking strange documents may raise."""
-
-
-_ALIASES = ("champion", "canary")
-
-
-def _unseen() -> dict[str, int]:
-    return dict.fromkeys(_ALIASES, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is known from the last good news."""
-
-    casting: Casting | None = None
-    seen: dict[str, int] = field(default_factory=_unseen)
-    """The highest entry of each alias whose signature was right; older ones are never obeyed."""
-
-    @property
-    def number(self) -> int:
-        return 0 if self.casting is None else self.casting.number
-
-    def release(self, alias: str) -> dict[str, Any] | None:
-        """The signed release of an alias, taken apart and not checked again."""
-        text = None if self.casting is None else getattr(self.casting, f"{alias}_release")
-        if text is None:
-            return None
-        found = strict_json(text)
-        if not isinstance(found, dict) or not {"entry", "key_id"} <= found.keys() or "manifest" not in found["entry"]:
-            raise Corrupt("the release of a kept bot is damaged")
-        return found
 
 
 class BotCache:
@@ -91,15 +62,16 @@ class BotCache:
         self._folder = folder
         self._pinned: tuple[str, ...] = ()
 
-    def read(self) -> Kept:
-        """The last good news; nothing when there were none."""
+    def read(self) -> tuple[Casting | None, dict[str, int]]:
+        """The last good news, None when there were none, and the highest entry seen of each alias."""
         path = self._folder / "bot.json"
         try:
             found = strict_json(path.read_bytes())
-            news, seen = found["casting"], {alias: int(found["seen"][alias]) for alias in _ALIASES}
-            return Kept(None if news is None else Casting(**news | {"trust": tuple(news["trust"])}), seen)
+            news = found["casting"]
+            seen = {alias: int(found["seen"][alias]) for alias in _ALIASES}
+            return None if news is None else Casting(**news | {"trust": tuple(news["trust"])}), seen
         except FileNotFoundError:
-            return Kept()
+            return None, dict.fromkeys(_ALIASES, 0)
         except (Refused, KeyError, TypeError, ValueError) as error:
             raise Corrupt(f"{path} is damaged and not used: {error!r}"[:200]) from None
 
@@ -116,14 +88,15 @@ class BotCache:
             make_folder(self._folder)
             write_file(path, raw)
 
-    def write(self, kept: Kept, policies: Collection[str]) -> None:
+    def write(self, casting: Casting | None, seen: dict[str, int], policies: Collection[str]) -> None:
         """Keep the news, and only these policies; unless another process has newer ones there."""
         with contextlib.suppress(Corrupt):
-            if self.read().number > kept.number:
+            there = self.read()[0]
+            if there is not None and there.number > (0 if casting is None else casting.number):
                 return
-        news = None if kept.casting is None else asdict(kept.casting) | {"trust": list(kept.casting.trust)}
+        news = None if casting is None else asdict(casting) | {"trust": list(casting.trust)}
         make_folder(self._folder)
-        write_file(self._folder / "bot.json", canonical_json({"casting": news, "seen": kept.seen}))
+        write_file(self._folder / "bot.json", canonical_json({"casting": news, "seen": seen}))
         for path in self._folder.glob("*.safetensors"):
             if path.stem not in policies:
                 path.unlink(missing_ok=True)
@@ -153,10 +126,6 @@ class Bot:
     manifest: "Manifest"
     policy: "Policy"
 
-    @property
-    def name(self) -> str:
-        return self.manifest.name
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -174,13 +143,16 @@ class Bots:
         self, link: Link, spec: GameSpec, folder: Path, *, clock: Clock, rng: random.Random, trust: Sequence[str],
         has_thread: bool,
     ) -> None:  # fmt: skip
-        self._link, self._spec, self._clock, self.rng = link, spec, clock, rng
+        self._link, self.spec, self._clock, self.rng = link, spec, clock, rng
         self.write_action = action_writer(spec)
         self._cache, self._trust, self._has_thread = BotCache(folder), tuple(trust), has_thread
         self._backoff = Backoff(clock, rng, first_s=_RETRY_FIRST_S, cap_s=_RETRY_CAP_S)
         self._lock = threading.Lock()
         self._stage: Stage | None = None
-        self._kept = Kept()
+        self._casting: Casting | None = None
+        """The last good news."""
+        self._seen = dict.fromkeys(_ALIASES, 0)
+        """The highest entry of each alias whose signature was right; older ones are never obeyed."""
         self._after = self._good_number = 0
         self._again_at_s: float | None = None
         self._again_s = _AGAIN_FIRST_S
@@ -192,14 +164,10 @@ class Bots:
         self._refusal = self._link_error = ""
 
     @property
-    def spec(self) -> GameSpec:
-        return self._spec
-
-    @property
     def name(self) -> str:
         """The champion's; empty while there is none, or before anybody asked for one."""
         stage = self._stage
-        return stage.champion.name if stage is not None and stage.champion is not None else ""
+        return stage.champion.manifest.name if stage is not None and stage.champion is not None else ""
 
     @property
     def last_error(self) -> str:
@@ -231,7 +199,7 @@ class Bots:
             if self._stage is None:
                 self._stage = self._load()
                 if self._has_thread and not self._stop.is_set():
-                    name = f"understudy-bots-{self._spec.game}"
+                    name = f"understudy-bots-{self.spec.game}"
                     self._thread = threading.Thread(target=self.run, args=(self._stop,), name=name, daemon=True)
                     self._thread.start()
             return self._stage
@@ -239,26 +207,33 @@ class Bots:
     def _load(self) -> Stage:
         """The last good bots. Their signatures were checked when they were kept; what may have rotted is checked."""
         try:
-            self._kept = kept = self._cache.read()
-            if kept.casting is None:
+            self._casting, self._seen = self._cache.read()
+            if self._casting is None:
                 return Stage()
             known = trusted_keys(*(self._trust or self._cache.pinned()))
-            champion, canary = (self._restored(kept, alias, known) for alias in ("champion", "canary"))
-            self._after = self._good_number = kept.casting.number
-            return Stage(champion, canary, min(kept.casting.canary_share, _MAX_CANARY))
+            champion = self._restored(self._casting.champion_release, known)
+            canary = self._restored(self._casting.canary_release, known)
+            self._after = self._good_number = self._casting.number
+            return Stage(champion, canary, min(self._casting.canary_share, _MAX_CANARY))
         except (*_BAD, OSError) as error:
             self._refuse(error)
             return Stage()
 
-    def _restored(self, kept: Kept, alias: str, known: Trusted) -> Bot | None:
+    def _restored(self, release: str | None, known: Trusted) -> Bot | None:
         from understudy.core.manifest import manifest_from_json, open_policy
 
-        signed = kept.release(alias)
-        if signed is None:
+        if release is None:
             return None
+        signed = strict_json(release)
+        if (
+            not isinstance(signed, dict)
+            or not {"entry", "key_id"} <= signed.keys()
+            or "manifest" not in signed["entry"]
+        ):
+            raise Corrupt("the release of a kept bot is damaged")
         if signed["key_id"] not in known:
             raise Refused(
-                "unknown_key", f"the bot on this disk was signed by {signed['key_id']}, who is not trusted now"
+                "unknown_key", f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now"
             )
         manifest = self._fitting(manifest_from_json(signed["entry"]["manifest"]))
         return Bot(manifest, open_policy(manifest, self._cache.policy(manifest.policy_sha256)))
@@ -284,20 +259,17 @@ class Bots:
             return max(0.0, min(wait_s, _PUMP_EVERY_S) - waited_s) if news is None else 0.0
         except LinkFailed as failed:
             if failed.code == "not_registered" and not self._has_registered:
-                return self._register()
+                # A bot may be asked for before the first step is sent.
+                self._has_registered = True
+                with contextlib.suppress(LinkFailed):
+                    self._link.register(self.spec)
+                return 0.0
             self._link_error = str(failed)
             self._backoff.failed(wholly=True, retry_after_s=failed.retry_after_s)
         except Exception as error:
             self._link_error = repr(error)[:300]
             self._backoff.failed(wholly=True, retry_after_s=0.0)
         return max(0.0, self._backoff.left_s)
-
-    def _register(self) -> float:
-        # A bot may be asked for before the first step is sent.
-        self._has_registered = True
-        with contextlib.suppress(LinkFailed):
-            self._link.register(self._spec)
-        return 0.0
 
     def run(self, stop: threading.Event) -> None:
         """Repeat `step` until told to stop."""
@@ -325,7 +297,7 @@ class Bots:
             self._refuse(error)
             self._after, self._again_at_s = news.number, self._clock.monotonic() + self._again_s
             self._again_s = min(2 * self._again_s, _AGAIN_CAP_S)
-            return self._keep(self._kept.casting)
+            return self._keep(self._casting)
         self._refusal, self._again_at_s, self._again_s = "", None, _AGAIN_FIRST_S
         canary = None
         try:
@@ -342,15 +314,15 @@ class Bots:
 
         point = self._entry(getattr(news, alias), "point", trusted)
         if point is None:
-            if alias == "champion" and self._kept.seen[alias]:
+            if alias == "champion" and self._seen[alias]:
                 raise Refused("old_bot", "the platform knows of no champion, yet there was one; is it the same one?")
             return None
         number, model_no = point["number"], point["model_no"]
         if point["alias"] != alias or type(number) is not int or type(model_no) is not int:
             raise Refused("bad_entry", f"the pointer of {alias} is one of {str(point['alias'])[:20]!r}")
-        if number < self._kept.seen[alias]:
-            raise Refused("old_bot", f"entry {number} is older than {self._kept.seen[alias]}, which was seen before")
-        self._kept.seen[alias] = number
+        if number < self._seen[alias]:
+            raise Refused("old_bot", f"entry {number} is older than {self._seen[alias]}, which was seen before")
+        self._seen[alias] = number
         if model_no == 0:
             return None
         release = self._entry(getattr(news, f"{alias}_release"), "release", trusted)
@@ -372,15 +344,15 @@ class Bots:
         if text is None:
             return None
         entry = open_signed(text.encode(), trusted)
-        if (entry.get("kind"), entry.get("journal")) != (kind, f"registry/{self._spec.game}"):
+        if (entry.get("kind"), entry.get("journal")) != (kind, f"registry/{self.spec.game}"):
             raise Refused(
                 "bad_entry", f"a {str(entry.get('kind'))[:20]} of {str(entry.get('journal'))[:80]} came instead"
             )
         return entry
 
     def _fitting(self, manifest: "Manifest") -> "Manifest":
-        if (manifest.game, manifest.schema) != (self._spec.game, self._spec.schema):
-            raise Refused("wrong_schema", f"{manifest.name} learned another version of {self._spec.game} than this one")
+        if (manifest.game, manifest.schema) != (self.spec.game, self.spec.schema):
+            raise Refused("wrong_schema", f"{manifest.name} learned another version of {self.spec.game} than this one")
         return manifest
 
     def _on_stage(self) -> list[Bot]:
@@ -392,9 +364,9 @@ class Bots:
         self._refusal = str(error)[:300] if isinstance(error, UnderstudyError) else repr(error)[:300]
 
     def _keep(self, casting: Casting | None) -> None:
-        self._kept = Kept(casting, self._kept.seen)
+        self._casting = casting
         try:
-            self._cache.write(self._kept, [bot.manifest.policy_sha256 for bot in self._on_stage()])
+            self._cache.write(casting, self._seen, [bot.manifest.policy_sha256 for bot in self._on_stage()])
         except (StorageFull, StorageFailed, OSError) as error:
             # They play all the same; only the next start has to fetch them again.
             self._link_error = f"cannot be kept for the next start: {error}"[:300]

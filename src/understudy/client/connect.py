@@ -1,35 +1,36 @@
-"""connect: from a game's name and shape to a Game that records."""
+"""connect: from a game's name and shape, and the folder or address it records to, to a Game that records."""
 
 import atexit
 import contextlib
+import hashlib
+import json
 import os
 import random
+import secrets
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack
 
+import understudy
 from understudy.client.bot import Bots
-from understudy.client.episode import Episode
+from understudy.client.episode import Episode, Recorder
 from understudy.client.local import LocalLink
-from understudy.client.place import Address, must_record_into, own_player, place_of, spool_tag, user_folder
-from understudy.client.recorder import Recorder
 from understudy.client.sender import Sender, SenderConfig, Stats
 from understudy.client.session import RecordingWarning, Sessions, Tolerance
 from understudy.client.spool import Spool
+from understudy.core.chunk import CONSENTS, KINDS, EpisodeNote
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import Door, deployment_key
+from understudy.core.door import Door, create_once, deployment_key
 from understudy.core.errors import Closed, ConfigError
 from understudy.core.game import GameSpec, game_spec
-from understudy.core.meta import CONSENTS, KINDS, EpisodeNote
 from understudy.core.names import PlayerName, player_name
 from understudy.core.ports import Link
 from understudy.core.signed import trusted_keys
-from understudy.core.version import version
 
 Held = TypeVar("Held", Episode, Recorder)
 
@@ -84,7 +85,13 @@ class Game:
         self._link, self._config, self._spool_folder = link, config, spool
         clock = config.clock
         self._tolerance = Tolerance(strict=config.strict)
-        self._sessions = Sessions(spec, kind=config.kind, client=_client_build(), clock=clock, rng=config.rng)
+        self._sessions = Sessions(
+            spec,
+            kind=config.kind,
+            client=f"understudy-python/{understudy.__version__}"[:128],
+            clock=clock,
+            rng=config.rng,
+        )
         folder = Spool(spool / tag, cap_bytes=config.spool_cap_bytes)
         self._sender = Sender(
             link, self._sessions, folder, spec=spec, clock=clock, config=config.sender, rng=config.rng
@@ -126,7 +133,10 @@ class Game:
         consent = self.consent if consent is None else consent
         if consent not in CONSENTS:
             raise ConfigError(f"consent is {consent!r}; give one of {CONSENTS}")
-        name = self._own_player() if player is None else player_name(player)
+        if player is not None:
+            name = player_name(player)
+        else:
+            name = self._player = self._player or own_player(self._spool_folder)
         self._start()
         session = self._sessions.acquire(name, note.seat, is_kept=self._sessions.keeping.keeps())
         # A sender that found no session sleeps long; from now on there are steps to cut after a linger.
@@ -154,18 +164,18 @@ class Game:
 
     def stats(self) -> Stats:
         """What happened so far, as numbers."""
-        counts, tolerance = self._sender.counts, self._tolerance
         return Stats(
+            **asdict(self._sender.counts),
             recorded_steps=self._sessions.handoff.put_steps + self._sessions.waiting_steps(is_kept=True),
-            skipped_steps=self._sessions.skipped_steps, keep_share=self._sessions.keeping.share,
-            spooled_steps=counts.spooled_steps, acked_steps=counts.acked_steps, refused_steps=counts.refused_steps,
-            dropped_steps=counts.dropped_steps, sent_frames=counts.sent_frames, acked_frames=counts.acked_frames,
-            refused_frames=counts.refused_frames, failed_sends=counts.failed_sends,
-            adopted_sessions=counts.adopted_sessions, expired_sessions=counts.expired_sessions,
-            bad_inputs=tolerance.bad_inputs, ignored_calls=tolerance.ignored_calls,
-            open_episodes=self._sessions.n_open, last_error=counts.last_error, bot=self._bots.name,
-            refused_bots=self._bots.refused_bots, last_bot_error=self._bots.last_error,
-        )  # fmt: skip
+            skipped_steps=self._sessions.skipped_steps,
+            keep_share=self._sessions.keeping.share,
+            bad_inputs=self._tolerance.bad_inputs,
+            ignored_calls=self._tolerance.ignored_calls,
+            open_episodes=self._sessions.n_open,
+            bot=self._bots.name,
+            refused_bots=self._bots.refused_bots,
+            last_bot_error=self._bots.last_error,
+        )
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Cut open episodes, send what can be sent in time, leave the rest spooled; True when all was acknowledged."""
@@ -177,7 +187,11 @@ class Game:
         self._bots.stop()
         ended = self._sessions.close(self._closed)
         if self._thread is None:
-            self._all_sent = self._sender.finish(ended, 0.0) or self._pump_rest()
+            self._sender.finish(ended, 0.0)
+            pause_s = 0.0
+            while pause_s <= 0 and not self._sender.is_clear:
+                pause_s = self._sender.step()
+            self._all_sent = self._sender.is_clear
         else:
             timeout_s = self._config.close_timeout_s if timeout_s is None else timeout_s
             self._all_sent = self._sender.finish(ended, timeout_s)
@@ -201,18 +215,10 @@ class Game:
             )
         return self._all_sent
 
-    def _pump_rest(self) -> bool:
-        while not self._sender.is_clear:
-            if self._sender.step() > 0 and not self._sender.is_clear:
-                return False
-        return True
-
     def __enter__(self) -> "Game":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self) -> None:
@@ -222,11 +228,6 @@ class Game:
                     name = f"understudy-sender-{self.spec.game}"
                     self._thread = threading.Thread(target=self._sender.run, args=(self._stop,), name=name, daemon=True)
                     self._thread.start()
-
-    def _own_player(self) -> PlayerName:
-        if self._player is None:
-            self._player = own_player(self._spool_folder)
-        return self._player
 
     def abandon(self) -> None:
         """In a forked child: this Game, its sender and its spool belong to the parent."""
@@ -269,7 +270,12 @@ def connect(
     """
     if spec is not None:
         shape = {"obs": obs, "actions": actions, "has_legal": has_legal, "max_episode_steps": max_episode_steps}
-        _refuse_both(spec, game, [name for name, given in shape.items() if given is not None])
+        if extra := [name for name, given in shape.items() if given is not None]:
+            raise ConfigError(
+                f"connect was given a spec and {', '.join(extra)} as well; the spec says it all, so drop one"
+            )
+        if game not in (None, spec.game):
+            raise ConfigError(f"connect was given the name {game!r} and a spec of {spec.game!r}; give one of them")
     elif game is None or obs is None or actions is None:
         raise ConfigError("connect needs a name, obs= and actions=, such as connect('my-game', obs=6, actions=3)")
     else:
@@ -289,13 +295,6 @@ def connect(
         link = local_link(place, spec, config.clock)
         tag, folder = spool_tag("data", spec.game), config.spool or place / "spool"
     return Game(spec, link, spool=folder, tag=tag, consent=consent, config=config)
-
-
-def _refuse_both(spec: GameSpec, game: str | None, shape: Sequence[str]) -> None:
-    if shape:
-        raise ConfigError(f"connect was given a spec and {', '.join(shape)} as well; the spec says it all, so drop one")
-    if game not in (None, spec.game):
-        raise ConfigError(f"connect was given the name {game!r} and a spec of {spec.game!r}; give one of them")
 
 
 def _config(config: ClientConfig | None, given: dict[str, Any]) -> ClientConfig:
@@ -320,8 +319,98 @@ def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
     return LocalLink(FileStream(data_folder / "stream"), door=door, specs_folder=data_folder / "models" / "games")
 
 
-def _client_build() -> str:
-    return f"understudy-python/{version()}"[:128]
+# --- Where a game records to, and what a client keeps beside its spool ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A platform that is reached by HTTP."""
+
+    url: str
+    key: str = field(repr=False)
+
+
+def place_of(data: str | os.PathLike[str] | None, url: str | None, key: str | None) -> Path | Address:
+    """The folder or address that was named, by arguments first and by the environment then."""
+    if data is not None and url is not None:
+        raise ConfigError(f"connect was given both data={str(data)!r} and url={url!r}; give the one to record to")
+    if data is None and (url := _given("url", url)):
+        if not (key := _given("key", key)):
+            raise ConfigError(f"{url} needs a key; give key=, or set UNDERSTUDY_KEY as `understudy up` prints it")
+        return Address(url, key)
+    if key is not None:
+        raise ConfigError("connect was given a key and no url; give url= too, or set UNDERSTUDY_URL")
+    given = _given("data", None) if data is None else data
+    if not given:
+        raise ConfigError(
+            "connect was given no place to record to; give url= and key= (or set UNDERSTUDY_URL and UNDERSTUDY_KEY), "
+            "data='DIR' (or set UNDERSTUDY_DATA), or link=... of your own"
+        )
+    try:
+        folder = Path(given).resolve()
+        is_taken = folder.exists() and not folder.is_dir()
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"data={str(given)[:80]!r} is no folder: {error}; give a path such as 'D'") from None
+    if is_taken:
+        raise ConfigError(f"data={str(given)!r} is a file; give a folder")
+    return folder
+
+
+def _given(name: str, argument: str | None) -> str:
+    """An argument, else UNDERSTUDY_NAME, else what the file holds that UNDERSTUDY_NAME_FILE names."""
+    from understudy.core.settings import Leaf, find  # not what a game loads that names its place
+
+    found = find(Leaf(name, "", None), {name: argument or None}, os.environ)
+    return str(found[0]) if found else ""
+
+
+def must_record_into(folder: Path) -> None:
+    """ConfigError when the platform of a data folder takes steps or games elsewhere: nobody would look there."""
+    path = folder / "backends.json"
+    try:
+        used = json.loads(path.read_bytes())
+        places = {part: str(used[f"{part}.url"]) for part in ("stream", "models")}
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}, which says where the platform takes steps, cannot be read ({type(error).__name__}); restore it, "
+            "or record over HTTP: url= and key= as `understudy up` prints them"
+        ) from None
+    for part, url in places.items():
+        if url:
+            raise ConfigError(
+                f"the platform of {folder} has its {part} elsewhere ({url.partition('?')[0]}), so what is recorded "
+                "into the folder would not be stored; record over HTTP: url= and key= as `understudy up` prints them"
+            )
+
+
+def spool_tag(address: str, game: str, key: str = "") -> str:
+    """The folder name that sessions of the same address, game and key share."""
+    return hashlib.sha256("\0".join((address, game, key)).encode()).hexdigest()[:16]
+
+
+def user_folder() -> Path:
+    """Where this user's programs keep such things."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "understudy"
+
+
+def own_player(folder: Path) -> PlayerName:
+    """A random player's name, made once and kept beside the spool."""
+    path = folder / "player"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        create_once(path, f"p-{secrets.token_hex(8)}".encode())
+    return player_name(path.read_text().strip())
+
+
+# --- At exit and after a fork -----------------------------------------------------------------------------------------
 
 
 def _close_all() -> None:

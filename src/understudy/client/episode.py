@@ -1,7 +1,9 @@
-"""Episode: what a game calls while somebody plays."""
+"""Episode: what a game calls while it is played; Recorder: the same for a loop in Gymnasium's shape, whose every step
+brings the next observation."""
 
+import contextlib
 from collections.abc import Mapping
-from types import TracebackType
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -9,10 +11,9 @@ import numpy as np
 from understudy.client.bot import Bots
 from understudy.client.session import Session, Sessions, Tolerance
 from understudy.core.builder import Extras
-from understudy.core.chunk import By
-from understudy.core.errors import Refused
-from understudy.core.meta import EpisodeNote
-from understudy.core.random_action import random_action
+from understudy.core.chunk import By, EpisodeNote
+from understudy.core.errors import Closed, Refused
+from understudy.core.game import random_action
 from understudy.core.tensors import Array
 from understudy.core.writer import check_mask
 
@@ -53,7 +54,7 @@ class Deciding:
             bot = self._bots.cast()
             if bot is None:
                 return otherwise(obs) if callable(otherwise) else otherwise
-            self._player, self._version, self.model = bot.policy.player(), bot.policy.version, bot.name
+            self._player, self._version, self.model = bot.policy.player(), bot.policy.version, bot.manifest.name
         return None
 
     def choose(self, obs: Any, own: Any, *, legal: Any, deterministic: bool) -> Decided:
@@ -233,9 +234,7 @@ class Episode:
     def __enter__(self) -> "Episode":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cut()
 
     def _leave(self, why: str) -> None:
@@ -255,3 +254,108 @@ class Episode:
             self._tolerance.warn(self._tolerance.judge(late))
             return
         self._tolerance.ignored_calls += 1
+
+
+class Recorder:
+    """Records one env's steps, episode after episode, in one session a day; observations are copied when given."""
+
+    def __init__(
+        self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance,
+        bots: Bots,
+    ) -> None:  # fmt: skip
+        self._sessions, self._session, self._tolerance = sessions, session, tolerance
+        self._bots, self._deciding = bots, Deciding(bots)
+        self._decided: Decided | None = None
+        self._note, self._consent = note, consent
+        self._is_closed = False
+
+    def reset(self, obs: Any, *, legal: Any = None, seed: int | None = None) -> None:
+        """An episode begins with this observation; one that is still running is cut at its last observation."""
+        session = self._session
+        is_kept = self._sessions.keeping.keeps()
+        if not self._is_closed and (session.is_old or session.is_kept != is_kept):
+            with session.lock:
+                session.cut()
+            # A game that was closed meanwhile has no new session; the old one says so.
+            with contextlib.suppress(Closed):
+                session = self._session = self._sessions.renew(session, is_kept=is_kept)
+        self._deciding, self._decided = Deciding(self._bots), None
+        with session.lock:
+            if self._is_closed or session.ended:
+                self._tolerance.ignored_calls += 1
+                return
+            session.cut()
+            block = session.builder.begin(replace(self._note, seed=seed), consent=self._consent)
+            if block is not None:
+                session.handoff.put(session, block)
+            try:
+                session.builder.stage(obs, legal=legal, t_ms=session.t_ms())
+            except Exception as error:
+                self._spoil(error)
+
+    def act(self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None) -> Any:
+        """What the bot does, as in `Episode.act`; recorded by the `step` that gets this very action."""
+        deciding = self._deciding
+        own = deciding.own_choice(obs, otherwise)
+        try:
+            self._decided = deciding.choose(obs, own, legal=legal, deterministic=deterministic)
+        except Exception as error:
+            with self._session.lock:
+                if not self._is_closed and not self._session.ended:
+                    self._spoil(error)
+            return deciding.any_action(legal)
+        return self._decided.action
+
+    def step(
+        self, action: Any, reward: float, next_obs: Any, terminated: bool, truncated: bool, *, legal: Any = None,
+        by: Decider = "unknown", frames: int = 1, extras: Extras | None = None,
+    ) -> None:  # fmt: skip
+        """One env step: the action taken at the last observation and what came of it; `legal` is `next_obs`'s."""
+        session, decided, self._decided = self._session, self._decided, None
+        with session.lock:
+            builder = session.builder
+            if self._is_closed or session.ended or not builder.in_episode:
+                # Between an end (or bad input) and the next reset nothing can be recorded.
+                self._tolerance.ignored_calls += 1
+                return
+            t_ms = session.t_ms()
+            try:
+                code = BY.get(by) or by_code(by)
+                if decided is not None and (decided.action is action or np.array_equal(decided.action, action)):
+                    code, extras = decided.by, decided.extras
+                    if self._deciding.model:
+                        builder.name_model(self._deciding.model)
+                builder.act(action, code, frames, t_ms, extras)
+                builder.add_reward(reward)
+                if terminated or truncated:
+                    is_full = builder.finish(
+                        next_obs, terminated=bool(terminated), truncated=bool(truncated), legal=legal, t_ms=t_ms
+                    )
+                else:
+                    builder.stage(next_obs, legal, t_ms)
+                    is_full = builder.is_full
+            except Exception as error:
+                self._spoil(error)
+                return
+            self._tolerance.decided = True
+            if is_full:
+                session.hand_over()
+
+    def close(self) -> None:
+        """Cut what is running and give the session back; may be called twice."""
+        with self._session.lock:
+            if not self._is_closed and not self._session.ended:
+                self._session.cut()
+            self._is_closed = True
+        self._sessions.release(self._session)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _spoil(self, error: Exception) -> None:
+        # The env has moved on, so there is nothing to try again: what follows is another episode.
+        self._session.cut()
+        self._tolerance.warn(self._tolerance.judge(error))

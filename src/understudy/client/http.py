@@ -10,24 +10,26 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from understudy.client.place import Address
-from understudy.core.aws import is_loopback
+import understudy
 from understudy.core.canonical import strict_json
 from understudy.core.errors import ConfigError, LinkFailed, Refused
-from understudy.core.frame import Frame
+from understudy.core.frame import CONTENT_TYPE, Frame, encode_parcel
 from understudy.core.game import GameSpec
+from understudy.core.location import is_loopback
 from understudy.core.names import PlayerName
-from understudy.core.parcel import CONTENT_TYPE, encode_parcel
 from understudy.core.ports import Ack, Casting
-from understudy.core.version import version
+
+if TYPE_CHECKING:
+    from understudy.client.connect import Address
 
 TIMEOUT_S = 10.0
 """How long connecting, and then each part of an answer, may take."""
 _MAX_ANSWER_BYTES = 1024 * 1024
 _TOO_LARGE = 413
+_TEXTS = ("champion", "champion_release", "canary", "canary_release")
 _LOADING = threading.Lock()
 """The sender and the bots begin together: two threads that load urllib3 at once may each find half of it."""
 
@@ -35,7 +37,7 @@ _LOADING = threading.Lock()
 class HttpLink:
     """Link over a gateway's HTTP API; thread-safe. Whatever goes wrong with a whole request is a LinkFailed."""
 
-    def __init__(self, place: Address, game: str, *, insecure: bool = False, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, place: "Address", game: str, *, insecure: bool = False, timeout_s: float = TIMEOUT_S) -> None:
         self.address, host, port, is_tls = _parts(place.url, insecure=insecure)
         if not (place.key.isascii() and place.key.isprintable() and " " not in place.key):
             raise ConfigError("the key holds letters that no key has; copy it again, as `understudy up` printed it")
@@ -44,11 +46,7 @@ class HttpLink:
         self._sending, self._asking = (
             _Line(self.address, host, port, is_tls=is_tls, key=place.key, timeout_s=timeout_s) for _ in range(2)
         )
-        self._keep_share = 1.0
-
-    @property
-    def keep_share(self) -> float:
-        return self._keep_share
+        self.keep_share = 1.0
 
     def register(self, spec: GameSpec) -> None:
         """Tell the gateway of a spec; it answers alike when it knows it."""
@@ -70,14 +68,32 @@ class HttpLink:
         share, acks = found.get("keep_share"), found.get("acks")
         if not isinstance(share, int | float) or not 0 <= share <= 1 or not isinstance(acks, list):
             raise _strange(f"acks {str(acks)[:40]} and keep_share {str(share)[:20]}")
-        self._keep_share = float(share)
-        return [_ack(one) for one in acks]
+        self.keep_share = float(share)
+        try:
+            return [
+                Ack(bool(ack["accepted"]), ack["refused"], float(ack["retry_after_s"]), str(ack["error"]))
+                for ack in acks
+            ]
+        except (KeyError, TypeError, ValueError):
+            raise _strange(f"an ack of {_words(acks, 60)}") from None
 
     def bot(self, after: int, *, wait_s: float) -> Casting | None:
         """Who plays, by long poll."""
         path = f"{self._path}/bot?after={after}&wait_s={wait_s:g}"
         status, body = self._asking.ask("GET", path, wait_s=wait_s)
-        return None if status == 204 else _casting(_object(body))
+        if status == 204:
+            return None
+        found = _object(body)
+        known = {field.name: found[field.name] for field in fields(Casting) if field.name in found}
+        trust, share, number = known.get("trust", []), known.get("canary_share", 0.0), known.get("number")
+        is_fine = (
+            type(number) is int and number >= 0 and isinstance(share, int | float) and 0 <= share <= 1
+            and isinstance(trust, list) and all(isinstance(text, str) for text in trust)
+            and all(known.get(name) is None or isinstance(known[name], str) for name in _TEXTS)
+        )  # fmt: skip
+        if not is_fine:
+            raise _strange(f"a bot {_words(found, 80)}")
+        return Casting(**known | {"trust": tuple(trust), "canary_share": float(share)})
 
     def policy(self, model_no: int) -> bytes:
         """A model's policy as the gateway has it, not checked."""
@@ -102,7 +118,8 @@ class _Line:
         self._address, self._host, self._port, self._is_tls = address, host, port, is_tls
         self._timeout_s = timeout_s
         self._headers = {
-            "authorization": f"Bearer {key}", "accept-encoding": "identity", "user-agent": f"understudy/{version()}",
+            "authorization": f"Bearer {key}", "accept-encoding": "identity",
+            "user-agent": f"understudy/{understudy.__version__}",
         }  # fmt: skip
         self._lock = threading.Lock()
         self._connection: Any = None
@@ -127,7 +144,9 @@ class _Line:
                 connection.request(method, path, body=body, headers=headers, preload_content=False)
                 answer = connection.getresponse()
                 raw = answer.read(max_bytes + 1)
-                if len(raw) > max_bytes or not _is_whole(answer, raw):
+                announced = answer.headers.get("content-length")
+                is_whole = announced is None or answer.status == 204 or announced == str(len(raw))
+                if len(raw) > max_bytes or not is_whole:
                     raise _strange(f"{len(raw)} bytes, cut off or more than {max_bytes}")
             except (HTTPError, HTTPException, OSError, ValueError) as error:
                 self._drop()
@@ -146,21 +165,20 @@ class _Line:
             self._drop()  # the other side has closed it meanwhile
             connection = None
         if connection is None:
-            connection = self._connection = self._connect()
+            with _LOADING:
+                from urllib3.connection import HTTPConnection, HTTPSConnection
+
+            if self._is_tls:
+                import ssl
+
+                connection = HTTPSConnection(self._host, self._port, ssl_context=ssl.create_default_context())
+            else:
+                connection = HTTPConnection(self._host, self._port)
+            self._connection = connection
         connection.timeout = self._timeout_s + wait_s
         if connection.sock is not None:
             connection.sock.settimeout(connection.timeout)
         return connection
-
-    def _connect(self) -> Any:
-        with _LOADING:
-            from urllib3.connection import HTTPConnection, HTTPSConnection
-
-        if not self._is_tls:
-            return HTTPConnection(self._host, self._port)
-        import ssl
-
-        return HTTPSConnection(self._host, self._port, ssl_context=ssl.create_default_context())
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
@@ -200,11 +218,6 @@ def _parts(url: str, *, insecure: bool) -> tuple[str, str, int, bool]:
 # --- What a gateway answers -------------------------------------------------------------------------------------------
 
 
-def _is_whole(answer: Any, raw: bytes) -> bool:
-    announced = answer.headers.get("content-length")
-    return announced is None or answer.status == 204 or announced == str(len(raw))
-
-
 def _failure(address: str, status: int, retry_after: str | None, raw: bytes) -> LinkFailed:
     """The gateway's own words where it has any; a proxy in front of it has not."""
     code, detail = f"status_{status}", "that is no answer of a gateway; is the address right?"
@@ -231,29 +244,6 @@ def _object(raw: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _strange(_words(raw[:40], 60))
     return found
-
-
-def _ack(found: Any) -> Ack:
-    try:
-        return Ack(bool(found["accepted"]), found["refused"], float(found["retry_after_s"]), str(found["error"]))
-    except (KeyError, TypeError, ValueError):
-        raise _strange(f"an ack {_words(found, 60)}") from None
-
-
-_TEXTS = {"champion", "champion_release", "canary", "canary_release"}
-
-
-def _casting(found: dict[str, Any]) -> Casting:
-    known = {name: found[name] for name in (one.name for one in fields(Casting)) if name in found}
-    trust, share, number = known.get("trust", []), known.get("canary_share", 0.0), known.get("number")
-    is_fine = (
-        type(number) is int and number >= 0 and isinstance(share, int | float) and 0 <= share <= 1
-        and isinstance(trust, list) and all(isinstance(text, str) for text in trust)
-        and all(known.get(name) is None or isinstance(known[name], str) for name in _TEXTS)
-    )  # fmt: skip
-    if not is_fine:
-        raise _strange(f"a bot {_words(found, 80)}")
-    return Casting(**known | {"trust": tuple(trust), "canary_share": float(share)})
 
 
 def _strange(what: str) -> LinkFailed:

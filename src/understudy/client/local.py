@@ -50,15 +50,12 @@ class LocalLink:
         """Append what the door lets in; accepted means durable in the stream."""
         judged = self._door.admit(frames, players)
         admitted = [frame for frame in judged if isinstance(frame, Frame)]
-        appended = iter(self._append(admitted) if admitted else ())
-        return [Ack(False, refused=str(one)) if isinstance(one, Refused) else next(appended) for one in judged]
-
-    def _append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         try:
-            return self._stream.append(frames)
+            appended = iter(self._stream.append(admitted) if admitted else ())
         except (StorageFull, StorageFailed, OSError) as error:
             # Nothing was promised; the spool keeps the frames until the disk takes them again.
-            return [Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))] * len(frames)
+            appended = iter([Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))] * len(admitted))
+        return [Ack(False, refused=str(one)) if isinstance(one, Refused) else next(appended) for one in judged]
 
     def bot(self, after: int, *, wait_s: float) -> Casting | None:
         """Who plays, by looking now and then."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import Entry, SessionSpool, Spool, Waiting, read_about
-from understudy.core.block import Block, encode_block
+from understudy.core.builder import Block, encode_block
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
 from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
@@ -194,16 +194,14 @@ class Sender:
             self._adopt()
             self._collect()
             batch = self._batch()
-        if batch or self._must_tell():
+        if batch or (
+            self._sessions.untold_steps and self._clock.monotonic() >= self._tell_at_s and self._backoff.left_s <= 0
+        ):
             acks, error = self._send(batch)
             with self._work:
                 self._settle(batch, acks, error)
         with self._work:
             return self._wait_s()
-
-    def _must_tell(self) -> bool:
-        now_s = self._clock.monotonic()
-        return bool(self._sessions.untold_steps) and now_s >= self._tell_at_s and self._backoff.left_s <= 0
 
     def run(self, stop: threading.Event) -> None:
         """Repeat `step` until told to stop; nothing that goes wrong inside ends the thread."""
@@ -249,24 +247,21 @@ class Sender:
 
     def _collect(self) -> None:
         for session in self._sessions.live():
-            self._cut_if_due(session)
+            if session.is_abandoned:
+                with session.lock:
+                    session.cut()
+                self._sessions.release(session)
+            oldest_ms = session.builder.oldest_ms
+            if oldest_ms is None:
+                continue
+            if self._hurry or session.t_ms() - oldest_ms >= self._linger_s(session) * 1000:
+                with session.lock:
+                    session.hand_over()
+                self._drain()
         self._drain()
         for session in self._sessions.retire(idle_s=self._config.idle_s):
             self._end(session)
         self._close_finished()
-
-    def _cut_if_due(self, session: Session) -> None:
-        if session.is_abandoned:
-            with session.lock:
-                session.cut()
-            self._sessions.release(session)
-        oldest_ms = session.builder.oldest_ms
-        if oldest_ms is None:
-            return
-        if self._hurry or session.t_ms() - oldest_ms >= self._linger_s(session) * 1000:
-            with session.lock:
-                session.hand_over()
-            self._drain()
 
     def _linger_s(self, session: Session) -> float:
         # Steps that are only counted may lie where they are.
@@ -274,7 +269,11 @@ class Sender:
 
     def _drain(self) -> None:
         while (item := self._sessions.handoff.take()) is not None:
-            spool = self._spool_of(item.owner)
+            session = item.owner
+            spool = self._open.get(session.id)
+            if spool is None:
+                spool = self._spool.create(session.id, player=session.player, spec=self._spec)
+                self._open[session.id] = spool
             if item.lost_blocks:
                 self._lose(spool, [spool.skip(item.lost_steps)], item.lost_steps)
             if item.block is not None:
@@ -299,13 +298,6 @@ class Sender:
             if left_steps:
                 self._lose(spool, [spool.skip(left_steps)], left_steps)
             self._sessions.pool.give(block.columns)
-
-    def _spool_of(self, session: Session) -> SessionSpool:
-        spool = self._open.get(session.id)
-        if spool is None:
-            spool = self._spool.create(session.id, player=session.player, spec=self._spec)
-            self._open[session.id] = spool
-        return spool
 
     def _add(self, spool: SessionSpool, frame: Frame, n_steps: int) -> None:
         entry = spool.add(frame, n_steps)
@@ -391,7 +383,8 @@ class Sender:
                     self._link.register(spec)
                     self._registered.add(spec.schema)
             acks = self._link.send([frame for _, frame in batch], players, skipped_steps=skipped)
-            self._keeping.told(skipped, share=self._link.keep_share)
+            self._keeping.told_steps += skipped
+            self._keeping.share = self._link.keep_share
             self._tell_at_s = self._clock.monotonic() + _TELL_EVERY_S
             if len(acks) == len(batch):
                 return acks, ""

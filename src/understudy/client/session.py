@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Generic, TypeVar
 
-from understudy.core.ages import DAY_S
-from understudy.core.block import Block, BlockPool
-from understudy.core.builder import ChunkBuilder
+from understudy.core.builder import Block, BlockPool, ChunkBuilder
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, Refused
 from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName, new_session, session_time_s
+from understudy.core.session import DAY_S
 
-IDLE_S = 60.0
-"""A session without an episode for this long is closed."""
 MAX_AGE_S = DAY_S
 """An episode joins a session no older than this: what it records must still be fresh when it can be sent at last."""
 
@@ -45,11 +42,6 @@ class Keeping:
         with self._lock:
             self.skipped_steps += block.n_steps
         self._pool.give(block.columns)
-
-    def told(self, n_steps: int, *, share: float) -> None:
-        """The platform has heard of so many more, and answered with the share it wants from now on."""
-        self.told_steps += n_steps
-        self.share = share
 
     def abandon(self) -> None:
         """In a forked child: the lock may be held by a thread that is not here."""
@@ -211,12 +203,11 @@ class Session:
         holder = self.holder
         return holder is not None and holder() is None
 
-    def hand_over(self) -> bool:
-        """Pass the closed rows on; called under the lock. Says whether there were any."""
+    def hand_over(self) -> None:
+        """Pass the closed rows on; called under the lock."""
         block = self.builder.take()
         if block is not None:
             self.handoff.put(self, block)
-        return block is not None
 
     def cut(self) -> None:
         """Stop the running episode where it is known; called under the lock."""
@@ -235,10 +226,6 @@ _Place = tuple[PlayerName, int, bool]
 """A player, a seat, and whether what they do is recorded."""
 
 
-def _being_held() -> object:
-    return True
-
-
 class Sessions:
     """Every session a client has open; free ones are reused by the next episode of the same player and seat."""
 
@@ -246,10 +233,9 @@ class Sessions:
         self, spec: GameSpec, *, kind: str, client: str, clock: Clock, rng: random.Random | None = None
     ) -> None:
         self._spec, self._kind, self._client, self._clock = spec, kind, client, clock
-        self._pool = BlockPool(spec)
-        self.handoff: Handoff[Session] = Handoff(self._pool, clock=clock)
-        self.keeping = Keeping(self._pool, random.Random() if rng is None else rng)
-        self.pool = self._pool
+        self.pool = BlockPool(spec)
+        self.handoff: Handoff[Session] = Handoff(self.pool, clock=clock)
+        self.keeping = Keeping(self.pool, random.Random() if rng is None else rng)
         self._lock = Lock()
         self._live: dict[uuid.UUID, Session] = {}
         self._free: defaultdict[_Place, list[Session]] = defaultdict(list)
@@ -263,18 +249,15 @@ class Sessions:
             free = self._free[player, seat, is_kept]
             session = free.pop() if free else None
             if session is None or session.is_old:
-                session = self._new(player, seat, is_kept)
-            session.holder = _being_held
+                builder = ChunkBuilder(
+                    self._spec, session=new_session(self._clock.now()), kind=self._kind, client=self._client,
+                    pool=self.pool,
+                )  # fmt: skip
+                handoff = self.handoff if is_kept else self.keeping
+                session = Session(builder, player=player, seat=seat, handoff=handoff, clock=self._clock)
+                self._live[session.id] = session
+            session.holder = lambda: True  # held, until its episode or recorder is there to be referred to
             return session
-
-    def _new(self, player: PlayerName, seat: int, is_kept: bool) -> Session:
-        builder = ChunkBuilder(
-            self._spec, session=new_session(self._clock.now()), kind=self._kind, client=self._client, pool=self._pool
-        )
-        handoff = self.handoff if is_kept else self.keeping
-        session = Session(builder, player=player, seat=seat, handoff=handoff, clock=self._clock)
-        self._live[session.id] = session
-        return session
 
     def release(self, session: Session) -> None:
         """Give a session back; the same player's next episode goes on in it."""
@@ -286,9 +269,7 @@ class Sessions:
             self._free[session.player, session.seat, session.is_kept].append(session)
 
     def renew(self, session: Session, *, is_kept: bool) -> Session:
-        """The session for the next episode of whoever holds this one: the same, unless it is old or of another kind."""
-        if not session.is_old and session.is_kept == is_kept:
-            return session
+        """Another session for the holder of one that is old or of another kind."""
         fresh = self.acquire(session.player, session.seat, is_kept=is_kept)
         fresh.holder = session.holder
         self.release(session)
@@ -317,7 +298,7 @@ class Sessions:
         """Those of them that the platform has not heard of."""
         return max(0, self.skipped_steps - self.keeping.told_steps)
 
-    def retire(self, *, idle_s: float = IDLE_S) -> list[Session]:
+    def retire(self, *, idle_s: float) -> list[Session]:
         """End sessions that were free for long; they are no longer live."""
         now_s = self._clock.monotonic()
         with self._lock:
@@ -327,7 +308,12 @@ class Sessions:
                 if session.holder is None and now_s - session.idle_since_s >= idle_s
             ]
             for session in idle:
-                self._forget(session)
+                del self._live[session.id]
+                key = (session.player, session.seat, session.is_kept)
+                if session in self._free[key]:
+                    self._free[key].remove(session)
+                if not self._free[key]:
+                    del self._free[key]
         for session in idle:
             session.end()
         return idle
@@ -353,12 +339,3 @@ class Sessions:
             session.ended = True
         self._live.clear()
         self._free.clear()
-
-    def _forget(self, session: Session) -> None:
-        del self._live[session.id]
-        key = (session.player, session.seat, session.is_kept)
-        free = self._free[key]
-        if session in free:
-            free.remove(session)
-        if not free:
-            del self._free[key]

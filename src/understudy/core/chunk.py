@@ -5,20 +5,31 @@ other columns are padding. A chunk's last row is never a step, so the next obser
 """
 
 import math
+import re
+import uuid
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from understudy.core import tensors
 from understudy.core.canonical import canonical_json, strict_json
-from understudy.core.errors import Refused
-from understudy.core.frame import Frame, FrameKind, data_frame
-from understudy.core.meta import ChunkMeta, EpisodeNote, read_meta
+from understudy.core.errors import InvalidName, Refused
+from understudy.core.frame import MAX_COUNT, Frame, FrameKind, data_frame
+from understudy.core.names import GameName, game_name
 from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
+
+CHUNK_FORMAT = "understudy-chunk/1"
+KINDS = ("player", "actor")
+CONSENTS = ("granted", "denied", "unknown")
+
+ChunkId = tuple[uuid.UUID, int]
+"""(session, chunk_no): what a chunk is known by, everywhere."""
+
+_SCHEMA = re.compile(r"[0-9a-f]{64}")
 
 MAX_STEPS = 512
 MAX_DECODED_BYTES = 16 * 1024 * 1024
@@ -55,6 +66,130 @@ OPTIONAL = {
 """Optional columns with one number per row; `legal` and `raw_action` are optional as well, with shapes of their own."""
 
 
+# --- What a chunk says about itself -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeNote:
+    """What is known about one episode that touches the chunk, from row `row` on."""
+
+    row: int
+    seat: int = 0
+    match: str | None = None
+    opponents: tuple[str, ...] = ()
+    """What the others were (`person`, `script`, a model's name), never a player's name."""
+    result: str | float | None = None
+    seed: int | None = None
+    model: str | None = None
+    cut: bool = False
+    """Nobody saw how it ended: the last decision was dropped, and the episode stops at a bootstrap row."""
+
+    def to_json(self) -> dict[str, Any]:
+        note: dict[str, Any] = {"row": self.row, "seat": self.seat}
+        note |= {name: value for name in _NOTE_TEXTS if (value := getattr(self, name)) is not None}
+        if self.opponents:
+            note["opponents"] = list(self.opponents)
+        return note | ({"cut": True} if self.cut else {})
+
+
+_NOTE_TEXTS = ("match", "result", "seed", "model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkMeta:
+    """What a chunk says about itself."""
+
+    game: GameName
+    schema: str
+    session: uuid.UUID
+    chunk_no: int
+    first_step: int
+    n_steps: int
+    kind: str = "player"
+    consent: str = "unknown"
+    client: str = ""
+    episodes: tuple[EpisodeNote, ...]
+
+    @property
+    def id(self) -> ChunkId:
+        return self.session, self.chunk_no
+
+    def to_metadata(self) -> dict[str, str]:
+        return {
+            "format": CHUNK_FORMAT, "game": self.game, "schema": self.schema, "session": str(self.session),
+            "chunk_no": str(self.chunk_no), "first_step": str(self.first_step), "n_steps": str(self.n_steps),
+            "kind": self.kind, "consent": self.consent, "client": self.client,
+            "episodes": canonical_json([note.to_json() for note in self.episodes]).decode(),
+        }  # fmt: skip
+
+
+def chunk_name(chunk: ChunkId) -> str:
+    """An id as people read it."""
+    return f"{chunk[0]}/{chunk[1]}"
+
+
+_META_KEYS = {"format", *(field.name for field in fields(ChunkMeta))}
+
+
+def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
+    """Typed metadata; Refused when a key is missing, unknown or ill-formed."""
+    if metadata.keys() != _META_KEYS:
+        raise Refused("bad_metadata", f"metadata keys differ: {sorted(metadata.keys() ^ _META_KEYS)[:6]}")
+    if metadata["format"] != CHUNK_FORMAT:
+        raise Refused("bad_version", f"chunk format {metadata['format'][:40]!r}; this build reads {CHUNK_FORMAT}")
+    if metadata["kind"] not in KINDS or metadata["consent"] not in CONSENTS:
+        raise Refused("bad_metadata", f"kind must be one of {KINDS} and consent one of {CONSENTS}")
+    if len(metadata["client"]) > 128 or not _SCHEMA.fullmatch(metadata["schema"]):
+        raise Refused("bad_metadata", "client is at most 128 characters, schema 64 of 0-9 a-f")
+    try:
+        game, session = game_name(metadata["game"]), uuid.UUID(metadata["session"])
+    except (InvalidName, ValueError) as error:
+        raise Refused("bad_metadata", str(error)[:200]) from None
+    if str(session) != metadata["session"]:
+        raise Refused("bad_metadata", "session must be a UUID in lower case with dashes")
+    notes = strict_json(metadata["episodes"])
+    if not isinstance(notes, list):
+        raise Refused("bad_metadata", "episodes must be a list")
+    return ChunkMeta(
+        game=game, schema=metadata["schema"], session=session, kind=metadata["kind"], consent=metadata["consent"],
+        client=metadata["client"], chunk_no=_whole(metadata, "chunk_no"), first_step=_whole(metadata, "first_step"),
+        n_steps=_whole(metadata, "n_steps"), episodes=tuple(_read_note(note) for note in notes),
+    )  # fmt: skip
+
+
+def _whole(metadata: Mapping[str, str], name: str) -> int:
+    text = metadata[name]
+    if not (text.isascii() and text.isdigit() and len(text) <= 15 and str(int(text)) == text and int(text) < MAX_COUNT):
+        raise Refused("bad_metadata", f"{name} is {text[:30]!r}; wanted a whole number from 0 below 2^48")
+    return int(text)
+
+
+def _read_note(given: Any) -> EpisodeNote:
+    if not isinstance(given, dict) or not {"row", "seat"} <= given.keys() <= {
+        "row", "seat", "opponents", "cut", *_NOTE_TEXTS,
+    }:  # fmt: skip
+        raise Refused("bad_metadata", f"an episode has row, seat and known keys only, got {str(given)[:80]}")
+    opponents = given.get("opponents", [])
+    result = given.get("result")
+    is_text = isinstance(result, str) and len(result) <= 64
+    checks = (
+        all(type(given[name]) is int and 0 <= given[name] < 1 << 32 for name in ("row", "seat")),
+        all(isinstance(given.get(name, ""), str) and len(given.get(name, "")) <= 128 for name in ("match", "model")),
+        isinstance(opponents, list) and len(opponents) <= 64 and all(
+            isinstance(one, str) and len(one) <= 128 for one in opponents
+        ),
+        result is None or is_text or (type(result) in (int, float) and abs(result) < 1e300),
+        given.get("seed") is None or (type(given["seed"]) is int and 0 <= given["seed"] < 1 << 64),
+        type(given.get("cut", False)) is bool,
+    )  # fmt: skip
+    if not all(checks):
+        raise Refused("bad_metadata", f"an episode has a field of the wrong type or size: {str(given)[:120]}")
+    return EpisodeNote(**{**given, "opponents": tuple(opponents)})
+
+
+# --- The chunk --------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """Checked columns and their metadata; what `decode_chunk` returns has passed every rule that needs no spec."""
@@ -84,7 +219,7 @@ class Chunk:
         """Canonical bytes: columns and metadata sorted by name, compact JSON, data aligned to 64."""
         metadata, columns, codecs = self.meta.to_metadata(), dict(self.columns), {}
         for name, column in self.columns.items():
-            if _compresses(column):
+            if column.dtype.itemsize == 1 and column.dtype.kind in "ui" and column[0].nbytes >= COMPRESS_FROM_BYTES:
                 codecs[name] = ["zlib", DTYPE_NAMES[column.dtype], list(column.shape)]
                 columns[name] = np.frombuffer(zlib.compress(column.tobytes(), 1), np.uint8)
         if codecs:
@@ -101,10 +236,6 @@ class Chunk:
         _check_rows(self.columns)
         _check_meta(self.meta, self.columns)
         return self
-
-
-def _compresses(column: Array) -> bool:
-    return column.dtype.itemsize == 1 and column.dtype.kind in "ui" and column[0].nbytes >= COMPRESS_FROM_BYTES
 
 
 def decode_chunk(body: bytes | memoryview) -> Chunk:
@@ -144,21 +275,17 @@ def _inflate(columns: dict[str, Array], codecs: str | None) -> dict[str, Array]:
         budget -= size
         if budget < 0:
             raise Refused("too_large", f"more than {MAX_DECODED_BYTES} bytes when decompressed")
-        columns[name] = np.frombuffer(_decompress(name, columns[name], size), dtype).reshape(shape)
+        inflater = zlib.decompressobj()
+        try:
+            # One byte more than announced, so that a longer stream is seen without being unpacked.
+            raw = inflater.decompress(columns[name].tobytes(), size + 1)
+        except zlib.error as error:
+            raise Refused("bad_codec", f"{name!r} does not decompress: {error}") from None
+        if len(raw) != size or not inflater.eof or inflater.unused_data:
+            raise Refused("bad_codec", f"{name!r} is not exactly the {size} bytes it announces")
+        columns[name] = np.frombuffer(raw, dtype).reshape(shape)
         tensors.check_bool(name, columns[name])
     return columns
-
-
-def _decompress(name: str, packed: Array, size: int) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        # One byte more than announced, so that a longer stream is seen without being unpacked.
-        raw = inflater.decompress(packed.tobytes(), size + 1)
-    except zlib.error as error:
-        raise Refused("bad_codec", f"{name!r} does not decompress: {error}") from None
-    if len(raw) != size or not inflater.eof or inflater.unused_data:
-        raise Refused("bad_codec", f"{name!r} is not exactly the {size} bytes it announces")
-    return raw
 
 
 def _check_columns(columns: Mapping[str, Array]) -> None:
@@ -215,7 +342,9 @@ def _check_meta(meta: ChunkMeta, columns: Mapping[str, Array]) -> None:
     n_steps = int((columns["row"] == RowKind.STEP).sum())
     if meta.n_steps != n_steps or n_steps > MAX_STEPS:
         raise Refused("bad_metadata", f"n_steps is {meta.n_steps} for {n_steps} steps; at most {MAX_STEPS} are taken")
-    starts = _episode_starts(columns["is_first"])
+    starts = np.flatnonzero(columns["is_first"]).tolist()
+    if starts[:1] != [0]:
+        starts = [0, *starts]  # the first rows go on with an episode of the chunk before
     if [note.row for note in meta.episodes] != starts:
         raise Refused("bad_metadata", f"episodes must start at rows {starts[:8]}")
     # Where an episode ends inside the chunk, the row before the next one's first says how.
@@ -226,28 +355,34 @@ def _check_meta(meta: ChunkMeta, columns: Mapping[str, Array]) -> None:
         raise Refused("bad_metadata", "chunk 0 starts an episode at step 0")
 
 
-def _episode_starts(is_first: NDArray[np.bool_]) -> list[int]:
-    starts = np.flatnonzero(is_first).tolist()
-    return starts if starts and starts[0] == 0 else [0, *starts]
-
-
 def split_chunk(chunk: Chunk) -> tuple[Chunk, Chunk]:
     """Two chunks with the same steps, for one that is too large to travel; the second takes the next chunk_no."""
+    meta = chunk.meta
     steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
     if len(steps) < 2:
         raise Refused("too_large", "a single step does not fit into a frame")
-    at = int(steps[len(steps) // 2])
-    opens_episode = bool(chunk.columns["is_first"][at])
-    left = {name: column[: at if opens_episode else at + 1] for name, column in chunk.columns.items()}
-    if not opens_episode:
-        left = bootstrap_last_row(left)
+    n_left = len(steps) // 2
+    at = int(steps[n_left])
+    before = [note for note in meta.episodes if note.row < at]
+    if chunk.columns["is_first"][at]:
+        left = {name: column[:at] for name, column in chunk.columns.items()}
+    else:
+        left = bootstrap_last_row({name: column[: at + 1] for name, column in chunk.columns.items()})
+        before[-1] = replace(before[-1], cut=False)
     right = {name: column[at:] for name, column in chunk.columns.items()}
-    meta, n_left = chunk.meta, len(steps) // 2
-    before, after = _notes_before(meta, at, ends_there=opens_episode), _notes_from(meta, at)
+    running = [note for note in meta.episodes if note.row <= at][-1:]
+    later = [note for note in meta.episodes if note.row > at]
+    after = [replace(note, row=max(0, note.row - at)) for note in (*running, *later)]
     return (
-        _with(meta, left, chunk_no=meta.chunk_no, first_step=meta.first_step, notes=before),
-        _with(meta, right, chunk_no=meta.chunk_no + 1, first_step=meta.first_step + n_left, notes=after),
-    )
+        Chunk(replace(meta, n_steps=n_left, episodes=tuple(before)), left),
+        Chunk(
+            replace(
+                meta, chunk_no=meta.chunk_no + 1, first_step=meta.first_step + n_left, n_steps=len(steps) - n_left,
+                episodes=tuple(after),
+            ),
+            right,
+        ),
+    )  # fmt: skip
 
 
 def bootstrap_last_row(columns: Mapping[str, Array]) -> dict[str, Array]:
@@ -265,21 +400,3 @@ def bootstrap_last_row(columns: Mapping[str, Array]) -> dict[str, Array]:
 def keeps_value_when_padded(name: str) -> bool:
     """Whether a final or bootstrap row keeps this column: observations and masks do, decisions do not."""
     return name == "legal" or name == "obs" or name.startswith("obs.")
-
-
-def _with(
-    meta: ChunkMeta, columns: Mapping[str, Array], *, chunk_no: int, first_step: int, notes: tuple[EpisodeNote, ...]
-) -> Chunk:
-    n_steps = int((columns["row"] == RowKind.STEP).sum())
-    return Chunk(replace(meta, chunk_no=chunk_no, first_step=first_step, n_steps=n_steps, episodes=notes), columns)
-
-
-def _notes_before(meta: ChunkMeta, at: int, *, ends_there: bool) -> tuple[EpisodeNote, ...]:
-    notes = tuple(note for note in meta.episodes if note.row < at)
-    return notes if ends_there else (*notes[:-1], replace(notes[-1], cut=False))
-
-
-def _notes_from(meta: ChunkMeta, at: int) -> tuple[EpisodeNote, ...]:
-    running = [note for note in meta.episodes if note.row <= at][-1:]
-    later = [note for note in meta.episodes if note.row > at]
-    return tuple(replace(note, row=max(0, note.row - at)) for note in (*running, *later))

@@ -9,12 +9,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from understudy.core.ages import DOOR_S, refused_session
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
 from understudy.core.log import make_folder, sync_folder
 from understudy.core.names import GameName, PlayerName
+from understudy.core.session import DOOR_S, refused_session
 
 KEY_BYTES = 32
 
@@ -91,12 +91,9 @@ class Door:
             return Refused("no_player", f"nobody was named for session {frame.session}")
         if refused := refused_session(frame.session, entered_s=now_s, oldest_s=DOOR_S):
             return refused
-        return frame.stamped(self._pseudonym(player), int(now_s))
-
-    def _pseudonym(self, player: PlayerName) -> bytes:
         known = self._known.get(player)
         if known is None:
             if len(self._known) >= 4096:
                 self._known.clear()
             known = self._known[player] = pseudonym(self._key, self.game, player)
-        return known
+        return frame.stamped(known, int(now_s))

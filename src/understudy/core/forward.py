@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from understudy.core.layers import (
+from understudy.core.network import (
     Activation,
     Channels,
     Constant,
@@ -17,13 +17,16 @@ from understudy.core.layers import (
     Dense,
     Dueling,
     Flatten,
+    Input,
     Layer,
     LayerNorm,
+    NetworkSpec,
     ObservationNorm,
     OneHot,
     ScaleImage,
+    Weights,
+    aligned,
 )
-from understudy.core.network import Input, NetworkSpec, Weights, aligned
 from understudy.core.tensors import Array
 
 F32 = np.dtype(np.float32)
@@ -39,6 +42,7 @@ Act = Callable[[Array, Array | None], Array]
 
 GELU = (0.7978845608028654, 0.044715)
 ZERO = np.zeros((), np.float32)
+_BYTE = np.asarray(1 / 255, F32)
 
 
 def relu(x: Array, out: Array | None) -> Array:
@@ -142,36 +146,19 @@ def _compiled(spec: NetworkSpec, weights: Weights, heads: Iterable[str] | None, 
         (name, _steps(f"heads.{name}", spec.heads[name], weights, lead=lead))
         for name in (spec.heads if heads is None else heads)
     ]
-    if len(inputs) > 1:
-        return _many(inputs, trunk, ends)
-    ((column, first),) = inputs
-    if len(ends) == 1:
-        ((name, last),) = ends
-        return _straight(column, name, first + trunk + last)
-    body = first + trunk
+    if len(inputs) == 1 and len(ends) == 1:
+        ((column, first),) = inputs
+        ((head, last),) = ends
+        straight = first + trunk + last
 
-    def run(obs: Mapping[str, Array]) -> dict[str, Array]:
-        x = obs[column]
-        for step in body:
-            x = step(x)
-        return _ends(x, ends)
+        def run_straight(obs: Mapping[str, Array]) -> dict[str, Array]:
+            x = obs[column]
+            for step in straight:
+                x = step(x)
+            return {head: x}
 
-    return run
+        return run_straight
 
-
-def _straight(column: str, head: str, steps: Sequence[Step]) -> Forward:
-    def run(obs: Mapping[str, Array]) -> dict[str, Array]:
-        x = obs[column]
-        for step in steps:
-            x = step(x)
-        return {head: x}
-
-    return run
-
-
-def _many(
-    inputs: Sequence[tuple[str, list[Step]]], trunk: list[Step], ends: Sequence[tuple[str, list[Step]]]
-) -> Forward:
     def run(obs: Mapping[str, Array]) -> dict[str, Array]:
         parts = []
         for column, steps in inputs:
@@ -179,22 +166,18 @@ def _many(
             for step in steps:
                 x = step(x)
             parts.append(x)
-        x = np.concatenate(parts, -1)
+        features = parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
         for step in trunk:
-            x = step(x)
-        return _ends(x, ends)
+            features = step(features)
+        outputs = {}
+        for name, steps in ends:
+            x = features
+            for step in steps:
+                x = step(x)
+            outputs[name] = x
+        return outputs
 
     return run
-
-
-def _ends(features: Array, ends: Sequence[tuple[str, list[Step]]]) -> dict[str, Array]:
-    outputs = {}
-    for name, steps in ends:
-        x = features
-        for step in steps:
-            x = step(x)
-        outputs[name] = x
-    return outputs
 
 
 def _input(name: str, one: Input, weights: Weights, *, lead: int) -> list[Step]:
@@ -202,7 +185,9 @@ def _input(name: str, one: Input, weights: Weights, *, lead: int) -> list[Step]:
         return [lambda x: x[None], *_input(name, one, weights, lead=1), lambda x: x[0]]
     steps = _steps(f"inputs.{name}", one.layers, weights, lead=lead)
     is_cast = bool(one.layers) and isinstance(one.layers[0], ScaleImage | OneHot)
-    return steps if is_cast or (not lead and one.dtype == F32) else [_to_float32, *steps]
+    if not is_cast and (lead or one.dtype != F32):
+        steps.insert(0, lambda x: x if x.dtype is F32 else x.astype(F32))
+    return steps
 
 
 def _steps(place: str, layers: Sequence[Layer], weights: Weights, *, lead: int) -> list[Step]:
@@ -237,7 +222,7 @@ def _step(layer: Layer, own: Mapping[str, Array], act: Act | None, *, lead: int)
         case Flatten():
             return lambda x: x if x.ndim == lead + 1 else x.reshape(*x.shape[:lead], -1)
         case ScaleImage():
-            return _scale_image
+            return lambda x: np.multiply(x, _BYTE, dtype=F32, casting="unsafe")
         case Channels():
             return channels_last(layer, lead=lead)
         case OneHot():
@@ -337,15 +322,3 @@ def _observation_norm(mean: Array, var: Array) -> Step:
         return np.minimum(h, high, out=h)
 
     return run
-
-
-def _to_float32(x: Array) -> Array:
-    return x if x.dtype is F32 else x.astype(F32)
-
-
-_BYTE = np.asarray(1 / 255, F32)
-
-
-def _scale_image(x: Array) -> Array:
-    scaled: Array = np.multiply(x, _BYTE, dtype=F32, casting="unsafe")
-    return scaled

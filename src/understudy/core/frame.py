@@ -15,13 +15,15 @@ offset  0  magic      4s   b"UNDY"
 
 import struct
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 from zlib import crc32
 
 from understudy.core.canonical import canonical_json, strict_json
-from understudy.core.errors import Refused
+from understudy.core.errors import InvalidName, Refused
+from understudy.core.names import PlayerName, player_name
 
 MAGIC = b"UNDY"
 VERSION = 1
@@ -126,22 +128,40 @@ def _frame(kind: FrameKind, session: uuid.UUID, chunk_no: int, body: bytes) -> F
 
 def decode_frame(raw: bytes | memoryview) -> Frame:
     """The one frame that these bytes are, fully checked; Refused says what is wrong."""
-    frame, size = _decode_at(memoryview(raw), 0)
-    if size != len(raw):
-        raise Refused("trailing_bytes", f"{len(raw) - size} bytes after the frame's end")
-    return frame
-
-
-def frame_size(header: bytes | memoryview) -> int:
-    """Header and body length that a frame's first 64 bytes announce, checked against the limits."""
-    if len(header) < HEADER_BYTES:
-        raise Refused("truncated", f"{len(header)} bytes; a frame has a header of {HEADER_BYTES}")
-    body_len = _unpack(memoryview(header)[:HEADER_BYTES])[4]
-    return HEADER_BYTES + int(body_len)
+    view = memoryview(raw)
+    if len(view) < HEADER_BYTES:
+        raise Refused("truncated", f"{len(view)} bytes; a frame has a header of {HEADER_BYTES}")
+    fields = _HEADER.unpack_from(view)
+    magic, version, kind, flags, body_len, body_crc, session, chunk_no, player, received_s, header_crc = fields
+    if magic != MAGIC:
+        raise Refused("bad_magic", f"starts with {bytes(magic)!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise Refused("bad_version", f"frame version {version}; this build reads {VERSION}")
+    if header_crc != crc32(view[:_SUMMED]):
+        raise Refused("bad_header_checksum", "the header does not match its checksum")
+    if kind == FrameKind.LATE_REWARD:
+        raise Refused("reserved_kind", "late rewards are reserved and not accepted yet")
+    if kind > FrameKind.LATE_REWARD or flags:
+        raise Refused("bad_kind", f"kind {kind}, flags {flags}; wanted a known kind and flags 0")
+    if body_len > MAX_BODY_BYTES:
+        raise Refused("too_large", f"a body of {body_len} bytes; at most {MAX_BODY_BYTES} are taken")
+    if chunk_no >= MAX_COUNT:
+        raise Refused("bad_number", f"chunk_no is {chunk_no}; numbers stay below 2^48")
+    body = bytes(view[HEADER_BYTES : HEADER_BYTES + body_len])
+    if len(body) != body_len:
+        raise Refused("truncated", f"a body of {len(body)} bytes; the header announces {body_len}")
+    if crc32(body) != body_crc:
+        raise Refused("bad_body_checksum", "the body does not match its checksum")
+    if len(view) != HEADER_BYTES + body_len:
+        raise Refused("trailing_bytes", f"{len(view) - HEADER_BYTES - body_len} bytes after the frame's end")
+    return Frame(
+        kind=FrameKind(kind), session=uuid.UUID(bytes=session), chunk_no=chunk_no, body=body, body_crc=body_crc,
+        player=player, received_s=received_s, flags=flags,
+    )  # fmt: skip
 
 
 def announced_size(raw: bytes | memoryview) -> int:
-    """Like `frame_size`, for bytes that need not pass any check; less than a header counts as a header."""
+    """Header and body length that a frame's first 64 bytes announce, unchecked; fewer bytes count as a header."""
     if len(raw) < HEADER_BYTES:
         return HEADER_BYTES
     return HEADER_BYTES + int(_HEADER.unpack_from(raw)[4])
@@ -154,43 +174,6 @@ def identity_of(raw: bytes) -> tuple[bytes, int, bytes]:
         if magic == MAGIC and header_crc == crc32(raw[:_SUMMED]) and chunk_no < MAX_COUNT:
             return session, chunk_no, player
     return bytes(16), 0, bytes(16)
-
-
-def _unpack(head: memoryview) -> tuple[Any, ...]:
-    fields = _HEADER.unpack(head)
-    magic, version, kind, flags, body_len, _crc, _session, chunk_no, _player, _received_s, header_crc = fields
-    if magic != MAGIC:
-        raise Refused("bad_magic", f"starts with {bytes(magic)!r}, not {MAGIC!r}")
-    if version != VERSION:
-        raise Refused("bad_version", f"frame version {version}; this build reads {VERSION}")
-    if header_crc != crc32(head[:_SUMMED]):
-        raise Refused("bad_header_checksum", "the header does not match its checksum")
-    if kind == FrameKind.LATE_REWARD:
-        raise Refused("reserved_kind", "late rewards are reserved and not accepted yet")
-    if kind > FrameKind.LATE_REWARD or flags:
-        raise Refused("bad_kind", f"kind {kind}, flags {flags}; wanted a known kind and flags 0")
-    if body_len > MAX_BODY_BYTES:
-        raise Refused("too_large", f"a body of {body_len} bytes; at most {MAX_BODY_BYTES} are taken")
-    if chunk_no >= MAX_COUNT:
-        raise Refused("bad_number", f"chunk_no is {chunk_no}; numbers stay below 2^48")
-    return fields
-
-
-def _decode_at(view: memoryview, at: int) -> tuple[Frame, int]:
-    if len(view) - at < HEADER_BYTES:
-        raise Refused("truncated", f"{len(view) - at} bytes; a frame has a header of {HEADER_BYTES}")
-    fields = _unpack(view[at : at + HEADER_BYTES])
-    _magic, _version, kind, flags, body_len, body_crc, session, chunk_no, player, received_s, _crc = fields
-    body = bytes(view[at + HEADER_BYTES : at + HEADER_BYTES + body_len])
-    if len(body) != body_len:
-        raise Refused("truncated", f"a body of {len(body)} bytes; the header announces {body_len}")
-    if crc32(body) != body_crc:
-        raise Refused("bad_body_checksum", "the body does not match its checksum")
-    frame = Frame(
-        kind=FrameKind(kind), session=uuid.UUID(bytes=session), chunk_no=chunk_no, body=body, body_crc=body_crc,
-        player=player, received_s=received_s, flags=flags,
-    )  # fmt: skip
-    return frame, HEADER_BYTES + body_len
 
 
 def read_drop(frame: Frame) -> DropReport:
@@ -235,3 +218,72 @@ def _count(fields: dict[str, Any], name: str) -> int:
     if not _is_count(fields[name]):
         raise Refused("bad_report", f"{name} is {fields[name]!r}; wanted a whole number from 0")
     return int(fields[name])
+
+
+# --- A parcel: what one request carries -------------------------------------------------------------------------------
+#
+# offset  0  magic   4s   b"UNPA"
+#         4  length  u32  of the preamble
+#         8  preamble     JSON: {"players": {session: name}, "skipped_steps": n}
+#         …  frames       up to 64, one behind the other
+
+_PARCEL_MAGIC = b"UNPA"
+CONTENT_TYPE = "application/vnd.understudy.parcel"
+_MAX_PREAMBLE_BYTES = 64 * 1024
+MAX_PARCEL_BYTES = MAX_FRAMES_PER_SEND * MAX_FRAME_BYTES + _MAX_PREAMBLE_BYTES + 8
+_PARCEL_HEAD = struct.Struct("<4sI")
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One request's worth of frames; each is a frame, or why these bytes are none."""
+
+    frames: Sequence[Frame | Refused]
+    players: Mapping[uuid.UUID, PlayerName]
+    skipped_steps: int = 0
+    """Steps of episodes that were not recorded since the last parcel, because the platform asked for a share only."""
+
+
+def encode_parcel(frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], skipped_steps: int = 0) -> bytes:
+    """The body of a request; `players` may name more sessions than the frames have."""
+    sessions = {frame.session for frame in frames}
+    named = {str(session): name for session, name in players.items() if session in sessions}
+    preamble = canonical_json({"players": named, "skipped_steps": skipped_steps})
+    head = _PARCEL_HEAD.pack(_PARCEL_MAGIC, len(preamble))
+    return b"".join([head, preamble, *(frame.encode() for frame in frames)])
+
+
+def decode_parcel(raw: bytes | memoryview) -> Parcel:
+    """What a request's body holds; Refused when it is no parcel. A frame that is none does not spoil the others."""
+    view = memoryview(raw)
+    if len(view) < _PARCEL_HEAD.size or bytes(view[:4]) != _PARCEL_MAGIC:
+        raise Refused(
+            "bad_parcel", f"starts with {bytes(view[:4])!r}; a parcel starts with {_PARCEL_MAGIC!r} and a length"
+        )
+    length = _PARCEL_HEAD.unpack_from(view)[1]
+    at = _PARCEL_HEAD.size + length
+    if length > _MAX_PREAMBLE_BYTES or at > len(view):
+        raise Refused("bad_parcel", f"a preamble of {length} bytes in a parcel of {len(view)}")
+    preamble = strict_json(bytes(view[_PARCEL_HEAD.size : at]))
+    if not isinstance(preamble, dict) or preamble.keys() != {"players", "skipped_steps"}:
+        raise Refused("bad_parcel", "the preamble has players and skipped_steps, and nothing else")
+    names = preamble["players"]
+    if not isinstance(names, dict) or not _is_count(preamble["skipped_steps"]):
+        raise Refused("bad_parcel", "players is an object, skipped_steps a whole number from 0")
+    try:
+        players = {uuid.UUID(session): player_name(name) for session, name in names.items()}
+    except (InvalidName, ValueError, TypeError) as error:
+        raise Refused("bad_parcel", f"players: {str(error)[:120]}") from None
+    frames: list[Frame | Refused] = []
+    while at < len(view):
+        if len(frames) == MAX_FRAMES_PER_SEND:
+            raise Refused("bad_parcel", f"more than {MAX_FRAMES_PER_SEND} frames")
+        size = announced_size(view[at : at + HEADER_BYTES])
+        if size > MAX_FRAME_BYTES or at + size > len(view):
+            raise Refused("bad_parcel", f"frame {len(frames)} announces {size} bytes, {len(view) - at} are left")
+        try:
+            frames.append(decode_frame(view[at : at + size]))
+        except Refused as refused:
+            frames.append(refused)
+        at += size
+    return Parcel(frames, players, preamble["skipped_steps"])

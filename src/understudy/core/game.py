@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import Refused, SpecError
 from understudy.core.names import GameName, game_name, game_name_of_env
-from understudy.core.spaces import Box, Discrete, Space, space_from_gymnasium, space_from_json
-from understudy.core.tensors import DTYPES
+from understudy.core.spaces import OPEN, Box, Discrete, MultiDiscrete, Space, space_from_gymnasium, space_from_json
+from understudy.core.tensors import DTYPES, Array
 
 SPEC_FORMAT = 1
 MAX_ROW_BYTES = 240 * 1024
@@ -232,3 +234,46 @@ def _names(env: Any, which: str) -> tuple[str, ...]:
         inner = getattr(envs[0], "unwrapped", envs[0])
     names = getattr(inner, which, ())
     return tuple(names) if isinstance(names, list | tuple) and all(isinstance(one, str) for one in names) else ()
+
+
+def random_action(spec: GameSpec, rng: np.random.Generator, *, legal: Array | None = None) -> Any:
+    """An action as the game takes it: a number, an array, or parts by their path; among `legal` where that is given."""
+    discrete = spec.discrete
+    if discrete is not None:
+        return _draw(discrete, rng) if legal is None else int(rng.choice(np.flatnonzero(legal))) + discrete.start
+    parts = {path: _draw(space, rng) for path, space in spec.action.items()}
+    return parts[""] if parts.keys() == {""} else nested(parts)
+
+
+def _draw(space: Space, rng: np.random.Generator) -> Any:
+    if isinstance(space, Discrete):
+        return int(rng.integers(space.n - 1, dtype=np.uint64, endpoint=True)) + space.start
+    if isinstance(space, MultiDiscrete):
+        most = np.array([count - 1 for count in space.counts], np.uint64)
+        return rng.integers(most, dtype=np.uint64, endpoint=True).astype(space.dtype).reshape(space.shape)
+    if not isinstance(space, Box):
+        return rng.integers(0, 2, space.shape).astype(space.dtype)
+    low, high = (bound.reshape(-1) for bound in space.ends())
+    if space.dtype.kind != "f":
+        dtype = np.dtype(np.uint8) if space.dtype.kind == "b" else space.dtype
+        return rng.integers(low, high, dtype=dtype, endpoint=True).astype(space.dtype).reshape(space.shape)
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    is_closed = (abs(low) < OPEN) & (abs(high) < OPEN)
+    drawn = np.where(
+        is_closed,
+        rng.uniform(np.where(is_closed, low, 0), np.where(is_closed, high, 1)),
+        np.clip(rng.standard_normal(len(low)), low, high),  # where it is open, or as good as that
+    )
+    return drawn.astype(space.dtype).reshape(space.shape)
+
+
+def nested(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts by their dotted path as the mapping of mappings that a game takes and gives."""
+    tree: dict[str, Any] = {}
+    for path, value in parts.items():
+        *above, last = path.split(".")
+        at = tree
+        for name in above:
+            at = at.setdefault(name, {})
+        at[last] = value
+    return tree

@@ -22,7 +22,7 @@ import numpy as np
 
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
-from understudy.core.spaces import Box, Discrete
+from understudy.core.spaces import OPEN, Box, Discrete
 from understudy.core.tensors import Array
 
 DISCRETE = ("argmax", "epsilon_greedy", "categorical")
@@ -32,8 +32,9 @@ ILLEGAL, LOWEST = -1e30, -1e20
 """Illegal outputs become the first, legal ones are at least the second: so illegal ones lose whatever comes."""
 LOG_STD = (-20.0, 4.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-OPEN = 1e30
-"""A bound beyond this is none: a Box that is open in places keeps its dtype's extreme there."""
+
+TANH_END = 0.999
+"""Where raw_of stops: actions at the bound itself would need an infinite raw number."""
 
 _OUTPUTS = {"argmax": ("q",), "epsilon_greedy": ("q",), "categorical": ("logits",)}
 
@@ -62,12 +63,9 @@ class Head:
             raise ConfigError(f"a head of size {self.size!r}; give a whole number from 1")
         if self.is_discrete and (self.low or self.high):
             raise ConfigError(f"a {self.kind} head has no bounds; leave low and high empty")
-        if not self.is_discrete:
-            self._check_bounds()
-
-    def _check_bounds(self) -> None:
-        ends = {"low": self.low, "high": self.high}
-        for name, end in ends.items():
+        if self.is_discrete:
+            return
+        for name, end in (("low", self.low), ("high", self.high)):
             if not isinstance(end, tuple) or len(end) != self.size or any(math.isnan(value) for value in end):
                 raise ConfigError(f"{name} is {str(end)[:60]}; give {self.size} numbers, infinite where it is open")
         if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
@@ -124,27 +122,36 @@ class Head:
 
         Deterministic actions need no noise, and their logp is 0: they are certain.
         """
-        kind = self.kind
-        if kind == "argmax" or kind == "epsilon_greedy":
-            q = outputs["q"]
-            if legal is not None:
-                q = masked(q, legal)
-            if deterministic or explore is None or noise is None:
-                action = q.argmax(1)
-                return Decision(action.astype(np.int32), np.zeros(len(action), np.float32))
-            return _epsilon_greedy(q, noise, explore, legal)
-        if kind == "categorical":
-            logits = outputs["logits"]
-            return _categorical(logits if legal is None else masked(logits, legal), None if deterministic else noise)
-        return self._gaussian(outputs["mean"], outputs["log_std"], None if deterministic else noise)
-
-    def _gaussian(self, mean: Array, log_std: Array, noise: Array | None) -> Decision:
-        if noise is None:
-            return Decision(self.action_of(mean), np.zeros(len(mean), np.float32), mean)
-        log_std = np.minimum(np.maximum(log_std, LOG_STD[0]), LOG_STD[1])
-        raw = mean + np.exp(log_std) * noise
-        density = np.add.reduce(-0.5 * (noise * noise) - log_std, 1) - np.float32(self.size * HALF_LOG_2PI)
-        return Decision(self.action_of(raw), density, raw)
+        if self.kind not in DISCRETE:
+            mean, log_std = outputs["mean"], outputs["log_std"]
+            if deterministic or noise is None:
+                return Decision(self.action_of(mean), np.zeros(len(mean), np.float32), mean)
+            log_std = np.minimum(np.maximum(log_std, LOG_STD[0]), LOG_STD[1])
+            raw = mean + np.exp(log_std) * noise
+            density = np.add.reduce(-0.5 * (noise * noise) - log_std, 1) - np.float32(self.size * HALF_LOG_2PI)
+            return Decision(self.action_of(raw), density, raw)
+        scores = outputs[self.outputs[0]]
+        if legal is not None:
+            scores = masked(scores, legal)
+        is_categorical = self.kind == "categorical"
+        if deterministic or noise is None or not (is_categorical or explore is not None):
+            action = scores.argmax(1)
+            return Decision(action.astype(np.int32), np.zeros(len(action), np.float32))
+        if is_categorical:
+            action = (scores + noise).argmax(1)
+            h = scores - np.maximum.reduce(scores, 1, keepdims=True)
+            logp = h[np.arange(len(h)), action] - np.log(np.add.reduce(np.exp(h), 1))
+            return Decision(action.astype(np.int32), logp)
+        epsilon = np.asarray(explore, np.float32)
+        greedy = scores.argmax(1)
+        lots = noise[:, 1:]
+        n_legal: Any = np.float32(scores.shape[1])
+        if legal is not None:
+            lots = np.where(legal, lots, np.float32(-1))
+            n_legal = np.add.reduce(legal, 1, np.float32)
+        action = np.where(noise[:, 0] < epsilon, lots.argmax(1), greedy)
+        probability = epsilon / n_legal + (1 - epsilon) * (action == greedy)
+        return Decision(action.astype(np.int32), np.log(probability))
 
     def action_of(self, raw: Array) -> Array:
         """Raw numbers as the game takes them: clipped or through tanh, scaled to low..high."""
@@ -161,35 +168,9 @@ class Head:
         return np.arctanh(np.clip(unit, -TANH_END, TANH_END)) if self.kind == "gaussian_tanh" else unit
 
 
-TANH_END = 0.999
-"""Where raw_of stops: actions at the bound itself would need an infinite raw number."""
-
-
 def masked(outputs: Array, legal: Array) -> Array:
     """Outputs in which illegal actions lie below every legal one."""
     return np.where(legal, np.maximum(outputs, np.float32(LOWEST)), np.float32(ILLEGAL))
-
-
-def _epsilon_greedy(q: Array, noise: Array, explore: Any, legal: Array | None) -> Decision:
-    epsilon = np.asarray(explore, np.float32)
-    greedy, lots = q.argmax(1), noise[:, 1:]
-    if legal is None:
-        n_legal: Any = np.float32(q.shape[1])
-    else:
-        lots, n_legal = np.where(legal, lots, np.float32(-1)), np.add.reduce(legal, 1, np.float32)
-    action = np.where(noise[:, 0] < epsilon, lots.argmax(1), greedy)
-    probability = epsilon / n_legal + (1 - epsilon) * (action == greedy)
-    return Decision(action.astype(np.int32), np.log(probability))
-
-
-def _categorical(logits: Array, noise: Array | None) -> Decision:
-    if noise is None:
-        action = logits.argmax(1)
-        return Decision(action.astype(np.int32), np.zeros(len(action), np.float32))
-    action = (logits + noise).argmax(1)
-    h = logits - np.maximum.reduce(logits, 1, keepdims=True)
-    logp = h[np.arange(len(h)), action] - np.log(np.add.reduce(np.exp(h), 1))
-    return Decision(action.astype(np.int32), logp)
 
 
 def draw_one(logits: Array, noise: Array) -> tuple[int, float]:

@@ -1,16 +1,20 @@
 """Where a backend is reached, as one line of text: `SCHEME://HOST:PORT,HOST:PORT/PATH?option=value`.
 
-Secrets are never part of it, since it is shown by `ps`, logs and errors: an option names the file that holds them.
+Secrets are never part of it, since it is shown by `ps`, logs and errors: an option names the file that holds them. What
+streams and models on AWS share is here too: botocore's session with its chain of credentials, and checked endpoints.
 """
 
 import difflib
+import ipaddress
+import os
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, MissingExtra
 
 _MOST_DIGITS = 20
 
@@ -27,7 +31,8 @@ class Location:
     @property
     def url(self) -> str:
         """The same as one line of text, whatever characters its path and options have."""
-        hosts = ",".join(_written(*host) for host in self.hosts)
+        named = [(f"[{name}]" if ":" in name else name, port) for name, port in self.hosts]
+        hosts = ",".join(name if port is None else f"{name}:{port}" for name, port in named)
         path = f"/{quote(self.path)}" if self.path else ""
         query = urlencode(self.options, safe="/:,", quote_via=quote)
         return f"{self.scheme}://{hosts}{path}{f'?{query}' if query else ''}"
@@ -110,11 +115,6 @@ def _host(text: str) -> tuple[str, int | None]:
     return name, int(port) if port else None
 
 
-def _written(name: str, port: int | None) -> str:
-    shown = f"[{name}]" if ":" in name else name
-    return shown if port is None else f"{shown}:{port}"
-
-
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """A user and a password that no log shows."""
@@ -139,3 +139,77 @@ def read_credentials(path: str | Path) -> Credentials:
 
 
 _CREDENTIALS = 'it has two lines: username = "..." and password = "..."'
+
+
+_FROM_THE_NETWORK = ("container-role", "iam-role")
+"""Providers of botocore that ask the machine for the keys of its role."""
+
+
+def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region: str = "") -> Any:
+    """A botocore session; ConfigError when a source of keys that was named holds none.
+
+    A named credentials file or profile is the only source. Without either, botocore's chain applies: the environment,
+    the shared files, and the role of the machine, which is asked with the first request and not here.
+    """
+    try:
+        import botocore.session
+        from botocore.exceptions import BotoCoreError
+    except ImportError as error:
+        raise MissingExtra(f"{scheme}:// needs the package boto3 ({error}); pip install 'understudy[aws]'") from None
+    session = botocore.session.Session(profile=profile or ("default" if credentials else None))
+    if credentials:
+        path = str(Path(credentials).expanduser())
+        session.set_config_variable("credentials_file", path)
+        session.set_config_variable("config_file", path)
+    if region or os.environ.get("AWS_REGION"):
+        session.set_config_variable("region", region or os.environ["AWS_REGION"])
+    reason = "nothing there says where they are"
+    try:
+        chain = session.get_component("credential_provider")
+        machine = [provider for provider in chain.providers if provider.METHOD in _FROM_THE_NETWORK]
+        chain.providers = [provider for provider in chain.providers if provider not in machine]
+        if session.get_credentials() is not None:
+            return session
+        if not (credentials or profile):
+            chain.providers += machine
+            return session
+    except (BotoCoreError, OSError, ValueError) as error:
+        reason = str(error)
+    raise ConfigError(
+        f"{source_of_keys(credentials=credentials, profile=profile)} has no AWS keys: {reason}; it needs "
+        "aws_access_key_id and aws_secret_access_key, or a source of them such as role_arn"
+    )
+
+
+def source_of_keys(*, credentials: str, profile: str) -> str:
+    """Where the keys come from that an address with these two options uses, for people."""
+    if credentials:
+        return f"[{profile or 'default'}] of credentials file {credentials}"
+    return f"profile [{profile}]" if profile else "AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine"
+
+
+def check_endpoint(endpoint: str, *, insecure: bool) -> None:
+    """ConfigError for what is no address of a server, or plain HTTP that would leave this machine."""
+    try:
+        split = urlsplit(endpoint)
+        host, _port = split.hostname or "", split.port
+    except ValueError:
+        host, split = "", urlsplit("")
+    # Without a user, whose password nobody should read in an error.
+    scheme, found, rest = endpoint.partition("://")
+    shown = f"{scheme}{found}{rest.rpartition('@')[2]}"[:80]
+    if split.scheme not in ("http", "https") or not host or split.username is not None:
+        raise ConfigError(f"endpoint is {shown!r}; give http://127.0.0.1:PORT or https://HOST, no user in it")
+    if split.scheme == "http" and not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"endpoint {shown} is plain http on another machine; give https://, or insecure=true where the network is "
+            "your own"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

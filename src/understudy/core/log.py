@@ -13,12 +13,17 @@ import contextlib
 import errno
 import os
 import struct
+import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 from zlib import crc32
 
-from understudy.core.errors import Closed, Corrupt, Refused, StorageFailed, StorageFull
+from understudy.core.errors import Closed, Locked, Refused, StorageFailed, StorageFull
 
 _MAGIC = b"ulog"
 _HEAD = struct.Struct("<4sII")
@@ -125,57 +130,37 @@ class LogFile:
     def append(self, parts: Sequence[bytes | memoryview]) -> "Entry":
         """Write one entry made of these parts and sync it.
 
-        StorageFull leaves the file as it was. After StorageFailed nobody knows about the last entry: start a new file.
+        StorageFull leaves the file as it was. After StorageFailed the last entry may or may not be there: start a new
+        file.
         """
-        descriptor = self._usable()
-        payload = b"".join(parts)
-        if len(payload) > MAX_ENTRY_BYTES:
-            raise Refused("too_large", f"an entry of {len(payload)} bytes; a log takes at most {MAX_ENTRY_BYTES}")
-        start, end = self.size_bytes, self.size_bytes + HEAD_BYTES + len(payload)
-        try:
-            self._write(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)) + payload, start)
-            self._sync(descriptor)
-        except OSError as error:
-            raise self._gave_up(error, start) from error
-        self.size_bytes = end
-        return Entry(start, end, payload)
-
-    def _usable(self) -> int:
         if self._descriptor is None:
             raise Closed(f"log {self.path.name} was closed")
         if self._failed:
             raise StorageFailed(self._failed)
-        return self._descriptor
-
-    def _write(self, raw: bytes, at: int) -> None:
-        assert self._descriptor is not None
-        view = memoryview(raw)
-        while view:
-            written = _pwrite(self._descriptor, view, at)
-            view, at = view[written:], at + written
-
-    def _gave_up(self, error: OSError, start: int) -> StorageFull | StorageFailed:
-        assert self._descriptor is not None
-        failure = storage_error(error, f"writing {self.path.name}", then="open a new file to go on")
-        if isinstance(failure, StorageFull):
-            try:
-                os.ftruncate(self._descriptor, start)
-            except OSError:
-                self._failed = f"log {self.path.name} could not be cut back after a full disk; open a new one"
-        else:
-            # A failed sync may have dropped the pages it could not write: never sync the same bytes again.
-            self._failed = str(failure)
-        return failure
-
-    def sync_with(self, sync: Sync) -> None:
-        """Sync everything so far, and each entry from now on, this way."""
-        descriptor = self._usable()
-        self._sync = sync
+        payload = b"".join(parts)
+        if len(payload) > MAX_ENTRY_BYTES:
+            raise Refused("too_large", f"an entry of {len(payload)} bytes; a log takes at most {MAX_ENTRY_BYTES}")
+        start = at = self.size_bytes
+        view = memoryview(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)) + payload)
         try:
-            sync(descriptor)
-            sync_folder(self.path.parent)
+            while view:
+                written = _pwrite(self._descriptor, view, at)
+                view = view[written:]
+                at += written
+            self._sync(self._descriptor)
         except OSError as error:
-            raise self._gave_up(error, self.size_bytes) from error
+            failure = storage_error(error, f"writing {self.path.name}", then="open a new file to go on")
+            if isinstance(failure, StorageFull):
+                try:
+                    os.ftruncate(self._descriptor, start)
+                except OSError:
+                    self._failed = f"log {self.path.name} could not be cut back after a full disk; open a new one"
+            else:
+                # A failed sync may have dropped the pages it could not write: never sync the same bytes again.
+                self._failed = str(failure)
+            raise failure from error
+        self.size_bytes = at
+        return Entry(start, at, payload)
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -210,40 +195,30 @@ class Entry:
 class LogReader:
     """Reads entries of one file in order; safe while another process appends."""
 
-    def __init__(self, path: Path, *, check: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._check = check
         self._descriptor: int | None = os.open(path, os.O_RDONLY | _BINARY)
 
-    def at(self, start: int, *, up_to: int | None = None) -> Entry | None:
-        """The entry that starts here, or None when there is no whole, readable one (before `up_to`)."""
+    def at(self, start: int) -> Entry | None:
+        """The entry that starts here, or None when there is no whole, readable one."""
         descriptor = self._usable()
         head = _pread(descriptor, HEAD_BYTES, start)
         if len(head) < HEAD_BYTES:
             return None
         magic, length, crc = _HEAD.unpack(head)
-        end = start + HEAD_BYTES + length
-        if magic != _MAGIC or length > MAX_ENTRY_BYTES or (up_to is not None and end > up_to):
+        if magic != _MAGIC or length > MAX_ENTRY_BYTES:
             return None
         payload = _pread(descriptor, length, start + HEAD_BYTES)
-        if len(payload) < length or (self._check and _checksum(payload, start) != crc):
+        if len(payload) < length or _checksum(payload, start) != crc:
             return None
-        return Entry(start, end, payload)
+        return Entry(start, start + HEAD_BYTES + length, payload)
 
-    def bytes_at(self, start: int, length: int) -> bytes:
-        """Bytes inside an entry that was read before."""
-        if self._descriptor is None:
-            raise Closed(f"reader of {self.path.name} was closed")
-        return _pread(self._descriptor, length, start)
-
-    def entries(self, start: int = 0, *, up_to: int | None = None) -> Iterator[Entry]:
-        """Readable entries from an offset to the first unreadable one, or to `up_to`."""
-        while up_to is None or start < up_to:
-            entry = self.at(start, up_to=up_to)
-            if entry is None:
-                return
+    def entries(self) -> Iterator[Entry]:
+        """Readable entries up to the first unreadable one."""
+        entry = self.at(0)
+        while entry is not None:
             yield entry
-            start = entry.end
+            entry = self.at(entry.end)
 
     def next_readable(self, start: int) -> int | None:
         """Where the next readable entry behind damage at `start` begins, or None: then it was a torn end."""
@@ -281,16 +256,6 @@ class LogReader:
         self.close()
 
 
-def readable_end(reader: LogReader, *, must_reach: int = 0) -> int:
-    """Where the readable entries of a finished file end; Corrupt when more follow, or it ends before `must_reach`."""
-    end = 0
-    for entry in reader.entries():
-        end = entry.end
-    if end < must_reach or (end < reader.size_bytes and reader.next_readable(end) is not None):
-        raise Corrupt(f"log {reader.path.name} is damaged at byte {end}; later entries exist, so this is no torn write")
-    return end
-
-
 if hasattr(os, "pread"):
 
     def _pread(descriptor: int, length: int, at: int) -> bytes:
@@ -312,3 +277,136 @@ def remove(path: Path) -> None:
     """Delete a file that may already be gone."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
+
+
+# --- Group commit -----------------------------------------------------------------------------------------------------
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class _Waiting(Generic[Item, Result]):
+    __slots__ = ("done", "error", "item", "result", "size")
+
+    def __init__(self, item: Item, size: int) -> None:
+        self.item = item
+        self.size = size
+        self.done = False
+        self.result: Result | None = None
+        self.error: BaseException | None = None
+
+
+class GroupCommit(Generic[Item, Result]):
+    """Turns concurrent `submit` calls into few `commit` calls; one sync serves all that waited for it."""
+
+    def __init__(self, commit: Callable[[Sequence[Item]], Sequence[Result]], *, size: Callable[[Item], int], most: int):
+        self._commit = commit
+        self._size = size
+        self._most = most
+        self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self.alone = threading.Lock()
+        """While it is held, no commit runs; callers of `submit` wait."""
+
+    def submit(self, item: Item) -> Result:
+        """The commit's result for this item, once it is durable; its error when the commit failed."""
+        mine: _Waiting[Item, Result] = _Waiting(item, self._size(item))
+        self._waiting.append(mine)
+        while not mine.done:
+            # The lock's holder commits for everybody queued; the next holder usually finds its own item done.
+            with self.alone:
+                if not mine.done:
+                    self._commit_waiting()
+        if mine.error is not None:
+            raise mine.error
+        assert mine.result is not None
+        return mine.result
+
+    def _commit_waiting(self) -> None:
+        group = [self._waiting.popleft()]
+        total = group[0].size
+        while self._waiting and total + self._waiting[0].size <= self._most:
+            group.append(self._waiting.popleft())
+            total += group[-1].size
+        try:
+            for one, result in zip(group, self._commit([one.item for one in group]), strict=True):
+                one.result = result
+        except BaseException as error:
+            for one in group:
+                one.error = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for one in group:
+                one.done = True
+
+
+# --- One process at a time: advisory locks that the system releases when the holder dies ------------------------------
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _take(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+    def _release(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+else:
+    import fcntl
+
+    def _take(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _release(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+_RETRY_S = 0.01
+
+
+class FileLock:
+    """Holds a lock file from construction to close; Locked when another process has it."""
+
+    def __init__(self, path: Path, *, what: str, patience_s: float = 0.0) -> None:
+        """`patience_s`: how long to try, since others take the lock for a moment to see whether it is free."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                _take(self._descriptor)
+                return
+            except OSError:
+                if time.monotonic() >= deadline:
+                    os.close(self._descriptor)
+                    self._descriptor = None
+                    raise Locked(
+                        f"{what} is in use by another process ({path}); stop that process, or wait for it"
+                    ) from None
+            time.sleep(_RETRY_S)
+
+    def close(self) -> None:
+        """Release the lock; the file stays."""
+        if self._descriptor is not None:
+            # Said aloud, since a child that was forked meanwhile may still hold the descriptor.
+            _release(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> "FileLock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds this lock file now."""
+    if not path.exists():
+        return False
+    try:
+        FileLock(path, what="probe").close()
+    except Locked:
+        return True
+    except OSError:
+        pass  # a folder that cannot be written to has no writer
+    return False

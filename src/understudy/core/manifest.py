@@ -89,9 +89,11 @@ def _typed(facts: Any, kind: type) -> dict[str, Any]:
 
 def make_manifest(policy: Policy, raw: bytes, *, model_no: int, lineage: Lineage) -> Manifest:
     """The facts of a policy whose bytes are `raw`."""
+    outputs = policy.outputs(_golden_obs(policy))
+    golden = {name: np.asarray(array, np.float64).tolist() for name, array in sorted(outputs.items())}
     return Manifest(
         game=policy.game.game, schema=policy.game.schema, model_no=model_no,
-        policy_sha256=hashlib.sha256(raw).hexdigest(), policy_bytes=len(raw), lineage=lineage, golden=golden(policy),
+        policy_sha256=hashlib.sha256(raw).hexdigest(), policy_bytes=len(raw), lineage=lineage, golden=golden,
     )  # fmt: skip
 
 
@@ -102,39 +104,24 @@ def open_policy(manifest: Manifest, raw: bytes) -> Policy:
     policy = decode_policy(raw)
     if (policy.game.game, policy.game.schema) != (manifest.game, manifest.schema):
         raise Refused("bad_policy", f"{manifest.name} holds a policy of {policy.game.game}")
-    check_golden(policy, manifest.golden)
-    return policy
-
-
-# --- Golden inputs ----------------------------------------------------------------------------------------------------
-
-_GOLDEN_ROWS = 2
-
-
-def golden(policy: Policy) -> dict[str, Any]:
-    """What the network gives for a few observations that are made from a fixed seed, small enough to be signed."""
-    outputs = policy.outputs(_golden_obs(policy))
-    return {name: np.asarray(array, np.float64).tolist() for name, array in sorted(outputs.items())}
-
-
-def check_golden(policy: Policy, wanted: Mapping[str, Any]) -> None:
-    """Refused when a policy does not give what was signed: other code, or other weights."""
-    outputs = policy.outputs(_golden_obs(policy))
-    for name, array in outputs.items():
+    for name, array in policy.outputs(_golden_obs(policy)).items():
         try:
-            expected = np.asarray(wanted[name], np.float64)
+            expected = np.asarray(manifest.golden[name], np.float64)
             is_close = expected.shape == array.shape and np.allclose(array, expected, GOLDEN_ERROR, GOLDEN_ERROR)
         except (KeyError, TypeError, ValueError):
             is_close = False
         if not is_close:
+            # Other code, or other weights.
             raise Refused("bad_golden", f"output {name!r} differs from what was signed with the model")
+    return policy
 
 
 def _golden_obs(policy: Policy) -> dict[str, Array]:
+    """A few observations from a fixed seed: what the network gives for them is small enough to be signed."""
     rng = np.random.default_rng(20_061)
     columns = {}
     for name, one in policy.network.inputs.items():
-        shape = (_GOLDEN_ROWS, *one.shape)
+        shape = (2, *one.shape)
         if one.dtype == np.bool_:
             columns[name] = rng.random(shape) < 0.5
         elif np.issubdtype(one.dtype, np.integer):

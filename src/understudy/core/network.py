@@ -4,13 +4,15 @@
     obs.cam ► layers ─┴─ concatenated ─► trunk ─┬─► head "q"
                                                 └─► head "value"
 
-The same spec runs in NumPy (`core/forward.py`) and in JAX (`learn/networks.py`), with the same flat weights:
-`inputs.obs.0.kernel`, `trunk.2.bias`, `heads.q.0.kernel`.
+A layer maps the shape of one row to another and names the arrays it holds. The same spec runs in NumPy
+(`core/forward.py`) and in JAX (`learn/networks.py`), with the same flat weights: `inputs.obs.0.kernel`, `trunk.2.bias`,
+`heads.q.0.kernel`.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -18,16 +20,6 @@ import numpy as np
 
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.layers import (
-    Conv,
-    Layer,
-    ObservationNorm,
-    OneHot,
-    ScaleImage,
-    Shape,
-    layer_from_json,
-    layer_to_json,
-)
 from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 
 NETWORK_FORMAT = 1
@@ -39,6 +31,246 @@ Weights = Mapping[str, Array]
 """Flat name to float32 array."""
 
 _HEAD = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "elu", "sigmoid")
+SQRT2 = 1.4142135623730951
+MAX_WIDTH = 1 << 20
+
+Shape = tuple[int, ...]
+
+
+# --- Layers -----------------------------------------------------------------------------------------------------------
+
+
+def _same_shape(layer: object, shape: Shape) -> Shape:
+    return shape
+
+
+def _no_weights(layer: object, shape: Shape) -> dict[str, Shape]:
+    return {}
+
+
+def _check_flat(layer: object, shape: Shape) -> None:
+    if len(shape) != 1:
+        raise ConfigError(f"{layer} over shape {shape}; it wants a flat row: put Flatten() before it")
+
+
+def _check_count(name: str, value: object, *, low: int = 1) -> None:
+    if type(value) is not int or not low <= value <= MAX_WIDTH:
+        raise ConfigError(f"{name} is {value!r}; give a whole number from {low} to {MAX_WIDTH}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name} is {value!r}; give a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear map of a flat row, and a bias."""
+
+    width: int
+    gain: float = SQRT2
+    """Scale of the orthogonal kernel it starts from; 0.01 suits a policy's last layer, 1 a value's."""
+
+    def __post_init__(self) -> None:
+        _check_count("width", self.width)
+        _check_number("gain", self.gain)
+
+    def out(self, shape: Shape) -> Shape:
+        _check_flat(self, shape)
+        return (self.width,)
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"kernel": (shape[0], self.width), "bias": (self.width,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A square convolution without padding over (height, width, channels)."""
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    gain: float = SQRT2
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "kernel", "stride"):
+            _check_count(name, getattr(self, name))
+        _check_number("gain", self.gain)
+
+    def out(self, shape: Shape) -> Shape:
+        if len(shape) != 3 or min(shape[:2]) < self.kernel:
+            raise ConfigError(
+                f"{self} over shape {shape}; it wants (height, width, channels) with sides of at least {self.kernel}: "
+                "move the channels with Channels(), or use a smaller kernel"
+            )
+        high, wide = ((side - self.kernel) // self.stride + 1 for side in shape[:2])
+        return (high, wide, self.channels)
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"kernel": (self.kernel, self.kernel, shape[2], self.channels), "bias": (self.channels,)}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Zero mean and unit variance over the last axis, then a learned scale and bias."""
+
+    def out(self, shape: Shape) -> Shape:
+        if not shape:
+            raise ConfigError("LayerNorm() over a single number; it wants at least one axis: put Flatten() before it")
+        return shape
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"scale": shape[-1:], "bias": shape[-1:]}
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationNorm:
+    """Each element by its running mean and variance, clipped to ±10; the statistics are updated, not trained."""
+
+    out = _same_shape
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"mean": shape, "var": shape, "count": ()}
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten:
+    """All axes of a row as one."""
+
+    def out(self, shape: Shape) -> Shape:
+        return (math.prod(shape),)
+
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """An elementwise function; gelu is the tanh form."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in ACTIVATIONS:
+            raise ConfigError(f"activation {self.name!r} is not known; give one of {', '.join(ACTIVATIONS)}")
+
+    out = _same_shape
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Dueling:
+    """Value plus advantages less their mean; with `hidden`, each comes from a relu layer of that width of its own."""
+
+    width: int
+    hidden: int = 0
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_count("width", self.width)
+        _check_count("hidden", self.hidden, low=0)
+        _check_number("gain", self.gain)
+
+    def out(self, shape: Shape) -> Shape:
+        _check_flat(self, shape)
+        return (self.width,)
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        inner = self.hidden or shape[0]
+        parts: dict[str, Shape] = {}
+        for name, width in (("value", 1), ("advantage", self.width)):
+            parts |= {f"{name}.kernel": (inner, width), f"{name}.bias": (width,)}
+            if self.hidden:
+                parts |= {f"{name}_hidden.kernel": (shape[0], self.hidden), f"{name}_hidden.bias": (self.hidden,)}
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleImage:
+    """Bytes as numbers from 0 to 1."""
+
+    out = _same_shape
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """These axes of a row moved last and merged into one; none adds a channel axis of length 1."""
+
+    axes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        axes = self.axes
+        if not isinstance(axes, tuple) or not all(type(axis) is int and 0 <= axis < 8 for axis in axes):
+            raise ConfigError(f"Channels has axes {axes!r}; give a tuple of axes of a row, such as (0,)")
+        if len(set(axes)) != len(axes):
+            raise ConfigError(f"Channels has axes {axes!r}; give each axis once")
+
+    def order(self, n_axes: int) -> Shape:
+        """The axes of a row in their new order."""
+        return (*(axis for axis in range(n_axes) if axis not in self.axes), *self.axes)
+
+    def out(self, shape: Shape) -> Shape:
+        if any(axis >= len(shape) for axis in self.axes):
+            raise ConfigError(f"{self} over shape {shape}; give axes below {len(shape)}")
+        kept = tuple(size for axis, size in enumerate(shape) if axis not in self.axes)
+        return (*kept, math.prod(shape[axis] for axis in self.axes))
+
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class OneHot:
+    """A whole number from `start` as `n` numbers of which one is 1; all are 0 outside."""
+
+    n: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        _check_count("n", self.n)
+        if type(self.start) is not int:
+            raise ConfigError(f"start is {self.start!r}; give a whole number")
+
+    def out(self, shape: Shape) -> Shape:
+        return (*shape, self.n)
+
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A learned vector, the same for every row, whatever comes in."""
+
+    width: int
+    value: float = 0.0
+    """What each element starts as."""
+
+    def __post_init__(self) -> None:
+        _check_count("width", self.width)
+        _check_number("value", self.value)
+
+    def out(self, shape: Shape) -> Shape:
+        return (self.width,)
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"constant": (self.width,)}
+
+
+Layer = (
+    Dense | Conv | LayerNorm | ObservationNorm | Flatten | Activation | Dueling | ScaleImage | Channels | OneHot
+    | Constant
+)  # fmt: skip
+
+_KINDS: Mapping[str, type[Any]] = {
+    "dense": Dense, "conv": Conv, "layer_norm": LayerNorm, "observation_norm": ObservationNorm, "flatten": Flatten,
+    "activation": Activation, "dueling": Dueling, "scale_image": ScaleImage, "channels": Channels, "one_hot": OneHot,
+    "constant": Constant,
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+# --- The network ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +409,31 @@ def network_from_json(raw: bytes | str) -> NetworkSpec:
 
 
 def _listed(layers: Iterable[Layer]) -> list[dict[str, Any]]:
-    return [layer_to_json(layer) for layer in layers]
+    listed = []
+    for layer in layers:
+        given = {field.name: getattr(layer, field.name) for field in fields(layer)}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        listed.append({"layer": _NAMES[type(layer)], **values})
+    return listed
 
 
 def _layers(given: Any) -> tuple[Layer, ...]:
     if not isinstance(given, list):
         raise ConfigError(f"layers are {str(given)[:40]!r}; give a list")
-    return tuple(layer_from_json(one) for one in given)
+    return tuple(_layer(one) for one in given)
+
+
+def _layer(given: Any) -> Layer:
+    name = given.get("layer") if isinstance(given, dict) else None
+    if not isinstance(name, str) or name not in _KINDS:
+        raise ConfigError(f"a layer is {str(given)[:80]}; give one whose 'layer' is one of {', '.join(_KINDS)}")
+    kind = _KINDS[name]
+    names = {"layer", *(field.name for field in fields(kind))}
+    if given.keys() != names:
+        raise ConfigError(f"a {name} layer has other fields: {sorted(given.keys() ^ names)[:6]}; give {sorted(names)}")
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if key != "layer"}
+    layer: Layer = kind(**values)
+    return layer
 
 
 def checked_weights(spec: NetworkSpec, weights: Mapping[str, Any]) -> dict[str, Array]:

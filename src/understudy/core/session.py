@@ -5,9 +5,13 @@ numbers, at most 1,024 of them, and data numbers at most 1,024 ahead of the firs
 """
 
 import struct
+import uuid
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal
+
+from understudy.core.errors import Refused
+from understudy.core.names import session_time_s
 
 MAX_AHEAD = 1024
 """How far a data number may run ahead of the first missing one."""
@@ -146,7 +150,18 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, V
         ranges = _cover(ranges, arrival.number, arrival.number)
     if len(ranges) > MAX_RANGES:
         return before, "out_of_window"
-    return _counted(before, ranges, arrival), ""
+    is_data = arrival.kind == "data"
+    after = replace(
+        before,
+        ranges=ranges,
+        n_chunks=before.n_chunks + is_data,
+        n_steps=before.n_steps + (arrival.n_steps if is_data else 0),
+        # Bounded, since each of a session's reports may claim any count.
+        dropped_steps=min(before.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0), MAX_DROPPED),
+        closed_at=arrival.number if arrival.kind == "close" else before.closed_at,
+        last_received_s=max(before.last_received_s, arrival.received_s),
+    )
+    return after, ""
 
 
 def readmit(state: SessionState, arrival: Arrival) -> SessionState:
@@ -157,20 +172,6 @@ def readmit(state: SessionState, arrival: Arrival) -> SessionState:
 def withdraw(state: SessionState, n_steps: int) -> SessionState:
     """The state after a stored data frame was taken out; its number stays seen."""
     return replace(state, n_chunks=state.n_chunks - 1, n_steps=state.n_steps - n_steps)
-
-
-def _counted(state: SessionState, ranges: tuple[Range, ...], arrival: Arrival) -> SessionState:
-    data = arrival.kind == "data"
-    return replace(
-        state,
-        ranges=ranges,
-        n_chunks=state.n_chunks + data,
-        n_steps=state.n_steps + (arrival.n_steps if data else 0),
-        # Bounded, since each of a session's reports may claim any count.
-        dropped_steps=min(state.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0), MAX_DROPPED),
-        closed_at=arrival.number if arrival.kind == "close" else state.closed_at,
-        last_received_s=max(state.last_received_s, arrival.received_s),
-    )
 
 
 def _add_data(ranges: tuple[Range, ...], arrival: Arrival) -> tuple[Range, ...] | None:
@@ -211,3 +212,42 @@ def _insert(ranges: tuple[Range, ...], new: Range) -> tuple[Range, ...]:
 
 def _merged(left: Range, right: Range) -> Range:
     return Range(left.first, right.last, left.first_step, max(left.end_step, right.end_step), right.exact)
+
+
+# --- How old a session may be -----------------------------------------------------------------------------------------
+#
+# A session id carries the time its session began. No frame enters once its session is too old, so whatever removes
+# duplicates need not remember sessions for ever. Age is counted to the moment a frame entered: an acknowledged frame
+# stays good, however long ingest was down or a schema was missing.
+
+DAY_S = 86_400.0
+
+AHEAD_S = 1 * DAY_S
+"""How far a player's clock may run ahead."""
+
+SPOOL_S = 7 * DAY_S
+"""How long a client tries to send what it recorded."""
+
+DOOR_S = SPOOL_S + 1 * DAY_S
+"""A day more than clients try, so that clocks which differ refuse nothing that was sent in time."""
+
+INGEST_S = DOOR_S + 7 * DAY_S
+"""A week more than the door takes: for streams that other doors append to and that stamp their own time."""
+
+REMEMBER_S = INGEST_S + AHEAD_S
+"""How long what is gone is remembered after it came: a session that began AHEAD_S after its first frame may go on
+entering for INGEST_S from there."""
+
+
+def refused_session(session: uuid.UUID, *, entered_s: float, oldest_s: float) -> Refused | None:
+    """Why a session's frame may not enter at this time, or None."""
+    if session.version != 7:
+        return Refused("bad_session", f"session {session} is no UUIDv7")
+    age_s = entered_s - session_time_s(session)
+    if not -AHEAD_S <= age_s <= oldest_s:
+        return Refused(
+            "bad_session_time",
+            f"session {session} began {age_s / DAY_S:.1f} days before this frame came; "
+            f"wanted {-AHEAD_S / DAY_S:.0f} to {oldest_s / DAY_S:.0f}",
+        )
+    return None

@@ -7,12 +7,13 @@ The type of a setting is that of its default. A field whose default is another s
 
 import dataclasses
 import difflib
+import importlib
 import json
 import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -128,7 +129,10 @@ def resolve(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for leaf in known:
-        found = find(leaf, flags, environ) or _in_file(leaf, tree, file) or kept(leaf.name, values)
+        found = find(leaf, flags, environ)
+        if found is None and (value := _at(tree, leaf.name)) is not None:
+            found = value, str(file)
+        found = found or kept(leaf.name, values)
         value, origins[leaf.name] = found or (leaf.default, "default")
         if found:
             value = parse_text(leaf, instead(leaf.name, value))
@@ -158,14 +162,11 @@ def from_tree(kind: type[T], tree: Mapping[str, Any], *, where: str) -> T:
     """Settings as a file of JSON or TOML holds them, checked; what it leaves out has its default."""
     known = list(leaves(kind))
     check_names(tree, known, where=where)
-    found = {leaf.name: _at(tree, leaf.name) for leaf in known}
-    return _build(
-        kind,
-        {
-            leaf.name: leaf.default if found[leaf.name] is None else check_value(leaf, found[leaf.name], origin=where)
-            for leaf in known
-        },
-    )
+    values = {}
+    for leaf in known:
+        value = _at(tree, leaf.name)
+        values[leaf.name] = leaf.default if value is None else check_value(leaf, value, origin=where)
+    return _build(kind, values)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -199,11 +200,6 @@ def parse_text(leaf: Leaf, value: Any) -> Any:
     return parse_value(value.strip())
 
 
-def _in_file(leaf: Leaf, tree: Mapping[str, Any], file: Path | None) -> tuple[Any, str] | None:
-    value = _at(tree, leaf.name)
-    return None if value is None else (value, str(file))
-
-
 def _at(tree: Any, name: str) -> Any:
     for part in name.split("."):
         if not isinstance(tree, Mapping) or part not in tree:
@@ -213,14 +209,11 @@ def _at(tree: Any, name: str) -> Any:
 
 
 def _build(kind: type[T], values: Mapping[str, Any], above: str = "") -> T:
-    return kind(
-        **{
-            one.name: values[f"{above}{one.name}"]
-            if f"{above}{one.name}" in values
-            else _build(type(one.default), values, f"{above}{one.name}.")
-            for one in dataclasses.fields(kind)  # type: ignore[arg-type]
-        }
-    )
+    given = {}
+    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+        name = above + one.name
+        given[one.name] = values[name] if name in values else _build(type(one.default), values, f"{name}.")
+    return kind(**given)
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -279,9 +272,8 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
             raise ConfigError(f"{name} is {dict(value)}{by}; a schedule has start, end and until") from None
     if isinstance(value, Schedule) and not may_move:
         raise ConfigError(f"{name} is a schedule{by}; it is fixed for a run, so give one value")
-    wanted = _wanted(default, may_move=may_move)
     about = f": {limits.says}" if limits and limits.says else ""
-    if wanted is not None and not _fits(value, default):
+    if wanted := _wanted(value, default, may_move=may_move):
         raise ConfigError(f"{name} is {hidden(value)!r}{by}; give {wanted}{about}")
     if limits is not None and limits.choices and value not in limits.choices:
         raise ConfigError(f"{name} is {value!r}{by}; give one of {', '.join(limits.choices)}{about}")
@@ -292,35 +284,26 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
     return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 
-def _wanted(default: Any, *, may_move: bool) -> str | None:
+def _wanted(value: Any, default: Any, *, may_move: bool) -> str:
+    """What to give instead of a value that is not of its default's kind; empty where it is."""
     match default:
         case bool():
-            return "true or false"
+            return "" if isinstance(value, bool) else "true or false"
         case int():
-            return "a whole number"
+            return "" if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
         case float() | Schedule():
+            if isinstance(value, int | float | Schedule) and not isinstance(value, bool):
+                return ""
             return "a number, or a schedule {start=, end=, until=}" if may_move else "a number"
+        case (int(), *_):
+            is_sizes = isinstance(value, tuple) and all(isinstance(one, int) and one > 0 for one in value)
+            return "" if is_sizes else "a list, such as [64, 64]"
         case tuple():
-            return (
-                "a list, such as [64, 64]" if default and isinstance(default[0], int) else 'a list, such as ["a", "b"]'
-            )
+            is_texts = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+            return "" if is_texts else 'a list, such as ["a", "b"]'
         case str():
-            return "a text"
-    return None
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    if isinstance(default, int):
-        return isinstance(value, int)
-    if isinstance(default, float | Schedule):
-        return isinstance(value, int | float | Schedule)
-    if isinstance(default, tuple):
-        if not default or isinstance(default[0], str):
-            return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
-        return isinstance(value, tuple) and all(isinstance(one, int) and one > 0 for one in value)
-    return isinstance(value, type(default))
+            return "" if isinstance(value, str) else "a text"
+    return ""
 
 
 # --- As text ----------------------------------------------------------------------------------------------------------
@@ -340,3 +323,19 @@ def toml_text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(toml_text(one) for one in value)}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else repr(value)
+
+
+def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
+    """What an import path stands for; ConfigError names the nearest of the known short names."""
+    module, _, attribute = path.partition(":")
+    if not attribute:
+        names = sorted(known)
+        near = difflib.get_close_matches(path, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}" if names else ""
+        raise ConfigError(f"there is no {what} {path!r}{hint} (or name your own as module:Class)")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{what} {path!r} cannot be imported: {error}; give module:Class on the Python path"
+        ) from None

@@ -14,6 +14,9 @@ from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 
 MAX_DIMENSIONS = 6
 
+OPEN = 1e30
+"""A bound beyond this is none: a Box that is open in places keeps its dtype's extreme there."""
+
 Bounds = float | tuple[float, ...] | None  # whole numbers stay int
 """One bound for all elements, one for each (flattened), or none."""
 
@@ -30,6 +33,13 @@ class Space(Protocol):
         ...
 
     def to_json(self) -> dict[str, Any]: ...
+
+
+def _to_json(space: Any) -> dict[str, Any]:
+    """The space's kind and fields; bounds and counts that differ are lists."""
+    fields = {name: getattr(space, name) for name in space.__dataclass_fields__}
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+    return {**listed, "space": _NAMES[type(space)], "dtype": DTYPE_NAMES[space.dtype]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +80,7 @@ class Box:
         low, high = (np.broadcast_to(one.reshape(self.shape if one.ndim else ()), self.shape) for one in found)
         return low, high
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "space": "box", "dtype": DTYPE_NAMES[self.dtype], "shape": list(self.shape),
-            "low": list(self.low) if isinstance(self.low, tuple) else self.low,
-            "high": list(self.high) if isinstance(self.high, tuple) else self.high,
-        }  # fmt: skip
+    to_json = _to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,7 @@ class Discrete:
         # The last choice, not the one after it, which the column's type may not hold.
         return np.asarray((rows >= self.start) & (rows <= self.start + self.n - 1))
 
-    def to_json(self) -> dict[str, Any]:
-        return {"space": "discrete", "n": self.n, "start": self.start, "dtype": DTYPE_NAMES[self.dtype]}
+    to_json = _to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +136,7 @@ class MultiDiscrete:
         flat = rows.reshape(len(rows), math.prod(self.shape))
         return np.asarray(((flat >= 0) & (flat <= np.asarray(self.counts) - 1)).all(axis=1))
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "space": "multi_discrete", "counts": list(self.counts), "shape": list(self.shape),
-            "dtype": DTYPE_NAMES[self.dtype],
-        }  # fmt: skip
+    to_json = _to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,7 @@ class MultiBinary:
         flat = rows.reshape(len(rows), math.prod(self.shape))
         return np.asarray(((flat == 0) | (flat == 1)).all(axis=1))
 
-    def to_json(self) -> dict[str, Any]:
-        return {"space": "multi_binary", "shape": list(self.shape), "dtype": DTYPE_NAMES[self.dtype]}
+    to_json = _to_json
 
 
 def _normalise(space: Any, *, sorts: str) -> None:
@@ -216,6 +215,7 @@ def _number(value: Any, dtype: np.dtype[Any]) -> float:
 _KINDS: Mapping[str, type[Box] | type[Discrete] | type[MultiDiscrete] | type[MultiBinary]] = {
     "box": Box, "discrete": Discrete, "multi_discrete": MultiDiscrete, "multi_binary": MultiBinary,
 }  # fmt: skip
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def space_from_json(fields: Any) -> Space:

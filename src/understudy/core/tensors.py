@@ -7,7 +7,6 @@ duplicate names, odd booleans and extra keys through. Both matter here, so this 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,58 +35,36 @@ DTYPE_NAMES: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPE
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Where one tensor lies, relative to the start of the data."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A checked header: entries by name, metadata, and where the data starts."""
-
-    entries: Mapping[str, Entry]
-    metadata: Mapping[str, str]
-    data_start: int
-    data_bytes: int
-
-
-def encode_header(columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """The length and JSON header for columns laid out in name order, padded so that the data is 64-aligned."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
-    for name in sorted(columns):
-        dtype, shape = columns[name]
-        if dtype not in DTYPE_NAMES:
-            raise Refused("bad_tensors", f"{name!r} of type {dtype} cannot be written; use one of {list(DTYPES)}")
-        _check_name(name)
-        size = dtype.itemsize * math.prod(shape)
-        header[name] = {"data_offsets": [at, at + size], "dtype": DTYPE_NAMES[dtype], "shape": list(shape)}
-        at += size
-    text = canonical_json(header)
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
 def encode(columns: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
     """Canonical safetensors bytes: equal content gives equal bytes, whatever the arrays' strides."""
-    head = encode_header({name: (column.dtype, column.shape) for name, column in columns.items()}, metadata)
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    names = sorted(columns)
+    at = 0
+    for name in names:
+        column = columns[name]
+        if column.dtype not in DTYPE_NAMES:
+            raise Refused(
+                "bad_tensors", f"{name!r} of type {column.dtype} cannot be written; use one of {list(DTYPES)}"
+            )
+        _check_name(name)
+        end = at + column.nbytes
+        header[name] = {"data_offsets": [at, end], "dtype": DTYPE_NAMES[column.dtype], "shape": list(column.shape)}
+        at = end
+    text = canonical_json(header)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
     # tobytes() copies in C order, so a transposed or strided array comes out right.
-    return b"".join([head, *(columns[name].tobytes() for name in sorted(columns))])
+    return b"".join([len(text).to_bytes(8, "little"), text, *(columns[name].tobytes() for name in names)])
 
 
-def parse_header(raw: bytes | memoryview, *, total_bytes: int, max_header_bytes: int = MAX_HEADER_BYTES) -> Layout:
-    """The checked layout of safetensors bytes of which `raw` is at least the header; Refused when not exact."""
+def decode(
+    raw: bytes | memoryview, *, max_header_bytes: int = MAX_HEADER_BYTES
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """All tensors as read-only views, and the metadata; Refused unless the bytes are exactly in the format."""
     if len(raw) < 8:
         raise Refused("bad_tensors", f"{len(raw)} bytes; a header length takes 8")
     length = int.from_bytes(raw[:8], "little")
-    if length > max_header_bytes or 8 + length > min(len(raw), total_bytes):
-        raise Refused("bad_tensors", f"a header of {length} bytes in {total_bytes}; at most {max_header_bytes} taken")
+    if length > max_header_bytes or 8 + length > len(raw):
+        raise Refused("bad_tensors", f"a header of {length} bytes in {len(raw)}; at most {max_header_bytes} taken")
     text = bytes(raw[8 : 8 + length])
     if not text.startswith(b"{"):
         raise Refused("bad_tensors", "the header does not start with '{'")
@@ -97,16 +74,25 @@ def parse_header(raw: bytes | memoryview, *, total_bytes: int, max_header_bytes:
     metadata = fields.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise Refused("bad_tensors", "__metadata__ must map text to text")
-    data_bytes = total_bytes - 8 - length
-    entries = {name: _entry(name, fields[name]) for name in fields}
+    for name, entry in fields.items():
+        _check_entry(name, entry)
     at = 0
-    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.end)):
-        if entry.start != at:
-            raise Refused("bad_tensors", f"{entry.name!r} starts at {entry.start}; the one before ends at {at}")
-        at = entry.end
-    if at != data_bytes:
-        raise Refused("bad_tensors", f"tensors end at {at} of {data_bytes} bytes")
-    return Layout(entries, metadata, 8 + length, data_bytes)
+    for name, entry in sorted(fields.items(), key=lambda item: item[1]["data_offsets"]):
+        start, end = entry["data_offsets"]
+        if start != at:
+            raise Refused("bad_tensors", f"{name!r} starts at {start}; the one before ends at {at}")
+        at = end
+    if 8 + length + at != len(raw):
+        raise Refused("bad_tensors", f"tensors end at {at} of {len(raw) - 8 - length} bytes")
+    columns = {}
+    for name, entry in fields.items():
+        dtype, shape, start = DTYPES[entry["dtype"]], entry["shape"], 8 + length + entry["data_offsets"][0]
+        column = np.frombuffer(raw, dtype=dtype, count=math.prod(shape), offset=start).reshape(shape)
+        if column.flags.writeable:
+            column.flags.writeable = False
+        check_bool(name, column)
+        columns[name] = column
+    return columns, metadata
 
 
 def _check_name(name: str) -> None:
@@ -114,7 +100,7 @@ def _check_name(name: str) -> None:
         raise Refused("bad_tensors", f"column name {name[:40]!r} is not allowed; use letters, digits, _ . and -")
 
 
-def _entry(name: str, fields: Any) -> Entry:
+def _check_entry(name: str, fields: Any) -> None:
     _check_name(name)
     if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
         raise Refused("bad_tensors", f"{name!r} must have dtype, shape and data_offsets, and nothing else")
@@ -126,25 +112,10 @@ def _entry(name: str, fields: Any) -> Entry:
         raise Refused("bad_tensors", f"{name!r} has a bad shape or data_offsets")
     if dtype.itemsize * math.prod(shape) != offsets[1] - offsets[0]:
         raise Refused("bad_tensors", f"{name!r} has {offsets[1] - offsets[0]} bytes for shape {shape}")
-    return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
 def _counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 48 for value in values)
-
-
-def view(data: bytes | memoryview, entry: Entry, *, data_start: int) -> Array:
-    """The tensor as a read-only view into the bytes; booleans are checked to be 0 or 1."""
-    size = math.prod(entry.shape)
-    array = np.frombuffer(data, dtype=entry.dtype, count=size, offset=data_start + entry.start).reshape(entry.shape)
-    if array.flags.writeable:
-        array.flags.writeable = False
-    return array
-
-
-def part(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
-    """The arrays whose name begins with `name.`, without it."""
-    return {key[len(name) + 1 :]: array for key, array in arrays.items() if key.startswith(f"{name}.")}
 
 
 def check_bool(name: str, array: Array) -> None:
@@ -153,12 +124,6 @@ def check_bool(name: str, array: Array) -> None:
         raise Refused("bad_tensors", f"{name!r} is BOOL and holds a byte other than 0 and 1")
 
 
-def decode(
-    raw: bytes | memoryview, *, max_header_bytes: int = MAX_HEADER_BYTES
-) -> tuple[dict[str, Array], dict[str, str]]:
-    """All tensors as read-only views, and the metadata; Refused unless the bytes are exactly in the format."""
-    layout = parse_header(raw, total_bytes=len(raw), max_header_bytes=max_header_bytes)
-    columns = {name: view(raw, entry, data_start=layout.data_start) for name, entry in layout.entries.items()}
-    for name, column in columns.items():
-        check_bool(name, column)
-    return columns, dict(layout.metadata)
+def part(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
+    """The arrays whose name begins with `name.`, without it."""
+    return {key[len(name) + 1 :]: array for key, array in arrays.items() if key.startswith(f"{name}.")}

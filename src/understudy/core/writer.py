@@ -13,7 +13,7 @@ import numpy as np
 
 from understudy.core.errors import Refused
 from understudy.core.game import GameSpec
-from understudy.core.spaces import Box, Discrete, Space
+from understudy.core.spaces import Box, Space
 from understudy.core.tensors import Array
 
 _SHORT = 32
@@ -63,10 +63,20 @@ def obs_reader(spec: GameSpec, *, stack: int = 1) -> Read:
 
 def action_writer(spec: GameSpec) -> Write:
     """Writes actions of this game; names are taken where the spec has them."""
-    discrete = spec.discrete
-    if discrete is not None:
-        return _discrete_writer(discrete, spec.action_names)
-    return _tree_writer("action", spec.action, check_bounds=True)
+    space = spec.discrete
+    if space is None:
+        return _tree_writer("action", spec.action, check_bounds=True)
+    low, high = space.start, space.start + space.n
+    by_name = {name: low + index for index, name in enumerate(spec.action_names)}
+
+    def write(columns: Columns, at: int, action: Any) -> None:
+        if type(action) is not int:
+            action = _whole(action, by_name)
+        if not low <= action < high:
+            raise Refused("not_in_space", f"action {action}; give a whole number from {low} to {high - 1}")
+        columns[0][at] = action
+
+    return write
 
 
 def raw_action_writer(spec: GameSpec) -> Write:
@@ -88,20 +98,6 @@ def check_mask(mask: Any, n_actions: int) -> Array:
     if array.shape != (n_actions,):
         raise Refused("bad_shape", f"legal has shape {array.shape}; give one flag for each of the {n_actions} actions")
     return _lossless("legal", array, np.dtype(np.bool_))
-
-
-def _discrete_writer(space: Discrete, names: Sequence[str]) -> Write:
-    low, high = space.start, space.start + space.n
-    by_name = {name: low + index for index, name in enumerate(names)}
-
-    def write(columns: Columns, at: int, action: Any) -> None:
-        if type(action) is not int:
-            action = _whole(action, by_name)
-        if not low <= action < high:
-            raise Refused("not_in_space", f"action {action}; give a whole number from {low} to {high - 1}")
-        columns[0][at] = action
-
-    return write
 
 
 def _whole(action: Any, by_name: Mapping[str, int]) -> int:
@@ -146,12 +142,16 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
     dtype, shape = space.dtype, space.shape
     is_float, is_short = dtype.kind == "f", len(shape) == 1 and shape[0] <= _SHORT
     # Real games leave the float bounds of their observations now and then; whole numbers and actions may not.
-    must_hold = (check_bounds or not is_float) and not _holds_all(space)
+    is_open = isinstance(space, Box) and space.low is None and space.high is None
+    must_hold = (check_bounds or not is_float) and not is_open
     array_type = np.ndarray
 
     def write(columns: Columns, at: int, value: Any) -> None:
         if type(value) is not array_type or value.dtype != dtype or value.shape != shape:
-            value = _converted(what, value, dtype, shape)
+            value = _asarray(what, value)
+            if value.shape != shape:
+                raise Refused("bad_shape", f"{what} has shape {value.shape}; this game was connected with {shape}")
+            value = _lossless(what, value, dtype)
         # A sum is finite only if every element is; when it overflowed, look at each. NumPy's own sums would warn.
         if is_float and not (is_short and isfinite(sum(value.tolist()))) and not np.isfinite(value).all():
             raise Refused("not_finite", f"{what} holds NaN or infinity; give finite numbers")
@@ -160,18 +160,6 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
         columns[0][at] = value
 
     return write
-
-
-def _holds_all(space: Space) -> bool:
-    """Whether every finite value of the dtype lies in the space, so that looking would be waste."""
-    return isinstance(space, Box) and space.low is None and space.high is None
-
-
-def _converted(what: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    array = _asarray(what, value)
-    if array.shape != shape:
-        raise Refused("bad_shape", f"{what} has shape {array.shape}; this game was connected with {shape}")
-    return _lossless(what, array, dtype)
 
 
 def _asarray(what: str, value: Any) -> Array:

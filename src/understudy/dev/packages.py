@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ServerFailed, StorageFull
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 
 _NEXT = {
     "java": "install a Java runtime 17 (Debian: apt install openjdk-17-jre-headless), or name one in JAVA_HOME",

@@ -22,8 +22,7 @@ from typing import Any, Literal, Protocol
 
 from understudy.core.errors import ConfigError, ServerFailed, StorageFull
 from understudy.core.location import Location
-from understudy.core.lock import FileLock
-from understudy.core.log import write_file
+from understudy.core.log import FileLock, write_file
 from understudy.dev.packages import PACKAGES, cache_root, cached, find, place_of, plain_environment
 from understudy.dev.process import Identity, Process, free_ports, is_free, listens, spawn
 from understudy.dev.recipes import MOTO, RECIPES, Place, Recipe

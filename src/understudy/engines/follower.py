@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import Chunk, ChunkId
 from understudy.core.errors import UnderstudyError
-from understudy.core.meta import ChunkId
 from understudy.core.ports import Cursor, Forgotten, Stored, Tail
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView

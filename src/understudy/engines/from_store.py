@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core.chunk import By, Chunk, RowKind
+from understudy.core.chunk import By, Chunk, ChunkId, RowKind, chunk_name
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.events import Compiling, Guarded, OnEvent, Update
 from understudy.core.frame import FrameKind
-from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.policy import Policy
 from understudy.core.ports import Forgotten, Stored
 from understudy.core.session import tombstone_of

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from understudy.act.actor import Actor, Collected, ladder
-from understudy.core.chunk import Chunk, chunk_of
+from understudy.core.chunk import Chunk, ChunkId, chunk_name, chunk_of
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, LearningFailed, Refused
 from understudy.core.events import Compiling, Episode, Guarded, OnEvent, Update
 from understudy.core.frame import decode_frame
 from understudy.core.game import GameSpec
-from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.policy import Policy
 from understudy.core.ports import Candidate, Quarantined, WriteBatch
 from understudy.core.tensors import Array, part

@@ -6,12 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from understudy.core.ages import INGEST_S, refused_session
 from understudy.core.chunk import Chunk, RowKind, chunk_of
 from understudy.core.errors import Refused, StorageFailed, StorageFull
 from understudy.core.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.core.game import GameSpec
 from understudy.core.ports import Candidate, RefusedFrame, Specs
+from understudy.core.session import INGEST_S, refused_session
 from understudy.core.spaces import Space
 from understudy.core.tensors import Array
 from understudy.core.writer import raw_space

@@ -27,8 +27,8 @@ import structlog
 
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, StorageFull, Unreachable
-from understudy.core.import_path import load
 from understudy.core.ports import ExperienceStore, Specs, Stream
+from understudy.core.settings import load
 from understudy.ingest.service import IngestConfig, PartitionIngest, Progress, Turn
 
 if TYPE_CHECKING:

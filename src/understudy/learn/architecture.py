@@ -6,21 +6,22 @@ import numpy as np
 
 from understudy.core.game import GameSpec
 from understudy.core.heads import Head
-from understudy.core.layers import (
+from understudy.core.network import (
     Activation,
     Channels,
     Constant,
     Conv,
     Dense,
     Flatten,
+    Input,
     Layer,
     LayerNorm,
+    NetworkSpec,
     ObservationNorm,
     OneHot,
     ScaleImage,
     Shape,
 )
-from understudy.core.network import Input, NetworkSpec
 from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space
 
 IMAGE_SIDE = 20

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.core.algorithm import Batch, Transitions
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import Chunk, ChunkId
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
-from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.replay import Drawn, ReplayConfig
 from understudy.learn.ring import Edit, Placed, ReadChunks, Ring

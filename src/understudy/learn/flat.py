@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from understudy.core.heads import Decision, Head
-from understudy.core.layers import ObservationNorm
-from understudy.core.network import NetworkSpec
+from understudy.core.network import NetworkSpec, ObservationNorm
 from understudy.core.tensors import Array
 from understudy.learn import networks
 

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from understudy.core.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transitions
-from understudy.core.chunk import Chunk
+from understudy.core.chunk import Chunk, ChunkId
 from understudy.core.errors import ConfigError, LearningFailed
-from understudy.core.meta import ChunkId
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
 from understudy.learn.replay import HostReplay, Limiter, LimiterConfig, ReplayConfig, ReplaySource

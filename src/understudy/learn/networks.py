@@ -16,7 +16,7 @@ import numpy as np
 from understudy.core.errors import ConfigError
 from understudy.core.forward import NORM_EPSILON, OBSERVATION_EPSILON, OBSERVATION_LIMIT
 from understudy.core.heads import HALF_LOG_2PI, ILLEGAL, LOG_STD, LOWEST, TANH_END, Decision, Head
-from understudy.core.layers import (
+from understudy.core.network import (
     SQRT2,
     Activation,
     Channels,
@@ -27,11 +27,11 @@ from understudy.core.layers import (
     Flatten,
     Layer,
     LayerNorm,
+    NetworkSpec,
     ObservationNorm,
     OneHot,
     ScaleImage,
 )
-from understudy.core.network import NetworkSpec
 from understudy.core.tensors import Array
 
 Weights = Mapping[str, Any]

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, RowKind
+from understudy.core.chunk import Chunk, ChunkId, RowKind
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.game import GameSpec
-from understudy.core.meta import ChunkId
 from understudy.core.tensors import Array
 from understudy.learn.rows import RowLayout, Windows, windows_of
 

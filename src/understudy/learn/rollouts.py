@@ -10,10 +10,9 @@ import jax
 import numpy as np
 
 from understudy.core.algorithm import Feedback, Rollout, Rollouts, Transitions
-from understudy.core.chunk import REQUIRED, Chunk, RowKind
+from understudy.core.chunk import REQUIRED, Chunk, ChunkId, RowKind, chunk_name
 from understudy.core.errors import Refused
 from understudy.core.game import GameSpec
-from understudy.core.meta import ChunkId, chunk_name
 from understudy.core.tensors import Array, part
 from understudy.learn.rows import TOO_LARGE, stack_rows, windows_of
 

@@ -2,8 +2,8 @@
 
     s3://BUCKET/PATH?region=eu-west-1&profile=games&endpoint=http://127.0.0.1:9000
 
-Keys of S3 come from botocore (`core/aws.py`), those of other vendors from where their tools look; they are never part
-of the URL.
+Keys of S3 come from botocore (`core/location.py`), those of other vendors from where their tools look; they are never
+part of the URL.
 """
 
 import functools
@@ -19,9 +19,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store, from_url
 
-from understudy.core.aws import aws_session, check_endpoint, source_of_keys
 from understudy.core.errors import ConfigError, StorageFailed, Unreachable
-from understudy.core.location import Location, parse_location
+from understudy.core.location import Location, aws_session, check_endpoint, parse_location, source_of_keys
 from understudy.models.objects import check_object_name
 
 if TYPE_CHECKING:

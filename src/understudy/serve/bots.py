@@ -11,12 +11,11 @@ import numpy as np
 import structlog
 
 from understudy.core.errors import Corrupt, Refused, StorageFailed
-from understudy.core.game import GameSpec
+from understudy.core.game import GameSpec, random_action
 from understudy.core.heads import env_actions, masked
 from understudy.core.manifest import open_policy
 from understudy.core.policy import Policy
 from understudy.core.ports import Casting
-from understudy.core.random_action import random_action
 from understudy.core.tensors import Array
 from understudy.core.writer import check_mask, obs_writer
 from understudy.models.catalogue import Catalogue, Pointer, casting

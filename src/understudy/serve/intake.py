@@ -11,13 +11,12 @@ import msgspec
 import numpy as np
 import structlog
 
-from understudy.core.chunk import MAX_STEPS, OPTIONAL, REQUIRED, Chunk, RowKind, chunk_of
+from understudy.core.chunk import MAX_STEPS, OPTIONAL, REQUIRED, Chunk, ChunkMeta, EpisodeNote, RowKind, chunk_of
 from understudy.core.clock import Clock
 from understudy.core.door import Door
 from understudy.core.errors import InvalidName, Refused, StorageFull
 from understudy.core.frame import CloseReport, Frame, FrameKind, close_frame
 from understudy.core.game import GameSpec
-from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.names import GameName, PlayerName, player_name
 from understudy.core.ports import Ack, Stream
 from understudy.core.tensors import MAX_HEADER_BYTES, Array

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+import understudy
 from understudy.core.errors import Corrupt, Refused, SpecError
+from understudy.core.frame import CONTENT_TYPE, MAX_PARCEL_BYTES, Parcel, decode_parcel
 from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.manifest import Manifest
-from understudy.core.parcel import CONTENT_TYPE, MAX_PARCEL_BYTES, Parcel, decode_parcel
 from understudy.core.ports import Ack, Casting
-from understudy.core.version import version
 from understudy.models.catalogue import Catalogue
 from understudy.serve import wire
 from understudy.serve.api import JSON, Answer, ApiRoute, Call
@@ -295,7 +295,11 @@ def document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, found)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "understudy", "version": version(), "description": "Games, experience and bots."},
+        "info": {
+            "title": "understudy",
+            "version": understudy.__version__,
+            "description": "Games, experience and bots.",
+        },
         "paths": paths,
         "components": {
             # Nothing is taken or given beyond what is named; dataclasses cannot say so themselves.

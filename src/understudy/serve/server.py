@@ -15,8 +15,8 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from understudy.core.aws import is_loopback
 from understudy.core.errors import ConfigError
+from understudy.core.location import is_loopback
 from understudy.serve.gateway import Gateway
 from understudy.serve.wire import MAX_HEAD_BYTES, Failed, Failure
 

@@ -16,13 +16,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from understudy.core.ages import REMEMBER_S
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFull, UnderstudyError
 from understudy.core.frame import FrameKind, decode_frame
-from understudy.core.group import GroupCommit
-from understudy.core.lock import FileLock
-from understudy.core.log import make_folder, sync_folder
+from understudy.core.log import FileLock, GroupCommit, make_folder, sync_folder
 from understudy.core.ports import (
     Audit,
     Candidate,
@@ -37,7 +34,7 @@ from understudy.core.ports import (
     Tail,
     WriteBatch,
 )
-from understudy.core.session import tombstone_of, withdraw
+from understudy.core.session import REMEMBER_S, tombstone_of, withdraw
 from understudy.stores.audit import audit, summary
 from understudy.stores.database import (
     FILE_NAME,

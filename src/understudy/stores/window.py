@@ -12,10 +12,10 @@ from threading import Event
 
 import structlog
 
+from understudy.core.chunk import ChunkMeta
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.frame import Frame, FrameKind
-from understudy.core.meta import ChunkMeta
 from understudy.core.ports import (
     Candidate,
     Cursor,

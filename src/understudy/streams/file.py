@@ -23,13 +23,14 @@ from pathlib import Path
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, StorageFull
 from understudy.core.frame import MAX_FRAME_BYTES, Frame, announced_size
-from understudy.core.group import GroupCommit
-from understudy.core.lock import FileLock, is_locked
 from understudy.core.log import (
     Entry,
+    FileLock,
+    GroupCommit,
     LogFile,
     LogReader,
     Sync,
+    is_locked,
     make_folder,
     remove,
     storage_error,
@@ -144,7 +145,7 @@ class FileStream:
 
     def close(self) -> None:
         """Let a running append finish, then end this process's partition; reads that wait return."""
-        with self._group.alone():
+        with self._group.alone:
             self._closed.set()
             if self._writer is not None and self._writer.pid == os.getpid():
                 self._writer.close()

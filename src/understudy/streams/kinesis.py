@@ -16,8 +16,8 @@ import structlog
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, Unreachable
 from understudy.core.frame import MAX_FRAME_BYTES, Frame
-from understudy.core.group import GroupCommit
 from understudy.core.location import Location
+from understudy.core.log import GroupCommit
 from understudy.core.ports import Ack, Partition, Position, Read, Record
 from understudy.streams.kinesis_client import CallFailed, KinesisApi, connect, kinesis_config, pause_s
 
@@ -146,7 +146,7 @@ class KinesisStream:
 
     def close(self) -> None:
         """Let a running append finish; reads that wait return."""
-        with self._group.alone():
+        with self._group.alone:
             self._closed.set()
             self._api.close()
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from threading import Event
 from typing import Any
+from urllib.parse import urlsplit
 
-from understudy.core.aws import aws_session, check_endpoint, is_here, source_of_keys
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError, Unreachable
-from understudy.core.location import Location
+from understudy.core.location import Location, aws_session, check_endpoint, is_loopback, source_of_keys
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -60,7 +60,7 @@ class KinesisConfig:
     @property
     def is_local(self) -> bool:
         """Whether the endpoint is on this machine."""
-        return bool(self.endpoint) and is_here(self.endpoint)
+        return is_loopback(urlsplit(self.endpoint).hostname or "")
 
     @property
     def place(self) -> str:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core.chunk import OPTIONAL, Chunk, RowKind
+from understudy.core.chunk import OPTIONAL, Chunk, ChunkMeta, EpisodeNote, RowKind
 from understudy.core.frame import Frame
 from understudy.core.game import GameSpec, game_spec
-from understudy.core.meta import ChunkMeta, EpisodeNote
 from understudy.core.names import new_session
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES, Array

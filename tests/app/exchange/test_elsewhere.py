@@ -19,11 +19,11 @@ from understudy.app.exchange.importing import Begun, Imported, Sent, import_file
 from understudy.app.exchange.parquet import ParquetFile
 from understudy.app.roles.ingest import IngestRole
 from understudy.client.local import LocalLink
-from understudy.core.ages import DAY_S
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, Unreachable
 from understudy.core.frame import Frame
 from understudy.core.names import new_session, player_name
 from understudy.core.ports import Ack, Audit, SessionFilter, SessionInfo
+from understudy.core.session import DAY_S
 from understudy.ingest.specs import SpecFolder
 from understudy.stores.database import has_store
 from understudy.stores.local import LocalStore

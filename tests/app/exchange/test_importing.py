@@ -23,12 +23,12 @@ from understudy.app.exchange.parquet import ParquetFile
 from understudy.app.roles.ingest import IngestRole
 from understudy.app.verify import verify
 from understudy.client.local import LocalLink
-from understudy.core.ages import DAY_S
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError, Locked
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.core.names import player_name, session_time_s
 from understudy.core.ports import Ack, SessionFilter, SessionInfo
+from understudy.core.session import DAY_S
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec

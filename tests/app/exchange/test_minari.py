@@ -34,11 +34,10 @@ from understudy.app.exchange.importing import Imported, import_files
 from understudy.app.exchange.incoming import Episode, session_of
 from understudy.app.exchange.incoming import chunks_of as episode_chunks
 from understudy.app.exchange.minari import MinariDataset, dataset_name, flattened
-from understudy.core.chunk import Chunk, RowKind
+from understudy.core.chunk import Chunk, EpisodeNote, RowKind
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, SpecError
 from understudy.core.game import game_spec
-from understudy.core.meta import EpisodeNote
 from understudy.core.names import game_name, new_session
 from understudy.core.spaces import Box
 from understudy.testing.clock import START_S

@@ -11,7 +11,7 @@ from tests.app.switches import GAME, QUICK, Brighter, Switches
 from understudy.app.runs.folder import RunFolder
 from understudy.app.runs.train import Run
 from understudy.core.errors import ConfigError
-from understudy.core.layers import Dense
+from understudy.core.network import Dense
 from understudy.learn.architecture import network_for
 
 STEPS = 512

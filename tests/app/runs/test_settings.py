@@ -27,9 +27,8 @@ from understudy.app.runs.settings import (
 from understudy.core.algorithm import Schedule
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
-from understudy.core.layers import Dense
 from understudy.core.names import game_name
-from understudy.core.network import Input, NetworkSpec
+from understudy.core.network import Dense, Input, NetworkSpec
 from understudy.core.spaces import Box, Discrete
 from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.dqn import Dqn

@@ -22,8 +22,8 @@ from understudy.app.runs.folder import RunFolder
 from understudy.app.runs.train import Run
 from understudy.core.errors import ConfigError, GameFailed, Locked, MissingExtra
 from understudy.core.events import CheckpointSaved, Compiling, Episode, Evaluation, Event, Started, Update
-from understudy.core.layers import Dense
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
+from understudy.core.network import Dense
 from understudy.core.spaces import Box
 from understudy.learn.algorithms.ppo import Ppo
 from understudy.learn.architecture import network_for

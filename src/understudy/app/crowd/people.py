@@ -23,11 +23,9 @@ from understudy.act.vector import make_env
 from understudy.app.crowd.ledger import LedgerLink
 from understudy.app.data import DataFolder, stats
 from understudy.app.roles.children import Child, python_module, report, stop_with_parent
-from understudy.client.connect import Game, connect, local_link
-from understudy.client.episode import Episode
+from understudy.client.connect import Address, Game, connect, local_link
+from understudy.client.episode import Episode, Recorder
 from understudy.client.http import HttpLink
-from understudy.client.place import Address
-from understudy.client.recorder import Recorder
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.game import spec_from_gymnasium

@@ -17,7 +17,7 @@ from understudy.app.specs import RegistrySpecs
 from understudy.core.clock import Clock
 from understudy.core.errors import Locked, Unreachable
 from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.lock import is_locked
+from understudy.core.log import is_locked
 from understudy.core.names import GameName
 from understudy.core.ports import FullStore, SessionFilter, SessionInfo
 from understudy.models.registry import Registry

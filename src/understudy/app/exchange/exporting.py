@@ -14,13 +14,12 @@ from typing import Any, get_args
 import numpy as np
 
 from understudy.app.data import DataFolder
-from understudy.core.block import raw_name
-from understudy.core.chunk import OPTIONAL, Chunk
+from understudy.core.builder import raw_name
+from understudy.core.chunk import OPTIONAL, Chunk, ChunkMeta
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError, MissingExtra, StorageFailed
 from understudy.core.game import GameSpec
 from understudy.core.log import sync_folder
-from understudy.core.meta import ChunkMeta
 from understudy.core.names import player_name
 from understudy.core.ports import Cursor, ExperienceStore, Gone, Specs, Stored
 from understudy.core.writer import raw_space

@@ -19,17 +19,16 @@ from understudy.app.deployment import open_link, register
 from understudy.app.exchange.destination import Destination, Landing
 from understudy.app.exchange.exporting import OnSteps
 from understudy.app.exchange.incoming import Incoming, Outline, noise_of, survey
-from understudy.core.ages import DOOR_S, SPOOL_S, refused_session
 from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed
 from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
 from understudy.core.game import GameSpec
-from understudy.core.lock import FileLock
-from understudy.core.log import write_file
+from understudy.core.log import FileLock, write_file
 from understudy.core.names import PlayerName, player_name
 from understudy.core.ports import Link, SessionFilter, SessionInfo
+from understudy.core.session import DOOR_S, SPOOL_S, refused_session
 
 NOBODY = player_name("imported")
 """Whose steps they are, where neither file nor caller says."""

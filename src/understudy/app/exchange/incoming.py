@@ -15,14 +15,16 @@ from understudy.core.chunk import (
     MAX_DECODED_BYTES,
     MAX_STEPS,
     Chunk,
+    ChunkMeta,
+    EpisodeNote,
     RowKind,
     bootstrap_last_row,
+    read_meta,
     split_chunk,
 )
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.frame import MAX_BODY_BYTES
 from understudy.core.game import GameSpec
-from understudy.core.meta import ChunkMeta, EpisodeNote, read_meta
 from understudy.core.names import PlayerName, new_session
 from understudy.core.session import MAX_REPORT_AHEAD
 from understudy.core.tensors import Array

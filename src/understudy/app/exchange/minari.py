@@ -17,12 +17,10 @@ from gymnasium import spaces
 
 from understudy.app.exchange.exporting import History, OnSteps, Written, extra, one_line, optional_columns, whole
 from understudy.app.exchange.incoming import Episode, chunks_of, noise_of, session_of
-from understudy.core.chunk import Chunk, RowKind
+from understudy.core.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
 from understudy.core.errors import ConfigError, Refused, SpecError
-from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.meta import ChunkMeta, EpisodeNote
+from understudy.core.game import GameSpec, nested, spec_from_json
 from understudy.core.names import GameName, PlayerName, game_name
-from understudy.core.random_action import nested
 from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, space_from_gymnasium
 from understudy.core.tensors import Array
 

@@ -21,10 +21,18 @@ import numpy as np
 
 from understudy.app.exchange.exporting import History, OnSteps, Written, extra, one_line, optional_columns, whole
 from understudy.core.canonical import canonical_json
-from understudy.core.chunk import MAX_STEPS, REQUIRED, Chunk, RowKind, keeps_value_when_padded
+from understudy.core.chunk import (
+    CHUNK_FORMAT,
+    MAX_STEPS,
+    REQUIRED,
+    Chunk,
+    ChunkMeta,
+    RowKind,
+    keeps_value_when_padded,
+    read_meta,
+)
 from understudy.core.errors import ConfigError, Refused, SpecError
 from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.meta import CHUNK_FORMAT, ChunkMeta, read_meta
 from understudy.core.names import GameName, PlayerName, player_name
 from understudy.core.tensors import Array
 

@@ -29,8 +29,7 @@ from understudy.app.roles.requests import Handler, answer_all, forget_stale
 from understudy.app.specs import RegistrySpecs, registered_specs
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
-from understudy.core.lock import FileLock
-from understudy.core.log import make_folder
+from understudy.core.log import FileLock, make_folder
 from understudy.core.ports import Candidate, FullStore, Position, Specs, Stream
 from understudy.ingest.check import check
 from understudy.ingest.service import IngestService, leaving_the_rest, tell_not_drained

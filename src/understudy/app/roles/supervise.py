@@ -18,7 +18,7 @@ from typing import Any
 from understudy.app.roles.children import WRONG_USE, Child
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 
 _TICK_S = 0.05
 _WRITE_EVERY_S = 1.0

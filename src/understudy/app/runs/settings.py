@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
-from understudy.core.import_path import load
 from understudy.core.network import NetworkSpec
-from understudy.core.settings import PREFIX, Leaf, Schedule, check_value, find, parse_text, setting, toml_text
+from understudy.core.settings import PREFIX, Leaf, Schedule, check_value, find, load, parse_text, setting, toml_text
 from understudy.core.settings import parse_value as parse_value
 
 # --- Algorithms by name -----------------------------------------------------------------------------------------------

@@ -33,11 +33,11 @@ from understudy.app.runs.video import check_video, film
 from understudy.core.errors import ConfigError, GameFailed, Locked
 from understudy.core.events import InitFrom, OnEvent, Started
 from understudy.core.game import GameSpec
-from understudy.core.import_path import load
-from understudy.core.lock import FileLock
+from understudy.core.log import FileLock
 from understudy.core.names import game_name_of_env
 from understudy.core.network import NetworkSpec
 from understudy.core.policy import Policy
+from understudy.core.settings import load
 from understudy.core.statistics import bootstrap, iqm
 from understudy.core.tensors import Array
 from understudy.learn.compile_cache import use_compile_cache

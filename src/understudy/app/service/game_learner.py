@@ -9,19 +9,19 @@ from typing import Any
 
 import structlog
 
+import understudy
 from understudy.app.data import DataFolder
 from understudy.app.runs.settings import Settings, Wanted, resolve
 from understudy.app.service.gatekeeper import Gatekeeper, fitting_champion, held_out
 from understudy.app.service.model_check import Budget
 from understudy.app.service.schedule import LearningSchedule, Next, Standing, algorithm_for, next_action, written
 from understudy.app.service.tally import Played, Tally
+from understudy.core.chunk import CONSENTS
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, Fenced, UnderstudyError
 from understudy.core.events import Event, Guarded, Update
 from understudy.core.game import GameSpec
 from understudy.core.manifest import Lineage, model_name
-from understudy.core.meta import CONSENTS
-from understudy.core.version import version
 from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import FromStore
 from understudy.engines.training_job import TrainingJob
@@ -139,7 +139,7 @@ class Course:
         config = self._means.config
         metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
         return Lineage(
-            algorithm=self.algorithm, seed=config.seed, parent=self.marks.model_no, code_version=version(),
+            algorithm=self.algorithm, seed=config.seed, parent=self.marks.model_no, code_version=understudy.__version__,
             cursor_to=self.engine.place.cursor or "", steps=self.steps,
             config={"settings": self._settings.to_toml(), "learn_from": list(config.learn_from)},
             metrics=metrics | {"updates": float(self.updates)},

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+import understudy
 from understudy.app.deployment import Deployment
 from understudy.app.runs.folder import RunFolder
 from understudy.app.service.model_check import Budget, check_apart
@@ -24,7 +25,6 @@ from understudy.core.game import GameSpec
 from understudy.core.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
-from understudy.core.version import version
 from understudy.models.catalogue import Catalogue
 from understudy.models.gate import Bounds, Check, Evidence, Verdict, looks, verdict
 from understudy.models.registry import Registry
@@ -190,7 +190,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
         if isinstance(value, str | int | float | bool | list | dict | None) and len(json.dumps(value)) < 4096
     }  # fmt: skip
     lineage = Lineage(
-        algorithm=str(facts.get("algorithm", "")), seed=int(facts.get("seed", 0)), code_version=version(),
+        algorithm=str(facts.get("algorithm", "")), seed=int(facts.get("seed", 0)), code_version=understudy.__version__,
         config={**small, "run": run.resolve().name},
         metrics={name: value for name, value in numbers.items() if np.isfinite(value)},
     )  # fmt: skip

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from understudy.core.errors import ConfigError, UnderstudyError
-from understudy.core.game import GameSpec
+from understudy.core.game import GameSpec, nested
 from understudy.core.manifest import Manifest, manifest_from_json, open_policy
 from understudy.core.policy import Policy
-from understudy.core.random_action import nested
 from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space
 from understudy.core.tensors import Array
 from understudy.models.gate import Check

@@ -13,8 +13,7 @@ from understudy.core.algorithm import Batch, Decision, Feedback, Schedule, Trans
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.heads import Head, head_for
-from understudy.core.layers import Dense, Dueling
-from understudy.core.network import NetworkSpec
+from understudy.core.network import Dense, Dueling, NetworkSpec
 from understudy.core.policy import InitialPriority, Policy
 from understudy.core.tensors import Array
 from understudy.learn import flat, networks

@@ -13,8 +13,7 @@ from understudy.core.algorithm import Decision, Feedback, Rollout, Rollouts, Sch
 from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.heads import Head, head_for
-from understudy.core.layers import Dense
-from understudy.core.network import NetworkSpec
+from understudy.core.network import Dense, NetworkSpec
 from understudy.core.policy import Policy
 from understudy.core.tensors import Array
 from understudy.learn import flat, networks

@@ -18,10 +18,9 @@ from typing import Literal
 
 import msgspec
 
-from understudy.core.ages import REMEMBER_S
 from understudy.core.errors import StorageFailed
 from understudy.core.frame import FrameKind, read_drop
-from understudy.core.session import Arrival
+from understudy.core.session import REMEMBER_S, Arrival
 from understudy.stores.cassandra.wire import OutcomeUnknown, Row, Statement, Wire
 from understudy.stores.draft import Draft, QuarantinedFrame, StoredFrame
 
