@@ -24,8 +24,7 @@ from understudy.app.config import resolve
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.play_web import answer_of, play_key
-from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, development_keys
-from understudy.app.roles.supervise import Role, Standing
+from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, Role, Standing, development_keys
 from understudy.app.stats import stats
 from understudy.app.status import status
 from understudy.cli.root import run as run_command

@@ -28,8 +28,7 @@ from understudy.app.play_web import (
     kept_port,
     play_key,
 )
-from understudy.app.roles.platform import Platform
-from understudy.app.roles.supervise import Standing
+from understudy.app.roles.platform import Platform, Standing
 from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import console
 from understudy.cli.up import Asked

@@ -21,8 +21,7 @@ from understudy.app.addresses import PAGES, for_others, openable, page_address
 from understudy.app.config import FILE_NAME as CONFIG_FILE
 from understudy.app.config import Config, hidden, resolve
 from understudy.app.deployment import open_deployment
-from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform
-from understudy.app.roles.supervise import Standing
+from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, Standing
 from understudy.app.used import HERE, keep_used, moved, read_used, used_by
 from understudy.cli.config import config_option
 from understudy.cli.interrupts import INTERRUPTED, stop_signals
