@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from understudy.app.roles.gateway_process import IngestMetrics
-from understudy.app.roles.supervise import Role, Standing
+from understudy.app.roles.platform import Role, Standing
 from understudy.testing.clock import START_S, ManualClock
 
 NATIVE = {"stored": 512, "lag_s": 0.25, "fates": {"new": 3, "duplicate": 1}, "refusals": {"bad_action": 2}}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from understudy.app.roles.supervise import Role, Standing, Supervisor
+from understudy.app.roles.platform import Role, Standing, Supervisor
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Locked
 
@@ -82,7 +82,7 @@ def test_a_role_that_crashes_is_restarted_after_pauses_that_grow_and_are_told(wa
 
 
 def test_a_reason_is_said_once_however_often_and_by_whomever_it_is_met(watched, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("understudy.app.roles.supervise._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("understudy.app.roles.platform._LONGEST_PAUSE_S", 0.2)
     one = watched({"first": WAITING, "second": WAITING})
     one.until(lambda: all(standing.restarts >= 5 for standing in one.it.standings.values()))
     said = [text for _, text in one.told]
