@@ -183,7 +183,7 @@ def _planned(
 def placed(
     plan: Plan, info: SessionInfo | None, player: bytes, *, now_s: float, sent: "Sent | None" = None
 ) -> Plan:  # fmt: skip
-    """The plan with an id, or without one where everything is there; ConfigError where the two cannot be told apart.
+    """The plan with an id, or without one where everything is there; ConfigError where the two may differ.
 
     `info`: what the store has of the session; `sent`: under which id an import that was not finished has sent it.
     """

@@ -49,13 +49,13 @@ _TROUBLE_S = 1.0
 RETENTION_S = 3600.0
 """How long the stream keeps what is already stored."""
 DRAIN_S = 15.0
-"""How long storing what is left may take when somebody waits for ingest to stop."""
+"""How long storing what is left may take when a person waits for ingest to stop."""
 ROLE_DRAIN_S = 100.0
 """What a gateway acknowledged last is stored, too, when `up` ends; a little less than a role is given."""
 
 
 def repeat(step: Callable[[], int], stop: Event) -> None:
-    """Call `step` until told to stop, waiting a little when nothing moved and longer while nothing can be stored."""
+    """Call `step` until `stop` is set, waiting a little when nothing moved and longer while nothing can be stored."""
     while not stop.is_set():
         try:
             moved = step()
@@ -173,7 +173,7 @@ class IngestRole:
             _log.info("expired", chunks=gone)
 
     def run(self, stop: Event, *, drain_s: float = DRAIN_S) -> None:
-        """Repeat `step` until told to stop, then store what is still in the stream, for at most this long."""
+        """Repeat `step` until `stop` is set, then store what is still in the stream, for at most this long."""
         with leaving_the_rest(stop.is_set), self._running(stop):
             repeat(self.step, stop)
             drain(self.service, within_s=drain_s)
@@ -285,7 +285,7 @@ def open_own_ingest(
 
 
 def open_own_store(data: DataFolder, config: Config) -> LocalStore:
-    """The data folder's own store, for whoever needs no stream: one elsewhere may not answer."""
+    """The data folder's own store, for what needs no stream: one elsewhere may not answer."""
     return LocalStore(data.store, specs=registered_specs(data, models=config.models.url))
 
 

@@ -72,7 +72,7 @@ class Role:
     stops_after: tuple[str, ...] = ()
     """Roles that must have ended before this one is asked to stop."""
     gives_way_with: int | None = None
-    """The exit code by which it says that somebody else does its work now: then it is not started again."""
+    """The exit code by which it says that another process does its work now: then it is not started again."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Supervisor:
                 self._write(standing)
 
     def run(self, stop: Event, each: Callable[[], None] = lambda: None) -> None:
-        """Repeat `step`, and what else is due, until told to stop."""
+        """Repeat `step`, and what else is due, until `stop` is set."""
         while not stop.is_set():
             self.step()
             each()
@@ -204,20 +204,20 @@ class Supervisor:
             return
         pause_s = min(_FIRST_PAUSE_S * 2**standing.crashes, _LONGEST_PAUSE_S)
         is_news = reason != before or not standing.crashes
-        told = self._told(standing, reason, is_news=is_news)
+        said = self._why(standing, reason, is_news=is_news)
         standing.crashes += 1
         standing.restarts += 1
         standing.due_s = now_s + pause_s
-        told = f"{told}; restart {standing.restarts} in {pause_s:.1f} s"
+        said = f"{said}; restart {standing.restarts} in {pause_s:.1f} s"
         if not is_news and pause_s == standing.pause_s:
-            told = ""  # it goes on like this: `status` says so, and a line when it runs
+            said = ""  # it goes on like this: `status` says so, and a line when it runs
         elif pause_s == _LONGEST_PAUSE_S:
-            told = f"{told}, and so on until it runs"
+            said = f"{said}, and so on until it runs"
         standing.pause_s = pause_s
-        self._becomes(standing, "waiting", told)
+        self._becomes(standing, "waiting", said)
 
-    def _told(self, standing: Standing, reason: str, *, is_news: bool) -> str:
-        """Why a role ended; a reason of many words is said once, however often and by whomever it is met."""
+    def _why(self, standing: Standing, reason: str, *, is_news: bool) -> str:
+        """Why a role ended; a reason of many words is said once, however many roles meet it, and how often."""
         how, has_words, _ = reason.partition(": ")
         if has_words and not is_news:
             return f"{how} as before"

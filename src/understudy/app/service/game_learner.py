@@ -176,7 +176,7 @@ class Course:
 
 
 class GameLearner:
-    """Follows the schedule for one game; raises Fenced once somebody else has taken over."""
+    """Follows the schedule for one game; raises Fenced once another learner has taken over."""
 
     def __init__(self, game: str, means: Means, *, owner: str) -> None:
         self.game, self._means = game, means
@@ -298,7 +298,7 @@ class GameLearner:
             f"{unknown} steps not learnt from: consent unknown; next: ask players and record with consent='granted', "
             'or set learn_from = ["granted", "unknown"] and start the learner again'
         )
-        told = self._verdict
+        judged = self._verdict
         return {
             "game": self.game, "phase": course.algorithm if course else "", "doing": self._next.action,
             "why": self._next.why, "error": self._error,
@@ -308,7 +308,7 @@ class GameLearner:
             "version": course.engine.learner.counts.version if course else 0,
             "models": len(now.models), "champion": champion, "canary": canary,
             "canary_episodes": len(self._returns(model_name(self.game, canary), since_s)) if canary else 0,
-            "verdict": {"model": told[0], "decision": told[1].decision, "why": told[1].why} if told else None,
+            "verdict": judged and {"model": judged[0], "decision": judged[1].decision, "why": judged[1].why},
             "guarded_chunks": self._n_guarded, "guarded": self._guarded,
             "consent_unknown_steps": unknown, "next": advice if unknown else "",
         }  # fmt: skip

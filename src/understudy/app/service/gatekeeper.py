@@ -3,7 +3,7 @@
     release ─► checks in a clean process ─► canary ─► live returns beside the champion's ─► champion, or cleared
                                         └─► the first bot: champion at once
 
-Everything it knows between two calls is in the registry and the store, so whoever takes over goes on where it was.
+Everything it knows between two calls is in the registry and the store, so the next learner goes on where it was.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Gatekeeper:
         if canary is None or not canary.model_no:
             return None
         if canary.model_no == champion or not fitting_champion(now, now.models[canary.model_no].schema):
-            # Whoever promoted it was stopped before it could say the rest, or somebody took the champion away.
+            # The learner that promoted it was stopped before it could say the rest, or the champion was taken away.
             why = "it is the champion" if canary.model_no == champion else "there is no champion to compare it with"
             self._registry.point(game, "canary", 0, why=why, epoch=epoch)
             return None
@@ -203,7 +203,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
     if judged.decision == "reject":
         raise Refused("not_released", f"{run} failed a check: {judged.why}")
     registry.register(policy.game)
-    # Under whoever releases this game already: a run that is added must not stop the learner.
+    # In the epoch of the learner that releases this game already: a run that is added must not stop the learner.
     catalogue = registry.catalogue(game)
     epoch = catalogue.epoch or registry.takeover(game, owner="by hand")
     manifest = registry.release(policy, lineage, epoch=epoch)

@@ -1,7 +1,7 @@
 """Tally: what a growing store says about its games: which schemas are played, who allows learning, what bots return.
 
 It keeps its place in the store and can be written down, so nothing is counted twice. An episode counts for a model when
-its note names it, when it was seen from its first step to its end, and when nobody else decided in it.
+its note names it, when it was seen from its first step to its end, and when no person or script decided in it.
 """
 
 from collections import Counter, deque
@@ -82,7 +82,7 @@ class Tally:
     def returns(self, model: str, *, since_s: float) -> list[Played]:
         """Episodes of a model that began since then, in the order in which they became known.
 
-        Both sides of a comparison are cut alike: an episode that began earlier counts for nobody.
+        Both sides of a comparison are cut alike: an episode that began earlier counts for neither.
         """
         return [one for one in self._played.get(model, ()) if one.begun_s >= int(since_s)]
 
