@@ -23,8 +23,7 @@ from understudy.app.config import resolve
 from understudy.app.data import DataFolder, stats
 from understudy.app.deployment import open_deployment
 from understudy.app.play_web import answer_of, for_others, page_address, play_key
-from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, development_keys
-from understudy.app.roles.supervise import Role, Standing
+from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, Role, Standing, development_keys
 from understudy.cli.root import run as run_command
 from understudy.cli.status import look as status
 from understudy.cli.up import _print_ready, _View, _words

@@ -39,8 +39,7 @@ from understudy.app.play_web import (
     page_address,
     play_key,
 )
-from understudy.app.roles.platform import Platform
-from understudy.app.roles.supervise import Standing
+from understudy.app.roles.platform import Platform, Standing
 from understudy.app.runs.choice import GameChoice, look_at
 from understudy.app.runs.video import check_video, film, frame_of, rendering
 from understudy.cli.deployed import deployment

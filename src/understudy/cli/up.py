@@ -21,8 +21,7 @@ from understudy.app.config import FILE_NAME as CONFIG_FILE
 from understudy.app.config import HERE, Config, hidden, keep_used, moved, read_used, resolve, used_by
 from understudy.app.deployment import open_deployment
 from understudy.app.play_web import PAGES, for_others, openable, page_address
-from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform
-from understudy.app.roles.supervise import Standing
+from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, Standing
 from understudy.cli.interrupts import INTERRUPTED, stop_signals
 from understudy.cli.options import config_option, console, count, data_option, examples
 from understudy.core.errors import ConfigError

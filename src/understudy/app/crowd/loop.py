@@ -24,8 +24,7 @@ from understudy.app.crowd.people import Groups, PeopleSettings
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.app.play_web import PAGES, page_address, play_key
-from understudy.app.roles.platform import Platform
-from understudy.app.roles.supervise import Standing
+from understudy.app.roles.platform import Platform, Standing
 from understudy.app.specs import RegistrySpecs
 from understudy.app.verify import Verdict, verify, verify_elsewhere
 from understudy.core.errors import ConfigError, UnderstudyError

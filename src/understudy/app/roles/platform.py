@@ -23,8 +23,7 @@ from understudy.app.roles.children import FENCED, WRONG_USE, Child, python_modul
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.lock import FileLock
-from understudy.core.log import make_folder, write_file
+from understudy.core.log import FileLock, make_folder, write_file
 
 GAME = """import understudy
 
