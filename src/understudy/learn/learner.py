@@ -182,17 +182,17 @@ class Learner:
         knobs = self.knobs_at(progress)
         batches = self.source.draw(counts.calls, importance=float(knobs.get("importance", 0.0)))
         started_s = time.perf_counter()
-        self.state, told = self._call(self.state, batches, knobs)
-        told = jax.device_get(told)
+        self.state, feedback = self._call(self.state, batches, knobs)
+        feedback = jax.device_get(feedback)
         if not self._is_compiled:
             self._is_compiled, self.compile_s = True, time.perf_counter() - started_s
-        bad = self.source.feedback(told)
-        ok = np.atleast_1d(told.ok)
+        bad = self.source.feedback(feedback)
+        ok = np.atleast_1d(feedback.ok)
         counts.calls, counts.updates = counts.calls + 1, counts.updates + len(ok)
         counts.sampled_rows += self.source.rows_per_call
         self._count_skips(ok)
-        self._check_ratio(told, ok)
-        metrics = {name: np.asarray(values)[ok] for name, values in told.metrics.items()}
+        self._check_ratio(feedback, ok)
+        metrics = {name: np.asarray(values)[ok] for name, values in feedback.metrics.items()}
         return Report(_means(metrics), bad, counts.skips_in_a_row >= self.config.max_skips)
 
     def _count_skips(self, ok: Array) -> None:
@@ -200,10 +200,10 @@ class Learner:
         counts.skipped_updates += int((~ok).sum())
         counts.skips_in_a_row = len(ok) - 1 - int(good[-1]) if len(good) else counts.skips_in_a_row + len(ok)
 
-    def _check_ratio(self, told: Feedback, ok: Array) -> None:
-        if told.ratio_error is None or not ok.any():
+    def _check_ratio(self, feedback: Feedback, ok: Array) -> None:
+        if feedback.ratio_error is None or not ok.any():
             return
-        worst = float(np.max(told.ratio_error[ok]))
+        worst = float(np.max(feedback.ratio_error[ok]))
         if not worst <= MAX_RATIO_ERROR:
             raise LearningFailed(
                 f"the policy that played is not the policy that learns: probabilities differ by {worst:.2g}, at most "
@@ -267,24 +267,24 @@ def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
 
     def call(state: Any, batches: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:
         def one(state: Any, batch: Any) -> tuple[Any, Feedback]:
-            updated, told = algorithm.update(state, batch, knobs)
-            _check_told(algorithm.needs, told)
+            updated, feedback = algorithm.update(state, batch, knobs)
+            _check_told(algorithm.needs, feedback)
             leaves = [leaf for leaf in jax.tree.leaves(updated) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-            ok = told.ok & jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+            ok = feedback.ok & jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
             kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
-            return kept, told._replace(ok=ok)
+            return kept, feedback._replace(ok=ok)
 
         return jax.lax.scan(one, state, batches)
 
     return call
 
 
-def _check_told(needs: Transitions | Rollouts, told: Feedback) -> None:
+def _check_told(needs: Transitions | Rollouts, feedback: Feedback) -> None:
     """Before the first call is compiled: what the port asks for is there."""
     if isinstance(needs, Rollouts):
-        is_missing, name, why = told.ratio_error is None, "ratio_error", "needs Rollouts"
+        is_missing, name, why = feedback.ratio_error is None, "ratio_error", "needs Rollouts"
     else:
-        is_missing, name, why = needs.prioritised and told.priorities is None, "priorities", "is prioritised"
+        is_missing, name, why = needs.prioritised and feedback.priorities is None, "priorities", "is prioritised"
     if is_missing:
         raise ConfigError(f"update's Feedback has no {name}, and the algorithm {why}; see core/algorithm.py")
 

@@ -369,7 +369,7 @@ class Limiter:
         return beyond * self._config.samples_per_insert - self._n_sampled
 
     def _check(self, batch: int) -> None:
-        """Refuse what would end in a deadlock: actors told to wait while no whole batch is due."""
+        """Refuse what would end in a deadlock: actors that wait while no whole batch is due."""
         config = self._config
         if config.slack * config.samples_per_insert < batch:
             raise ConfigError(
@@ -434,16 +434,16 @@ class ReplaySource:
             self.limiter.sampled(self.rows_per_call)
         return self._drawn.batches
 
-    def feedback(self, told: Feedback) -> Sequence[ChunkId]:
+    def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """Take what the last drawn batches came to; the chunks that spoiled an update."""
-        drawn, ok = self._drawn, np.asarray(told.ok)
+        drawn, ok = self._drawn, np.asarray(feedback.ok)
         assert drawn is not None
-        if told.priorities is not None:
-            priorities = np.asarray(told.priorities)
+        if feedback.priorities is not None:
+            priorities = np.asarray(feedback.priorities)
             self.replay.feedback(drawn.rows[ok], drawn.stamps[ok], priorities[ok])
         if ok.all():
             return ()
-        row_ok = np.asarray(told.row_ok)
+        row_ok = np.asarray(feedback.row_ok)
         # Where not a single row went well, the weights are to blame: going back mends that, losing the replay does not.
         spoiled = ~ok[:, None] & ~row_ok & row_ok.any(axis=1, keepdims=True)
         bad = self.replay.chunks_of(np.unique(drawn.rows[spoiled]))

@@ -87,11 +87,11 @@ class RolloutQueue:
         self._played = self.waiting()
         return jax.tree.map(lambda column: column[None], self.take())
 
-    def feedback(self, told: Feedback) -> Sequence[ChunkId]:
+    def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """The chunks that spoiled the update of what was drawn last."""
-        if bool(np.asarray(told.ok).all()):
+        if bool(np.asarray(feedback.ok).all()):
             return ()
-        row_ok = np.asarray(told.row_ok).reshape(-1, len(self._played))
+        row_ok = np.asarray(feedback.row_ok).reshape(-1, len(self._played))
         # Where not a single row went well, the weights are to blame.
         spoiled = [bool(row_ok.any()) and not one.all() for one in row_ok.T]  # by env
         return [one for chunks, is_bad in zip(self._played, spoiled, strict=True) if is_bad for one in chunks]
