@@ -173,13 +173,6 @@ def masked(outputs: Array, legal: Array) -> Array:
     return np.where(legal, np.maximum(outputs, np.float32(LOWEST)), np.float32(ILLEGAL))
 
 
-def draw_one(logits: Array, noise: Array) -> tuple[int, float]:
-    """What a categorical head draws for one row, float32[size] each, with its log probability; quicker than a batch."""
-    action = int((logits + noise).argmax())
-    h = logits - logits.max()
-    return action, float(h[action]) - math.log(float(np.exp(h).sum()))
-
-
 def head_for(game: GameSpec, kind: str | None = None) -> Head:
     """The head of this kind for a game's action space (categorical or gaussian_clipped unless said)."""
     kind = kind or ("gaussian_clipped" if game.discrete is None else "categorical")
