@@ -1,10 +1,8 @@
 """How long a chunk takes from an append to a tail of a store elsewhere, by our own service and by a Spark job."""
 
 import contextlib
-import importlib.util
 import itertools
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +13,7 @@ import numpy as np
 
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn
 from bench.games import CART, PLAYER, OneGame, person_frames
+from bench.spark import why_no_spark
 from understudy.app.backends import init_store, open_store, open_stream
 from understudy.app.config import Config, IngestSection, StoreSection, write_config
 from understudy.app.data import DataFolder
@@ -64,7 +63,7 @@ def lags_of(wanted: Sequence[Candidate], hand_over: Callable[[Candidate], None],
 
 def append_to_tail(server: Server, folder: Path, found: Findings, *, rounds: int, arrivals: int) -> None:
     """From an append to a tail, by our own service and by a Spark job, from a file stream into the same Cassandra."""
-    if reason := _no_spark():
+    if reason := why_no_spark():
         found.skipped.append(reason)
         return
     with contextlib.ExitStack() as open_:
@@ -125,12 +124,6 @@ def _way(server: Server, folder: Path, engine: str) -> Iterator[_Way]:
         contextlib.closing(open_store(url, specs=OneGame(CART))) as reader,
     ):
         yield _Way(stream, child, reader, itertools.count())
-
-
-def _no_spark() -> str:
-    if importlib.util.find_spec("pyspark") is None:
-        return "Spark: pyspark is not installed; pip install 'understudy[spark]'"
-    return "" if shutil.which("java") else "Spark: there is no Java; install 17 or newer"
 
 
 @contextlib.contextmanager

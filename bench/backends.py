@@ -27,6 +27,7 @@ from bench.append_to_tail import STEPS, append_to_tail, candidates, lags_of  # n
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn  # noqa: E402
 from bench.games import CART, PLAYER, OneGame, person_frames  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
+from bench.spark import spread  # noqa: E402
 from understudy.app.backends import create_stream, init_store, open_store, open_stream  # noqa: E402
 from understudy.app.data import DataFolder  # noqa: E402
 from understudy.core.frame import Frame  # noqa: E402
@@ -51,21 +52,28 @@ class Size:
     rounds: int
     arrivals: int
     """Chunks whose way into a tail is timed."""
+    spark_rounds: int
+    """Each starts a Spark of its own, four times."""
 
 
 SIZES = {
     size.name: size
     for size in (
-        Size(name="full", frames=512, steps=2_000, rounds=5, arrivals=200),
-        Size(name="quick", frames=128, steps=500, rounds=2, arrivals=40),
-        Size(name="tiny", frames=32, steps=50, rounds=1, arrivals=10),
+        Size(name="full", frames=512, steps=2_000, rounds=5, arrivals=200, spark_rounds=3),
+        Size(name="quick", frames=128, steps=500, rounds=2, arrivals=40, spark_rounds=1),
+        Size(name="tiny", frames=32, steps=50, rounds=1, arrivals=10, spark_rounds=0),
     )
 }
 
 
 def main() -> int:
     """Run what can run here; 0 when every gate passed."""
-    parts = {"kinesalite": on_server(kinesis), "kafka": on_server(kafka), "cassandra": on_server(cassandra, ingest)}
+    parts = {
+        "kinesalite": on_server(kinesis),
+        "kafka": on_server(kafka),
+        "cassandra": on_server(cassandra, ingest, spark_into_cassandra),
+        "spark": spark_into_a_waiting_store,
+    }
     return run_once("backends", about=__doc__, sizes=SIZES, parts=parts)
 
 
@@ -236,6 +244,19 @@ class _Writer:
 def ingest(server: Server, folder: Path, size: Size, found: Findings) -> None:
     """From a file stream into the same Cassandra."""
     append_to_tail(server, folder, found, rounds=size.rounds, arrivals=size.arrivals)
+
+
+def spark_into_cassandra(server: Server, folder: Path, size: Size, found: Findings) -> None:
+    """One Spark worker beside two, into the same Cassandra."""
+    if size.spark_rounds:
+        spread(folder, found, rounds=size.spark_rounds, server=server)
+
+
+def spark_into_a_waiting_store(folder: Path, size: Size, found: Findings) -> None:
+    """One Spark worker beside two, where a write is nothing but waiting."""
+    if size.spark_rounds:
+        folder.mkdir()
+        spread(folder, found, rounds=size.spark_rounds)
 
 
 def _frames(size: Size) -> list[Frame]:
