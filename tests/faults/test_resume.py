@@ -287,7 +287,7 @@ def without_open_episodes(patch: pytest.MonkeyPatch) -> None:
     def rebuild(live: Any, seen: Any, *, seeds: Sequence[int], actions: Any) -> None:
         live.reset(seeds)
 
-    patch.setattr(actor_module, "rebuild", rebuild)
+    patch.setattr(actor_module, "_rebuild", rebuild)
 
 
 def without_priorities(patch: pytest.MonkeyPatch) -> None:
