@@ -28,6 +28,7 @@ from understudy.core.ports import (
     Stored,
     WriteBatch,
 )
+from understudy.stores.database import disk
 from understudy.stores.local import LocalStore
 
 _log = structlog.get_logger("understudy.window")
@@ -165,11 +166,12 @@ class Window:
         """Store what lies in quarantine here and was replayed there; what left by age stays away."""
         known = self.local.known
         wanted: dict[tuple[uuid.UUID, int], Candidate] = {}
-        for candidate in candidates:
-            frame = candidate.frame
-            crcs = known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
-            if frame.body_crc in crcs and not known.is_stored(frame.session, frame.chunk_no):
-                wanted[frame.session, frame.chunk_no] = candidate
+        with disk("reading the window"):
+            for candidate in candidates:
+                frame = candidate.frame
+                crcs = known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
+                if frame.body_crc in crcs and not known.is_stored(frame.session, frame.chunk_no):
+                    wanted[frame.session, frame.chunk_no] = candidate
         after = 0
         while wanted and (page := self.local.quarantined(after_id=after)):
             after = page[-1].id
