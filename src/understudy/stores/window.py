@@ -127,21 +127,22 @@ class Window:
                 if traces := self._traces(item.frame):
                     self.local.write(WriteBatch(self._partition, self._epoch, None, refused=traces))
                 candidates.append(Candidate(item.frame, item.chunk))
-            elif item.player is None if item.chunks else item.player is not None:
-                # It tells of what came before, and stands for no frame of its own.
-                self._write(candidates, None)
-                candidates = []
-                if item.chunks:
-                    self.local.quarantine(item.chunks, reason=item.reason)
-                elif item.player is not None:
-                    self.local.forget_tombstone(item.player, at_s=item.at_s or None)
-            else:
+            elif item.chunks and item.player is not None:
                 # Numbers that hold no bytes any more are remembered, in case their session goes on.
                 for session, number in item.chunks:
                     self._gone.setdefault(session, []).append((number, item.reason))
                     self._gone.move_to_end(session)
                 while len(self._gone) > _MOST_GONE:
                     self._gone.popitem(last=False)
+            elif item.chunks:
+                # Withdrawn after they came: what is at hand is written first.
+                self._write(candidates, None)
+                candidates = []
+                self.local.quarantine(item.chunks, reason=item.reason)
+            elif item.player is not None:
+                self._write(candidates, None)
+                candidates = []
+                self.local.forget_tombstone(item.player, at_s=item.at_s or None)
         self._write(candidates, Position(cursor))
 
     def _traces(self, following: Frame) -> list[RefusedFrame]:
