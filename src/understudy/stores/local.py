@@ -4,7 +4,6 @@ One process writes; its `FileLock` says so. Frames, positions, sessions, quarant
 in that transaction, so a crash leaves either all of a batch or nothing of it.
 """
 
-import shutil
 import sqlite3
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFull, UnderstudyError
 from understudy.core.frame import FrameKind, decode_frame
-from understudy.core.log import FileLock, GroupCommit, make_folder, sync_folder
+from understudy.core.log import FileLock, GroupCommit, make_folder, write_file
 from understudy.core.ports import (
     Audit,
     Candidate,
@@ -342,11 +341,12 @@ class LocalStore:
         """
         self._check_open()
         make_folder(target)
-        with disk("a copy of the store"), closing(sqlite3.connect(target / FILE_NAME, isolation_level=None)) as copy:
-            self._db.backup(copy, pages=256, progress=lambda *_: between() if between is not None else None)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, which can be read from a read-only disk
-        shutil.copyfile(self.folder / "store.json", target / "store.json")
-        sync_folder(target)
+        with disk("a copy of the store"):
+            (target / FILE_NAME).touch(0o600, exist_ok=False)  # as private as the database itself
+            with closing(sqlite3.connect(target / FILE_NAME, isolation_level=None)) as copy:
+                self._db.backup(copy, pages=256, progress=lambda *_: between() if between is not None else None)
+                copy.execute("PRAGMA journal_mode = DELETE")  # one file, which can be read from a read-only disk
+            write_file(target / "store.json", (self.folder / "store.json").read_bytes())
 
     def compact(self, *, slice_s: float = 0.05, between: Callable[[], object] | None = None) -> int:
         """Return free pages to the file system in transactions of about `slice_s`; how many bytes the file shrank."""
