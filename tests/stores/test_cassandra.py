@@ -335,6 +335,17 @@ def test_a_forgotten_players_sessions_are_forgotten_and_new_ones_are_not() -> No
     assert not known.is_forgotten(OTHER_PLAYER, SESSION, START_S)
 
 
+def test_a_request_that_may_get_lost_raises_nothing_when_no_host_takes_it() -> None:
+    def send(statement: Any, done: Any) -> None:
+        raise NoHostAvailable("no host", {})
+
+    wire = Wire.__new__(Wire)
+    wire._slots = threading.BoundedSemaphore(1)
+    wire.send = send
+    wire.post("INSERT")
+    assert wire._slots.acquire(blocking=False)
+
+
 def test_the_keyspace_stands_before_every_table() -> None:
     class Somewhere:
         options = options_of("cassandra://h/games")

@@ -14,9 +14,10 @@ import pytest
 
 from tests.stores.desks import files_with, local, local_desk, sessions
 from understudy.core.chunk import Chunk
-from understudy.core.errors import StorageFailed, StorageFull, Unreachable
+from understudy.core.errors import Closed, StorageFailed, StorageFull, Unreachable
 from understudy.core.game import GameSpec
 from understudy.core.names import new_session
+from understudy.core.session import tombstone_of
 from understudy.stores.database import FILE_NAME
 from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S
@@ -71,6 +72,31 @@ def test_after_a_failed_sync_the_store_wants_to_be_reopened(tmp_path: Path):
         audit = again.store.audit()
         assert (list(audit.corrupt), audit.duplicate_chunks, audit.chunks) == ([], 0, 6)
         again.store.close()
+
+
+def test_what_sqlite_raises_while_it_reads_is_an_error_of_the_store(tmp_path: Path):
+    ((chunk, other),) = sessions(1, 2)
+    desk = local_desk(tmp_path)
+    desk.put(chunk)
+    store = local(desk)
+    store.known.clear()
+    store._database.db.close()
+    for call in (
+        partial(store.quarantine, [(chunk.meta.session, 0)], reason="by hand"),
+        partial(store.forget_tombstone, tombstone_of(PLAYER)),
+        partial(desk.write, refused=[desk.refusal(other)]),
+    ):
+        with pytest.raises(StorageFailed, match="reopen"):
+            call()
+    store.close()
+
+
+def test_a_closed_store_says_so(tmp_path: Path):
+    store = local(local_desk(tmp_path))
+    store.close()
+    for call in (partial(store.expire, 0.0), partial(store.forget_tombstone, tombstone_of(PLAYER)), store.erase):
+        with pytest.raises(Closed):
+            call()
 
 
 @pytest.fixture

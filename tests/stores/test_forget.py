@@ -1,6 +1,7 @@
 """A forgotten player's bytes are in no file of the store, wherever they were."""
 
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -154,6 +155,27 @@ def test_a_forget_that_was_cut_short_is_finished_at_the_next_start(tmp_path: Pat
 
 def _interrupt() -> None:
     raise KeyboardInterrupt
+
+
+def test_what_comes_while_a_player_is_being_forgotten_is_refused(tmp_path: Path, monkeypatch):
+    (chunks,) = sessions(1, 1)
+    desk = local_desk(tmp_path)
+    store = local(desk)
+    fates: list[str] = []
+    writer = Thread(target=lambda: fates.extend(desk.put(*chunks)))
+    forget = store.known.forget
+
+    def late(tombstone: bytes, at_s: float) -> None:
+        writer.start()
+        writer.join(0.3)  # long enough for a commit that nothing holds up
+        forget(tombstone, at_s)
+
+    monkeypatch.setattr(store.known, "forget", late)
+    store.forget(PLAYER, at_s=desk.clock.now() + 1.0)
+    writer.join()
+    assert fates == ["refused"]
+    assert not desk.chunks()
+    store.close()
 
 
 def test_a_reader_in_the_middle_of_a_look_only_delays_the_last_bytes(tmp_path: Path, monkeypatch):

@@ -248,6 +248,7 @@ def test_a_copy_is_made_while_others_write_and_has_what_they_wrote(tmp_path: Pat
 
     desk.store.back_up(tmp_path / "copy", between=between)  # type: ignore[attr-defined]
     assert len(waiting) < 3
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "copy").iterdir()} == {0}
     copy = local_desk(tmp_path / "copy")
     stored = copy.chunks()
     assert stored == [*first, *more][: len(stored)]

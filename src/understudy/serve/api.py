@@ -113,7 +113,7 @@ class Answer(Response):
 
 
 class ApiRoute(Route):
-    """One line of the API: all that a caller, the guard, the OpenAPI document and the tests must know."""
+    """One line of the API: all that a caller, the checks below, the OpenAPI document and the tests must know."""
 
     def __init__(
         self,

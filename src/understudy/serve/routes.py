@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def _key(call: Call) -> Key:
-    assert call.key is not None, "the guard lets nobody in without a key"
+    assert call.key is not None, "a route with a scope is not called without a key"
     return call.key
 
 

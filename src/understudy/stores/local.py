@@ -4,7 +4,6 @@ One process writes; its `FileLock` says so. Frames, positions, sessions, quarant
 in that transaction, so a crash leaves either all of a batch or nothing of it.
 """
 
-import shutil
 import sqlite3
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFull, UnderstudyError
 from understudy.core.frame import FrameKind, decode_frame
-from understudy.core.log import FileLock, GroupCommit, make_folder, sync_folder
+from understudy.core.log import FileLock, GroupCommit, make_folder, write_file
 from understudy.core.ports import (
     Audit,
     Candidate,
@@ -189,21 +188,24 @@ class LocalStore:
             self._db.execute("INSERT INTO erasures VALUES (?, ?, ?, ?)", (*row, check_of(*row)))
             return 0
 
-        self._erasing("forgetting a player", promise)
-        self.known.forget(tombstone_of(player), at_s)
+        with self._state:
+            # No commit in between: it would keep a new session of the player, which no erasure covers.
+            self._erasing("forgetting a player", promise)
+            self.known.forget(tombstone_of(player), at_s)
         return self.erase()
 
     def forget_tombstone(self, tombstone: bytes, *, at_s: float | None = None) -> int:
         """Erase the player with this tombstone, for a copy of a store whose tail tells no more than that."""
-        with self._state:
-            players = self._db.execute("SELECT player FROM sessions UNION SELECT player FROM quarantine").fetchall()
+        self._check_open()
+        players = self._database.rows("SELECT player FROM sessions UNION SELECT player FROM quarantine")
         found = [player for (player,) in players if tombstone_of(player) == tombstone]
         if found:
             return sum(self.forget(player, at_s=at_s) for player in found)
         at_s = self._clock.now() if at_s is None else at_s
-        with self._state, self._changing("forgetting a player"):
-            self._event("forgotten", at_s, player=tombstone)
-        self.known.forget(tombstone, at_s)
+        with self._state:
+            with self._changing("forgetting a player"):
+                self._event("forgotten", at_s, player=tombstone)
+            self.known.forget(tombstone, at_s)
         return 0
 
     # --- the StoreAdmin port ----------------------------------------------------------------------------------------
@@ -224,7 +226,8 @@ class LocalStore:
     def _quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
         with self._state:
             self._check_open()
-            found = [self.known.frame(*key) for key in chunks]
+            with disk("reading the store"):
+                found = [self.known.frame(*key) for key in chunks]
             rows = [row for row in found if row is not None and row.gone == 0]
             if not rows:
                 return 0
@@ -265,6 +268,7 @@ class LocalStore:
         What is known of them stays until their sessions are too old to be sent again; then that goes too. Drop reports
         are kept that long, since they explain gaps.
         """
+        self._check_open()
         query = (
             f"SELECT {COLUMNS} FROM frames f WHERE fate = {STORED} AND kind <> {int(FrameKind.DROP)} AND received < ? "
             "ORDER BY received LIMIT ?"
@@ -279,7 +283,8 @@ class LocalStore:
                 return sum(len(row[-1]) for row in rows)
 
             self._erasing("expiry", empty)
-        self._quarantine_bytes = self._count_quarantine()
+        with self._state:
+            self._quarantine_bytes = self._count_quarantine()
         self._prune(min(before_s, self._clock.now() - REMEMBER_S))
         self._database.truncate_log()
         self._database.keep_reserve()
@@ -327,7 +332,7 @@ class LocalStore:
             f"SELECT received, sum(n_steps), sum(body_len) FROM frames WHERE fate = {STORED} GROUP BY received "
             "ORDER BY received DESC"
         )
-        return self._database.rows(query, ())
+        return self._database.rows(query)
 
     def back_up(self, target: Path, *, between: Callable[[], object] | None = None) -> None:
         """Make `target`, a new folder, a store that holds what this one does when the copy is done.
@@ -336,11 +341,12 @@ class LocalStore:
         """
         self._check_open()
         make_folder(target)
-        with disk("a copy of the store"), closing(sqlite3.connect(target / FILE_NAME, isolation_level=None)) as copy:
-            self._db.backup(copy, pages=256, progress=lambda *_: between() if between is not None else None)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, which can be read from a read-only disk
-        shutil.copyfile(self.folder / "store.json", target / "store.json")
-        sync_folder(target)
+        with disk("a copy of the store"):
+            (target / FILE_NAME).touch(0o600, exist_ok=False)  # as private as the database itself
+            with closing(sqlite3.connect(target / FILE_NAME, isolation_level=None)) as copy:
+                self._db.backup(copy, pages=256, progress=lambda *_: between() if between is not None else None)
+                copy.execute("PRAGMA journal_mode = DELETE")  # one file, which can be read from a read-only disk
+            write_file(target / "store.json", (self.folder / "store.json").read_bytes())
 
     def compact(self, *, slice_s: float = 0.05, between: Callable[[], object] | None = None) -> int:
         """Return free pages to the file system in transactions of about `slice_s`; how many bytes the file shrank."""
@@ -390,7 +396,8 @@ class LocalStore:
         """Everything a draft decided, in one durable transaction."""
         fresh = self._fresh_schemas(draft.stored)
         schemas = {**self._schemas, **{schema: number for number, _, schema, _ in fresh}}
-        sessions = draft.sessions()
+        with disk("reading the store"):
+            sessions = draft.sessions()
         with self._changing("a commit"):
             rows_of_schemas = [(*row, check_of(*row)) for row in fresh]
             self._db.executemany("REPLACE INTO schemas VALUES (?, ?, ?, ?, ?)", rows_of_schemas)
@@ -490,7 +497,7 @@ class LocalStore:
         return total
 
     def _count_quarantine(self) -> int:
-        ((size,),) = self._database.rows("SELECT coalesce(sum(length(raw)), 0) FROM quarantine", ())
+        ((size,),) = self._database.rows("SELECT coalesce(sum(length(raw)), 0) FROM quarantine")
         return int(size)
 
     def _forget_sessions(self, sessions: Iterable[bytes]) -> None:
@@ -528,7 +535,7 @@ class LocalStore:
         return total
 
     def _finish_erasures(self) -> int:
-        pending = self._database.rows("SELECT * FROM erasures", ())
+        pending = self._database.rows("SELECT * FROM erasures")
         total = sum(self._erase_player(*checked("erasures", row)) for row in pending)
         if pending or self.is_erasing:
             # An erasure is done when no old page is left in the write-ahead log either.

@@ -28,8 +28,8 @@ from understudy.stores.database import check_of, checked, disk, open_reader
 STORED, FORGOTTEN, EXPIRED, QUARANTINED = range(4)
 """A frame's fate."""
 
-PAGE_BYTES = 32 * 1024 * 1024
-"""A page of a tail ends behind the item that reaches this size."""
+_READ_BYTES = 32 * 1024 * 1024
+"""A read of a tail or a table ends behind the row that reaches this size."""
 
 _POLL_S = 0.003
 _ROWS = 1000
@@ -186,11 +186,11 @@ class StoreView:
             rows: list[tuple[Any, ...]] = []
             size = 0
             found = db.execute(query, (first, max_items))
-            while size < PAGE_BYTES and (row := found.fetchone()) is not None:
+            while size < _READ_BYTES and (row := found.fetchone()) is not None:
                 rows.append(row)
                 size += len(row[-1] or b"")
             found.close()
-            is_last = len(rows) < max_items and size < PAGE_BYTES
+            is_last = len(rows) < max_items and size < _READ_BYTES
             last = head.next_arrival - 1 if is_last else rows[-1][0]
             return _Page(db, first, min(last, first + max_items - 1), head, rows)
 
@@ -248,7 +248,7 @@ class StoreView:
                     )
                 )  # fmt: skip
                 size += len(raw)
-                if size >= PAGE_BYTES:
+                if size >= _READ_BYTES:
                     break
         return found
 
@@ -309,7 +309,7 @@ class StoreView:
             size = 0
             with self.looking() as db:
                 found = db.execute(query, (start, _ROWS))
-                while size < PAGE_BYTES and (row := found.fetchone()) is not None:
+                while size < _READ_BYTES and (row := found.fetchone()) is not None:
                     page.append(row)
                     size += len(row[-1]) if isinstance(row[-1], bytes) else 0
                 found.close()

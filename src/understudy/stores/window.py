@@ -28,6 +28,7 @@ from understudy.core.ports import (
     Stored,
     WriteBatch,
 )
+from understudy.stores.database import disk
 from understudy.stores.local import LocalStore
 
 _log = structlog.get_logger("understudy.window")
@@ -126,21 +127,22 @@ class Window:
                 if traces := self._traces(item.frame):
                     self.local.write(WriteBatch(self._partition, self._epoch, None, refused=traces))
                 candidates.append(Candidate(item.frame, item.chunk))
-            elif item.player is None if item.chunks else item.player is not None:
-                # It tells of what came before, and stands for no frame of its own.
-                self._write(candidates, None)
-                candidates = []
-                if item.chunks:
-                    self.local.quarantine(item.chunks, reason=item.reason)
-                elif item.player is not None:
-                    self.local.forget_tombstone(item.player, at_s=item.at_s or None)
-            else:
+            elif item.chunks and item.player is not None:
                 # Numbers that hold no bytes any more are remembered, in case their session goes on.
                 for session, number in item.chunks:
                     self._gone.setdefault(session, []).append((number, item.reason))
                     self._gone.move_to_end(session)
                 while len(self._gone) > _MOST_GONE:
                     self._gone.popitem(last=False)
+            elif item.chunks:
+                # Withdrawn after they came: what is at hand is written first.
+                self._write(candidates, None)
+                candidates = []
+                self.local.quarantine(item.chunks, reason=item.reason)
+            elif item.player is not None:
+                self._write(candidates, None)
+                candidates = []
+                self.local.forget_tombstone(item.player, at_s=item.at_s or None)
         self._write(candidates, Position(cursor))
 
     def _traces(self, following: Frame) -> list[RefusedFrame]:
@@ -165,11 +167,12 @@ class Window:
         """Store what lies in quarantine here and was replayed there; what left by age stays away."""
         known = self.local.known
         wanted: dict[tuple[uuid.UUID, int], Candidate] = {}
-        for candidate in candidates:
-            frame = candidate.frame
-            crcs = known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
-            if frame.body_crc in crcs and not known.is_stored(frame.session, frame.chunk_no):
-                wanted[frame.session, frame.chunk_no] = candidate
+        with disk("reading the window"):
+            for candidate in candidates:
+                frame = candidate.frame
+                crcs = known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
+                if frame.body_crc in crcs and not known.is_stored(frame.session, frame.chunk_no):
+                    wanted[frame.session, frame.chunk_no] = candidate
         after = 0
         while wanted and (page := self.local.quarantined(after_id=after)):
             after = page[-1].id

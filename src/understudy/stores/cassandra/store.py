@@ -373,10 +373,10 @@ class CassandraStore:
         self._journal.refresh()
         counted = 0
         for session in self._sessions_of(player):
-            numbers = {row.chunk_no for row in self._numbers(session)}
+            chunk_nos = {row.chunk_no for row in self._numbers(session)}
             known = self._known()
-            known.look_up([], [(session, number) for number in numbers])
-            counted += sum(len(known.data_rows(session, number)) for number in numbers)
+            known.look_up([], [(session, chunk_no) for chunk_no in chunk_nos])
+            counted += sum(len(known.data_rows(session, chunk_no)) for chunk_no in chunk_nos)
         self._decide(lambda: (CommitFacts(event=Event("forget", self._clock.now(), player)), []))
         return counted
 

@@ -412,6 +412,8 @@ class Wire:
         self._slots.acquire()
         try:
             self.send(statement, lambda rows, error: self._slots.release())
+        except FAILED:
+            self._slots.release()
         except BaseException:
             self._slots.release()
             raise
