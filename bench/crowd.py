@@ -147,6 +147,7 @@ async def play_all(
     while not waiting.done():
         each()
         await asyncio.wait([waiting], timeout=0.1)
+    await waiting  # raises what a player died of
     for line in opened:
         line.close()
     return heard

@@ -36,7 +36,7 @@ from understudy.app.verify import verify  # noqa: E402
 from understudy.client.sender import SenderConfig  # noqa: E402
 from understudy.core.heads import head_for  # noqa: E402
 from understudy.core.manifest import Lineage  # noqa: E402
-from understudy.core.network import Activation, Dense, Input, NetworkSpec  # noqa: E402  # noqa: E402
+from understudy.core.network import Activation, Dense, Input, NetworkSpec  # noqa: E402
 from understudy.core.policy import Policy  # noqa: E402
 
 PEER_NAME = "the seed's pickle over TCP"

@@ -18,8 +18,10 @@ from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.core.door import deployment_key
+from understudy.core.errors import StorageFailed
 from understudy.core.game import game_spec
 from understudy.core.policy import decode_policy
+from understudy.models.registry import Registry
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,24 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(ask: Asked, tmp_path: Path):
     assert [one["id"] for one in listed] == [key.id]
     assert "hash" not in listed[0]
     assert key.id in ask("keys list")[0]
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(ask: Asked):
+    assert ask.json("keys create --label [/x]")["label"] == "[/x]"
+    assert "[/x]" in ask("keys create --label [/x]")[0]
+    assert ask("keys list")[0].count("[/x]") == 2
+    ask("games add pong --obs 2 --actions 2")
+    ask("ingest --until-empty")
+    assert "nothing of [/x] was found in pong" in ask("data forget [/x]")[0]
+    assert ask.json("data forget [/x]")["chunks"] == 0
+
+
+def test_a_new_key_is_printed_though_the_registry_does_not_answer(ask: Asked, monkeypatch: pytest.MonkeyPatch):
+    def away(_: Registry) -> list[str]:
+        raise StorageFailed("the models cannot be read")
+
+    monkeypatch.setattr(Registry, "games", away)
+    assert ask.json("keys create --game pong")["key"].startswith("uk_")
 
 
 def test_a_key_can_be_revoked_by_its_beginning_or_by_itself(ask: Asked):

@@ -39,6 +39,11 @@ def signals() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
+def test_up_does_not_wait_for_gymnasium_or_jax():
+    code = "import sys, understudy.cli.up; print(sorted({'gymnasium', 'jax'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lost(tmp_path: Path):
     data = tmp_path / "D"
     with Up(data, *ROLES) as up:

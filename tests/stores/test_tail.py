@@ -1,4 +1,4 @@
-"""Readers in other processes follow a store while its writer writes, seals, forgets and comes and goes."""
+"""Readers in other processes follow a store while its writer writes, forgets and comes and goes."""
 
 import subprocess
 import sys

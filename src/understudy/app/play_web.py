@@ -15,7 +15,6 @@ import urllib3
 from understudy.app.data import DataFolder
 from understudy.app.deployment import Deployment
 from understudy.app.roles.platform import roles_folder
-from understudy.app.runs.choice import GameChoice, look_at
 from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.log import is_locked, write_file
 
@@ -126,6 +125,8 @@ def play_key(deployment: Deployment, game: str) -> str:
 
     The game is registered with it, since such a key may not register anything.
     """
+    from understudy.app.runs.choice import GameChoice, look_at  # late: Gymnasium takes a while, and `up` needs none
+
     deployment.registry.register(look_at(GameChoice(game=game)).spec)
     keys, kept = deployment.keys, _kept(deployment.data)
     known = kept["keys"] if isinstance(kept.get("keys"), dict) else {}

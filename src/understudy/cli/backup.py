@@ -48,7 +48,8 @@ def restore(data_text: str | None, as_json: bool, source: Path) -> int:
     out = results(as_json=as_json)
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(proof.at_s))
     out.print(f"restored {_words(proof)}, as of {made}", soft_wrap=True)
-    now = resolve({"data": data_text}).config
+    # Only for what people are shown: a restored understudy.toml may be one that this build refuses.
+    now = config if as_json else resolve({"data": data_text}).config
     for part, url in (("stream", now.stream.url), ("store", now.store.url)):
         if url:
             out.print(f"[yellow]![/] its {part} is where it was: {hidden(url)}", soft_wrap=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from understudy.app.data import data_folder, stats_elsewhere
@@ -130,7 +131,7 @@ def _print_verdict(out: Console, verdict: Verdict, took_s: float, *, is_elsewher
         f"in {took_s:.1f} s" + (" (a writer is alive: up to its barrier)" if verdict.live_writer else "")
     )
     for line in verdict.corrupt[:20]:
-        out.print(f"[red]damaged[/red] {line}")
+        out.print(f"[red]damaged[/red] {escape(line)}")
     out.print(
         f"ledger {count(verdict.ledger_chunks)} acknowledged frames, {count(verdict.ledger_steps)} steps: "
         f"lost {count(verdict.lost_steps)}, stored twice {count(verdict.duplicate_steps)}, "
@@ -177,11 +178,9 @@ def forget(
     fields["models"] = released_models(data_text, fields["games"])
     out = results(as_json=as_json)
     if not fields["chunks"] and not fields["spooled_sessions"]:
-        out.print(f"nothing of {player} was found in {', '.join(fields['games'])}; is the name right?")
-    out.print(
-        f"erased {count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled sessions of {player}; "
-        f"freed {size(fields['stream_bytes'])} of stored stream"
-    )
+        out.print(f"nothing of {escape(player)} was found in {', '.join(fields['games'])}; is the name right?")
+    erased = f"{count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled sessions of {escape(player)}"
+    out.print(f"erased {erased}; freed {size(fields['stream_bytes'])} of stored stream")
     out.print("older frames of theirs are refused from now on")
     if fields["models"]:
         out.print(f"models that were released before keep what they learnt: {', '.join(fields['models'])}")
@@ -234,7 +233,7 @@ def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: in
         ]  # fmt: skip
     table = Table("id", "reason", "detail", "parked", "session", "chunk")
     for row in rows:
-        table.add_row(*map(str, row.values()))
+        table.add_row(*(escape(str(value)) for value in row.values()))
     results(as_json=as_json).print(table)
     return finish({"frames": rows}, as_json=as_json)
 

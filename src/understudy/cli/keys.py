@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from understudy.cli.deployed import deployment
@@ -56,7 +57,8 @@ def create(
     out = results(as_json=as_json)
     out.print(text, soft_wrap=True)
     out.print(f"[dim]{_words(key)}; it is shown only now: keep it where the game reads it[/]", soft_wrap=True)
-    if key.game != EVERY_GAME and not key.registers and key.game not in where.registry.games():
+    # Not asked for JSON: a registry that does not answer must not cost the one chance to see the key.
+    if not as_json and key.game != EVERY_GAME and not key.registers and key.game not in where.registry.games():
         out.print(
             f"[dim]{key.game} is not registered yet; next: understudy games add {key.game} (your own: with "
             "--obs and --actions)[/]", soft_wrap=True,
@@ -72,7 +74,7 @@ def list_keys(data_text: str | None, as_json: bool) -> int:
     table = Table("id", "scopes", "game", "label", "made", "ends")
     for key in found:
         ends = _date(key.expires_s) if key.expires_s else "never"
-        table.add_row(key.id, ",".join(key.scopes), key.game, key.label, _date(key.created_s), ends)
+        table.add_row(key.id, ",".join(key.scopes), key.game, escape(key.label), _date(key.created_s), ends)
     nothing = "no keys yet; next: understudy keys create --scopes play --game GAME"
     results(as_json=as_json).print(table if found else nothing)
     return finish({"keys": [_fields(key) for key in found]}, as_json=as_json)
@@ -108,7 +110,7 @@ def _fields(key: Key) -> dict[str, Any]:
 
 def _words(key: Key) -> str:
     game = "every game" if key.game == EVERY_GAME else key.game
-    return f"scopes {', '.join(key.scopes)} for {game}" + (f", {key.label}" if key.label else "")
+    return f"scopes {', '.join(key.scopes)} for {game}" + (f", {escape(key.label)}" if key.label else "")
 
 
 def _date(at_s: float) -> str:

@@ -65,7 +65,8 @@ def console(*, as_json: bool = False) -> Console:
 
 def results(*, as_json: bool) -> Console:
     """For what a command found: standard output, or nowhere when a JSON object says the same."""
-    return Console(quiet=as_json, highlight=False)
+    # A quiet console still parses markup, and a name such as "[/x]" is none.
+    return Console(quiet=as_json, markup=not as_json, highlight=False)
 
 
 @contextmanager

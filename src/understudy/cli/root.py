@@ -118,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
             raise
         said = str(error)
         if isinstance(error, sqlite3.Error):
-            said = f"the store's catalogue cannot be read: {error}; 'understudy doctor --data DIR' looks closer"
+            said = f"the store's database cannot be read: {error}; 'understudy doctor --data DIR' looks closer"
         elif isinstance(error, OSError):
             said = f"{error}; check that the path is right and may be read and written"
         with contextlib.suppress(OSError):

@@ -201,10 +201,10 @@ def _run(name: str, recipe: Recipe, place: Place) -> Process:
             _until_it_works(name, process, place, recipe.welcome)
             welcomed.touch()
         _until_it_works(name, process, place, recipe.ask)
+        _write_state(name, place.folder, place.ports, process.identity)
     except BaseException:
         process.kill()
         raise
-    _write_state(name, place.folder, place.ports, process.identity)
     return process
 
 

@@ -278,7 +278,7 @@ _Columns = types.Tuple(
 
 @_compiled(_i8(_Columns, _i8, _Nodes, _i8, types.Tuple((_Facts, _Wholes))))
 def _windows(columns: Any, first: int, powers: Any, stack: int, out: Any) -> int:
-    """Write the windows of a stretch, as `windows.windows_of` does; the answer is its `n_open`."""
+    """Write the windows of a stretch, as `rows.windows_of` does; the answer is its `n_open`."""
     (row, is_first, terminated, reward, weight), (facts, whole) = columns, out
     n, last, begin, n_open = len(powers) - 1, len(row) - 1, 0, 0
     while begin <= last:

@@ -140,7 +140,7 @@ class StoreFactory:
         raise NotImplementedError("a subclass of a store contract gives reopen(): a store over what a closed one left")
 
     def settle(self, store: FullStore) -> None:
-        """Let everything the store puts off (sealing, flushing, compacting) happen now."""
+        """Let everything the store puts off (flushing, compacting) happen now."""
 
     def desk(self) -> Desk:
         clock = ManualClock()
