@@ -17,7 +17,6 @@ import structlog
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, ConfigError, PositionGone, StorageFull, Unreachable
-from understudy.core.frame import FrameKind
 from understudy.core.ports import (
     Candidate,
     Claim,
@@ -214,8 +213,7 @@ def _count(batch: WriteBatch, receipt: Receipt, stats: IngestStats) -> None:
     stats.frames = len(batch.candidates) + len(batch.refused) + len(batch.parked)
     stats.fates.update(receipt.fates)
     for candidate, fate in zip(batch.candidates, receipt.fates, strict=True):
-        is_data = candidate.frame.kind is FrameKind.DATA and candidate.chunk is not None
-        if fate == "new" and is_data and candidate.chunk is not None:
+        if fate == "new" and candidate.chunk is not None:
             stats.steps += candidate.chunk.meta.n_steps
     stats.refusals.update(frame.reason for frame in (*batch.refused, *batch.parked))
     for reason, fate in zip(receipt.reasons, receipt.fates, strict=False):
