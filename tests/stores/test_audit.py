@@ -126,6 +126,25 @@ def test_damage_names_the_chunk_and_spares_the_others(recorded):
     desk.store.close()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE bodies SET raw = CAST(substr(raw, 1, 90) || x'ff' || substr(raw, 92) AS BLOB) WHERE arrival = 5",
+        "DELETE FROM bodies WHERE arrival = 5",
+    ],
+)
+def test_a_damaged_chunk_is_not_quarantined_and_says_so(recorded, damage: str):
+    folder, chunks = recorded
+    change(folder, damage)
+    desk = local_desk(folder)
+    try:
+        with pytest.raises(Corrupt, match="arrival 5 of the store is damaged"):
+            desk.store.quarantine([(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks[3:6]], reason="test")
+        assert len(desk.chunks()) == 8, "the sound chunks beside it stay"
+    finally:
+        desk.store.close()
+
+
 def test_a_frame_that_stands_twice_is_a_duplicate(recorded):
     folder, chunks = recorded
     with sqlite3.connect(folder / FILE_NAME) as db:

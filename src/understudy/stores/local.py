@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ClaimLost, Closed, ConfigError, StorageFull, UnderstudyError
+from understudy.core.errors import ClaimLost, Closed, ConfigError, Corrupt, Refused, StorageFull, UnderstudyError
 from understudy.core.frame import FrameKind, decode_frame
 from understudy.core.log import FileLock, GroupCommit, make_folder, write_file
 from understudy.core.ports import (
@@ -235,8 +235,15 @@ class LocalStore:
             with self._changing("quarantine"):
                 event = self._event("quarantined", self._clock.now())
                 for number, row in enumerate(rows, self._head.next_quarantine):
-                    (raw,) = self._db.execute("SELECT raw FROM bodies WHERE arrival = ?", (row.arrival,)).fetchone()
-                    frame = decode_frame(raw)
+                    body = self._db.execute("SELECT raw FROM bodies WHERE arrival = ?", (row.arrival,)).fetchone()
+                    try:
+                        raw = body[0] if body is not None else b""
+                        frame = decode_frame(raw)
+                    except Refused as error:
+                        raise Corrupt(
+                            f"arrival {row.arrival} of the store is damaged and cannot be quarantined; "
+                            "`understudy data verify` names its chunk"
+                        ) from error
                     game, state = sessions.get(frame.session) or self.known.must_know(frame.session)
                     sessions[frame.session] = (game, withdraw(state, row.n_steps))
                     columns = (
