@@ -26,8 +26,6 @@ from understudy.learn.learner import Learner
 
 MAX_RESTORES = 3
 """How often a training goes back to a checkpoint before it is given up."""
-
-
 FORMAT = "understudy-checkpoint/1"
 _NAME = re.compile(r"(\d{12})\.safetensors")
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
