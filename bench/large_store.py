@@ -98,11 +98,11 @@ def measure(folder: Path, size: Size, found: Findings) -> None:
     _measure_visibility(found, folder, size)
     _measure_log(found, folder, size)
     with child(_MODULE, "compact", folder) as compacting:
-        told = line(compacting)
-    gate = all_of(("the oldest tenth expired and the file shrank", told["expired"] > 0 and told["bytes"] > 0))
-    _add(found, "expire the oldest tenth", "MB/s", told["expired_mb"] / told["expire_s"], gate, more_is_better=True)
-    what = f"compact, {told['bytes'] / 1e6:.0f} MB in {told['slices']} slices: longest slice"
-    _add(found, what, "ms", told["longest_ms"], gate)
+        facts = line(compacting)
+    gate = all_of(("the oldest tenth expired and the file shrank", facts["expired"] > 0 and facts["bytes"] > 0))
+    _add(found, "expire the oldest tenth", "MB/s", facts["expired_mb"] / facts["expire_s"], gate, more_is_better=True)
+    what = f"compact, {facts['bytes'] / 1e6:.0f} MB in {facts['slices']} slices: longest slice"
+    _add(found, what, "ms", facts["longest_ms"], gate)
 
 
 def _measure_visibility(found: Findings, folder: Path, size: Size) -> None:
@@ -116,11 +116,11 @@ def _measure_visibility(found: Findings, folder: Path, size: Size) -> None:
         writer.kill()
         lag_ms = np.asarray(close(reader)["lag_ms"])
     gate = all_of((f"{n_commits} acknowledged commits seen", len(lag_ms) >= n_commits))
-    told = percentiles(lag_ms)
+    lag = percentiles(lag_ms)
     name = "write to visible in another process, checkpoints included"
-    _add(found, f"{name}: p50", "ms", told.p50, gate)
+    _add(found, f"{name}: p50", "ms", lag.p50, gate)
     bound = "one sync, the copy of a page, the reader's poll"
-    _add(found, f"{name}: p99", "ms", told.p99, gate, goal=_GOAL_MS, bound_by=bound)
+    _add(found, f"{name}: p99", "ms", lag.p99, gate, goal=_GOAL_MS, bound_by=bound)
 
 
 def _measure_log(found: Findings, folder: Path, size: Size) -> None:
@@ -145,11 +145,11 @@ def _measure_log(found: Findings, folder: Path, size: Size) -> None:
 def measure_sessions(folder: Path, size: Size, found: Findings) -> None:
     """The writer's memory must not follow the number of sessions."""
     with child(_MODULE, "sessions", folder, size.sessions) as writer:
-        told = line(writer)
-    gate = all_of((f"{size.sessions:,} sessions stored", told["sessions"] == size.sessions))
+        facts = line(writer)
+    gate = all_of((f"{size.sessions:,} sessions stored", facts["sessions"] == size.sessions))
     what = f"the writer's memory, after a tenth of {size.sessions:,} sessions"
-    _add(found, what, "MB", told["before_mb"], gate)
-    grown_mb = max(0.0, told["after_mb"] - told["before_mb"])
+    _add(found, what, "MB", facts["before_mb"], gate)
+    grown_mb = max(0.0, facts["after_mb"] - facts["before_mb"])
     what = "the writer's memory, growth since then"
     bound = "what the store keeps at hand"
     _add(found, what, "MB", grown_mb, gate, goal=_GOAL_GROWTH_MB, bound_by=bound)
@@ -275,8 +275,8 @@ def _compact(folder: Path) -> None:
             last_s = now_s
 
         returned = store.compact(between=between)
-    told = {"expired": expired, "expired_mb": before_mb - left_mb, "expire_s": expire_s, "bytes": returned}
-    report(told | {"slices": len(slices_ms), "longest_ms": max(slices_ms, default=0.0)})
+    facts = {"expired": expired, "expired_mb": before_mb - left_mb, "expire_s": expire_s, "bytes": returned}
+    report(facts | {"slices": len(slices_ms), "longest_ms": max(slices_ms, default=0.0)})
 
 
 def _sessions(folder: Path, count: int) -> None:

@@ -30,6 +30,7 @@ from understudy.core.algorithm import Range, Schedule
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.core.events import Event
 from understudy.core.network import ACTIVATIONS
+from understudy.core.settings import parse_value
 
 _STEPS = "Env steps, at least: the round in which they are reached is finished. Updates, with --from-store."
 _UNTIL = (
@@ -128,8 +129,6 @@ def process_age_s() -> float:
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    from understudy.app.runs.settings import parse_value
-
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise ConfigError(f"--set is {text!r}; give NAME=VALUE, such as learning_rate=0.001")

@@ -26,8 +26,6 @@ from understudy.learn.learner import Learner
 
 MAX_RESTORES = 3
 """How often a training goes back to a checkpoint before it is given up."""
-
-
 FORMAT = "understudy-checkpoint/1"
 _NAME = re.compile(r"(\d{12})\.safetensors")
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
@@ -177,7 +175,11 @@ class TrainingJob:
         """Go on from the newest checkpoint and return it; None when there is none yet."""
         checkpoint = self._checkpoints.latest()
         if checkpoint is not None:
-            self.engine.restore(checkpoint.arrays, checkpoint.facts)
-            self.restores = checkpoint.facts.get("restores", 0)  # older runs wrote it elsewhere
-            self.saved_steps = checkpoint.env_steps
+            self.restore(checkpoint)
         return checkpoint
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from this checkpoint of the folder."""
+        self.engine.restore(checkpoint.arrays, checkpoint.facts)
+        self.restores = checkpoint.facts.get("restores", 0)  # older runs wrote it elsewhere
+        self.saved_steps = checkpoint.env_steps

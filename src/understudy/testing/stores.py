@@ -456,8 +456,8 @@ class StoreAdminContract(StoreFactory):
                 assert {one.player for one in desk.store.sessions(SessionFilter())} == {OTHER_PLAYER}
                 audit = desk.store.audit()
                 assert (audit.chunks, audit.forgotten_chunks, audit.gap_chunks) == (2, 3, 0)
-            told = [item for item in desk.tail() if isinstance(item, Forgotten)]
-            assert any(item.player == tombstone_of(PLAYER) and not item.chunks for item in told), "learners are told"
+            gone = [item for item in desk.tail() if isinstance(item, Forgotten)]
+            assert any(item.player == tombstone_of(PLAYER) and not item.chunks for item in gone), "learners see it"
             assert desk.store.forget(PLAYER) == 0
             self._comes_back_no_more(desk, [*theirs, *parked])
             desk.store.close()

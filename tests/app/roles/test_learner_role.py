@@ -33,9 +33,10 @@ from understudy.app.service import game_learner
 from understudy.app.service.game_learner import LearnerServiceConfig
 from understudy.app.service.model_check import check_model
 from understudy.app.service.schedule import LearningSchedule
-from understudy.core.errors import ConfigError, Fenced, Unreachable
+from understudy.core.errors import ConfigError, Corrupt, Fenced, Unreachable
 from understudy.core.game import GameSpec
 from understudy.core.names import new_session
+from understudy.core.ports import Cursor
 from understudy.engines.training_job import decode_checkpoint
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
@@ -309,6 +310,19 @@ def test_a_course_whose_checkpoints_are_of_another_build_begins_again(made: Reco
         status = until_idle(role)
     assert (status["canary"], status["error"]) == (2, "")
     assert status["updates"] > 64
+
+
+def test_a_damaged_store_does_not_cost_a_course_its_checkpoints(made: Recording, monkeypatch: pytest.MonkeyPatch):
+    first_bot(made)
+    kept = {path: path.read_bytes() for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors")}
+
+    def damaged(_: StoreView, chunks: object) -> Cursor:
+        raise Corrupt("a page of the store is damaged")
+
+    monkeypatch.setattr(StoreView, "behind", damaged)
+    with role_of(made) as role:
+        assert "a page of the store is damaged" in until_idle(role)["error"]
+    assert {path: path.read_bytes() for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors")} == kept
 
 
 CHILD = """

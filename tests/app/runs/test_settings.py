@@ -17,7 +17,6 @@ from understudy.app.runs.settings import (
     algorithm_name,
     default_preset,
     described,
-    parse_value,
     preset_names,
     read_preset,
     read_toml,
@@ -29,6 +28,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.names import game_name
 from understudy.core.network import Dense, Input, NetworkSpec
+from understudy.core.settings import parse_value
 from understudy.core.spaces import Box, Discrete
 from understudy.learn.algorithms.bc import Bc
 from understudy.learn.algorithms.dqn import Dqn

@@ -194,7 +194,7 @@ class LoopResult:
     """Mean return of the first champion; None where the loop ended before the first bot came."""
     last: Estimate | None
     is_match: bool
-    """Whether returns are points won and lost, which can be told as shares."""
+    """Whether returns are points won and lost, which can be shown as shares."""
     judged_on: str | None
     """In which episodes both were judged, in words."""
     improved: bool

@@ -120,7 +120,7 @@ class IngestRole:
             if open_store is None:
                 if not data.has_store():
                     deployment_key(data.root)  # before the store: a store without a key is refused by every game
-                # The store first, since its lock says that nobody else is here: so the owner is the folder, no process.
+                # The store first: its lock makes this the only writer, so claims belong to the folder, not a process.
                 self._store: FullStore = opened.enter_context(LocalStore(data.store, specs=self._specs))
             else:
                 make_folder(data.root)

@@ -237,7 +237,7 @@ class Supervisor:
             temporary.write_text(text)
             temporary.replace(path)
         except OSError:
-            # A full disk must not take the roles down; that it is full is told where there is room: over the old text.
+            # A full disk must not stop the roles, and is reported all the same: over the old text, which needs no room.
             with contextlib.suppress(OSError), path.open("r+") as file:
                 file.write(text.ljust(path.stat().st_size))
 

@@ -21,7 +21,9 @@ from understudy.core.errors import ConfigError
 from understudy.core.game import GameSpec
 from understudy.core.network import NetworkSpec
 from understudy.core.settings import PREFIX, Leaf, Schedule, check_value, find, load, parse_text, setting, toml_text
-from understudy.core.settings import parse_value as parse_value
+
+if TYPE_CHECKING:
+    from understudy.learn.learner import LearnerConfig
 
 # --- Algorithms by name -----------------------------------------------------------------------------------------------
 
@@ -84,9 +86,6 @@ def algorithm_name(algorithm: str | type) -> str:
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
 
-
-if TYPE_CHECKING:
-    from understudy.learn.learner import LearnerConfig
 
 SECTIONS = ("run", "learner", "config", "knobs")
 _PREFIX = f"{PREFIX}TRAIN_"

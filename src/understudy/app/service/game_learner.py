@@ -24,7 +24,7 @@ from understudy.core.game import GameSpec
 from understudy.core.manifest import Lineage, model_name
 from understudy.engines.follower import StoreFollower
 from understudy.engines.from_store import FromStore
-from understudy.engines.training_job import TrainingJob
+from understudy.engines.training_job import Checkpoints, TrainingJob
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds, Verdict
 from understudy.models.registry import Registry
@@ -99,20 +99,29 @@ class Course:
         identity = f"{spec.schema} {settings.to_toml()} {config.learn_from} {config.seed}"
         name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         self._folder = means.data.root / "learner" / spec.game / name
+        checkpoint = None
+        try:
+            checkpoint = Checkpoints(self._folder).latest()
+        except Corrupt as error:
+            self._remove(error)
         self._begin()
         try:
-            if (found := self._job.resume()) is not None:
-                self.marks = Marks(**found.facts["marks"])
-        except (Corrupt, ConfigError, KeyError, TypeError) as error:
-            # Damaged, or of another build. Nothing but time is lost: the store has every step.
+            if checkpoint is not None:
+                self._job.restore(checkpoint)
+                self.marks = Marks(**checkpoint.facts["marks"])
+        except (ConfigError, KeyError, TypeError) as error:  # it is of another build
             self.engine.close()
-            shutil.rmtree(self._folder)
-            on_guarded(Guarded(env_steps=0, what=f"{error}; the course begins again"))
+            self._remove(error)
             self._begin()
-        except BaseException:
+        except BaseException:  # also where the store is damaged: the checkpoint is good, and stays
             self.engine.close()
             raise
         self.saved_s = means.clock.monotonic()
+
+    def _remove(self, error: Exception) -> None:
+        """Remove checkpoints that cannot be used. Nothing but time is lost: the store has every step."""
+        shutil.rmtree(self._folder)
+        self._on_guarded(Guarded(env_steps=0, what=f"{error}; the course begins again"))
 
     def _begin(self) -> None:
         settings, means = self._settings, self._means
