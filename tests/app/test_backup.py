@@ -138,6 +138,8 @@ def test_what_a_killed_backup_left_is_cleared_away_and_no_part_of_it_is_a_backup
 def test_full_folders_and_empty_ones_are_refused(deployed: DataFolder, tmp_path: Path):
     with pytest.raises(ConfigError, match="not empty"):
         back_up(deployed, deployed.root)
+    with pytest.raises(ConfigError, match="lies inside the data folder"):
+        back_up(deployed, deployed.root / "copy")
     with pytest.raises(ConfigError, match="nothing to back up"):
         back_up(DataFolder(tmp_path / "nothing"), tmp_path / "B")
     back_up(deployed, tmp_path / "B")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,19 @@ def test_doctor_and_version_say_how_things_are(folder: str) -> None:
     assert done.returncode == 0, done.stdout
     assert {check["name"] for check in last_object(done)["checks"]} >= {"python", "packages", "store", "spool"}
     assert last_object(understudy("version", "--json"))["frame"] == 1
+
+
+def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path: Path) -> None:
+    data = tmp_path / "D"
+    shutil.copytree(folder, data)
+    (data / "key").unlink()
+    done = understudy("simulate", "CartPole-v1", "--players", "1", "--seconds", "1", "--data", str(data))
+    assert done.returncode == 3
+    assert "key" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    checked = understudy("doctor", "--data", str(data), "--json")
+    assert checked.returncode == 1
+    assert "key" in {check["name"] for check in last_object(checked)["checks"] if check["colour"] == "red"}
 
 
 @pytest.mark.parametrize(

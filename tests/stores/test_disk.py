@@ -1,5 +1,6 @@
 """Full and failing disks: nothing acknowledged is lost, and work goes on when it can."""
 
+import contextlib
 import shutil
 import sqlite3
 import subprocess
@@ -19,6 +20,7 @@ from understudy.core.game import GameSpec
 from understudy.core.names import new_session
 from understudy.core.session import tombstone_of
 from understudy.stores.database import FILE_NAME
+from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S
 from understudy.testing.desk import SPEC, Desk
@@ -129,6 +131,24 @@ def write_until_full(desk: Desk, acked: list[Chunk], *, player: bytes = PLAYER) 
             return
         acked.append(chunk)
     raise AssertionError("the disk never ran full")
+
+
+def test_a_full_disk_without_a_reserve_is_called_full(small_disk: Path):
+    desk = local_desk(small_disk / "store", reserve_bytes=64 << 20)
+    desk.put(*sessions(1, 2)[0])
+    folder = local(desk).folder
+    desk.store.close()
+    assert not (folder / "reserve").exists(), "there was no room for one"
+    with (small_disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    for opening in (StoreView, partial(LocalStore, reserve_bytes=64 << 20)):
+        with pytest.raises(StorageFull, match="free some space"):
+            opening(folder)
+    (small_disk / "ballast").unlink()
+    again = local_desk(folder)
+    assert len(again.chunks()) == 2
+    again.store.close()
 
 
 def test_a_disk_that_runs_full_loses_nothing_and_goes_on_with_space(small_disk: Path):

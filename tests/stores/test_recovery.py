@@ -1,9 +1,12 @@
 """What a killed, torn or damaged store is when it is opened again."""
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from tests.stores.desks import dies_in_a_child, files_with, fork, local_desk, sessions
 from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, Corrupt, Locked
-from understudy.stores.database import FILE_NAME, file_system_of
+from understudy.stores.database import FILE_NAME, file_system_of, has_store
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
@@ -131,11 +134,49 @@ def test_a_lost_store_json_is_written_again_and_a_strange_one_is_refused(tmp_pat
     other = local_desk(tmp_path / "other")
     other.store.close()
     path.write_bytes((tmp_path / "other" / "store.json").read_bytes())
-    with pytest.raises(Corrupt, match="is not the database of store"):
-        LocalStore(tmp_path)
+    for opening in (LocalStore, StoreView):
+        with pytest.raises(Corrupt, match="is not the database of store"):
+            opening(tmp_path)
     path.write_bytes(known[:-9] + b"}")
     with pytest.raises(Corrupt, match="damaged"):
         LocalStore(tmp_path)
+
+
+def test_whatever_lies_where_a_store_should_be_counts_as_one_and_is_refused_by_name(tmp_path: Path):
+    def garbage(folder: Path) -> None:
+        folder.mkdir()
+        (folder / FILE_NAME).write_bytes(b"no database" * 100)
+
+    def foreign(folder: Path) -> None:
+        folder.mkdir()
+        with contextlib.closing(sqlite3.connect(folder / FILE_NAME)) as db:
+            db.execute("CREATE TABLE theirs (value)")
+
+    def old(folder: Path) -> None:
+        (folder / "segments").mkdir(parents=True)
+
+    def a_file(folder: Path) -> None:
+        folder.touch()
+
+    refused: list[tuple[Callable[[Path], None], str]] = [
+        (garbage, "not a database"),
+        (foreign, "is a database of another program"),
+        (old, "understudy-store/1"),
+        (a_file, "is a file where the folder of a store should be"),
+    ]
+    for number, (make, said) in enumerate(refused):
+        folder = tmp_path / str(number)
+        make(folder)
+        assert has_store(folder)
+        for opening in (LocalStore, StoreView):
+            with pytest.raises((Corrupt, ConfigError), match=said):
+                opening(folder)
+    assert not has_store(tmp_path / "nothing")
+    lost = local_desk(tmp_path / "lost")
+    lost.put(*sessions(1, 2)[0])
+    lost.store.close()
+    (tmp_path / "lost" / "store.json").unlink()
+    assert has_store(tmp_path / "lost")
 
 
 def test_a_store_of_the_format_before_is_refused_and_left_alone(tmp_path: Path):

@@ -62,6 +62,8 @@ def back_up(data: DataFolder, target: Path, *, config: Config | None = None, tim
     config = config or Config()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is not empty; give a folder for the backup that is not there yet")
+    if data.root.resolve() in (target.resolve(), *target.resolve().parents):
+        raise ConfigError(f"{target} lies inside the data folder {data.root}; give a folder outside of it")
     if not data.has_store() and not signing_key(data).exists():
         raise ConfigError(f"{data.root} holds nothing to back up; is --data right?")
     make_folder(target.absolute())

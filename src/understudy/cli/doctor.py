@@ -111,6 +111,9 @@ def _folder(data: DataFolder) -> Iterator[Check]:
     if not data.has_store():
         yield Check("store", "yellow", f"none in {data.root}", f"understudy simulate CartPole-v1 --data {data.root}")
         return
+    if not (data.root / "key").exists():
+        advice = "restore it from a backup: recording and forgetting need it"
+        yield Check("key", "red", f"{data.root / 'key'} is missing", advice)
     yield Check("writer", "green", "a process has the store open" if data.has_writer() else "nobody has the store open")
     try:
         with StoreView(data.store) as view:

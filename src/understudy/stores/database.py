@@ -23,7 +23,7 @@ from typing import Any, Literal
 from zlib import crc32
 
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, StorageFull
-from understudy.core.log import make_folder, remove, storage_error, write_file
+from understudy.core.log import is_locked, make_folder, remove, storage_error, write_file
 
 FORMAT = "understudy-store/2"
 FILE_NAME = "experience.sqlite"
@@ -116,8 +116,9 @@ def disk(doing: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise Corrupt(f"{doing} failed: a text is damaged; restore the store from a backup") from error
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
+        extended = getattr(error, "sqlite_errorcode", 0)
+        code = extended & 0xFF
+        if code == sqlite3.SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_SHMSIZE:
             raise StorageFull(f"no room for {doing}: {error}; free some space and try again") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise Corrupt(f"{doing} failed: {error}; restore the store from a backup") from error
@@ -125,13 +126,19 @@ def disk(doing: str) -> Iterator[None]:
 
 
 def has_store(folder: Path) -> bool:
-    """Whether a folder holds an embedded store, be it one that this build refuses to read."""
-    return (folder / "store.json").exists() or (folder / "catalogue.sqlite").exists()
+    """Whether something lies where an embedded store does, be it damaged or of a format that this build refuses.
+
+    False while a process creates the store: `store.json` is written last.
+    """
+    if folder.is_file() or any((folder / name).exists() for name in ("store.json", "catalogue.sqlite", "segments")):
+        return True
+    path = folder / FILE_NAME
+    return path.exists() and path.stat().st_size > 0 and not is_locked(folder / ".lock")
 
 
 def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.Connection:
     """A connection that may write; creates the database where there is none."""
-    _refuse_old_format(folder)
+    check_place(folder)
     _refuse_network_file_system(folder)
     make_folder(folder)
     path = folder / FILE_NAME
@@ -287,14 +294,21 @@ class Database:
 
 def open_reader(folder: Path) -> sqlite3.Connection:
     """A connection that may only read; ConfigError where there is no store, Corrupt where its database is gone."""
-    _refuse_old_format(folder)
+    check_place(folder)
     path = folder / FILE_NAME
-    if _identity(folder) is None and not path.exists():
-        raise ConfigError(f"there is no store in {folder}; record something first, or give another --data folder")
+    known = _identity(folder)
+    if known is None and not path.exists():
+        raise ConfigError(
+            f"there is no store in {folder}; record something, store what was recorded with `understudy ingest "
+            "--until-empty`, or give another --data folder"
+        )
     with disk(f"opening the store in {folder}"):
         db = _connect(path, "?mode=ro")
         try:
-            if db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'head'").fetchone()[0]:
+            if _tables(db, path):
+                head = db.execute("SELECT store FROM head").fetchone()
+                if known is not None and head is not None and head[0] != known.bytes:
+                    raise _of_another_store(folder, known)
                 return db
         except sqlite3.OperationalError as error:
             db.close()
@@ -313,7 +327,7 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
 
 def _created(db: sqlite3.Connection, folder: Path, known: uuid.UUID | None) -> uuid.UUID:
     """The id of a database whose tables are there now; Corrupt when store.json names another one."""
-    if not db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+    if not _tables(db, folder / FILE_NAME):
         if known is not None:
             raise _lost(folder)
         fresh = uuid.uuid4()
@@ -327,9 +341,21 @@ def _created(db: sqlite3.Connection, folder: Path, known: uuid.UUID | None) -> u
     if (row := db.execute("SELECT * FROM head").fetchone()) is None:
         raise _lost(folder)
     identity = uuid.UUID(bytes=checked("head", row)[1])
-    if known not in (None, identity):
-        raise Corrupt(f"{folder / FILE_NAME} is not the database of store {known}; restore the store from a backup")
+    if known is not None and known != identity:
+        raise _of_another_store(folder, known)
     return identity
+
+
+def _tables(db: sqlite3.Connection, path: Path) -> set[str]:
+    """The tables of a database, none when it was only just created; Corrupt when another program made them."""
+    names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")}
+    if names and "head" not in names:
+        raise Corrupt(f"{path} is a database of another program; move it away, or restore the store from a backup")
+    return names
+
+
+def _of_another_store(folder: Path, known: uuid.UUID) -> Corrupt:
+    return Corrupt(f"{folder / FILE_NAME} is not the database of store {known}; restore the store from a backup")
 
 
 def _identity(folder: Path) -> uuid.UUID | None:
@@ -359,7 +385,10 @@ def _lost(folder: Path) -> Corrupt:
     return Corrupt(f"the database {FILE_NAME} in {folder} is missing or empty; restore the store from a backup")
 
 
-def _refuse_old_format(folder: Path) -> None:
+def check_place(folder: Path) -> None:
+    """ConfigError where a store cannot be: a file, or a store of an older format."""
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file where the folder of a store should be; move it away")
     if (folder / "catalogue.sqlite").exists() or (folder / "segments").exists():
         raise ConfigError(
             f"the store in {folder} has format 'understudy-store/1'; this build reads {FORMAT!r}: give another --data "

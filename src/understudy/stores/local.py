@@ -42,6 +42,7 @@ from understudy.stores.database import (
     Database,
     Synchronous,
     check_of,
+    check_place,
     checked,
     disk,
     quarantine_check,
@@ -97,6 +98,7 @@ class LocalStore:
         """`specs`: where a game's spec is found when its first chunk comes; the store keeps a copy."""
         if sys.platform == "win32":
             raise ConfigError("the local store runs on Linux and macOS only")
+        check_place(folder)
         make_folder(folder)
         self.folder = folder
         self._specs = specs

@@ -311,7 +311,7 @@ class Groups:
         """Raise when a process ended with another exit code than a fine one."""
         for child in self.children:
             if child.exit_code not in fine:
-                raise UnderstudyError(f"{child.name} failed:\n{child.errors}")
+                raise UnderstudyError(f"{child.name} failed: {child.errors.strip()}")
 
     def stop(self, timeout_s: float = 40.0, *, also: Sequence[Child] = ()) -> None:
         """Let them finish what they recorded; a process that takes longer is killed."""
@@ -477,4 +477,7 @@ class Simulation:
 
 
 if __name__ == "__main__":
-    main(PeopleSettings(**json.loads(sys.stdin.readline())))
+    try:
+        main(PeopleSettings(**json.loads(sys.stdin.readline())))
+    except (UnderstudyError, OSError) as error:
+        sys.exit(str(error))
