@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -153,8 +153,9 @@ def test_a_claim_of_another_owner_ends_its_task_and_not_the_job(job: Job, rng: n
     with following(ingest, ends_in_s=30.0):
         wait_until(lambda: ingest.stats.frames > 0)
         assert ingest.stats.frames == 20
-        # The claim runs out, and the partition is taken.
-        job.store.claim(taken, owner="rival", ttl_s=0.5)
+        # The claim runs out, and the partition is taken; on a slow machine while the rival still asks for it.
+        with suppress(ClaimLost):
+            job.store.claim(taken, owner="rival", ttl_s=0.5)
         wait_until(lambda: ingest.stats.frames == 40)
     assert ingest.stats.trouble == ""
     with pytest.raises(ClaimLost):
