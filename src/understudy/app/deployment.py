@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.app.backends import open_stream
-from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.client.local import LocalLink
 from understudy.core.clock import Clock, SystemClock
@@ -104,15 +103,15 @@ def _share(root: Path, objects: Objects) -> Signer:
     return signer
 
 
-def open_link(data: DataFolder, config: Config, spec: GameSpec, clock: Clock) -> LocalLink:
-    """The way into the stream for commands of the deployment, through the same door as every game's."""
+def open_link(data: DataFolder, spec: GameSpec, *, stream: str, clock: Clock) -> LocalLink:
+    """A link for commands of the deployment: into the stream at this address, past the same checks as a game's."""
     door = Door(deployment_key(data.root), spec.game, clock)
-    return LocalLink(open_stream(config.stream.url, data), door=door, specs_folder=data.games)
+    return LocalLink(open_stream(stream, data), door=door, specs_folder=data.games)
 
 
-def register(data: DataFolder, config: Config, spec: GameSpec, link: LocalLink) -> None:
-    """Make a spec known to ingest."""
-    if config.models.url:
-        open_deployment(data, models=config.models.url).registry.register(spec)
+def register(data: DataFolder, spec: GameSpec, link: LocalLink, *, models: str) -> None:
+    """Make a spec known to ingest; `models` is a URL where specs lie elsewhere."""
+    if models:
+        open_deployment(data, models=models).registry.register(spec)
     else:
         link.register(spec)

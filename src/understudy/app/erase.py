@@ -5,10 +5,10 @@ from typing import Any
 from understudy.app.config import Config
 from understudy.app.data import DataFolder
 from understudy.app.deployment import open_deployment
-from understudy.app.exchange.importing import Begun
 from understudy.app.roles.ingest import open_own_ingest, open_own_store, replay
 from understudy.app.roles.requests import ask
 from understudy.app.specs import registered_specs
+from understudy.app.unfinished_imports import Begun
 from understudy.client.spool import forget_spooled
 from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import ConfigError

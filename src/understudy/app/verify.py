@@ -117,9 +117,9 @@ def finish_leftovers(data: DataFolder, config: Config, *, with_ledger: bool) -> 
     """Send what killed games left in the spool; how many frames were acknowledged."""
 
     def link_to(spec: GameSpec) -> Link:
-        link = open_link(data, config, spec, SystemClock())
+        link = open_link(data, spec, stream=config.stream.url, clock=SystemClock())
         try:
-            register(data, config, spec, link)
+            register(data, spec, link, models=config.models.url)
         except BaseException:
             link.close()
             raise

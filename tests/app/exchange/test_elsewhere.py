@@ -15,9 +15,10 @@ from understudy.app.data import DataFolder
 from understudy.app.erase import forget_elsewhere
 from understudy.app.exchange import importing
 from understudy.app.exchange.destination import Destination
-from understudy.app.exchange.importing import Begun, Imported, Sent, import_files
+from understudy.app.exchange.importing import Imported, import_files
 from understudy.app.exchange.parquet import ParquetFile
 from understudy.app.roles.ingest import IngestRole
+from understudy.app.unfinished_imports import Begun, Sent
 from understudy.client.local import LocalLink
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, Unreachable
 from understudy.core.frame import Frame

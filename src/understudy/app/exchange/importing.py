@@ -5,12 +5,10 @@ where it is too old to enter. So whatever was imported before, or recorded here,
 out, and an import that was killed goes on where it ended.
 """
 
-import json
 import uuid
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -19,13 +17,14 @@ from understudy.app.deployment import open_link, register
 from understudy.app.exchange.destination import Destination, Landing
 from understudy.app.exchange.exporting import OnSteps
 from understudy.app.exchange.incoming import Incoming, Outline, noise_of, survey
+from understudy.app.unfinished_imports import Begun, Sent
 from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.door import deployment_key, pseudonym
-from understudy.core.errors import ConfigError, Corrupt, StorageFailed
+from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
 from understudy.core.game import GameSpec
-from understudy.core.log import FileLock, write_file
+from understudy.core.log import FileLock
 from understudy.core.names import PlayerName, player_name
 from understudy.core.ports import Link, SessionFilter, SessionInfo
 from understudy.core.session import DOOR_S, SPOOL_S, refused_session
@@ -96,9 +95,9 @@ def import_files(
             noise: Sent(plan.session, players[plan.player])
             for noise, plan in plans.items() if plan.session is not None
         }  # fmt: skip
-        link = open_link(place.data, place.config, spec, clock)
+        link = open_link(place.data, spec, stream=place.config.stream.url, clock=clock)
         with closing(LedgerLink(link, place.data.ledger)) as noting:
-            register(place.data, place.config, spec, link)
+            register(place.data, spec, link, models=place.config.models.url)
             if sent and landing.is_elsewhere:
                 begun.add(sent)
             if sent:
@@ -231,65 +230,6 @@ def entering(origin: uuid.UUID, now_s: float) -> uuid.UUID:
     if refused_session(origin, entered_s=now_s, oldest_s=SPOOL_S) is None:
         return origin
     return uuid.UUID(int=round(now_s * 1000) << 80 | origin.int & ((1 << 80) - 1))
-
-
-# --- sessions that are on their way -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A session that may be on its way."""
-
-    session: uuid.UUID
-    player: bytes
-    """A pseudonym."""
-
-
-class Begun:
-    """Under which ids imports have begun to send sessions to a store elsewhere, in a file of the data folder.
-
-    What is in a stream cannot be asked for before it is stored. So ids are written down before the first frame is
-    sent, and an import that is repeated sends the same frames under the same ids: the store knows them as the same.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._path = root / "import.json"
-        self.sessions: dict[int, Sent] = self._read()
-        """By the random part of their ids."""
-
-    def _read(self) -> dict[int, Sent]:
-        try:
-            fields = json.loads(self._path.read_bytes())
-            return {
-                int(noise, 16): Sent(uuid.UUID(hex=session), bytes.fromhex(player))
-                for noise, (session, player) in fields.items()
-            }
-        except FileNotFoundError:
-            return {}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise Corrupt(f"{self._path} is damaged ({error}); restore it from a backup, or remove it: then sessions "
-                          "of an unfinished import may be stored twice") from None  # fmt: skip
-
-    def add(self, sessions: Mapping[int, Sent]) -> None:
-        """Make durable that these are about to be sent."""
-        self._keep({**self._read(), **sessions})
-
-    def finish(self, done: Iterable[int]) -> None:
-        """These are stored, or will never be sent under those ids again."""
-        gone = set(done)
-        self._keep({noise: sent for noise, sent in self._read().items() if noise not in gone})
-
-    def forget(self, players: Collection[bytes]) -> None:
-        """Let go of erased players: what comes under the old ids is refused, and a new import takes new ones."""
-        self.finish([noise for noise, sent in self.sessions.items() if sent.player in players])
-
-    def _keep(self, sessions: dict[int, Sent]) -> None:
-        self.sessions = sessions
-        if sessions:
-            fields = {f"{noise:x}": [one.session.hex, one.player.hex()] for noise, one in sessions.items()}
-            write_file(self._path, json.dumps(fields).encode(), mode=0o600)
-        else:
-            self._path.unlink(missing_ok=True)
 
 
 # --- sending ----------------------------------------------------------------------------------------------------------
