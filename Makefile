@@ -32,7 +32,7 @@ test-backends:  ## every test that needs real servers: Cassandra, Kafka, Kinesis
 	@$(SETUP) $(TESTED) servers spark
 	@$(BIN)/understudy dev servers fetch || echo "  tests of what is missing are skipped"
 	@# One worker: servers, Spark and a whole platform already take both cores of a small machine.
-	$(PYTEST) -m "backends and not slow" tests/backends
+	$(PYTEST) -m "backends and not slow" tests/integration
 
 check:  ## format, lint, types, imports
 	@$(SETUP) $(TESTED)

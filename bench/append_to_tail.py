@@ -14,15 +14,15 @@ import numpy as np
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn
 from bench.games import CART, PLAYER, OneGame, person_frames
 from bench.spark import why_no_spark
-from understudy.app.backends import init_store, open_store, open_stream
-from understudy.app.config import Config, IngestSection, StoreSection, write_config
-from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
-from understudy.app.roles.children import Child, python_module
-from understudy.core.chunk import chunk_of
+from understudy.backends.addresses import init_store, open_store, open_stream
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
 from understudy.core.log import make_folder
-from understudy.core.ports import Candidate, Cursor, FullStore, Stored, Stream
 from understudy.dev.servers import Server, on_host
+from understudy.experience.chunk import chunk_of
+from understudy.platform.children import Child, python_module
+from understudy.platform.config import Config, IngestSection, StoreSection, write_config
+from understudy.ports import Candidate, Cursor, FullStore, Stored, Stream
 
 STEPS = 512
 
@@ -137,7 +137,7 @@ def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
     )  # fmt: skip
     path = data.root / "config.json"
     write_config(config, path)
-    command = python_module("understudy.app.roles.ingest", str(data.root), str(path))
+    command = python_module("understudy.platform.ingest", str(data.root), str(path))
     child = Child(engine, command)
     try:
         yield child

@@ -28,12 +28,12 @@ from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn  # noqa
 from bench.games import CART, PLAYER, OneGame, person_frames  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
 from bench.spark import spread  # noqa: E402
-from understudy.app.backends import create_stream, init_store, open_store, open_stream  # noqa: E402
-from understudy.app.data import DataFolder  # noqa: E402
-from understudy.core.frame import Frame  # noqa: E402
-from understudy.core.ports import Candidate, FullStore, Position, Stream, WriteBatch  # noqa: E402
+from understudy.backends.addresses import create_stream, init_store, open_store, open_stream  # noqa: E402
+from understudy.backends.data import DataFolder  # noqa: E402
 from understudy.dev.recipes import aws_client  # noqa: E402
 from understudy.dev.servers import Server, on_aws, on_host, start, why_not  # noqa: E402
+from understudy.experience.frame import Frame  # noqa: E402
+from understudy.ports import Candidate, FullStore, Position, Stream, WriteBatch  # noqa: E402
 
 SHARD_BYTES_S = 1_000_000
 """What AWS lets into one shard a second; a local server has no such limit."""

@@ -12,9 +12,9 @@ from bench.figures import Figure, Findings, Ratio, all_of, in_turn
 from bench.games import CART, cart_obs, record
 from bench.scale import Scale
 from understudy.client.spool import Entry, Spool
-from understudy.core.builder import ChunkBuilder, encode_block
-from understudy.core.chunk import Chunk, RowKind, decode_chunk
 from understudy.core.names import new_session, player_name
+from understudy.experience.builder import ChunkBuilder, encode_block
+from understudy.experience.chunk import Chunk, RowKind, decode_chunk
 
 
 def measure(folder: Path, scale: Scale) -> Findings:

@@ -1,6 +1,6 @@
 """A crowd of players in one thread: many kept connections that send real parcels when they are due, at little cost.
 
-The people of `understudy.app.crowd` play through the client, which sends for all of its players over one connection. A
+The people of `understudy.simulation` play through the client, which sends for all of its players over one connection. A
 thousand games on a thousand machines are a thousand connections, and a thousand clients would need more than the two
 cores that are measured: so this crowd writes requests to sockets itself, of frames that were recorded before.
 """
@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from understudy.core.frame import CONTENT_TYPE, Frame, encode_parcel
 from understudy.core.names import PlayerName, player_name
+from understudy.experience.frame import CONTENT_TYPE, Frame, encode_parcel
 
 Answer = tuple[int, bytes]
 """Status and body; status 0 when the connection was lost."""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.policy import decode_policy
 from understudy.games import cartpole
+from understudy.nn.policy import decode_policy
 
 Array = NDArray[Any]
 Act = Callable[[Array], Array]

@@ -7,13 +7,13 @@ from itertools import islice
 
 import numpy as np
 
-from understudy.core.builder import ChunkBuilder, encode_block
-from understudy.core.chunk import By, EpisodeNote, decode_chunk
-from understudy.core.frame import Frame
-from understudy.core.game import GameSpec, game_spec
 from understudy.core.names import new_session
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES, Array
+from understudy.experience.builder import ChunkBuilder, encode_block
+from understudy.experience.chunk import By, EpisodeNote, decode_chunk
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box
 
 PLAYER = b"bench-player-01."
 EPISODE_STEPS = 190

@@ -30,14 +30,14 @@ from bench.figures import Figure, Findings, Gate, Ratio, Took, all_of, rate_rati
 from bench.games import CART, person_frames  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
 from bench.served import ask_peer, memory_mib, processor_s, seed_server, served, stop_peer  # noqa: E402
-from understudy.app.crowd.ledger import Ledger  # noqa: E402
-from understudy.app.deployment import Deployment  # noqa: E402
-from understudy.app.verify import verify  # noqa: E402
+from understudy.backends.deployment import Deployment  # noqa: E402
 from understudy.client.sender import SenderConfig  # noqa: E402
-from understudy.core.heads import head_for  # noqa: E402
-from understudy.core.manifest import Lineage  # noqa: E402
-from understudy.core.network import Activation, Dense, Input, NetworkSpec  # noqa: E402
-from understudy.core.policy import Policy  # noqa: E402
+from understudy.models.manifest import Lineage  # noqa: E402
+from understudy.nn.heads import head_for  # noqa: E402
+from understudy.nn.network import Activation, Dense, Input, NetworkSpec  # noqa: E402
+from understudy.nn.policy import Policy  # noqa: E402
+from understudy.simulation.ledger import Ledger  # noqa: E402
+from understudy.simulation.verify import verify  # noqa: E402
 
 PEER_NAME = "the seed's pickle over TCP"
 STEPS_S = 20

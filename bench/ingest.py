@@ -9,10 +9,10 @@ from pathlib import Path
 from bench.figures import Figure, Findings, Gate, all_of
 from bench.games import CART, SCREEN, OneGame, cart_frames, n_steps, noise, screens, session_frames
 from bench.scale import Scale
-from understudy.core.frame import Frame
-from understudy.core.game import GameSpec
-from understudy.core.ports import Audit
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec
 from understudy.ingest.service import IngestService
+from understudy.ports import Audit
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 

@@ -21,18 +21,18 @@ import numpy as np
 from bench import slow_sync
 from bench.figures import Figure, Findings, Gate, all_of, percentiles
 from bench.scale import Scale
-from understudy.app.data import DataFolder
-from understudy.app.roles.children import report, stop_with_parent
-from understudy.app.roles.ingest import IngestRole
+from understudy.algorithm import Transitions
+from understudy.backends.data import DataFolder
 from understudy.client.connect import connect
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, RowKind
 from understudy.core.errors import ConfigError
-from understudy.core.game import game_spec
-from understudy.core.ports import Cursor, Stored
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import Chunk, RowKind
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 from understudy.learn.replay import HostReplay
+from understudy.platform.children import report, stop_with_parent
+from understudy.platform.ingest import IngestRole
+from understudy.ports import Cursor, Stored
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 

@@ -28,13 +28,13 @@ from bench.games import PLAYER, SCREEN, noise, session_frames  # noqa: E402
 from bench.lag import child, close, line  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
 from bench.store import IMAGE_STEPS  # noqa: E402
-from understudy.app.roles.children import report, stop_with_parent  # noqa: E402
-from understudy.core.chunk import Chunk, chunk_of  # noqa: E402
-from understudy.core.game import GameSpec, game_spec  # noqa: E402
 from understudy.core.names import new_session  # noqa: E402
-from understudy.core.ports import Candidate, Cursor, Position, Stored, WriteBatch  # noqa: E402
-from understudy.core.spaces import Box  # noqa: E402
 from understudy.core.tensors import DTYPES, Array  # noqa: E402
+from understudy.experience.chunk import Chunk, chunk_of  # noqa: E402
+from understudy.experience.game import GameSpec, game_spec  # noqa: E402
+from understudy.experience.spaces import Box  # noqa: E402
+from understudy.platform.children import report, stop_with_parent  # noqa: E402
+from understudy.ports import Candidate, Cursor, Position, Stored, WriteBatch  # noqa: E402
 from understudy.stores.database import FILE_NAME  # noqa: E402
 from understudy.stores.local import LocalStore  # noqa: E402
 from understudy.stores.view import StoreView  # noqa: E402

@@ -9,7 +9,7 @@ from bench.figures import Figure, Findings, Took, all_of, in_turn, rate_ratios
 from bench.games import cart_frames, n_steps
 from bench.redis_server import Missing, cpu_s, redis_server
 from bench.scale import Scale
-from understudy.core.frame import Frame, decode_frame
+from understudy.experience.frame import Frame, decode_frame
 from understudy.streams.file import FileStream
 
 _AT_ONCE = 16

@@ -12,14 +12,14 @@ import numpy as np
 
 from bench.against import payload
 from bench.against.link import EVERY_STEPS, Link, Round, Training, serve
-from understudy.core.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.heads import Head
 from understudy.core.names import new_session
-from understudy.core.network import Dense
-from understudy.core.policy import Policy
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES, Array
+from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box
+from understudy.nn.heads import Head
+from understudy.nn.network import Dense
+from understudy.nn.policy import Policy
 
 # --- Solving ---------------------------------------------------------------------------------------------------------
 
@@ -29,7 +29,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
     import jax  # noqa: F401  compilations are counted apart, also those before the first step
 
     import understudy
-    from understudy.app.runs import evaluation
+    from understudy.training import evaluation
 
     train = understudy.train  # loaded now, while the clock has not started
 
@@ -97,7 +97,7 @@ _ROWS_PER_BLOCK = payload.BLOCK + 16
 
 def replay(_: Link, request: dict[str, Any]) -> Round:
     """Rows enter as chunks of 512 steps with priorities, as actors send them."""
-    from understudy.core.algorithm import Transitions
+    from understudy.algorithm import Transitions
     from understudy.learn.replay import Drawn, HostReplay, ReplayConfig
 
     kind = request["payload"]

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from understudy.core.chunk import Chunk, RowKind
-from understudy.core.frame import Frame
 from understudy.core.tensors import Array
+from understudy.experience.chunk import Chunk, RowKind
+from understudy.experience.frame import Frame
 
 ROW = np.dtype(
     [("obs", "<f4", 4), ("next_obs", "<f4", 4), ("action", "<i4"), ("reward", "<f4"), ("terminated", "?"),

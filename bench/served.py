@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from bench.crowd import Door
 from bench.games import CART
-from understudy.app.config import Config, GatewaySection
-from understudy.app.deployment import open_deployment
-from understudy.app.roles.platform import Platform
+from understudy.backends.deployment import open_deployment
+from understudy.platform.config import Config, GatewaySection
+from understudy.platform.platform import Platform
 
 PEER = Path(__file__).resolve().parent / "against" / "seed_tcp.py"
 _READY_S = 120.0

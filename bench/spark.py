@@ -18,12 +18,12 @@ from typing import Any
 
 from bench.figures import Figure, Findings, all_of, in_turn
 from bench.games import CART, PLAYER, OneGame, person_frames
-from understudy.app.backends import init_store, open_store
+from understudy.backends.addresses import init_store, open_store
 from understudy.core.errors import ClaimLost
-from understudy.core.ports import Claim, ExperienceStore, Position, Receipt, WriteBatch
 from understudy.dev.servers import Server, on_host
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.ingest.spark import Opened, SparkJob, SparkTasks, open_spark
+from understudy.ports import Claim, ExperienceStore, Position, Receipt, WriteBatch
 from understudy.streams.file import FileStream
 
 PARTITIONS = 4

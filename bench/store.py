@@ -9,9 +9,9 @@ from bench.figures import Figure, Findings, Took, all_of, in_turn, rate_ratios
 from bench.games import CART, SCREEN, OneGame, cart_frames, n_steps, noise, session_frames
 from bench.peers import LmdbPeer, Peer, SqlitePeer, peers
 from bench.scale import Scale
-from understudy.core.chunk import chunk_of
-from understudy.core.frame import Frame
-from understudy.core.ports import Candidate, Cursor, Position, Stored, WriteBatch
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import Frame
+from understudy.ports import Candidate, Cursor, Position, Stored, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 

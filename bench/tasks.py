@@ -11,10 +11,10 @@ import numpy as np
 
 import understudy
 from bench.which_way import WhichWay
-from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import IngestRole
+from understudy.backends.data import DataFolder
 from understudy.client.gym import record
-from understudy.core.network import Activation, Channels, Conv, Dense, Flatten, Input, NetworkSpec, ScaleImage
+from understudy.nn.network import Activation, Channels, Conv, Dense, Flatten, Input, NetworkSpec, ScaleImage
+from understudy.platform.ingest import IngestRole
 
 ROWS_TO_CLONE = 2_000
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core.chunk import OPTIONAL, Chunk, ChunkMeta, EpisodeNote, chunk_of
-from understudy.core.frame import (
+from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import OPTIONAL, Chunk, ChunkMeta, EpisodeNote, chunk_of
+from understudy.experience.frame import (
     VERSION,
     CloseReport,
     DropReport,
@@ -27,9 +28,8 @@ from understudy.core.frame import (
     read_close,
     read_drop,
 )
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from understudy.core.tensors import DTYPES
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 FOLDER = Path(__file__).parent.parent / "tests" / "core" / "samples" / f"format-{VERSION}"
 SESSION = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
+from hypothesis import settings
 
 from tests import schedule
 from tests.card import Card
@@ -15,6 +16,10 @@ from understudy.testing.desk import Desk
 
 # A machine without keys would be asked for its own role, at an address that is none of a test's business.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
+# Property tests are about values, not about how loaded the machine is: no deadline per example.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

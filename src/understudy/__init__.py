@@ -3,20 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.app.runs.train import train as train
     from understudy.client.connect import connect as connect
-    from understudy.core import events as events
-    from understudy.core.events import Stop as Stop
+    from understudy.training import events as events
+    from understudy.training.events import Stop as Stop
+    from understudy.training.train import train as train
 
     __version__: str
 
 __all__ = ["Stop", "__version__", "connect", "events", "train"]
 
 _LAZY = {
-    "Stop": "understudy.core.events:Stop",
+    "Stop": "understudy.training.events:Stop",
     "connect": "understudy.client.connect:connect",
-    "events": "understudy.core.events:",
-    "train": "understudy.app.runs.train:train",
+    "events": "understudy.training.events:",
+    "train": "understudy.training.train:train",
 }
 
 

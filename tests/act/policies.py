@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core.game import GameSpec
-from understudy.core.heads import head_for
-from understudy.core.network import Activation, Dense, Flatten, Input, NetworkSpec, OneHot
-from understudy.core.policy import InitialPriority, Policy
-from understudy.core.spaces import Discrete
+from understudy.experience.game import GameSpec
+from understudy.experience.spaces import Discrete
+from understudy.nn.heads import head_for
+from understudy.nn.network import Activation, Dense, Flatten, Input, NetworkSpec, OneHot
+from understudy.nn.policy import InitialPriority, Policy
 
 
 def random_policy(

@@ -8,16 +8,16 @@ from gymnasium import spaces
 
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
 from tests.act.policies import random_policy
-from tests.core.trajectories import joined, walked
+from tests.experience.trajectories import joined, walked
 from understudy.act.actor import Actor, Collected
 from understudy.act.chance import episode_seeds, episode_starts
 from understudy.act.vector import columns_of, game_of, make_envs
-from understudy.core.chunk import By, Chunk, RowKind, decode_chunk
 from understudy.core.errors import ConfigError, GameFailed, Refused
-from understudy.core.game import GameSpec
 from understudy.core.names import session_time_s
-from understudy.core.policy import InitialPriority, Policy
+from understudy.experience.chunk import By, Chunk, RowKind, decode_chunk
+from understudy.experience.game import GameSpec
 from understudy.ingest.check import check_against_spec
+from understudy.nn.policy import InitialPriority, Policy
 
 CREATED_MS = 1_700_000_000_000
 KINDS = [(PlainEnv, "epsilon_greedy"), (PlainEnv, "categorical"), (MaskedEnv, "epsilon_greedy"),

@@ -10,7 +10,7 @@ from tests.act.policies import random_policy
 from understudy.act.evaluate import evaluate
 from understudy.act.vector import game_of, make_envs
 from understudy.core.errors import ConfigError
-from understudy.core.policy import Policy
+from understudy.nn.policy import Policy
 
 SEEDS = [11, 5, 17, 3, 8, 29, 41]
 

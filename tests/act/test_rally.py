@@ -10,7 +10,7 @@ from gymnasium.utils.env_checker import check_env
 from understudy.act.rally import RallyEnv, RallyParallel, RallyVector
 from understudy.act.vector import game_of, make_env, make_envs
 from understudy.core.errors import ConfigError
-from understudy.core.game import game_spec
+from understudy.experience.game import game_spec
 from understudy.games import rally
 
 SEEDS = [3, 5, 8, 13, 21]

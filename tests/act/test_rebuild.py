@@ -11,7 +11,7 @@ from tests.act.policies import random_policy
 from understudy.act.actor import Actor
 from understudy.act.vector import game_of, make_envs
 from understudy.core.errors import ConfigError
-from understudy.core.policy import Policy
+from understudy.nn.policy import Policy
 
 
 def actor_of(make: Any, num_envs: int = 4, root_seed: int = 5) -> Actor:

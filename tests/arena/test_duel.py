@@ -7,15 +7,15 @@ import pytest
 
 from tests.act.policies import random_policy
 from understudy.act.vector import game_of, make_envs
-from understudy.app.data import DataFolder
-from understudy.app.deployment import Deployment, open_deployment
 from understudy.arena.duel import Side, duel
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import Deployment, open_deployment
 from understudy.cli.arena import side_of
 from understudy.cli.models import export
 from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError
-from understudy.core.game import game_spec
-from understudy.core.manifest import Lineage
+from understudy.experience.game import game_spec
+from understudy.models.manifest import Lineage
 
 RALLY = game_of(make_envs("rally", 1))
 

@@ -324,7 +324,7 @@ def test_who_failed_in_one_part_is_not_started_for_the_next(tmp_path: Path, monk
 
 def test_our_policies_speak_the_same_language_as_the_peers():
     from bench import ours
-    from understudy.core.game import game_spec
+    from understudy.experience.game import game_spec
 
     net = "64-64"
     policy = ours._policy(game_spec("bench-test", obs=4, actions=2), net, kind="argmax")
@@ -336,10 +336,10 @@ def test_our_policies_speak_the_same_language_as_the_peers():
 @pytest.mark.parametrize("kind", ["vector", "frames"])
 def test_our_replay_takes_the_peers_blocks_as_chunks(kind):
     from bench import ours
-    from understudy.core.game import game_spec
     from understudy.core.names import new_session
-    from understudy.core.spaces import Box
     from understudy.core.tensors import DTYPES
+    from understudy.experience.game import game_spec
+    from understudy.experience.spaces import Box
 
     obs = 4 if kind == "vector" else Box(payload.FRAME, DTYPES["U8"])
     chunk = ours._chunk(game_spec("bench-test", obs=obs, actions=2), kind, 512, new_session(time.time()))

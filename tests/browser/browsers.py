@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 from tests.act.policies import random_policy
 from tests.cli.platforms import Up, wait_for
-from understudy.app.data import DataFolder
-from understudy.app.deployment import Deployment, open_deployment
-from understudy.app.play_web import page_address, play_key
-from understudy.core.chunk import By, Chunk
-from understudy.core.frame import Frame, decode_parcel
-from understudy.core.game import GameSpec
-from understudy.core.manifest import Lineage
-from understudy.core.ports import Cursor, Stored
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import Deployment, open_deployment
+from understudy.experience.chunk import By, Chunk
+from understudy.experience.frame import Frame, decode_parcel
+from understudy.experience.game import GameSpec
+from understudy.models.manifest import Lineage
+from understudy.platform.play_web import page_address, play_key
+from understudy.ports import Cursor, Stored
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView
 

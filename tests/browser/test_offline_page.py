@@ -12,9 +12,9 @@ from tests.browser.test_gateway_away import ALL_ACKED
 from tests.cli.platforms import wait_for
 from tests.clients.test_docs_js import RALLY
 from tests.serve.gateways import running
-from understudy.app.play_web import page_address
-from understudy.core.chunk import chunk_of
-from understudy.core.frame import FrameKind
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import FrameKind
+from understudy.platform.play_web import page_address
 from understudy.serve import pages
 from understudy.serve.server import Listen
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import urllib3
 
-from understudy.core.frame import encode_parcel
 from understudy.core.names import new_session, player_name
+from understudy.experience.frame import encode_parcel
 from understudy.testing.samples import cart_spec, random_session
 
 SPEC = cart_spec()
@@ -150,6 +150,6 @@ def processes_of(folder: Path) -> list[int]:
             text = path.read_text()
         except OSError:
             continue
-        if str(folder) in text and "understudy.app" in text:
+        if str(folder) in text and "understudy.platform" in text:
             found.append(int(path.parent.name))
     return found

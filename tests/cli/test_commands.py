@@ -182,7 +182,7 @@ def processes_of(folder: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline") if Path("/proc").is_dir() else ():
         try:
-            if str(folder) in path.read_text() and "understudy.app" in path.read_text():
+            if str(folder) in path.read_text() and "understudy.platform" in path.read_text():
                 found.append(int(path.parent.name))
         except OSError:
             continue

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from understudy.app.crowd.loop import Look, LoopConfig
 from understudy.cli.demo import check_picture, no_bot, watching_loop, write_picture
 from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError
 from understudy.games import rally
+from understudy.simulation.loop import Look, LoopConfig
 
 COURT = {"court": list(rally.serve(3)), "seat": 0, "score": [3, 5]}
 LOOK = Look(

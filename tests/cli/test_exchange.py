@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.app.exchange.exports import recorded, steps_in, to_parquet
-from understudy.app.data import DataFolder
+from tests.exchange.exports import recorded, steps_in, to_parquet
+from understudy.backends.data import DataFolder
 from understudy.cli.root import run as run_command
 from understudy.testing.samples import cart_spec, random_session
 

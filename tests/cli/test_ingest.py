@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.models.small_s3 import SmallS3, small_s3
-from understudy.app.data import DataFolder
+from understudy.backends.data import DataFolder
 from understudy.cli.root import run
 from understudy.models.cloud import CloudObjects
 from understudy.models.registry import Registry

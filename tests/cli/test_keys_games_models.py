@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.app.test_deployment import GAME, a_run
-from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
+from tests.backends.test_deployment import GAME, a_run
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
-from understudy.core.door import deployment_key
 from understudy.core.errors import StorageFailed
-from understudy.core.game import game_spec
-from understudy.core.policy import decode_policy
+from understudy.experience.door import deployment_key
+from understudy.experience.game import game_spec
 from understudy.models.registry import Registry
+from understudy.nn.policy import decode_policy
 
 
 @pytest.fixture(autouse=True)

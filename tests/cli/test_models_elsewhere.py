@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.app.test_backup import play
-from understudy.app.config import read_used
-from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
-from understudy.app.roles.ingest import IngestRole
+from tests.platform.test_backup import play
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
-from understudy.core.game import spec_from_json
+from understudy.experience.game import spec_from_json
+from understudy.platform.config import read_used
+from understudy.platform.ingest import IngestRole
 from understudy.stores.view import StoreView
 
 

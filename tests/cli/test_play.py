@@ -13,15 +13,15 @@ import pytest
 from rich.console import Console
 
 from tests.act.policies import random_policy
-from tests.app.switches import GAME
-from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
-from understudy.app.runs.choice import GameChoice, look_at
+from tests.platform.switches import GAME
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
 from understudy.cli import play as play_module
 from understudy.cli.play import Moment, watch
 from understudy.cli.root import run as run_command
-from understudy.core.game import game_spec
-from understudy.core.manifest import Lineage
+from understudy.experience.game import game_spec
+from understudy.models.manifest import Lineage
+from understudy.training.choice import GameChoice, look_at
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,13 @@ import urllib3
 from tests.act.policies import random_policy
 from tests.cli.platforms import processes_of, wait_for
 from tests.serve.gateways import running
-from understudy.app.data import DataFolder
-from understudy.app.deployment import Deployment, open_deployment
-from understudy.app.play_web import (
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import Deployment, open_deployment
+from understudy.cli.root import run as run_command
+from understudy.core.errors import ConfigError, LinkFailed, Refused
+from understudy.core.log import FileLock
+from understudy.models.manifest import Lineage
+from understudy.platform.play_web import (
     answer_of,
     await_gateway,
     check_bot,
@@ -32,10 +36,6 @@ from understudy.app.play_web import (
     play_key,
     running_url,
 )
-from understudy.cli.root import run as run_command
-from understudy.core.errors import ConfigError, LinkFailed, Refused
-from understudy.core.log import FileLock
-from understudy.core.manifest import Lineage
 
 
 def command(data: Path, *more: str, game: str = "rally") -> list[str]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.app.test_deployment import GAME, a_run
-from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
-from understudy.app.service.gatekeeper import release_run
+from tests.backends.test_deployment import GAME, a_run
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.cli.status import look as status
 from understudy.core.log import FileLock
+from understudy.release.gatekeeper import release_run
 from understudy.testing.clock import START_S, ManualClock
 
 ADVICE = "12 steps not learnt from: consent unknown; next: ask players"

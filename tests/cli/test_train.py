@@ -14,13 +14,14 @@ import pytest
 from rich.console import Console
 
 import understudy
-from tests.app.switches import GAME, QUICK
-from understudy.app.runs.folder import RunFolder
+from tests.platform.switches import GAME, QUICK
 from understudy.cli.root import run
 from understudy.cli.train import process_age_s
 from understudy.cli.training_view import Progress, duration, fitted, line, table, watching_run
 from understudy.core.errors import StorageFull
-from understudy.core.events import (
+from understudy.core.log import is_locked
+from understudy.experience.spaces import Box
+from understudy.training.events import (
     CheckpointSaved,
     Compiling,
     Episode,
@@ -31,8 +32,7 @@ from understudy.core.events import (
     Started,
     Update,
 )
-from understudy.core.log import is_locked
-from understudy.core.spaces import Box
+from understudy.training.folder import RunFolder
 
 SETS = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
 PROMISED = {
@@ -76,7 +76,7 @@ def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str
     assert fields["solved"] is True
     assert fields["return_mean"] >= 9
     assert fields["episodes"] == 100
-    assert fields["env_class"] == "tests.app.switches:Switches"
+    assert fields["env_class"] == "tests.platform.switches:Switches"
     assert fields["startup_s"] > 0.2  # from the start of the process, which has imported JAX since
     assert "compiling" in err
     assert "return" in err
@@ -87,7 +87,7 @@ def test_people_get_lines_a_summary_and_the_next_commands(
 ):
     monkeypatch.chdir(tmp_path)
     out, err = said(capsys, "train", GAME, "--steps", "512", *SETS)
-    run_folder = "runs/tests.app.switches-Switches-v0-ppo-1"
+    run_folder = "runs/tests.platform.switches-Switches-v0-ppo-1"
     lines = out.splitlines()
     assert lines[0] == f"{GAME}, ppo, seed 0: run {run_folder}"
     assert lines[1] == "compiling ..."
@@ -95,7 +95,7 @@ def test_people_get_lines_a_summary_and_the_next_commands(
     assert f"next: understudy evaluate {run_folder} --episodes 100 --seeds 10" in lines
     assert err == ""
     out, _ = said(capsys, "train", GAME, "--steps", "256", "--until", "11", *SETS)
-    assert "run runs/tests.app.switches-Switches-v0-ppo-2" in out
+    assert "run runs/tests.platform.switches-Switches-v0-ppo-2" in out
     assert "not solved: return" in out
 
 
@@ -104,8 +104,8 @@ def test_settings_come_from_files_and_flags(capsys: pytest.CaptureFixture[str], 
     out, _ = said(
         capsys, "train", GAME, "--config", str(tmp_path / "mine.toml"), "--set", "learning_rate={start=1e-2,end=1e-3}",
         "--network", "8,8", "--env-kwargs", '{"presses": 3}', "--frame-skip", "2", "--wrapper",
-        "tests.app.switches:Brighter", "--eval-every", "256", "--steps", "512", "--out", str(tmp_path / "R"), *SETS,
-        "--json",
+        "tests.platform.switches:Brighter", "--eval-every", "256", "--steps", "512", "--out", str(tmp_path / "R"),
+        *SETS, "--json",
     )  # fmt: skip
     assert json.loads(out)["algorithm"] == "dqn"
     assert json.loads(out)["return_mean"] <= 3
@@ -224,7 +224,7 @@ def test_a_game_without_its_renderer_and_a_log_without_its_package_are_refused_a
     monkeypatch.chdir(tmp_path)
     for package in ("wandb", "pygame"):
         monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr("understudy.app.runs.sinks.SINKS", {"wandb": ("no_such_package", None)})
+    monkeypatch.setattr("understudy.training.sinks.SINKS", {"wandb": ("no_such_package", None)})
     assert "pip install 'understudy[wandb]'" in said(capsys, "train", GAME, "--log", "wandb", code=2)[1]
     assert "pygame" in said(capsys, "train", "CartPole-v1", "--video", "1", code=2)[1]
     assert list(tmp_path.iterdir()) == []
@@ -233,7 +233,7 @@ def test_a_game_without_its_renderer_and_a_log_without_its_package_are_refused_a
 def test_what_lies_in_the_folder_of_the_call_can_be_imported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "dimmer_of_mine.py").write_text("from tests.app.switches import Brighter as Dimmer\n")
+    (tmp_path / "dimmer_of_mine.py").write_text("from tests.platform.switches import Brighter as Dimmer\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
     said(capsys, "train", GAME, "--wrapper", "dimmer_of_mine:Dimmer", "--steps", "256", "--out", "R", *SETS)
@@ -283,7 +283,7 @@ def test_a_full_disk_says_how_to_go_on(
     def full(*_: object) -> None:
         raise StorageFull("no room for a checkpoint; free some space and try again")
 
-    monkeypatch.setattr("understudy.engines.training_job.Checkpoints.save", full)
+    monkeypatch.setattr("understudy.training.training_job.Checkpoints.save", full)
     out = str(tmp_path / "R")
     _, err = said(capsys, "train", GAME, "--steps", "512", "--out", out, *SETS, code=3)
     assert f"there is no checkpoint yet; go on with: understudy train --resume --out {out}" in err

@@ -19,14 +19,14 @@ import pytest
 from rich.console import Console
 
 from tests.cli.platforms import SPEC, Sender, Up, processes_of, wait_for
-from understudy.app.config import resolve
-from understudy.app.data import DataFolder, stats
-from understudy.app.deployment import open_deployment
-from understudy.app.play_web import answer_of, for_others, page_address, play_key
-from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, Role, Standing, development_keys
+from understudy.backends.data import DataFolder, stats
+from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.cli.status import look as status
 from understudy.cli.up import _print_ready, _View, _words
+from understudy.platform.config import resolve
+from understudy.platform.platform import GAME, DevelopmentKeys, Platform, Role, Standing, development_keys
+from understudy.platform.play_web import answer_of, for_others, page_address, play_key
 
 ROLES = ("--role", "gateway,ingest")
 

@@ -7,15 +7,15 @@ import numpy as np
 
 from tests.act.policies import random_policy
 from tests.client.fakes import MemoryLink
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.heads import head_for
-from understudy.core.manifest import Lineage
-from understudy.core.network import Dense, Input, NetworkSpec
-from understudy.core.policy import Policy
 from understudy.core.signed import Signer, public_key_text
+from understudy.experience.game import GameSpec, game_spec
 from understudy.models.catalogue import casting
+from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.nn.heads import head_for
+from understudy.nn.network import Dense, Input, NetworkSpec
+from understudy.nn.policy import Policy
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 SIGNER = Signer(bytes(range(32)))

@@ -14,12 +14,12 @@ import numpy as np
 
 from understudy.client import ClientConfig, Game, connect
 from understudy.client.sender import SenderConfig
-from understudy.core.chunk import Chunk, RowKind, chunk_of
 from understudy.core.errors import LinkFailed
-from understudy.core.frame import Frame, FrameKind, read_close, read_drop
-from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Casting, Link
+from understudy.experience.chunk import Chunk, RowKind, chunk_of
+from understudy.experience.frame import Frame, FrameKind, read_close, read_drop
+from understudy.experience.game import GameSpec
+from understudy.ports import Ack, Casting, Link
 
 
 class FakeClock:

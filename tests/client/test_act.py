@@ -11,11 +11,11 @@ from tests.client.castings import SPEC, Platform, constant_policy
 from tests.client.fakes import chunks, client
 from understudy.client import RecordingWarning
 from understudy.client.gym import record
-from understudy.core.chunk import By
 from understudy.core.errors import Refused
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import By
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 
 OBS = np.zeros(2, np.float32)
 

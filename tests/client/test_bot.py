@@ -15,8 +15,8 @@ from tests.client.fakes import FakeClock, MemoryLink
 from understudy.client.bot import Bots
 from understudy.client.connect import connect
 from understudy.core.errors import ConfigError, LinkFailed
-from understudy.core.game import game_spec
 from understudy.core.signed import Signer, public_key_text
+from understudy.experience.game import game_spec
 
 OTHER = Signer(bytes(range(1, 33)))
 

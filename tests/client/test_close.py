@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, client
 from understudy.client import RecordingWarning, connect
-from understudy.core.frame import FrameKind
+from understudy.experience.frame import FrameKind
 
 
 def play(ep, n):

@@ -17,8 +17,8 @@ from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import ClientConfig, Extras, connect
 from understudy.client.connect import Address, own_player, place_of, spool_tag, user_folder
 from understudy.core.errors import Closed, ConfigError, InvalidName, Refused, SpecError
-from understudy.core.frame import FrameKind
-from understudy.core.game import game_spec
+from understudy.experience.frame import FrameKind
+from understudy.experience.game import game_spec
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 
@@ -465,7 +465,7 @@ def test_a_data_folder_is_all_a_local_game_needs(tmp_path, monkeypatch):
             ep.acted(obs(at), 0)
         ep.end(obs(10))
     stream = FileStream(tmp_path / "stream")
-    from understudy.core.frame import decode_frame
+    from understudy.experience.frame import decode_frame
 
     frames = [
         decode_frame(record.raw)

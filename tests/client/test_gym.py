@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.client.fakes import MemoryLink, Transition, as_bytes, chunks, client, episodes
 from understudy.client.gym import RecordedVectorEnv, record, record_vector
 from understudy.core.errors import ConfigError
-from understudy.core.game import spec_from_gymnasium
+from understudy.experience.game import spec_from_gymnasium
 
 
 class Script(gymnasium.Env[Any, Any]):

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from tests.client.fakes import FakeClock
 from understudy.client.session import Handoff
-from understudy.core.builder import BlockPool, ChunkBuilder
-from understudy.core.chunk import EpisodeNote
-from understudy.core.game import game_spec
 from understudy.core.names import new_session
+from understudy.experience.builder import BlockPool, ChunkBuilder
+from understudy.experience.chunk import EpisodeNote
+from understudy.experience.game import game_spec
 
 SPEC = game_spec("my-game", obs=1, actions=2)
 

@@ -22,10 +22,10 @@ from understudy.client import RecordingWarning, connect
 from understudy.client.connect import Address
 from understudy.client.http import HttpLink
 from understudy.core.errors import ConfigError, LinkFailed
-from understudy.core.frame import Frame, data_frame
-from understudy.core.game import game_spec
 from understudy.core.names import new_session, player_name
-from understudy.core.ports import Ack
+from understudy.experience.frame import Frame, data_frame
+from understudy.experience.game import game_spec
+from understudy.ports import Ack
 from understudy.serve.house import GatewayConfig
 from understudy.serve.server import Listen
 

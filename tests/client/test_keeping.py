@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client
-from understudy.core.chunk import RowKind
 from understudy.core.errors import LinkFailed
+from understudy.experience.chunk import RowKind
 from understudy.serve.house import Quota
 
 OBS = np.zeros(2, np.float32)
@@ -163,8 +163,8 @@ class QuotaLink(MemoryLink):
 
 
 def chunks_in(frame):
-    from understudy.core.chunk import chunk_of
-    from understudy.core.frame import FrameKind
+    from understudy.experience.chunk import chunk_of
+    from understudy.experience.frame import FrameKind
 
     return [chunk_of(frame)] if frame.kind is FrameKind.DATA else []
 

@@ -7,12 +7,12 @@ from tests.client.fakes import FakeClock, chunks, client
 from tests.streams.memory import MemoryStream
 from understudy.client import RecordingWarning
 from understudy.client.local import RETRY_AFTER_S, LocalLink
-from understudy.core.door import Door, pseudonym
 from understudy.core.errors import StorageFailed, StorageFull
-from understudy.core.frame import data_frame, decode_frame
-from understudy.core.game import game_spec, spec_from_json
 from understudy.core.names import game_name, new_session, player_name
-from understudy.core.ports import Ack
+from understudy.experience.door import Door, pseudonym
+from understudy.experience.frame import data_frame, decode_frame
+from understudy.experience.game import game_spec, spec_from_json
+from understudy.ports import Ack
 
 KEY = bytes(32)
 CLOCK = FakeClock()

@@ -6,13 +6,13 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client
 from understudy.client import RecordingWarning
 from understudy.client.spool import SessionSpool, Spool
-from understudy.core.builder import encode_block
-from understudy.core.frame import FrameKind, data_frame, read_close, read_drop
-from understudy.core.game import game_spec
 from understudy.core.log import FileLock
 from understudy.core.names import new_session, player_name
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.builder import encode_block
+from understudy.experience.frame import FrameKind, data_frame, read_close, read_drop
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 

@@ -10,8 +10,8 @@ from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import RecordingWarning, SenderConfig, connect
 from understudy.client.sender import Losses, merge
 from understudy.core.errors import ConfigError
-from understudy.core.frame import FrameKind, read_close, read_drop
 from understudy.core.names import new_session
+from understudy.experience.frame import FrameKind, read_close, read_drop
 
 
 def obs(i: float) -> np.ndarray:

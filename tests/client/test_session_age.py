@@ -3,10 +3,10 @@
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, client, episodes
-from understudy.core.door import Door
-from understudy.core.frame import Frame
 from understudy.core.names import game_name, player_name, session_time_s
-from understudy.core.session import DAY_S
+from understudy.experience.door import Door
+from understudy.experience.frame import Frame
+from understudy.experience.session import DAY_S
 
 
 class DoorLink(MemoryLink):

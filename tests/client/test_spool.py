@@ -16,7 +16,9 @@ from understudy.client import connect
 from understudy.client.sender import send_leftovers
 from understudy.client.spool import Entry, SessionSpool, Spool, forget_spooled, read_about
 from understudy.core.errors import Corrupt, Locked, SpecError
-from understudy.core.frame import (
+from understudy.core.log import FileLock, LogFile
+from understudy.core.names import new_session, player_name
+from understudy.experience.frame import (
     CloseReport,
     DropReport,
     FrameKind,
@@ -26,10 +28,8 @@ from understudy.core.frame import (
     read_close,
     read_drop,
 )
-from understudy.core.game import game_spec
-from understudy.core.log import FileLock, LogFile
-from understudy.core.names import new_session, player_name
-from understudy.core.session import SPOOL_S
+from understudy.experience.game import game_spec
+from understudy.experience.session import SPOOL_S
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 ANNA = player_name("anna")

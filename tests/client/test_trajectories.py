@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.client.fakes import MemoryLink, Transition, as_bytes, client, episodes
-from understudy.core.chunk import chunk_of
-from understudy.core.frame import FrameKind
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import FrameKind
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 
 def f32(*numbers: float) -> np.ndarray:

@@ -11,14 +11,14 @@ import pytest
 from tests.client.castings import SIGNER, Platform, constant_policy
 from tests.clients.nodes import ask, needs_node
 from tests.clients.test_policies_js import CASES, policy_of
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.heads import head_for
-from understudy.core.manifest import Lineage, make_manifest
-from understudy.core.network import Dense, Input, NetworkSpec
-from understudy.core.policy import Policy
 from understudy.core.signed import Signer, public_key_text
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box
+from understudy.models.manifest import Lineage, make_manifest
+from understudy.nn.heads import head_for
+from understudy.nn.network import Dense, Input, NetworkSpec
+from understudy.nn.policy import Policy
 
 pytestmark = needs_node
 OTHER = Signer(bytes(range(1, 33)))

@@ -11,10 +11,10 @@ import numpy as np
 from tests.clients.nodes import ask, needs_node
 from understudy.core import tensors
 from understudy.core.canonical import canonical_json
-from understudy.core.game import game_spec
 from understudy.core.names import new_session
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from understudy.games import rally
 
 pytestmark = needs_node

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.nodes import CLIENT, needs_node
 from tests.serve.gateways import Running, running
-from understudy.core.game import game_spec
+from understudy.experience.game import game_spec
 from understudy.games import rally
 
 PAGE = (CLIENT.parents[1] / "docs" / "javascript.md").read_text()

@@ -9,14 +9,14 @@ import pytest
 
 from tests.clients.nodes import ask, needs_node
 from tests.ingest.specs import KnownSpecs
-from understudy.core.chunk import By, Chunk, RowKind, chunk_of
 from understudy.core.clock import SystemClock
-from understudy.core.door import Door
-from understudy.core.frame import Frame, FrameKind, decode_parcel, read_close, read_drop
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.session import Arrival, SessionState, admit
-from understudy.core.spaces import Box, Discrete, Space
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import By, Chunk, RowKind, chunk_of
+from understudy.experience.door import Door
+from understudy.experience.frame import Frame, FrameKind, decode_parcel, read_close, read_drop
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.session import Arrival, SessionState, admit
+from understudy.experience.spaces import Box, Discrete, Space
 from understudy.ingest.check import check
 
 pytestmark = needs_node

@@ -18,18 +18,18 @@ from tests.act.policies import random_policy
 from tests.clients.nodes import HERE, needs_node
 from tests.ingest.specs import KnownSpecs
 from tests.serve.gateways import PLENTY, SIGNER, TRUSTED, Running, running
-from understudy.core.chunk import By, RowKind
 from understudy.core.clock import SystemClock
-from understudy.core.game import game_spec
-from understudy.core.manifest import Lineage
-from understudy.core.ports import Stored
+from understudy.experience.chunk import By, RowKind
+from understudy.experience.game import game_spec
 from understudy.games import rally
 from understudy.games.rally import Ints
 from understudy.ingest.service import IngestService
+from understudy.models.keys import Keys
+from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.ports import Stored
 from understudy.serve.house import GatewayConfig
-from understudy.serve.keys import Keys
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from tests.clients.nodes import ask, needs_node
-from tests.core.networks import random_weights
+from tests.nn.networks import random_weights
 from understudy.core import tensors
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.heads import head_for
-from understudy.core.network import (
+from understudy.core.tensors import DTYPES, Array
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete, MultiBinary
+from understudy.nn.heads import head_for
+from understudy.nn.network import (
     _KINDS,
     ACTIVATIONS,
     Activation,
@@ -30,9 +32,7 @@ from understudy.core.network import (
     OneHot,
     ScaleImage,
 )
-from understudy.core.policy import Policy
-from understudy.core.spaces import Box, Discrete, MultiBinary
-from understudy.core.tensors import DTYPES, Array
+from understudy.nn.policy import Policy
 
 pytestmark = needs_node
 ERROR = 1e-5
@@ -188,7 +188,7 @@ def assert_same_choice(policy: Policy, columns: dict[str, Array], wanted: Array,
 
 
 def test_ranks_are_those_of_the_gateway(runs: dict[str, Any]):
-    from understudy.core.ports import Casting
+    from understudy.ports import Casting
     from understudy.serve.bots import OnStage, _advise
 
     for name in ("masked values", "masked logits", "choices and switches"):

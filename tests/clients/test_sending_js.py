@@ -6,11 +6,11 @@ import pytest
 
 from tests.clients.nodes import ask, needs_node
 from tests.clients.test_episodes_js import taken
-from understudy.core.chunk import By, chunk_of
-from understudy.core.frame import Frame, FrameKind, decode_parcel, read_drop
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import By, chunk_of
+from understudy.experience.frame import Frame, FrameKind, decode_parcel, read_drop
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 
 pytestmark = needs_node
 SPEC = game_spec("test", obs=3, actions=4)

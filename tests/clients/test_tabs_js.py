@@ -8,8 +8,8 @@ from typing import Any
 from tests.browser.conftest import browser  # noqa: F401 (a fixture, for this module too)
 from tests.cli.platforms import wait_for
 from tests.serve.gateways import CART, running
-from understudy.core.chunk import chunk_of
-from understudy.core.frame import FrameKind
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import FrameKind
 
 CONNECT = """async ([key, spec]) => {
   const { connect } = await import("/static/understudy.js");

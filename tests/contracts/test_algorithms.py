@@ -1,9 +1,9 @@
 """Every algorithm in the house keeps the Algorithm contract."""
 
-from understudy.core.algorithm import Algorithm
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box
+from understudy.algorithm import Algorithm
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig

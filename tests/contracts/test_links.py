@@ -11,11 +11,11 @@ from tests.serve.gateways import SIGNER, TRUSTED, running
 from understudy.client.connect import Address, local_link
 from understudy.client.http import HttpLink
 from understudy.core.clock import SystemClock
-from understudy.core.manifest import Lineage
-from understudy.core.policy import Policy
-from understudy.core.ports import Link
+from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.nn.policy import Policy
+from understudy.ports import Link
 from understudy.testing import LinkContract
 
 

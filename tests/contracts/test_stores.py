@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from understudy.core.clock import Clock
-from understudy.core.ports import FullStore
+from understudy.ports import FullStore
 from understudy.stores.local import LocalStore
 from understudy.testing.stores import StoreAdminContract, StoreContract
 

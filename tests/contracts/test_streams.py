@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.streams.memory import MemoryStream
-from understudy.core.ports import Stream
+from understudy.ports import Stream
 from understudy.streams.file import FileStream
 from understudy.testing.streams import StreamContract, read_all
 

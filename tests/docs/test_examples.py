@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.app.config import resolve
+from understudy.platform.config import resolve
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/game-developer.md", "docs/rl-engineer.md", "docs/operator.md"]

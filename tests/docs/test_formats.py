@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 import understudy
-from tests.app.switches import GAME, QUICK
-from understudy.app.runs.folder import CURVE, GUARDED
-from understudy.core import network, tensors
+from tests.platform.switches import GAME, QUICK
+from understudy.core import tensors
 from understudy.core.canonical import strict_json
-from understudy.core.policy import InitialPriority
+from understudy.nn import network
+from understudy.nn.policy import InitialPriority
+from understudy.training.folder import CURVE, GUARDED
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
 

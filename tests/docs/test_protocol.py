@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from tests.serve.gateways import SIGNER, Running, running
-from understudy.core.chunk import Chunk, ChunkMeta, EpisodeNote, chunk_of
 from understudy.core.errors import InvalidName
-from understudy.core.frame import MAX_FRAME_BYTES, MAX_FRAMES_PER_SEND, Frame, decode_parcel, encode_parcel
-from understudy.core.game import game_spec, spec_from_json
 from understudy.core.names import game_name, player_name
+from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote, chunk_of
+from understudy.experience.frame import MAX_FRAME_BYTES, MAX_FRAMES_PER_SEND, Frame, decode_parcel, encode_parcel
+from understudy.experience.game import game_spec, spec_from_json
+from understudy.models.keys import SCOPES
 from understudy.serve.api import STATUS
-from understudy.serve.keys import SCOPES
 from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
 from understudy.serve.wire import Columns, Promote

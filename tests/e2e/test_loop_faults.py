@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 
 from tests.card import Card
-from understudy.app.config import Config, GatewaySection, LearnerSection
-from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.crowd.people import Groups, PeopleSettings, Solo
-from understudy.app.data import DataFolder
-from understudy.app.deployment import models_folder, open_deployment
-from understudy.app.roles.children import Child
-from understudy.app.roles.platform import Platform
-from understudy.app.verify import verify
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import models_folder, open_deployment
 from understudy.client.connect import Address, connect
 from understudy.client.http import HttpLink
 from understudy.core.errors import Corrupt, Refused
-from understudy.core.frame import Frame
-from understudy.core.game import spec_from_gymnasium
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack
+from understudy.experience.frame import Frame
+from understudy.experience.game import spec_from_gymnasium
+from understudy.platform.children import Child
+from understudy.platform.config import Config, GatewaySection, LearnerSection
+from understudy.platform.platform import Platform
+from understudy.ports import Ack
+from understudy.simulation.ledger import LedgerLink
+from understudy.simulation.people import Groups, PeopleSettings, Solo
+from understudy.simulation.verify import verify
 
 ENV = "CartPole-v1"
 NAMES = [f"person-{at}" for at in range(4)]

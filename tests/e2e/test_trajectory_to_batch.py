@@ -19,26 +19,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.streams.memory import MemoryStream
+from understudy.algorithm import Batch, Decision, Feedback, Transitions
 from understudy.client.connect import Game, connect
 from understudy.client.episode import Recorder
-from understudy.core.algorithm import Batch, Decision, Feedback, Transitions
-from understudy.core.chunk import chunk_of
-from understudy.core.frame import Frame, FrameKind
-from understudy.core.game import GameSpec, game_spec
 from understudy.core.names import PlayerName
-from understudy.core.policy import Policy
-from understudy.core.ports import Ack, Casting
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES, Array
-from understudy.engines.follower import StoreFollower
-from understudy.engines.from_store import IDLE_S, FromStore
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import Frame, FrameKind
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.ingest.service import IngestService
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
+from understudy.nn.policy import Policy
+from understudy.ports import Ack, Casting
 from understudy.stores.local import LocalStore
 from understudy.testing import ManualClock
 from understudy.testing.samples import random_rows, random_space
+from understudy.training.follower import StoreFollower
+from understudy.training.from_store import IDLE_S, FromStore
 
 DISCOUNT = 0.9
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests.act.policies import random_policy
 from tests.serve.gateways import Running, running
-from understudy.core.chunk import By, Chunk, RowKind, chunk_of
-from understudy.core.frame import FrameKind
-from understudy.core.game import GameSpec
-from understudy.core.manifest import Lineage
+from understudy.experience.chunk import By, Chunk, RowKind, chunk_of
+from understudy.experience.frame import FrameKind
+from understudy.experience.game import GameSpec
+from understudy.models.manifest import Lineage
 from understudy.models.registry import Registry
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from understudy.act.actor import Collected
-from understudy.core.chunk import Chunk, RowKind
+from understudy.experience.chunk import Chunk, RowKind
 from understudy.learn.algorithms.dqn import Dqn, DqnState
 from understudy.learn.replay import HostReplay
 

@@ -113,7 +113,7 @@ def _path(target: Any) -> str:
 
 
 def _sabotage(fault: Fault, died: Path) -> None:
-    from understudy.app.runs.training import Training
+    from understudy.training.training import Training
 
     sabotage, hear = Sabotage(fault, died), Training.hear
 
@@ -171,7 +171,7 @@ def _preload() -> None:
     """Import what a training does; nothing may compute, or a fork would not be safe."""
     for name in (
         "matplotlib.figure", "matplotlib.backends.backend_agg", "numba",
-        "understudy.app.runs.train", "understudy.cli.train",
+        "understudy.training.train", "understudy.cli.train",
         *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "ppo")),
     ):  # fmt: skip
         importlib.import_module(name)

@@ -1,15 +1,15 @@
 """The real ingest process with small thresholds: it checkpoints and trims so often that kills meet every stage of it.
 
-Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.app.roles.ingest`.
+Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.platform.ingest`.
 """
 
 import sys
 from pathlib import Path
 
-from understudy.app.config import Config
-from understudy.app.data import DataFolder
-from understudy.app.roles import ingest
-from understudy.app.roles.children import log_to_stderr
+from understudy.backends.data import DataFolder
+from understudy.platform import ingest
+from understudy.platform.children import log_to_stderr
+from understudy.platform.config import Config
 from understudy.stores import database
 
 CHECKPOINT_BYTES = 256 * 1024

@@ -13,8 +13,9 @@ import numpy as np
 
 from understudy.core import tensors
 from understudy.core.canonical import canonical_json
-from understudy.core.chunk import Chunk, RowKind
-from understudy.core.frame import (
+from understudy.core.names import new_session
+from understudy.experience.chunk import Chunk, RowKind
+from understudy.experience.frame import (
     MAX_BODY_BYTES,
     NO_PLAYER,
     CloseReport,
@@ -25,8 +26,7 @@ from understudy.core.frame import (
     data_frame,
     drop_frame,
 )
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.names import new_session
+from understudy.experience.game import GameSpec, game_spec
 from understudy.testing.samples import random_chunk
 
 

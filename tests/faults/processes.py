@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import understudy as package
-from understudy.app.roles.children import Child
+from understudy.platform.children import Child
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(package.__file__).resolve().parents[1]

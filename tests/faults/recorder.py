@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.recording import Cart, cart
-from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.crowd.people import Tester, play_on
-from understudy.app.data import DataFolder
+from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, connect, local_link
 from understudy.client.sender import SenderConfig
 from understudy.core.clock import SystemClock
+from understudy.simulation.ledger import LedgerLink
+from understudy.simulation.people import Tester, play_on
 from understudy.testing import Faults, FaultyLink
 
 

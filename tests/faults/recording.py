@@ -7,13 +7,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.crowd.people import Tester
-from understudy.app.data import DataFolder
+from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, Game, connect, local_link
 from understudy.core.clock import SystemClock
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.ports import Link
+from understudy.experience.game import GameSpec, game_spec
+from understudy.ports import Link
+from understudy.simulation.ledger import LedgerLink
+from understudy.simulation.people import Tester
 
 GAME = "cart"
 

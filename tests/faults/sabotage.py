@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from understudy.app.data import DataFolder
-from understudy.core.frame import HEADER_BYTES, FrameKind, decode_frame
+from understudy.backends.data import DataFolder
 from understudy.core.log import HEAD_BYTES, LogReader
-from understudy.core.session import unpack_state, withdraw
+from understudy.experience.frame import HEADER_BYTES, FrameKind, decode_frame
+from understudy.experience.session import unpack_state, withdraw
 from understudy.stores.database import FILE_NAME, check_of
 from understudy.stores.view import read_head
 

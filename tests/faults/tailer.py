@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy.core.chunk import Chunk, RowKind
-from understudy.core.ports import Cursor, Forgotten, Stored
+from understudy.experience.chunk import Chunk, RowKind
+from understudy.ports import Cursor, Forgotten, Stored
 from understudy.stores.view import StoreView
 
 

@@ -15,18 +15,18 @@ from tests.faults import bad_numbers
 from tests.faults.bad_numbers import Poison, is_bad, lot
 from tests.faults.trainings import differences, traces
 from understudy.act.actor import Actor
-from understudy.app.runs.choice import GameChoice, look_at
-from understudy.app.runs.train import Run, train
 from understudy.core.clock import SystemClock
 from understudy.core.errors import LearningFailed
-from understudy.core.events import Event, Guarded
-from understudy.engines.inline import History
-from understudy.engines.training_job import Checkpoint, Checkpoints
 from understudy.learn import learner as learner_module
 from understudy.learn.learner import Learner
 from understudy.learn.replay import ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 from understudy.stores.local import LocalStore
+from understudy.training.choice import GameChoice, look_at
+from understudy.training.events import Event, Guarded
+from understudy.training.inline import History
+from understudy.training.train import Run, train
+from understudy.training.training_job import Checkpoint, Checkpoints
 
 SETTINGS: dict[str, Any] = {
     "widths": [8], "checkpoint_every": 512, "eval_every": 2048, "eval_episodes": 5, "epochs": 2, "minibatches": 2,

@@ -13,20 +13,20 @@ import pytest
 from tests.card import Card
 from tests.faults import sabotage
 from tests.faults.recording import playing
-from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import IngestRole
-from understudy.app.verify import Verdict, verify
-from understudy.core import frame as frame_module
+from understudy.backends.data import DataFolder
 from understudy.core import log as log_module
-from understudy.core import session as session_module
-from understudy.core.chunk import chunk_of
-from understudy.core.door import deployment_key
 from understudy.core.errors import StorageFailed
-from understudy.core.frame import FrameKind, decode_frame
-from understudy.core.ports import ExperienceStore, Link, Receipt, Stored, WriteBatch
-from understudy.core.session import Arrival, SessionState
+from understudy.experience import frame as frame_module
+from understudy.experience import session as session_module
+from understudy.experience.chunk import chunk_of
+from understudy.experience.door import deployment_key
+from understudy.experience.frame import FrameKind, decode_frame
+from understudy.experience.session import Arrival, SessionState
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
+from understudy.platform.ingest import IngestRole
+from understudy.ports import ExperienceStore, Link, Receipt, Stored, WriteBatch
+from understudy.simulation.verify import Verdict, verify
 from understudy.stores import database, draft
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView

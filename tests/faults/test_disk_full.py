@@ -22,13 +22,13 @@ from tests.faults.profiles import sizes
 from tests.faults.recorder import RecorderSettings
 from tests.faults.recording import cart
 from tests.faults.writer import WriterSettings
-from understudy.app.crowd.ledger import read_ledger
-from understudy.app.data import DataFolder
-from understudy.app.roles.children import Child
+from understudy.backends.data import DataFolder
 from understudy.client.connect import local_link
 from understudy.core.clock import SystemClock
-from understudy.core.frame import data_frame
 from understudy.core.names import PlayerName, new_session
+from understudy.experience.frame import data_frame
+from understudy.platform.children import Child
+from understudy.simulation.ledger import read_ledger
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
 

@@ -13,12 +13,12 @@ from tests.card import Card
 from tests.faults import sabotage
 from tests.faults.processes import start, understudy, wait_until
 from tests.faults.recording import GAME, cart, playing
-from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import IngestRole
-from understudy.core.door import deployment_key, pseudonym
-from understudy.core.frame import Frame, decode_frame
+from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
-from understudy.core.ports import Stored
+from understudy.experience.door import deployment_key, pseudonym
+from understudy.experience.frame import Frame, decode_frame
+from understudy.platform.ingest import IngestRole
+from understudy.ports import Stored
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
 from understudy.testing import Faults, FaultyLink
@@ -139,7 +139,7 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
 def test_a_live_store_forgets_while_others_go_on_playing(
     data: DataFolder, rng: np.random.Generator, card: Card
 ) -> None:
-    ingest = start("understudy.app.roles.ingest", str(data.root))
+    ingest = start("understudy.platform.ingest", str(data.root))
     try:
         with playing(data, ["ada"], rng, canary=CANARY) as table:
             for _ in range(5):

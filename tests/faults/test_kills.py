@@ -10,7 +10,7 @@ from tests.card import Card
 from tests.faults.processes import start, understudy
 from tests.faults.profiles import sizes
 from tests.faults.recorder import RecorderSettings
-from understudy.app.roles.children import Child
+from understudy.platform.children import Child
 
 BAD_NETWORK = {"duplicate": 0.1, "reorder": 0.3, "fail": 0.1, "lose_answer": 0.2}
 NO_NETWORK = {"fail": 0.995, "lose_answer": 0.3}
@@ -29,7 +29,7 @@ class Troupe:
     def _start(self, at: int) -> Child:
         if at == 3:
             hasty = self._rng.random() < 0.7
-            return start("tests.faults.ingester" if hasty else "understudy.app.roles.ingest", str(self._root))
+            return start("tests.faults.ingester" if hasty else "understudy.platform.ingest", str(self._root))
         starved = at == 2
         settings = RecorderSettings(
             data=str(self._root), players=[f"player-{at}-{n}" for n in range(2)], seed=self._rng.randrange(1 << 30),

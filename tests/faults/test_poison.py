@@ -17,12 +17,12 @@ from tests.faults.memory import MIB, own_bytes, steady_growth
 from tests.faults.poison import Poisoner, RawFrame
 from tests.faults.profiles import sizes
 from understudy.core.clock import SystemClock
-from understudy.core.frame import CloseReport, Frame, close_frame, data_frame
 from understudy.core.log import no_sync
 from understudy.core.names import new_session
-from understudy.core.ports import Ack, Partition, Position, Read, Record, SessionFilter, Stored
+from understudy.experience.frame import CloseReport, Frame, close_frame, data_frame
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
+from understudy.ports import Ack, Partition, Position, Read, Record, SessionFilter, Stored
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 from understudy.testing.samples import cart_spec, random_chunk, random_session

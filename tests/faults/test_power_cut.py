@@ -23,9 +23,9 @@ from tests.faults.power_cut import Disk
 from tests.faults.processes import Answer, environment, start, understudy, wait_until
 from tests.faults.profiles import sizes
 from tests.faults.writer import WriterSettings
-from understudy.app.data import DataFolder
-from understudy.core.frame import FrameKind
-from understudy.core.ports import Stored
+from understudy.backends.data import DataFolder
+from understudy.experience.frame import FrameKind
+from understudy.ports import Stored
 from understudy.stores.database import Synchronous
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView

@@ -27,15 +27,15 @@ from tests.faults.trainings import (
     traces,
 )
 from understudy.act import actor as actor_module
-from understudy.app.data import DataFolder
-from understudy.app.runs.folder import RunFolder
-from understudy.app.runs.train import train
-from understudy.app.runs.training import Training
+from understudy.backends.data import DataFolder
 from understudy.ingest.specs import SpecFolder
 from understudy.learn import learner as learner_module
 from understudy.learn.learner import Learner
 from understudy.learn.replay import HostReplay
 from understudy.stores.local import LocalStore
+from understudy.training.folder import RunFolder
+from understudy.training.train import train
+from understudy.training.training import Training
 
 ROUND, EVERY, STEPS = 64, 320, 2368  # the last checkpoint is taken behind 95 % of the steps
 

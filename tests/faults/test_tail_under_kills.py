@@ -10,10 +10,10 @@ from tests.card import Card
 from tests.faults.processes import start, wait_until
 from tests.faults.profiles import sizes
 from tests.faults.writer import WriterSettings
-from understudy.app.data import DataFolder
-from understudy.app.roles.children import Child
-from understudy.app.roles.ingest import IngestRole
-from understudy.core.ports import Stored
+from understudy.backends.data import DataFolder
+from understudy.platform.children import Child
+from understudy.platform.ingest import IngestRole
+from understudy.ports import Stored
 from understudy.stores.view import StoreView
 
 

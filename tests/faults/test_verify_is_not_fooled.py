@@ -13,8 +13,8 @@ from tests.faults import sabotage
 from tests.faults.processes import understudy
 from tests.faults.profiles import sizes
 from tests.faults.recording import playing
-from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import IngestRole
+from understudy.backends.data import DataFolder
+from understudy.platform.ingest import IngestRole
 
 SABOTAGES: list[Callable[[DataFolder], None]] = [
     sabotage.delete_a_chunk,

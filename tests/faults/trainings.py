@@ -18,18 +18,18 @@ import jax
 from tests.faults.forker import Fault, Job
 from tests.faults.processes import environment
 from understudy.act.actor import Actor
-from understudy.app.data import DataFolder
-from understudy.app.runs.choice import GameChoice, look_at
-from understudy.app.runs.folder import RunFolder
-from understudy.core.chunk import Chunk
-from understudy.core.game import GameSpec
-from understudy.core.policy import decode_policy
-from understudy.core.ports import Audit, Candidate, Stored, WriteBatch
-from understudy.engines.training_job import Checkpoint, decode_checkpoint
+from understudy.backends.data import DataFolder
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec
 from understudy.ingest.specs import SpecFolder
 from understudy.learn.algorithms.dqn import Dqn
+from understudy.nn.policy import decode_policy
+from understudy.ports import Audit, Candidate, Stored, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
+from understudy.training.choice import GameChoice, look_at
+from understudy.training.folder import RunFolder
+from understudy.training.training_job import Checkpoint, decode_checkpoint
 
 # Programs that trainings in this process compile are loaded by every later one, in whatever process.
 os.environ.setdefault("UNDERSTUDY_COMPILE_CACHE", str(Path(tempfile.gettempdir()) / "understudy-tests-compiled"))

@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.recording import GAME, Table, cart
-from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.data import DataFolder
+from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, connect
 from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock
-from understudy.core.door import Door, deployment_key, pseudonym
 from understudy.core.log import no_sync, sync_data
+from understudy.experience.door import Door, deployment_key, pseudonym
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
+from understudy.simulation.ledger import LedgerLink
 from understudy.stores.database import Synchronous
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream

@@ -27,12 +27,12 @@ def test_every_prefix_names_something(prefix: str):
 
 
 def test_files_that_share_something_are_one_unit_and_any_other_file_is_its_own():
-    assert unit("tests/backends/test_kafka.py::test_x") == unit("tests/backends/test_kafka_init.py::test_y[z]")
-    assert unit("tests/core/test_chunk.py::test_x[::]") == "tests/core/test_chunk.py"
+    assert unit("tests/integration/test_kafka.py::test_x") == unit("tests/integration/test_kafka_init.py::test_y[z]")
+    assert unit("tests/experience/test_chunk.py::test_x[::]") == "tests/experience/test_chunk.py"
 
 
 def test_long_units_start_first():
-    assert rank(f"{LONGEST_FIRST[0]}test_x.py::test_y") < rank("tests/core/test_chunk.py::test_x")
+    assert rank(f"{LONGEST_FIRST[0]}test_x.py::test_y") < rank("tests/experience/test_chunk.py::test_x")
 
 
 def test_no_file_is_split_between_workers(tmp_path: Path):

@@ -1,6 +1,6 @@
 """Specs in memory, for tests of ingest."""
 
-from understudy.core.game import GameSpec
+from understudy.experience.game import GameSpec
 
 
 class KnownSpecs:

@@ -12,13 +12,21 @@ import pytest
 from tests.ingest.specs import KnownSpecs
 from understudy.core import tensors
 from understudy.core.canonical import canonical_json
-from understudy.core.chunk import Chunk
-from understudy.core.frame import MAX_BODY_BYTES, CloseReport, DropReport, Frame, FrameKind, close_frame, drop_frame
-from understudy.core.game import game_spec
 from understudy.core.names import new_session
-from understudy.core.session import DAY_S
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from understudy.core.tensors import DTYPES, Array
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import (
+    MAX_BODY_BYTES,
+    CloseReport,
+    DropReport,
+    Frame,
+    FrameKind,
+    close_frame,
+    drop_frame,
+)
+from understudy.experience.game import game_spec
+from understudy.experience.session import DAY_S
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from understudy.ingest.check import UNREADABLE, Checked, check
 from understudy.testing.clock import START_S
 from understudy.testing.samples import PLAYER, random_chunk, random_session, random_spec, stamped

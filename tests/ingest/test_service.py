@@ -10,16 +10,16 @@ import pytest
 
 from tests.ingest.specs import KnownSpecs
 from tests.streams.memory import MemoryStream
-from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull, Unreachable
-from understudy.core.frame import MAX_COUNT, Frame
-from understudy.core.game import game_spec
 from understudy.core.names import new_session
-from understudy.core.ports import Partition, Position, Read, Receipt, Record, Stored, WriteBatch
-from understudy.core.session import DAY_S
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import MAX_COUNT, Frame
+from understudy.experience.game import game_spec
+from understudy.experience.session import DAY_S
 from understudy.ingest.check import check
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.ingest.specs import SpecFolder
+from understudy.ports import Partition, Position, Read, Receipt, Record, Stored, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 from understudy.testing.clock import START_S, ManualClock

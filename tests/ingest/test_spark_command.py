@@ -13,9 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.streams.memory import MemoryStream
-from understudy.app.config import Config, IngestSection, ModelsSection, StoreSection, StreamSection
-from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import IngestRole, open_in_task, open_ingest
+from understudy.backends.data import DataFolder
 from understudy.cli.root import run
 from understudy.core.errors import ConfigError, MissingExtra, Unreachable
 from understudy.ingest.spark import (
@@ -28,6 +26,8 @@ from understudy.ingest.spark import (
 )
 from understudy.models.objects import open_objects
 from understudy.models.registry import Registry
+from understudy.platform.config import Config, IngestSection, ModelsSection, StoreSection, StreamSection
+from understudy.platform.ingest import IngestRole, open_in_task, open_ingest
 from understudy.stores.local import LocalStore
 from understudy.testing.desk import SPEC
 
@@ -161,7 +161,7 @@ def test_a_master_that_no_spark_takes_is_told_before_anything_is_started(master:
 
 def test_workers_open_what_the_driver_named_and_need_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     there = LocalStore(tmp_path / "there")
-    monkeypatch.setattr("understudy.app.roles.ingest.open_store", lambda url, *, specs: there)
+    monkeypatch.setattr("understudy.platform.ingest.open_store", lambda url, *, specs: there)
     places = {"data": str(tmp_path / "nowhere"), "stream": "", "store": STORE, "models": f"file://{tmp_path}/models"}
     Registry(open_objects(tmp_path / "models"), trusted={}).register(SPEC)
     stream, store, specs = open_in_task(json.dumps(places))

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.core.chunks import chunk_with
-from tests.core.trajectories import Step, rows_of, trajectories
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk
-from understudy.core.game import GameSpec, game_spec
+from tests.experience.chunks import chunk_with
+from tests.experience.trajectories import Step, rows_of, trajectories
+from understudy.algorithm import Transitions
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec, game_spec
 
 DISCOUNT = 0.9
 GAME = game_spec("rally", obs=2, actions=3)

@@ -6,9 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from understudy.core.game import game_spec
-from understudy.core.heads import head_for
-from understudy.core.network import (
+from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from understudy.learn.architecture import network_for, policy_outputs
+from understudy.learn.networks import init_weights
+from understudy.nn.heads import head_for
+from understudy.nn.network import (
     Activation,
     Channels,
     Constant,
@@ -21,11 +25,7 @@ from understudy.core.network import (
     OneHot,
     ScaleImage,
 )
-from understudy.core.policy import Policy
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
-from understudy.core.tensors import DTYPES
-from understudy.learn.architecture import network_for, policy_outputs
-from understudy.learn.networks import init_weights
+from understudy.nn.policy import Policy
 from understudy.testing.samples import random_rows, random_spec
 
 F32, U8 = DTYPES["F32"], DTYPES["U8"]

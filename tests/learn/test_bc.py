@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.learn.worlds import chunk_of, episode
-from understudy.core.algorithm import Batch, Transitions
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.spaces import Box, Discrete
+from understudy.algorithm import Batch, Transitions
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.learn.sessions import DISCOUNT, GAME, deliveries, session_id
 from tests.learn.test_replay_state import Stored, assert_equal, piece, through_a_file
-from understudy.core.algorithm import Transitions
+from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 from understudy.learn import device_replay
 from understudy.learn.device_replay import NOWHERE, DeviceReplay, empty_levels, find, levels_of, set_leaves
 from understudy.learn.replay import HostReplay, ReplayConfig

@@ -7,15 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from understudy.core.algorithm import Batch, Transitions
+from understudy.algorithm import Batch, Transitions
 from understudy.core.errors import ConfigError
-from understudy.core.game import game_spec
-from understudy.core.network import Dense, Dueling, Input, NetworkSpec, OneHot
-from understudy.core.policy import InitialPriority
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnState
+from understudy.nn.network import Dense, Dueling, Input, NetworkSpec, OneHot
+from understudy.nn.policy import InitialPriority
 
 STATES, ACTIONS, ROWS = 4, 3, 6
 GAME = game_spec("table", obs=Discrete(STATES), actions=ACTIONS)

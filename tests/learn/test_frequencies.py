@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.learn.sessions import GAME, session_id
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, ChunkMeta, EpisodeNote
+from understudy.algorithm import Transitions
+from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote
 from understudy.learn.replay import HostReplay, ReplayConfig
 
 N_STEPS = 512

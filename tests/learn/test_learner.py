@@ -13,12 +13,12 @@ import pytest
 
 from tests.learn.sessions import session_id
 from tests.learn.worlds import Move, chunk_of
+from understudy.algorithm import Schedule
 from understudy.core import tensors
-from understudy.core.algorithm import Schedule
-from understudy.core.chunk import Chunk, ChunkId
 from understudy.core.errors import ConfigError, LearningFailed, Refused
-from understudy.core.game import game_spec
 from understudy.core.tensors import part
+from understudy.experience.chunk import Chunk, ChunkId
+from understudy.experience.game import game_spec
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
 from understudy.learn.learner import Learner, LearnerConfig, Report, state_from_arrays, state_to_arrays

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 from tests.act.envs import MaskedEnv
 from understudy.act.actor import Actor
 from understudy.act.vector import game_of, make_envs
-from understudy.core.algorithm import Batch
-from understudy.core.game import game_spec
-from understudy.core.spaces import Discrete
+from understudy.algorithm import Batch
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs

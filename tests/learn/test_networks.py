@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.core.networks import SPECS, plain, random_obs, random_weights
+from tests.nn.networks import SPECS, plain, random_obs, random_weights
 from understudy.core.errors import ConfigError
-from understudy.core.forward import compile_network, compile_row
-from understudy.core.heads import GAUSSIAN, Head
-from understudy.core.network import Constant, Dense, Dueling, NetworkSpec
 from understudy.learn import networks
+from understudy.nn.forward import compile_network, compile_row
+from understudy.nn.heads import GAUSSIAN, Head
+from understudy.nn.network import Constant, Dense, Dueling, NetworkSpec
 
 ROWS = 1_000
 TOLERANCE = 1e-5

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.learn.worlds import CHAIN, ONE_STATE, Move, chain_episodes, chain_values, chunk_of, episode, one_state
-from understudy.core.algorithm import Schedule
-from understudy.core.game import GameSpec
+from understudy.algorithm import Schedule
+from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs

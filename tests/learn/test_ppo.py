@@ -10,12 +10,12 @@ import pytest
 from tests.act.envs import PlainEnv
 from understudy.act.actor import Actor
 from understudy.act.vector import game_of, make_envs
-from understudy.core.algorithm import Rollout, Rollouts
-from understudy.core.chunk import Chunk
+from understudy.algorithm import Rollout, Rollouts
 from understudy.core.errors import ConfigError, LearningFailed
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
 from understudy.learn.learner import Learner

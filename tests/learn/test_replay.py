@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.trajectories import Step
+from tests.experience.trajectories import Step
 from tests.learn.sessions import DISCOUNT, GAME, Piece, Window, deliveries, session_id, true_windows
-from understudy.core.algorithm import Transitions
+from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.learn.device_replay import DeviceReplay
 from understudy.learn.replay import HostReplay, ReplayConfig
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.trajectories import Step
+from tests.experience.trajectories import Step
 from tests.learn.sessions import DISCOUNT, GAME, Piece, deliveries, session_id
+from understudy.algorithm import Transitions
 from understudy.core import tensors
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, ChunkId
 from understudy.core.errors import ConfigError
+from understudy.experience.chunk import Chunk, ChunkId
 from understudy.learn.replay import HostReplay, ReplayConfig
 
 

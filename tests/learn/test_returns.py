@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.learn.worlds import Move, chunk_of
-from understudy.core.algorithm import Rollout, Transitions
-from understudy.core.game import game_spec
+from understudy.algorithm import Rollout, Transitions
+from understudy.experience.game import game_spec
 from understudy.learn.algorithms.ppo import advantages
 from understudy.learn.replay import HostReplay, ReplayConfig
 from understudy.learn.rows import windows_of

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.learn.sessions import session_id
 from tests.learn.worlds import Move, chunk_of
+from understudy.algorithm import Rollout, Rollouts
 from understudy.core import tensors
-from understudy.core.algorithm import Rollout, Rollouts
-from understudy.core.chunk import Chunk
 from understudy.core.errors import Refused
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.learn.rollouts import RolloutQueue
 
 GAME = game_spec("line", obs=1, actions=Discrete(3, 5, DTYPES["I32"]))

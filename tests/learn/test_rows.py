@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.trajectories import Trajectory, rows_of, stacked, trajectories, walked
-from understudy.core.algorithm import Transitions
+from tests.experience.trajectories import Trajectory, rows_of, stacked, trajectories, walked
+from understudy.algorithm import Transitions
 from understudy.learn.rows import stack_rows, windows_of
 from understudy.learn.sum_tree import compiled_windows_of
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.core.chunks import chunk_with
+from tests.experience.chunks import chunk_with
 from tests.learn.sessions import session_id
-from understudy.core.chunk import Chunk
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.spaces import Discrete
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Discrete
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import pytest
 from tests.act.policies import random_policy
 from tests.card import Card
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused, Unreachable
-from understudy.core.game import game_spec
-from understudy.core.manifest import Lineage
-from understudy.core.policy import Policy
 from understudy.core.signed import Signer
+from understudy.experience.game import game_spec
+from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.models.shared import Journal
+from understudy.nn.policy import Policy
 from understudy.testing.clock import ManualClock
 
 GAME = game_spec("pong", obs=6, actions=3)

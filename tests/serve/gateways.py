@@ -13,19 +13,19 @@ import numpy as np
 import urllib3
 
 from tests.act.policies import random_policy
-from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import deployment_key
-from understudy.core.frame import CONTENT_TYPE, Frame, decode_frame, encode_parcel
-from understudy.core.game import GameSpec
-from understudy.core.manifest import Lineage, Manifest
 from understudy.core.names import new_session, player_name
 from understudy.core.signed import Signer
+from understudy.experience.chunk import Chunk
+from understudy.experience.door import deployment_key
+from understudy.experience.frame import CONTENT_TYPE, Frame, decode_frame, encode_parcel
+from understudy.experience.game import GameSpec
+from understudy.models.keys import Keys
+from understudy.models.manifest import Lineage, Manifest
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.serve.gateway import Gateway
 from understudy.serve.house import GatewayConfig, House
-from understudy.serve.keys import Keys
 from understudy.serve.server import Listen, Server
 from understudy.streams.file import FileStream
 from understudy.testing.samples import cart_spec, random_session

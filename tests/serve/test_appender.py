@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.serve.gateways import frames_of, played
-from understudy.core.frame import Frame
-from understudy.core.ports import Ack
+from understudy.experience.frame import Frame
+from understudy.ports import Ack
 from understudy.serve.intake import Appender
 
 

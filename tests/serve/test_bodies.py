@@ -15,8 +15,8 @@ import pytest
 
 from tests.serve.gateways import Running, as_columns, frames_of, played, running
 from understudy.core.errors import Refused
-from understudy.core.frame import MAX_PARCEL_BYTES, encode_parcel
 from understudy.core.names import player_name
+from understudy.experience.frame import MAX_PARCEL_BYTES, encode_parcel
 from understudy.serve.api import Call, read_body
 from understudy.serve.house import GatewayConfig, Room
 from understudy.serve.routes import ROUTES

@@ -11,14 +11,14 @@ import pytest
 
 from tests.act.policies import random_policy
 from tests.serve.gateways import SIGNER, TRUSTED, Running, running
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.manifest import manifest_from_json, open_policy
-from understudy.core.policy import Policy
 from understudy.core.signed import open_signed, public_key_text
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box
+from understudy.models.manifest import manifest_from_json, open_policy
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.nn.policy import Policy
 from understudy.serve.bots import Bots
 from understudy.serve.house import GatewayConfig
 from understudy.testing.samples import cart_spec

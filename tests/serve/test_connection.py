@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.serve.gateways import Running, running
-from understudy.core.game import game_spec
+from understudy.experience.game import game_spec
 from understudy.serve.house import GatewayConfig
 from understudy.serve.server import Listen
 

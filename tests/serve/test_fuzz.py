@@ -20,8 +20,8 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 
 from tests.card import Card
 from tests.serve.gateways import Running, frames_of, played, running
-from understudy.core.frame import CONTENT_TYPE, data_frame, encode_parcel
 from understudy.core.names import new_session, player_name
+from understudy.experience.frame import CONTENT_TYPE, data_frame, encode_parcel
 from understudy.serve.house import GatewayConfig
 from understudy.serve.routes import ROUTES, document
 from understudy.testing.samples import cart_spec

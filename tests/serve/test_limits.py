@@ -2,8 +2,8 @@
 
 import pytest
 
+from understudy.models.keys import Key
 from understudy.serve.house import BURST_S, Limits
-from understudy.serve.keys import Key
 from understudy.testing.clock import ManualClock
 
 KEY = Key(id="a", hash="", scopes=("play",), requests_s=10, bytes_s=1_000)

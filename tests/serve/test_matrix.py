@@ -9,10 +9,10 @@ import pytest
 
 from tests.card import Card
 from tests.serve.gateways import Reply, Running, frames_of, played, running
-from understudy.core.frame import encode_parcel
 from understudy.core.names import player_name
+from understudy.experience.frame import encode_parcel
+from understudy.models.keys import SCOPES
 from understudy.serve.api import ApiRoute
-from understudy.serve.keys import SCOPES
 from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
 from understudy.testing.samples import cart_spec

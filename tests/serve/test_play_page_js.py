@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.serve.page_modules import page_modules, run
-from understudy.app.runs.choice import GameChoice, look_at
-from understudy.core.game import game_spec
+from understudy.experience.game import game_spec
+from understudy.training.choice import GameChoice, look_at
 
 
 @pytest.fixture(scope="module")

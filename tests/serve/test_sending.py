@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from tests.serve.gateways import CART, Running, as_columns, frames_of, fresh, played, running
-from understudy.core.chunk import Chunk, chunk_of, decode_chunk
-from understudy.core.door import deployment_key, pseudonym
 from understudy.core.errors import StorageFailed, StorageFull
-from understudy.core.frame import NO_PLAYER, CloseReport, close_frame, encode_parcel, read_close
-from understudy.core.game import game_spec
 from understudy.core.names import new_session, player_name
+from understudy.experience.chunk import Chunk, chunk_of, decode_chunk
+from understudy.experience.door import deployment_key, pseudonym
+from understudy.experience.frame import NO_PLAYER, CloseReport, close_frame, encode_parcel, read_close
+from understudy.experience.game import game_spec
 from understudy.serve.house import GatewayConfig
 from understudy.testing.samples import cart_spec, random_chunk, random_spec
 

@@ -22,9 +22,9 @@ from structlog.testing import capture_logs
 from tests.serve.gateways import as_columns, frames_of, played, running
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, StorageFailed, Unreachable
-from understudy.core.frame import encode_parcel
 from understudy.core.location import is_loopback
 from understudy.core.names import player_name
+from understudy.experience.frame import encode_parcel
 from understudy.models.objects import FolderObjects
 from understudy.serve.gateway import Gateway, follow_keys
 from understudy.serve.house import GatewayConfig

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from understudy.core.chunk import Chunk
+from understudy.experience.chunk import Chunk
 from understudy.stores import database
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock

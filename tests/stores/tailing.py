@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from understudy.core.ports import Stored
+from understudy.ports import Stored
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView
 from understudy.testing.desk import last_no

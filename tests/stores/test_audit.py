@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.stores.desks import local, local_desk, sessions
-from understudy.core.chunk import Chunk
 from understudy.core.errors import Corrupt
-from understudy.core.ports import Audit, Forgotten, Position, Stored, WriteBatch
-from understudy.core.session import REMEMBER_S
+from understudy.experience.chunk import Chunk
+from understudy.experience.session import REMEMBER_S
+from understudy.ports import Audit, Forgotten, Position, Stored, WriteBatch
 from understudy.stores.audit import audit, summary
 from understudy.stores.database import FILE_NAME, check_of
 from understudy.stores.view import StoreView

@@ -10,10 +10,10 @@ import pytest
 from cassandra.cluster import NoHostAvailable
 
 from understudy.core.errors import ConfigError, Unreachable
-from understudy.core.frame import FrameKind
 from understudy.core.location import parse_location
-from understudy.core.ports import Cursor
-from understudy.core.session import Arrival, SessionState, admit
+from understudy.experience.frame import FrameKind
+from understudy.experience.session import Arrival, SessionState, admit
+from understudy.ports import Cursor
 from understudy.stores.cassandra import open_cassandra
 from understudy.stores.cassandra.commits import (
     ADMIN,

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from tests.stores.desks import files_with, local, local_desk, sessions
-from understudy.core.chunk import Chunk
 from understudy.core.errors import Closed, StorageFailed, StorageFull, Unreachable
-from understudy.core.game import GameSpec
 from understudy.core.names import new_session
-from understudy.core.session import tombstone_of
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec
+from understudy.experience.session import tombstone_of
 from understudy.stores.database import FILE_NAME
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView

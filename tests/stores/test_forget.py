@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.stores.desks import files_with, local, local_desk, sessions
-from understudy.core.chunk import Chunk
 from understudy.core.names import new_session
-from understudy.core.ports import RefusedFrame, Stored
+from understudy.experience.chunk import Chunk
+from understudy.ports import RefusedFrame, Stored
 from understudy.stores.view import StoreView
 from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.core.ports import RefusedFrame, WriteBatch
+from understudy.ports import RefusedFrame, WriteBatch
 from understudy.stores import local
 from understudy.stores.local import LocalStore
 

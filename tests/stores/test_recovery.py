@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.stores.desks import dies_in_a_child, files_with, fork, local_desk, sessions
-from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, Corrupt, Locked
+from understudy.experience.chunk import Chunk
 from understudy.stores.database import FILE_NAME, file_system_of, has_store
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.stores.desks import local, local_desk
-from understudy.core.chunk import Chunk
-from understudy.core.frame import Frame, data_frame
 from understudy.core.names import new_session
-from understudy.core.ports import Candidate, SessionFilter
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import Frame, data_frame
+from understudy.ports import Candidate, SessionFilter
 from understudy.testing.clock import START_S
 from understudy.testing.desk import SPEC
 from understudy.testing.samples import PLAYER, random_chunk

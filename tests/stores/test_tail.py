@@ -8,8 +8,8 @@ import pytest
 
 from tests.stores.desks import local, local_desk, sessions
 from understudy.core.errors import ConfigError, Corrupt
-from understudy.core.ports import Cursor, Forgotten
-from understudy.core.session import tombstone_of
+from understudy.experience.session import tombstone_of
+from understudy.ports import Cursor, Forgotten
 from understudy.stores.view import StoreView
 from understudy.testing.samples import OTHER_PLAYER, PLAYER
 

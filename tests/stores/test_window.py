@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.names import new_session
-from understudy.core.ports import Cursor, SessionFilter, Stored, Tail
+from understudy.experience.chunk import Chunk
+from understudy.ports import Cursor, SessionFilter, Stored, Tail
 from understudy.stores.local import LocalStore
 from understudy.stores.window import Window
 from understudy.testing.desk import SPEC, Desk

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone
-from understudy.core.frame import MAX_FRAME_BYTES, Frame
-from understudy.core.ports import Ack, Partition, Position, Read, Record
+from understudy.experience.frame import MAX_FRAME_BYTES, Frame
+from understudy.ports import Ack, Partition, Position, Read, Record
 
 
 class MemoryStream:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.stores.desks import fork
 from understudy.core.errors import Closed, ConfigError
-from understudy.core.frame import Frame
 from understudy.core.log import LogReader
-from understudy.core.ports import Position
+from understudy.experience.frame import Frame
+from understudy.ports import Position
 from understudy.streams import file as module
 from understudy.streams.file import FileStream
 from understudy.testing.clock import START_S, ManualClock

@@ -14,7 +14,7 @@ import pytest
 
 from understudy.core.errors import Closed, ConfigError, MissingExtra, PositionGone, Unreachable
 from understudy.core.location import Credentials, parse_location
-from understudy.core.ports import Ack, Position
+from understudy.ports import Ack, Position
 from understudy.streams.kafka import (
     GRACE_S,
     KafkaLane,

@@ -17,8 +17,8 @@ from botocore.exceptions import EndpointConnectionError
 from tests.streams.memory_kinesis import MemoryKinesis, refusal
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, Unreachable
-from understudy.core.frame import MAX_BODY_BYTES, Frame, decode_frame
-from understudy.core.ports import Position, Read, Stream
+from understudy.experience.frame import MAX_BODY_BYTES, Frame, decode_frame
+from understudy.ports import Position, Read, Stream
 from understudy.streams.kinesis import KinesisStream
 from understudy.streams.kinesis_client import KinesisApi, KinesisConfig
 from understudy.testing.clock import START_S, ManualClock

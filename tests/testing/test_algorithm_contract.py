@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from understudy.core.algorithm import Algorithm, Decision, Feedback
-from understudy.core.game import game_spec
-from understudy.core.policy import Policy
+from understudy.algorithm import Algorithm, Decision, Feedback
+from understudy.experience.game import game_spec
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcState
+from understudy.nn.policy import Policy
 from understudy.testing.algorithm import AlgorithmContract
 
 PLAIN = game_spec("cart", obs=4, actions=2)

@@ -10,11 +10,11 @@ from unittest import SkipTest
 import pytest
 
 from tests.streams.memory import MemoryStream
-from understudy.core.chunk import OPTIONAL, Chunk, chunk_of
 from understudy.core.clock import Clock
 from understudy.core.errors import UnderstudyError
-from understudy.core.frame import Frame
-from understudy.core.ports import Ack, Candidate, FullStore, Position, Read, Receipt, Stream, WriteBatch
+from understudy.experience.chunk import OPTIONAL, Chunk, chunk_of
+from understudy.experience.frame import Frame
+from understudy.ports import Ack, Candidate, FullStore, Position, Read, Receipt, Stream, WriteBatch
 from understudy.stores import view
 from understudy.stores.draft import Draft, _stored
 from understudy.stores.local import LocalStore

@@ -12,10 +12,10 @@ import pytest
 
 from tests.streams.memory import MemoryStream
 from understudy.core.errors import StorageFailed
-from understudy.core.frame import Frame
-from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName, player_name
-from understudy.core.ports import Ack, Casting
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec
+from understudy.ports import Ack, Casting
 from understudy.testing import Faults, FaultyLink, FaultyStream, FaultySync, ManualClock
 from understudy.testing.streams import read_all, sample_frames
 

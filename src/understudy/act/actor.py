@@ -16,11 +16,11 @@ from understudy.act.chance import EpisodeSeeds, actor_session, noise_rng
 from understudy.act.live import LiveEnvs
 from understudy.act.tape import Standing, Tape, best_value, count, n_step_td, q_of
 from understudy.act.vector import Envs
-from understudy.core.chunk import Chunk, ChunkMeta
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec
-from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
+from understudy.experience.chunk import Chunk, ChunkMeta
+from understudy.experience.game import GameSpec
+from understudy.nn.policy import Policy
 
 Flags = NDArray[np.bool_]
 

@@ -10,7 +10,7 @@ from understudy.act.chance import noise_rng
 from understudy.act.live import LiveEnvs
 from understudy.act.vector import Envs
 from understudy.core.errors import ConfigError
-from understudy.core.policy import Policy
+from understudy.nn.policy import Policy
 
 MAX_STEPS = 10_000
 """Where an episode is cut in a game without a limit of its own: a policy that is stuck must not hang whoever waits."""

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from understudy.act.vector import Envs, columns_of
 from understudy.act.vector_envs import MASK
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
-from understudy.core.game import GameSpec
-from understudy.core.heads import env_actions
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec
+from understudy.experience.spaces import Box, Discrete
+from understudy.nn.heads import env_actions
 
 Flags = NDArray[np.bool_]
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.builder import raw_name
-from understudy.core.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, EpisodeNote, RowKind
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec
-from understudy.core.heads import LOWEST, masked
 from understudy.core.tensors import Array
-from understudy.core.writer import raw_space
+from understudy.experience.builder import raw_name
+from understudy.experience.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, EpisodeNote, RowKind
+from understudy.experience.game import GameSpec
+from understudy.experience.writer import raw_space
+from understudy.nn.heads import LOWEST, masked
 
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]

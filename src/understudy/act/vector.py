@@ -14,8 +14,8 @@ from understudy.act.rally import SPEC as RALLY_SPEC
 from understudy.act.rally import RallyVector
 from understudy.act.vector_envs import CARTPOLE, MASK, CartPoleVector, PlainEnvs
 from understudy.core.errors import ConfigError, MissingExtra
-from understudy.core.game import GameSpec, spec_from_gymnasium
 from understudy.core.settings import load
+from understudy.experience.game import GameSpec, spec_from_gymnasium
 from understudy.games.rally import GAME_ID as RALLY
 
 Env = gymnasium.Env[Any, Any]

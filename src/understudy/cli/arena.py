@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.markup import escape
 
-from understudy.app.deployment import Deployment
-from understudy.app.runs.folder import RunFolder
 from understudy.arena.duel import Duel, Side
 from understudy.arena.duel import duel as play
+from understudy.backends.deployment import Deployment
 from understudy.cli.deployed import deployment
 from understudy.cli.options import common_options, console, examples, finish, import_from_here, results
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.manifest import MAX_POLICY_BYTES, open_policy
-from understudy.core.policy import Policy, decode_policy
 from understudy.games import rally
 from understudy.games.rally import Court
 from understudy.models.catalogue import ALIASES
+from understudy.models.manifest import MAX_POLICY_BYTES, open_policy
+from understudy.nn.policy import Policy, decode_policy
+from understudy.training.folder import RunFolder
 
 
 @click.group(epilog=examples("understudy arena duel rally/1 rally/3 --data D", "understudy arena duel champion strong"))

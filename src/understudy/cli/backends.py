@@ -2,9 +2,9 @@
 
 import click
 
-from understudy.app.backends import create_stream, init_store, migrate_store
-from understudy.app.config import hidden
+from understudy.backends.addresses import create_stream, init_store, migrate_store
 from understudy.cli.options import examples, finish, json_option, results
+from understudy.platform.config import hidden
 
 
 @click.group(epilog=examples("understudy stream init kafka://HOST:9092/games --partitions 8"))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from understudy.app.backup import Proof, back_up
-from understudy.app.backup import restore as restore_backup
-from understudy.app.config import hidden, resolve
 from understudy.cli.options import PATH, common_options, count, examples, finish, results, size
+from understudy.platform.backup import Proof, back_up
+from understudy.platform.backup import restore as restore_backup
+from understudy.platform.config import hidden, resolve
 
 
 @click.command(epilog=examples("understudy backup B --data D", "understudy backup /mnt/b-2026-11-15 --data D --json"))

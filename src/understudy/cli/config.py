@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from understudy.app.config import FILE_NAME, config_file, example, resolve
-from understudy.app.data import data_folder
+from understudy.backends.data import data_folder
 from understudy.cli.options import common_options, config_option, examples, finish, results
 from understudy.core.errors import ConfigError
 from understudy.core.log import write_file
+from understudy.platform.config import FILE_NAME, config_file, example, resolve
 
 
 @click.group(epilog=examples("understudy config init --data D", "understudy config show --data D"))

@@ -9,17 +9,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.data import data_folder, stats_elsewhere
-from understudy.app.data import stats as count_stats
-from understudy.app.erase import compact_store, forget_elsewhere, forget_player, replay_quarantine
-from understudy.app.roles.ingest import replay as replay_frames
-from understudy.app.verify import Verdict, digests, verify_elsewhere, whole
-from understudy.app.verify import verify as verify_data
+from understudy.backends.data import data_folder, stats_elsewhere
+from understudy.backends.data import stats as count_stats
 from understudy.cli.deployed import config_of, released_models, store_elsewhere
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import common_options, count, examples, finish, results, size, store_option
 from understudy.core.log import is_locked
-from understudy.core.ports import SessionFilter
+from understudy.platform.erase import compact_store, forget_elsewhere, forget_player, replay_quarantine
+from understudy.platform.ingest import replay as replay_frames
+from understudy.ports import SessionFilter
+from understudy.simulation.verify import Verdict, digests, verify_elsewhere, whole
+from understudy.simulation.verify import verify as verify_data
 from understudy.stores.view import StoreView
 
 

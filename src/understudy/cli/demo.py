@@ -17,14 +17,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from understudy.app.crowd.loop import KILLABLE, Backends, Look, Loop, LoopConfig, LoopResult, Show, shares
-from understudy.app.data import DataFolder, data_folder
-from understudy.app.deployment import signing_key
-from understudy.app.roles.children import end_children, kill_children
+from understudy.backends.data import DataFolder, data_folder
+from understudy.backends.deployment import signing_key
 from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import count, examples, finish, json_option, watching
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.games.rally import Court, as_text
+from understudy.platform.children import end_children, kill_children
+from understudy.simulation.loop import KILLABLE, Backends, Look, Loop, LoopConfig, LoopResult, Show, shares
 
 _LINE_EVERY_S = 5.0
 _COLUMNS, _ROWS, _COURT_ROWS = 72, 12, 11

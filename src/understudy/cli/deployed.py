@@ -4,13 +4,13 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from understudy.app.backends import check_backends, open_store
-from understudy.app.config import Config, resolve
-from understudy.app.data import DataFolder
-from understudy.app.deployment import Deployment, open_deployment, signing_key
-from understudy.app.specs import RegistrySpecs
+from understudy.backends.addresses import check_backends, open_store
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import Deployment, open_deployment, signing_key
+from understudy.backends.specs import RegistrySpecs
 from understudy.core.errors import ConfigError
-from understudy.core.ports import FullStore, Specs
+from understudy.platform.config import Config, resolve
+from understudy.ports import FullStore, Specs
 
 
 def config_of(text: str | None, *, store_url: str | None = None) -> Config:

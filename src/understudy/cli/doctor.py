@@ -15,14 +15,14 @@ from typing import Literal
 
 import click
 
-from understudy.app.backends import open_store, open_stream
-from understudy.app.config import Config, hidden, resolve
-from understudy.app.data import DataFolder, data_folder
-from understudy.app.deployment import open_deployment, signing_key
-from understudy.app.specs import RegistrySpecs
+from understudy.backends.addresses import open_store, open_stream
+from understudy.backends.data import DataFolder, data_folder
+from understudy.backends.deployment import open_deployment, signing_key
+from understudy.backends.specs import RegistrySpecs
 from understudy.cli.options import common_options, console, examples, finish
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
+from understudy.platform.config import Config, hidden, resolve
 from understudy.stores.view import StoreView
 
 Colour = Literal["green", "yellow", "red"]

@@ -11,11 +11,9 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from understudy.app.backends import check_backends
-from understudy.app.config import resolve
-from understudy.app.data import data_folder
-from understudy.app.exchange.exporting import OnSteps, Wanted, copied, must_be_free, open_history
-from understudy.app.specs import registered_specs
+from understudy.backends.addresses import check_backends
+from understudy.backends.data import data_folder
+from understudy.backends.specs import registered_specs
 from understudy.cli.deployed import config_of, store_elsewhere
 from understudy.cli.options import (
     PATH,
@@ -28,13 +26,15 @@ from understudy.cli.options import (
     size,
     store_option,
 )
-from understudy.core.chunk import CONSENTS
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name, player_name
+from understudy.exchange.exporting import OnSteps, Wanted, copied, must_be_free, open_history
+from understudy.experience.chunk import CONSENTS
+from understudy.platform.config import resolve
 from understudy.stores.view import StoreView
 
 if TYPE_CHECKING:
-    from understudy.app.exchange.destination import Destination
+    from understudy.exchange.destination import Destination
 
 _LINE_EVERY_S = 2.0
 
@@ -84,11 +84,11 @@ def export_data(
         history = open_history(data, view, wanted, specs=specs)
         with _progress(console(as_json=as_json), f"exporting {history.spec.game}") as show:
             if kind == "parquet":
-                from understudy.app.exchange.parquet import write_parquet
+                from understudy.exchange.parquet import write_parquet
 
                 written = write_parquet(history, out, with_player=with_player, on_steps=show)
             else:
-                from understudy.app.exchange.minari import write_minari
+                from understudy.exchange.minari import write_minari
 
                 dataset = write_minari(history, out, on_steps=show)
                 written = dataset.written
@@ -157,8 +157,8 @@ def import_data(
     Files are read and judged as a whole first: a bad one stores nothing. The command may be killed at any moment and
     run again, and what is in the store already is left out.
     """
-    from understudy.app.exchange.destination import Destination
-    from understudy.app.exchange.importing import import_files
+    from understudy.exchange.destination import Destination
+    from understudy.exchange.importing import import_files
 
     flags = {"data": data_text, "stream.url": stream_url, "store.url": store_url, "models.url": models_url}
     data, config = data_folder(data_text), resolve(flags).config
@@ -183,7 +183,7 @@ def _incoming(
     if kind != "seed-a" and (given := [one.replace("_", "-") for one, value in only_seed.items() if value]):
         raise ConfigError(f"--{', --'.join(given)} only make sense with --format seed-a")
     if kind == "parquet":
-        from understudy.app.exchange.parquet import ParquetFile
+        from understudy.exchange.parquet import ParquetFile
 
         return [ParquetFile(one, game=name, consent=consent) for one in files]
     if kind == "seed-a" and repair_shift == as_is:
@@ -197,10 +197,10 @@ def _incoming(
             "read granted)"
         )
     if kind == "minari":
-        from understudy.app.exchange.minari import MinariDataset
+        from understudy.exchange.minari import MinariDataset
 
         return [MinariDataset(one, game=name, consent=str(consent)) for one in files]
-    from understudy.app.exchange.seed_a import SeedA, SeedOptions
+    from understudy.exchange.seed_a import SeedA, SeedOptions
 
     mode: Any = "as-is" if as_is else "repair-shift"
     return [

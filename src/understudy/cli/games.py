@@ -6,14 +6,14 @@ from typing import Any
 import click
 from rich.table import Table
 
-from understudy.app.config import resolve
-from understudy.app.runs.choice import GameChoice, look_at
 from understudy.cli.deployed import deployment
 from understudy.cli.options import common_options, console, examples, finish, import_from_here, results
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec, game_spec, spec_from_json
-from understudy.core.spaces import Discrete
+from understudy.experience.game import GameSpec, game_spec, spec_from_json
+from understudy.experience.spaces import Discrete
 from understudy.models.registry import Registry
+from understudy.platform.config import resolve
+from understudy.training.choice import GameChoice, look_at
 
 _WHAT = (
     "GAME is a Gymnasium id, a name with --obs and --actions for a game of your own, or a .json file with a game spec "

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from understudy.app.config import Config, hidden, resolve
-from understudy.app.data import data_folder
-from understudy.app.roles.children import log_to_stderr
-from understudy.app.roles.ingest import RETENTION_S, open_ingest
+from understudy.backends.data import data_folder
 from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import common_options, console, count, examples, finish, results, store_option
 from understudy.core.errors import ConfigError
+from understudy.platform.children import log_to_stderr
+from understudy.platform.config import Config, hidden, resolve
+from understudy.platform.ingest import RETENTION_S, open_ingest
 
 _AT_ONCE = b"interrupted; what is not stored yet is in the stream, for the next start\n"
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from understudy.cli.deployed import deployment
 from understudy.cli.options import common_options, examples, finish, results
 from understudy.core.errors import ConfigError
-from understudy.serve.keys import EVERY_GAME, MAX_REQUESTS_S, SCOPES, Key, Scope
+from understudy.models.keys import EVERY_GAME, MAX_REQUESTS_S, SCOPES, Key, Scope
 
 _MAX_DAYS = 100_000
 

@@ -13,7 +13,6 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.service.gatekeeper import model_rows, release_run
 from understudy.cli.deployed import deployment
 from understudy.cli.options import (
     PATH,
@@ -28,12 +27,13 @@ from understudy.cli.options import (
 )
 from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError
-from understudy.core.heads import head_to_json
 from understudy.core.log import storage_error
-from understudy.core.manifest import Manifest, open_policy
-from understudy.core.network import network_to_json
 from understudy.models.cloud import CloudObjects
+from understudy.models.manifest import Manifest, open_policy
 from understudy.models.registry import Registry
+from understudy.nn.heads import head_to_json
+from understudy.nn.network import network_to_json
+from understudy.release.gatekeeper import model_rows, release_run
 
 Kind = Literal["safetensors", "json"]
 

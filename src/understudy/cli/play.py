@@ -23,9 +23,18 @@ from rich.text import Text
 
 from understudy.act.vector import make_env
 from understudy.act.vector_envs import MASK
-from understudy.app.config import Config, Resolved, resolve
-from understudy.app.deployment import Deployment, open_deployment
-from understudy.app.play_web import (
+from understudy.backends.deployment import Deployment, open_deployment
+from understudy.cli.deployed import deployment
+from understudy.cli.interrupts import INTERRUPTED
+from understudy.cli.options import PATH, common_options, console, examples, finish, import_from_here, json_object
+from understudy.cli.up import Asked
+from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.tensors import Array
+from understudy.models.manifest import open_policy
+from understudy.nn.policy import Policy
+from understudy.platform.config import Config, Resolved, resolve
+from understudy.platform.platform import Platform, Standing
+from understudy.platform.play_web import (
     answer_of,
     await_gateway,
     check_bot,
@@ -39,17 +48,8 @@ from understudy.app.play_web import (
     page_address,
     play_key,
 )
-from understudy.app.roles.platform import Platform, Standing
-from understudy.app.runs.choice import GameChoice, look_at
-from understudy.app.runs.video import check_video, film, frame_of, rendering
-from understudy.cli.deployed import deployment
-from understudy.cli.interrupts import INTERRUPTED
-from understudy.cli.options import PATH, common_options, console, examples, finish, import_from_here, json_object
-from understudy.cli.up import Asked
-from understudy.core.errors import ConfigError, UnderstudyError
-from understudy.core.manifest import open_policy
-from understudy.core.policy import Policy
-from understudy.core.tensors import Array
+from understudy.training.choice import GameChoice, look_at
+from understudy.training.video import check_video, film, frame_of, rendering
 
 MAX_STEPS = 100_000
 """An episode of a game without an end is left here."""

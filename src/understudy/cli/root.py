@@ -14,10 +14,10 @@ import click
 import understudy
 from understudy.cli.interrupts import Interrupts, ask_to_stop, interrupted, stop_signals
 from understudy.cli.options import examples, finish, json_option, results
-from understudy.core.chunk import CHUNK_FORMAT
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
-from understudy.core.frame import VERSION
-from understudy.core.game import SPEC_FORMAT
+from understudy.experience.chunk import CHUNK_FORMAT
+from understudy.experience.frame import VERSION
+from understudy.experience.game import SPEC_FORMAT
 
 _COMMANDS = {
     "arena": ("understudy.cli.arena:arena", "bots against bots, with intervals"),

@@ -6,9 +6,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from understudy.app.config import hidden, resolve
-from understudy.app.crowd.people import Progress, SimulateConfig, Simulation
-from understudy.app.data import data_folder
+from understudy.backends.data import data_folder
 from understudy.cli.options import (
     common_options,
     console,
@@ -20,6 +18,8 @@ from understudy.cli.options import (
     watching,
 )
 from understudy.core.errors import ConfigError
+from understudy.platform.config import hidden, resolve
+from understudy.simulation.people import Progress, SimulateConfig, Simulation
 
 _LINE_EVERY_S = 2.0
 

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.config import hidden, resolve
-from understudy.app.data import DataFolder, count_store
-from understudy.app.deployment import open_deployment, signing_key
-from understudy.app.roles.platform import roles_folder
+from understudy.backends.data import DataFolder, count_store
+from understudy.backends.deployment import open_deployment, signing_key
 from understudy.cli.options import common_options, count, examples, finish, results
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import StorageFailed
 from understudy.core.log import is_locked
 from understudy.models.registry import Registry
+from understudy.platform.config import hidden, resolve
+from understudy.platform.platform import roles_folder
 
 _SILENT_S = 5.0
 """A supervisor writes every second; after this it hangs."""

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from understudy.algorithm import Range, Schedule
 from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import (
     PATH,
@@ -26,11 +27,10 @@ from understudy.cli.options import (
     results,
 )
 from understudy.cli.training_view import Progress, duration, watching_run
-from understudy.core.algorithm import Range, Schedule
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
-from understudy.core.events import Event
-from understudy.core.network import ACTIVATIONS
 from understudy.core.settings import parse_value
+from understudy.nn.network import ACTIVATIONS
+from understudy.training.events import Event
 
 _STEPS = "Env steps, at least: the round in which they are reached is finished. Updates, with --from-store."
 _UNTIL = (
@@ -105,8 +105,8 @@ def _trained(
 ) -> Mapping[str, Any]:
     began_s = time.perf_counter() - process_age_s()
     with watching_run(out, progress) as hear:
-        from understudy.app.runs.train import train as train_one  # imported late: JAX takes a while
-        from understudy.app.runs.train import train_seeds
+        from understudy.training.train import train as train_one  # imported late: JAX takes a while
+        from understudy.training.train import train_seeds
 
         def on_event(event: Event) -> None:
             hear(event)
@@ -146,7 +146,7 @@ def _stopped(progress: Progress, seeds: int | None) -> dict[str, Any]:
         has_out = any(word == "--out" or word.startswith("--out=") for word in words)
         words += [] if has_out else ["--out", str(Path(run.run).parent)]
         command = shlex.join(["understudy", *words, "--resume"])
-    from understudy.app.runs.folder import RunFolder
+    from understudy.training.folder import RunFolder
 
     # From the disk: whoever stops a run between a checkpoint and its event has it all the same.
     unit, saved = progress.unit.removesuffix("s"), RunFolder(Path(run.run)).saved_steps()
@@ -209,7 +209,7 @@ def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
 
 def _listed(algorithm: str | None) -> dict[str, Any]:
     """Every algorithm (or the one that was named) with its settings, and the presets."""
-    from understudy.app.runs.settings import ALGORITHMS, LearnerPart, RunPart, algorithm_class, described, preset_names
+    from understudy.training.settings import ALGORITHMS, LearnerPart, RunPart, algorithm_class, described, preset_names
 
     algorithms = {}
     for name in [algorithm] if algorithm else sorted(ALGORITHMS):
@@ -304,7 +304,7 @@ def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -
     RUN is a run's folder, or a folder of several runs with different seeds; then the interval is over those runs.
     """
     import_from_here()
-    from understudy.app.runs.evaluation import evaluate_run  # imported late: --help should not wait for it
+    from understudy.training.evaluation import evaluate_run  # imported late: --help should not wait for it
 
     with console(as_json=as_json).status("playing ..."):
         verdict = evaluate_run(run, episodes=episodes, seeds=seeds, policy=policy)

@@ -13,7 +13,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.cli.options import count
-from understudy.core.events import Compiling, Episode, Evaluation, Event, Guarded, InitFrom, OnEvent, Started, Update
+from understudy.training.events import (
+    Compiling,
+    Episode,
+    Evaluation,
+    Event,
+    Guarded,
+    InitFrom,
+    OnEvent,
+    Started,
+    Update,
+)
 
 _LINE_EVERY_S = 5.0
 _WINDOW_S = 5.0

@@ -17,14 +17,14 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.config import FILE_NAME as CONFIG_FILE
-from understudy.app.config import HERE, Config, hidden, keep_used, moved, read_used, resolve, used_by
-from understudy.app.deployment import open_deployment
-from understudy.app.play_web import PAGES, for_others, openable, page_address
-from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, Standing
+from understudy.backends.deployment import open_deployment
 from understudy.cli.interrupts import INTERRUPTED, stop_signals
 from understudy.cli.options import config_option, console, count, data_option, examples
 from understudy.core.errors import ConfigError
+from understudy.platform.config import FILE_NAME as CONFIG_FILE
+from understudy.platform.config import HERE, Config, hidden, keep_used, moved, read_used, resolve, used_by
+from understudy.platform.platform import GAME, DevelopmentKeys, Platform, Standing
+from understudy.platform.play_web import PAGES, for_others, openable, page_address
 
 
 @click.command(

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from understudy.client.sender import Backoff
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.clock import Clock
-from understudy.core.door import create_once
 from understudy.core.errors import (
     ConfigError,
     Corrupt,
@@ -31,16 +30,17 @@ from understudy.core.errors import (
     StorageFull,
     UnderstudyError,
 )
-from understudy.core.game import GameSpec
 from understudy.core.log import make_folder, write_file
-from understudy.core.ports import Casting, Link
 from understudy.core.signed import Trusted, open_signed, trusted_keys
-from understudy.core.writer import action_writer
+from understudy.experience.door import create_once
+from understudy.experience.game import GameSpec
+from understudy.experience.writer import action_writer
+from understudy.ports import Casting, Link
 
 if TYPE_CHECKING:
     # Policies are loaded with the first bot; a game that only records does without them.
-    from understudy.core.manifest import Manifest
-    from understudy.core.policy import Policy
+    from understudy.models.manifest import Manifest
+    from understudy.nn.policy import Policy
 
 
 _POLL_S = 25.0
@@ -220,7 +220,7 @@ class Bots:
             return Stage()
 
     def _restored(self, release: str | None, known: Trusted) -> Bot | None:
-        from understudy.core.manifest import manifest_from_json, open_policy
+        from understudy.models.manifest import manifest_from_json, open_policy
 
         if release is None:
             return None
@@ -310,7 +310,7 @@ class Bots:
         return self._keep(news if canary else replace(news, canary_release=None))
 
     def _opened(self, news: Casting, alias: str, trusted: Trusted) -> Bot | None:
-        from understudy.core.manifest import manifest_from_json, open_policy
+        from understudy.models.manifest import manifest_from_json, open_policy
 
         point = self._entry(getattr(news, alias), "point", trusted)
         if point is None:

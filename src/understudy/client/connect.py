@@ -23,14 +23,14 @@ from understudy.client.local import LocalLink
 from understudy.client.sender import Sender, SenderConfig, Stats
 from understudy.client.session import RecordingWarning, Sessions, Tolerance
 from understudy.client.spool import Spool
-from understudy.core.chunk import CONSENTS, KINDS, EpisodeNote
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import Door, create_once, deployment_key
 from understudy.core.errors import Closed, ConfigError
-from understudy.core.game import GameSpec, game_spec
 from understudy.core.names import PlayerName, player_name
-from understudy.core.ports import Link
 from understudy.core.signed import trusted_keys
+from understudy.experience.chunk import CONSENTS, KINDS, EpisodeNote
+from understudy.experience.door import Door, create_once, deployment_key
+from understudy.experience.game import GameSpec, game_spec
+from understudy.ports import Link
 
 Held = TypeVar("Held", Episode, Recorder)
 

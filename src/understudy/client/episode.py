@@ -10,15 +10,15 @@ import numpy as np
 
 from understudy.client.bot import Bots
 from understudy.client.session import Session, Sessions, Tolerance
-from understudy.core.builder import Extras
-from understudy.core.chunk import By, EpisodeNote
 from understudy.core.errors import Closed, Refused
-from understudy.core.game import random_action
 from understudy.core.tensors import Array
-from understudy.core.writer import check_mask
+from understudy.experience.builder import Extras
+from understudy.experience.chunk import By, EpisodeNote
+from understudy.experience.game import random_action
+from understudy.experience.writer import check_mask
 
 if TYPE_CHECKING:
-    from understudy.core.policy import Player
+    from understudy.nn.policy import Player
 
 
 Decider = Literal["unknown", "person", "bot", "script"]

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import iterate
 from understudy.client.connect import Game, connect
 from understudy.client.episode import Decider
 from understudy.core.errors import ConfigError
-from understudy.core.game import spec_from_gymnasium
+from understudy.experience.game import spec_from_gymnasium
 
 MASK = "action_mask"
 """Where an env's info says which actions are legal, when it is recorded with has_legal=True."""

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import understudy
 from understudy.core.canonical import strict_json
 from understudy.core.errors import ConfigError, LinkFailed, Refused
-from understudy.core.frame import CONTENT_TYPE, Frame, encode_parcel
-from understudy.core.game import GameSpec
 from understudy.core.location import is_loopback
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Casting
+from understudy.experience.frame import CONTENT_TYPE, Frame, encode_parcel
+from understudy.experience.game import GameSpec
+from understudy.ports import Ack, Casting
 
 if TYPE_CHECKING:
     from understudy.client.connect import Address
@@ -97,7 +97,7 @@ class HttpLink:
 
     def policy(self, model_no: int) -> bytes:
         """A model's policy as the gateway has it, not checked."""
-        from understudy.core.manifest import MAX_POLICY_BYTES
+        from understudy.models.manifest import MAX_POLICY_BYTES
 
         return self._asking.ask("GET", f"{self._path}/models/{model_no}/policy", max_bytes=MAX_POLICY_BYTES)[1]
 

@@ -8,13 +8,13 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import Door
 from understudy.core.errors import Corrupt, LinkFailed, Refused, StorageFailed, StorageFull
-from understudy.core.frame import Frame
-from understudy.core.game import GameSpec
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Casting, Stream
+from understudy.experience.door import Door
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec
+from understudy.ports import Ack, Casting, Stream
 
 if TYPE_CHECKING:
     from understudy.models.registry import Registry

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import Entry, SessionSpool, Spool, Waiting, read_about
-from understudy.core.builder import Block, encode_block
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
-from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
-from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Link
+from understudy.experience.builder import Block, encode_block
+from understudy.experience.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
+from understudy.experience.game import GameSpec
+from understudy.ports import Ack, Link
 
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _MEMORY_BYTES = 8 * 1024 * 1024

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Generic, TypeVar
 
-from understudy.core.builder import Block, BlockPool, ChunkBuilder
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, Refused
-from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName, new_session, session_time_s
-from understudy.core.session import DAY_S
+from understudy.experience.builder import Block, BlockPool, ChunkBuilder
+from understudy.experience.game import GameSpec
+from understudy.experience.session import DAY_S
 
 MAX_AGE_S = DAY_S
 """An episode joins a session no older than this: what it records must still be fresh when it can be sent at last."""

@@ -21,11 +21,11 @@ from zlib import crc32
 
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import Corrupt, Locked, Refused, SpecError, StorageFailed, StorageFull, UnderstudyError
-from understudy.core.frame import Frame, FrameKind, decode_frame, read_drop
-from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.log import FileLock, LogFile, LogReader, no_sync, remove
 from understudy.core.names import PlayerName, player_name, session_time_s
-from understudy.core.session import SPOOL_S
+from understudy.experience.frame import Frame, FrameKind, decode_frame, read_drop
+from understudy.experience.game import GameSpec, spec_from_json
+from understudy.experience.session import SPOOL_S
 
 ROLL_BYTES = 1024 * 1024
 

@@ -6,15 +6,15 @@ from typing import Literal
 
 import numpy as np
 
-from understudy.core.chunk import Chunk, RowKind, chunk_of
 from understudy.core.errors import Refused, StorageFailed, StorageFull
-from understudy.core.frame import FrameKind, decode_frame, read_close, read_drop
-from understudy.core.game import GameSpec
-from understudy.core.ports import Candidate, RefusedFrame, Specs
-from understudy.core.session import INGEST_S, refused_session
-from understudy.core.spaces import Space
 from understudy.core.tensors import Array
-from understudy.core.writer import raw_space
+from understudy.experience.chunk import Chunk, RowKind, chunk_of
+from understudy.experience.frame import FrameKind, decode_frame, read_close, read_drop
+from understudy.experience.game import GameSpec
+from understudy.experience.session import INGEST_S, refused_session
+from understudy.experience.spaces import Space
+from understudy.experience.writer import raw_space
+from understudy.ports import Candidate, RefusedFrame, Specs
 
 UNREADABLE = "unreadable"
 """The reason of frames on which a check itself failed; tests and operators should never see it."""

@@ -17,7 +17,8 @@ import structlog
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, ConfigError, PositionGone, StorageFull, Unreachable
-from understudy.core.ports import (
+from understudy.ingest.check import check
+from understudy.ports import (
     Candidate,
     Claim,
     ExperienceStore,
@@ -30,7 +31,6 @@ from understudy.core.ports import (
     Stream,
     WriteBatch,
 )
-from understudy.ingest.check import check
 
 _log = structlog.get_logger("understudy.ingest")
 _IDLE_S = 0.004

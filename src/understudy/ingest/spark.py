@@ -27,9 +27,9 @@ import structlog
 
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, StorageFull, Unreachable
-from understudy.core.ports import ExperienceStore, Specs, Stream
 from understudy.core.settings import load
 from understudy.ingest.service import IngestConfig, PartitionIngest, Progress, Turn
+from understudy.ports import ExperienceStore, Specs, Stream
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from understudy.core.errors import InvalidName, SpecError
-from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.names import game_name
+from understudy.experience.game import GameSpec, spec_from_json
 
 
 class SpecFolder:

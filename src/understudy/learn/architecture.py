@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from understudy.core.game import GameSpec
-from understudy.core.heads import Head
-from understudy.core.network import (
+from understudy.experience.game import GameSpec
+from understudy.experience.spaces import Box, Discrete, MultiDiscrete, Space
+from understudy.nn.heads import Head
+from understudy.nn.network import (
     Activation,
     Channels,
     Constant,
@@ -22,7 +23,6 @@ from understudy.core.network import (
     ScaleImage,
     Shape,
 )
-from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space
 
 IMAGE_SIDE = 20
 """Bytes in two dimensions, both at least this long, are an image."""

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.algorithm import Batch, Transitions
-from understudy.core.chunk import Chunk, ChunkId
+from understudy.algorithm import Batch, Transitions
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec
 from understudy.core.tensors import Array
+from understudy.experience.chunk import Chunk, ChunkId
+from understudy.experience.game import GameSpec
 from understudy.learn.replay import Drawn, ReplayConfig
 from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
 from understudy.learn.rows import RowLayout

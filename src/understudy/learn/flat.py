@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.core.heads import Decision, Head
-from understudy.core.network import NetworkSpec, ObservationNorm
 from understudy.core.tensors import Array
 from understudy.learn import networks
+from understudy.nn.heads import Decision, Head
+from understudy.nn.network import NetworkSpec, ObservationNorm
 
 
 def pack(spec: NetworkSpec, weights: Mapping[str, Any]) -> jax.Array:

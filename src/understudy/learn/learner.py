@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.core.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transitions
-from understudy.core.chunk import Chunk, ChunkId
+from understudy.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transitions
 from understudy.core.errors import ConfigError, LearningFailed
-from understudy.core.policy import Policy
 from understudy.core.tensors import Array, part
+from understudy.experience.chunk import Chunk, ChunkId
 from understudy.learn.replay import HostReplay, Limiter, LimiterConfig, ReplayConfig, ReplaySource
 from understudy.learn.rollouts import RolloutQueue
+from understudy.nn.policy import Policy
 
 MAX_RATIO_ERROR = 1e-3
 """How far an on-policy actor's probabilities may be off before the first gradient step."""
@@ -286,7 +286,7 @@ def _check_told(needs: Transitions | Rollouts, feedback: Feedback) -> None:
     else:
         is_missing, name, why = needs.prioritised and feedback.priorities is None, "priorities", "is prioritised"
     if is_missing:
-        raise ConfigError(f"update's Feedback has no {name}, and the algorithm {why}; see core/algorithm.py")
+        raise ConfigError(f"update's Feedback has no {name}, and the algorithm {why}; see algorithm.py")
 
 
 def state_to_arrays(state: Any) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""A network and its head in JAX: the same spec, weights and results as `core/forward.py` and `core/heads.py`.
+"""A network and its head in JAX: the same spec, weights and results as `nn/forward.py` and `nn/heads.py`.
 
 Everything here is pure and works under jit, vmap and grad. Observations and outputs may have any number of axes before
 those of the row: none, [batch], [steps, envs].
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from understudy.core.errors import ConfigError
-from understudy.core.forward import NORM_EPSILON, OBSERVATION_EPSILON, OBSERVATION_LIMIT
-from understudy.core.heads import HALF_LOG_2PI, ILLEGAL, LOG_STD, LOWEST, TANH_END, Decision, Head
-from understudy.core.network import (
+from understudy.core.tensors import Array
+from understudy.nn.forward import NORM_EPSILON, OBSERVATION_EPSILON, OBSERVATION_LIMIT
+from understudy.nn.heads import HALF_LOG_2PI, ILLEGAL, LOG_STD, LOWEST, TANH_END, Decision, Head
+from understudy.nn.network import (
     SQRT2,
     Activation,
     Channels,
@@ -32,7 +33,6 @@ from understudy.core.network import (
     OneHot,
     ScaleImage,
 )
-from understudy.core.tensors import Array
 
 Weights = Mapping[str, Any]
 """Flat name to float32 array, of JAX or NumPy."""

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, ChunkId, RowKind
+from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.game import GameSpec
 from understudy.core.tensors import Array
+from understudy.experience.chunk import Chunk, ChunkId, RowKind
+from understudy.experience.game import GameSpec
 from understudy.learn.rows import RowLayout, Windows, windows_of
 
 ALIGNMENT = 16

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from understudy.core.algorithm import Feedback, Rollout, Rollouts, Transitions
-from understudy.core.chunk import REQUIRED, Chunk, ChunkId, RowKind, chunk_name
+from understudy.algorithm import Feedback, Rollout, Rollouts, Transitions
 from understudy.core.errors import Refused
-from understudy.core.game import GameSpec
 from understudy.core.tensors import Array, part
+from understudy.experience.chunk import REQUIRED, Chunk, ChunkId, RowKind, chunk_name
+from understudy.experience.game import GameSpec
 from understudy.learn.rows import TOO_LARGE, stack_rows, windows_of
 
 Columns = Mapping[str, Array]

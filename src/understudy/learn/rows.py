@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import OPTIONAL, Chunk, RowKind
+from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.game import GameSpec
 from understudy.core.tensors import Array
+from understudy.experience.chunk import OPTIONAL, Chunk, RowKind
+from understudy.experience.game import GameSpec
 
 Floats = NDArray[np.float32]
 _STEP, _BOOTSTRAP = int(RowKind.STEP), int(RowKind.BOOTSTRAP)  # an enum's members are slow to reach

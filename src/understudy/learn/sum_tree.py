@@ -17,7 +17,7 @@ import numba.extending
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.algorithm import Transitions
+from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.learn.ring import Edit

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.core.errors import Refused
-from understudy.core.manifest import Manifest, manifest_from_json, model_name
-from understudy.core.ports import Casting
+from understudy.models.manifest import Manifest, manifest_from_json, model_name
+from understudy.ports import Casting
 
 ALIASES = ("champion", "canary")
 MAX_WHY = 300

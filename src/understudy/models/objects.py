@@ -12,7 +12,7 @@ from pathlib import Path
 
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import make_folder, storage_error, sync_folder
-from understudy.core.ports import Objects
+from understudy.ports import Objects
 
 
 def open_objects(place: str | Path) -> Objects:

@@ -16,14 +16,14 @@ from dataclasses import replace
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused, StorageFailed
-from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.manifest import MAX_POLICY_BYTES, Lineage, Manifest, make_manifest, model_name, open_policy
 from understudy.core.names import game_name
-from understudy.core.policy import Policy
-from understudy.core.ports import Objects
 from understudy.core.signed import Signer, Trusted, public_key_text, trusted_keys
+from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import ALIASES, MAX_WHY, Catalogue
+from understudy.models.manifest import MAX_POLICY_BYTES, Lineage, Manifest, make_manifest, model_name, open_policy
 from understudy.models.shared import Entry, Shared
+from understudy.nn.policy import Policy
+from understudy.ports import Objects
 
 
 def write_trust(objects: Objects, signer: Signer) -> None:

@@ -16,8 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, Refused, StorageFailed
-from understudy.core.ports import Objects
 from understudy.core.signed import Signer, Trusted, open_signed
+from understudy.ports import Objects
 
 _TRIES = 200
 _PAUSE_S = 0.01

@@ -17,9 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from understudy.core.errors import InvalidName, Refused, StorageFull, UnderstudyError
 from understudy.core.names import game_name
-from understudy.serve import keys
+from understudy.models import keys
+from understudy.models.keys import NO_KEY, Key, Keys
 from understudy.serve.house import House
-from understudy.serve.keys import NO_KEY, Key, Keys
 from understudy.serve.wire import Failed, Failure
 
 JSON = "application/json"

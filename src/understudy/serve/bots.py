@@ -11,15 +11,15 @@ import numpy as np
 import structlog
 
 from understudy.core.errors import Corrupt, Refused, StorageFailed
-from understudy.core.game import GameSpec, random_action
-from understudy.core.heads import env_actions, masked
-from understudy.core.manifest import open_policy
-from understudy.core.policy import Policy
-from understudy.core.ports import Casting
 from understudy.core.tensors import Array
-from understudy.core.writer import check_mask, obs_writer
+from understudy.experience.game import GameSpec, random_action
+from understudy.experience.writer import check_mask, obs_writer
 from understudy.models.catalogue import Catalogue, Pointer, casting
+from understudy.models.manifest import open_policy
 from understudy.models.registry import Registry
+from understudy.nn.heads import env_actions, masked
+from understudy.nn.policy import Policy
+from understudy.ports import Casting
 from understudy.serve.wire import Acted, Advice, Advised, Ask
 
 _log = structlog.get_logger("understudy.gateway")

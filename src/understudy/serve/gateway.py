@@ -13,9 +13,9 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from understudy.core.errors import ConfigError, Refused, UnderstudyError
+from understudy.models.keys import Keys
 from understudy.serve.api import Answer, ApiRoute, key_of, not_found, refusal
 from understudy.serve.house import House
-from understudy.serve.keys import Keys
 from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
 from understudy.serve.wire import MAX_HEAD_BYTES

@@ -18,13 +18,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, Refused, SpecError, UnderstudyError
-from understudy.core.game import GameSpec
-from understudy.core.ports import Ack, Stream
 from understudy.core.signed import Trusted, public_key_text
+from understudy.experience.game import GameSpec
+from understudy.models.keys import Key, Keys
 from understudy.models.registry import Registry
+from understudy.ports import Ack, Stream
 from understudy.serve.bots import Bots, Decider
 from understudy.serve.intake import Admission, Admitted, Appender
-from understudy.serve.keys import Key, Keys
 
 T = TypeVar("T")
 _log = structlog.get_logger("understudy.gateway")

@@ -11,17 +11,17 @@ import msgspec
 import numpy as np
 import structlog
 
-from understudy.core.chunk import MAX_STEPS, OPTIONAL, REQUIRED, Chunk, ChunkMeta, EpisodeNote, RowKind, chunk_of
 from understudy.core.clock import Clock
-from understudy.core.door import Door
 from understudy.core.errors import InvalidName, Refused, StorageFull
-from understudy.core.frame import CloseReport, Frame, FrameKind, close_frame
-from understudy.core.game import GameSpec
 from understudy.core.names import GameName, PlayerName, player_name
-from understudy.core.ports import Ack, Stream
 from understudy.core.tensors import MAX_HEADER_BYTES, Array
+from understudy.experience.chunk import MAX_STEPS, OPTIONAL, REQUIRED, Chunk, ChunkMeta, EpisodeNote, RowKind, chunk_of
+from understudy.experience.door import Door
+from understudy.experience.frame import CloseReport, Frame, FrameKind, close_frame
+from understudy.experience.game import GameSpec
 from understudy.ingest.check import check_against_spec
-from understudy.serve.keys import Key
+from understudy.models.keys import Key
+from understudy.ports import Ack, Stream
 from understudy.serve.wire import Close, Columns
 
 _log = structlog.get_logger("understudy.gateway")

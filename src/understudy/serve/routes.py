@@ -12,15 +12,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import understudy
 from understudy.core.errors import Corrupt, Refused, SpecError
-from understudy.core.frame import CONTENT_TYPE, MAX_PARCEL_BYTES, Parcel, decode_parcel
-from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.manifest import Manifest
-from understudy.core.ports import Ack, Casting
+from understudy.experience.frame import CONTENT_TYPE, MAX_PARCEL_BYTES, Parcel, decode_parcel
+from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import Catalogue
+from understudy.models.keys import Key
+from understudy.models.manifest import Manifest
+from understudy.ports import Ack, Casting
 from understudy.serve import wire
 from understudy.serve.api import JSON, Answer, ApiRoute, Call
 from understudy.serve.intake import Admitted, close_of, frame_of
-from understudy.serve.keys import Key
 
 POLICY_TYPE = "application/vnd.understudy.policy"
 _KIB = 1024

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from understudy.core.frame import MAX_COUNT
-from understudy.core.ports import Ack
+from understudy.experience.frame import MAX_COUNT
+from understudy.ports import Ack
 
 Text = Annotated[str, Meta(max_length=128)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]

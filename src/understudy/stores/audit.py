@@ -6,12 +6,12 @@
 import uuid
 from dataclasses import dataclass, field
 
-from understudy.core.chunk import chunk_of
 from understudy.core.errors import Corrupt, Refused
-from understudy.core.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.core.names import session_time_s
-from understudy.core.ports import Audit
-from understudy.core.session import tombstone_of
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import FrameKind, decode_frame, read_close, read_drop
+from understudy.experience.session import tombstone_of
+from understudy.ports import Audit
 from understudy.stores.database import checked, quarantine_check
 from understudy.stores.view import COLUMNS, EXPIRED, FORGOTTEN, STORED, FrameRow, StoreView, read_head
 

@@ -10,9 +10,9 @@ from zlib import crc32
 
 import msgspec
 
-from understudy.core.frame import HEADER_BYTES, Frame, FrameKind, identity_of, read_close, read_drop
-from understudy.core.ports import Candidate, Fate, Receipt, RefusedFrame, WriteBatch
-from understudy.core.session import Arrival, SessionState, admit, readmit
+from understudy.experience.frame import HEADER_BYTES, Frame, FrameKind, identity_of, read_close, read_drop
+from understudy.experience.session import Arrival, SessionState, admit, readmit
+from understudy.ports import Candidate, Fate, Receipt, RefusedFrame, WriteBatch
 
 Sessions = dict[uuid.UUID, tuple[str, SessionState]]
 """Game and state per session."""

@@ -17,9 +17,10 @@ from typing import Any
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, Closed, ConfigError, Corrupt, Refused, StorageFull, UnderstudyError
-from understudy.core.frame import FrameKind, decode_frame
 from understudy.core.log import FileLock, GroupCommit, make_folder, write_file
-from understudy.core.ports import (
+from understudy.experience.frame import FrameKind, decode_frame
+from understudy.experience.session import REMEMBER_S, tombstone_of, withdraw
+from understudy.ports import (
     Audit,
     Candidate,
     Claim,
@@ -33,7 +34,6 @@ from understudy.core.ports import (
     Tail,
     WriteBatch,
 )
-from understudy.core.session import REMEMBER_S, tombstone_of, withdraw
 from understudy.stores.audit import audit, summary
 from understudy.stores.database import (
     FILE_NAME,

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from understudy.core.chunk import chunk_of
 from understudy.core.errors import ConfigError, Corrupt, Refused
-from understudy.core.frame import FrameKind, decode_frame
-from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.names import session_time_s
-from understudy.core.ports import Cursor, Forgotten, Gone, Quarantined, SessionFilter, SessionInfo, Stored, Tail
-from understudy.core.session import SessionState, tombstone_of, unpack_state
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import FrameKind, decode_frame
+from understudy.experience.game import GameSpec, spec_from_json
+from understudy.experience.session import SessionState, tombstone_of, unpack_state
+from understudy.ports import Cursor, Forgotten, Gone, Quarantined, SessionFilter, SessionInfo, Stored, Tail
 from understudy.stores.database import check_of, checked, disk, open_reader
 
 STORED, FORGOTTEN, EXPIRED, QUARANTINED = range(4)

@@ -12,11 +12,11 @@ from threading import Event
 
 import structlog
 
-from understudy.core.chunk import ChunkMeta
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
-from understudy.core.frame import Frame, FrameKind
-from understudy.core.ports import (
+from understudy.experience.chunk import ChunkMeta
+from understudy.experience.frame import Frame, FrameKind
+from understudy.ports import (
     Candidate,
     Cursor,
     ExperienceStore,

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, StorageFull
-from understudy.core.frame import MAX_FRAME_BYTES, Frame, announced_size
 from understudy.core.log import (
     Entry,
     FileLock,
@@ -37,7 +36,8 @@ from understudy.core.log import (
     sync_data,
     sync_folder,
 )
-from understudy.core.ports import Ack, Partition, Position, Read, Record
+from understudy.experience.frame import MAX_FRAME_BYTES, Frame, announced_size
+from understudy.ports import Ack, Partition, Position, Read, Record
 
 _TIME = struct.Struct("<d")
 _POLL_S = 0.004

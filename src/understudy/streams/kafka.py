@@ -15,9 +15,9 @@ from zlib import crc32
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, Unreachable
-from understudy.core.frame import MAX_FRAME_BYTES, Frame
 from understudy.core.location import Location
-from understudy.core.ports import Ack, Partition, Position, Read, Record
+from understudy.experience.frame import MAX_FRAME_BYTES, Frame
+from understudy.ports import Ack, Partition, Position, Read, Record
 from understudy.streams.kafka_client import Bounds, KafkaConfig, LastError, kafka_config, kafka_library
 
 _SLICE_S = 0.1

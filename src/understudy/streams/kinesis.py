@@ -15,10 +15,10 @@ import structlog
 
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, Unreachable
-from understudy.core.frame import MAX_FRAME_BYTES, Frame
 from understudy.core.location import Location
 from understudy.core.log import GroupCommit
-from understudy.core.ports import Ack, Partition, Position, Read, Record
+from understudy.experience.frame import MAX_FRAME_BYTES, Frame
+from understudy.ports import Ack, Partition, Position, Read, Record
 from understudy.streams.kinesis_client import CallFailed, KinesisApi, connect, kinesis_config, pause_s
 
 _log = structlog.get_logger("understudy.streams.kinesis")

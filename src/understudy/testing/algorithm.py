@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from understudy.core.algorithm import Algorithm, Batch, Range, Rollout, Rollouts, Schedule, Transitions
-from understudy.core.heads import LOG_STD, Decision
-from understudy.core.policy import Policy, decode_policy
+from understudy.algorithm import Algorithm, Batch, Range, Rollout, Rollouts, Schedule, Transitions
 from understudy.core.tensors import Array
+from understudy.nn.heads import LOG_STD, Decision
+from understudy.nn.policy import Policy, decode_policy
 from understudy.testing.samples import random_rows
 
 LANES, ROWS = 3, 64

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock
 from understudy.core.errors import UnderstudyError
-from understudy.core.frame import CloseReport, DropReport, Frame, FrameKind, close_frame, drop_frame
-from understudy.core.ports import (
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import CloseReport, DropReport, Frame, FrameKind, close_frame, drop_frame
+from understudy.ports import (
     Candidate,
     Cursor,
     Forgotten,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from understudy.core.errors import StorageFailed
-from understudy.core.frame import Frame
-from understudy.core.game import GameSpec
 from understudy.core.log import sync_data
 from understudy.core.names import PlayerName
-from understudy.core.ports import (
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec
+from understudy.ports import (
     Ack,
     Casting,
     Claim,

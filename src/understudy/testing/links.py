@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from understudy.core.chunk import Chunk
 from understudy.core.errors import LinkFailed
-from understudy.core.frame import CloseReport, Frame, close_frame
-from understudy.core.game import GameSpec
-from understudy.core.manifest import manifest_from_json, open_policy
 from understudy.core.names import PlayerName, new_session, player_name
-from understudy.core.policy import Policy
-from understudy.core.ports import Link
 from understudy.core.signed import open_signed, trusted_keys
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import CloseReport, Frame, close_frame
+from understudy.experience.game import GameSpec
+from understudy.models.manifest import manifest_from_json, open_policy
+from understudy.nn.policy import Policy
+from understudy.ports import Link
 from understudy.testing.samples import cart_spec, random_session
 
 ADA = player_name("ada")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from understudy.core.errors import Refused
-from understudy.core.ports import Objects
+from understudy.ports import Objects
 
 
 class ObjectsContract:

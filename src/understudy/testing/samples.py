@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core.chunk import OPTIONAL, Chunk, ChunkMeta, EpisodeNote, RowKind
-from understudy.core.frame import Frame
-from understudy.core.game import GameSpec, game_spec
 from understudy.core.names import new_session
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES, Array
-from understudy.core.writer import raw_space
+from understudy.experience.chunk import OPTIONAL, Chunk, ChunkMeta, EpisodeNote, RowKind
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from understudy.experience.writer import raw_space
 from understudy.testing.clock import START_S
 
 PLAYER = b"player-seventeen"

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from understudy.core.chunk import Chunk
 from understudy.core.errors import ClaimLost, Closed
-from understudy.core.frame import FrameKind
 from understudy.core.names import new_session
-from understudy.core.ports import Forgotten, Position, RefusedFrame, SessionFilter, WriteBatch
-from understudy.core.session import MAX_AHEAD, tombstone_of
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import FrameKind
+from understudy.experience.session import MAX_AHEAD, tombstone_of
+from understudy.ports import Forgotten, Position, RefusedFrame, SessionFilter, WriteBatch
 from understudy.testing.desk import SPEC, Desk, StoreFactory, raises
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_chunk, random_session, random_spec
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from understudy.core.errors import Closed, PositionGone
-from understudy.core.frame import MAX_BODY_BYTES, Frame, FrameKind
-from understudy.core.ports import Position, Record, Stream
+from understudy.experience.frame import MAX_BODY_BYTES, Frame, FrameKind
+from understudy.ports import Position, Record, Stream
 from understudy.testing.samples import cart_spec, random_session, stamped
 
 

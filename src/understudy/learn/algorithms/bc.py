@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.core.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
-from understudy.core.game import GameSpec
-from understudy.core.heads import Head, head_for
-from understudy.core.network import NetworkSpec
-from understudy.core.policy import Policy
+from understudy.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
 from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for, policy_outputs
+from understudy.nn.heads import Head, head_for
+from understudy.nn.network import NetworkSpec
+from understudy.nn.policy import Policy
 
 MAX_SURPRISE = 1e12
 """No row of a sane game is this unlikely; one whose action its own mask forbids is."""

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.core.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
+from understudy.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec
-from understudy.core.heads import Head, head_for
-from understudy.core.network import Dense, Dueling, NetworkSpec
-from understudy.core.policy import InitialPriority, Policy
 from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for
+from understudy.nn.heads import Head, head_for
+from understudy.nn.network import Dense, Dueling, NetworkSpec
+from understudy.nn.policy import InitialPriority, Policy
 
 MAX_ERROR = 1e12
 """No row of a sane game is this far off; NaN is not below it either."""

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.core.algorithm import Decision, Feedback, Rollout, Rollouts, Schedule, setting
+from understudy.algorithm import Decision, Feedback, Rollout, Rollouts, Schedule, setting
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec
-from understudy.core.heads import Head, head_for
-from understudy.core.network import Dense, NetworkSpec
-from understudy.core.policy import Policy
 from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for, policy_outputs
+from understudy.nn.heads import Head, head_for
+from understudy.nn.network import Dense, NetworkSpec
+from understudy.nn.policy import Policy
 
 MAX_RETURN = 1e12
 """No row of a sane game is worth this much, or this unlikely; NaN is not below it either."""

@@ -19,8 +19,8 @@ from typing import Literal
 import msgspec
 
 from understudy.core.errors import StorageFailed
-from understudy.core.frame import FrameKind, read_drop
-from understudy.core.session import REMEMBER_S, Arrival
+from understudy.experience.frame import FrameKind, read_drop
+from understudy.experience.session import REMEMBER_S, Arrival
 from understudy.stores.cassandra.wire import OutcomeUnknown, Row, Statement, Wire
 from understudy.stores.draft import Draft, QuarantinedFrame, StoredFrame
 

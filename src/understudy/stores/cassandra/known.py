@@ -5,10 +5,10 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from understudy.core.frame import FrameKind
 from understudy.core.names import session_time_s
-from understudy.core.ports import Gone
-from understudy.core.session import SessionState, admit, readmit, unpack_state, withdraw
+from understudy.experience.frame import FrameKind
+from understudy.experience.session import SessionState, admit, readmit, unpack_state, withdraw
+from understudy.ports import Gone
 from understudy.stores.cassandra.commits import (
     ADMIN,
     QUARANTINE_BUCKET,

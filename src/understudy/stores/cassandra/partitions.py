@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from understudy.core.clock import Clock
 from understudy.core.errors import ClaimLost, ConfigError, UnderstudyError, Unreachable
-from understudy.core.ports import Claim, Position
+from understudy.ports import Claim, Position
 from understudy.stores.cassandra.commits import ADMIN, Commit, redo, registered
 from understudy.stores.cassandra.known import Stated
 from understudy.stores.cassandra.wire import OutcomeUnknown, Row, Wire

@@ -19,12 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
-from understudy.core.chunk import chunk_of
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, Closed, Refused, UnderstudyError, Unreachable
-from understudy.core.frame import Frame, FrameKind, identity_of
 from understudy.core.location import Location
-from understudy.core.ports import (
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import Frame, FrameKind, identity_of
+from understudy.experience.session import SessionState, tombstone_of
+from understudy.ports import (
     Audit,
     Candidate,
     Claim,
@@ -38,7 +39,6 @@ from understudy.core.ports import (
     Tail,
     WriteBatch,
 )
-from understudy.core.session import SessionState, tombstone_of
 from understudy.stores.audit import Findings, Held, summary
 from understudy.stores.cassandra.commits import (
     ADMIN,

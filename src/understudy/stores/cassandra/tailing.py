@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from understudy.core.chunk import chunk_of
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.frame import Frame, FrameKind, decode_frame
-from understudy.core.ports import Cursor, Forgotten, Gone, Stored, Tail
-from understudy.core.session import tombstone_of
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import Frame, FrameKind, decode_frame
+from understudy.experience.session import tombstone_of
+from understudy.ports import Cursor, Forgotten, Gone, Stored, Tail
 from understudy.stores.cassandra.commits import (
     ADMIN,
     COMMIT_BUCKET,

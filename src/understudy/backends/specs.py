@@ -1,0 +1,68 @@
+"""Where ingest finds game specs: in the data folder, or in a registry on other machines."""
+
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
+from understudy.core.clock import Clock, SystemClock
+from understudy.core.errors import InvalidName, SpecError
+from understudy.experience.game import GameSpec
+from understudy.ingest.specs import SpecFolder
+from understudy.models.registry import Registry
+from understudy.ports import Specs
+
+MISS_S = 1.0
+"""How long it is believed that a schema is not registered: a flood of its frames costs one question a second."""
+_MOST_MISSES = 4096
+
+
+def registered_specs(data: DataFolder, *, models: str) -> Specs:
+    """The specs of a deployment's games; `models`: the address of its registry, if that is elsewhere."""
+    return RegistrySpecs(open_deployment(data, models=models).registry) if models else SpecFolder(data.games)
+
+
+class RegistrySpecs:
+    """Registered specs by game and schema; StorageFailed while the registry cannot be asked.
+
+    Found ones are remembered for good, since a schema never changes.
+    """
+
+    def __init__(self, registry: Registry, *, clock: Clock | None = None) -> None:
+        self._registry, self._clock = registry, clock or SystemClock()
+        self._known: dict[tuple[str, str], GameSpec] = {}
+        self._games: frozenset[str] = frozenset()
+        self._missed: dict[tuple[str, str], float] = {}
+        """When a schema was looked for in vain; a game under the empty schema."""
+
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        key = (game, schema)
+        if key not in self._known and not self._is_missing(key):
+            # Noted before it is asked: what is registered meanwhile may be seen a second later, never later than that.
+            asked_s = self._clock.monotonic()
+            if (spec := self._read(game, schema)) is None:
+                self._miss(key, asked_s)
+            else:
+                self._known[key] = spec
+        return self._known.get(key)
+
+    def knows(self, game: str) -> bool:
+        key = (game, "")
+        if game not in self._games and not self._is_missing(key):
+            asked_s = self._clock.monotonic()
+            self._games = frozenset(self._registry.games())
+            if game not in self._games:
+                self._miss(key, asked_s)
+        return game in self._games
+
+    def _read(self, game: str, schema: str) -> GameSpec | None:
+        try:
+            spec = self._registry.spec(game, schema)
+        except (InvalidName, SpecError):
+            return None
+        return spec if spec is not None and (spec.game, spec.schema) == (game, schema) else None
+
+    def _is_missing(self, key: tuple[str, str]) -> bool:
+        return self._clock.monotonic() - self._missed.get(key, -MISS_S) < MISS_S
+
+    def _miss(self, key: tuple[str, str], asked_s: float) -> None:
+        if len(self._missed) >= _MOST_MISSES:
+            self._missed.clear()
+        self._missed[key] = asked_s

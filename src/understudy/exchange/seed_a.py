@@ -1,0 +1,338 @@
+"""Import of the original pipeline's records: JSON texts, each an object or an array with exactly one.
+
+They arrive unordered and doubled, so nothing is read from their order: they are sorted by episode and step, equal ones
+count once, and episodes with two different records of the same step are refused by name.
+
+A record's `state` is the one after the action: the true transition of step t is (state[t-1], action[t], reward[t],
+state[t]) within one episode, and that of an episode's first record cannot be recovered. Nothing is guessed: the caller
+says whether to repair that, or to keep the records as they are, out of learners' reach.
+"""
+
+import json
+import math
+import re
+import struct
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from understudy.core.errors import ConfigError, InvalidName, SpecError
+from understudy.core.names import GameName, PlayerName, game_name
+from understudy.core.tensors import Array
+from understudy.exchange.incoming import Episode, chunks_of, session_of
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec, game_spec, spec_from_gymnasium
+
+KEYS = ("episode", "step", "state", "action", "reward", "next_state", "done", "game_id")
+_ALSO = {"pk"}
+"""What the original table had besides."""
+_MOST = 1 << 31
+_SPACES = re.compile(r"\s*")
+
+Mode = Literal["repair-shift", "as-is"]
+MISALIGNED_CONSENT = "denied"
+"""Records that are kept as they are go under this consent, which no learner reads and no setting lets in."""
+_MOST_ACTIONS = 4096
+"""More are believed only when they are asked for: each is an output of the network."""
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Records:
+    """All records of one game in some files, packed: half a million of them take about 100 MB."""
+
+    episodes: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    """Why an episode cannot be used, by its number."""
+    game_ids: dict[str, int] = field(default_factory=dict)
+    """Records of each game id, as it was written."""
+    size: int = 0
+    """Numbers in a state."""
+    records: int = 0
+    duplicates: int = 0
+    most_action: int = 0
+
+    def rows(self, episode: int) -> Array:
+        """An episode's records in the order of their steps, as a structured array."""
+        steps = self.episodes[episode]
+        numbers = sorted(steps)
+        fields = [("state", "<f8", (self.size,)), ("next_state", "<f8", (self.size,)), ("action", "<i8"),
+                  ("reward", "<f8"), ("done", "?")]  # fmt: skip
+        packed = np.frombuffer(b"".join(steps[number] for number in numbers), np.dtype(fields))
+        rows = np.empty(len(packed), np.dtype([("step", "<i8"), *fields]))
+        rows["step"] = numbers
+        for name, *_ in fields:
+            rows[name] = packed[name]
+        return rows
+
+    def add(self, record: Any, game_id: str | None) -> None:
+        """Take in one record, unless it is of another game; ValueError says why it is none."""
+        if isinstance(record, list):
+            if len(record) != 1:
+                raise ValueError(
+                    f"an array of {len(record)} values; a record is an object, or an array with exactly one"
+                )
+            record = record[0]
+        if not isinstance(record, dict):
+            raise ValueError(f"{str(record)[:40]!r}; a record is an object, or an array with exactly one")
+        if record.keys() - _ALSO != set(KEYS):
+            raise ValueError(f"its keys differ: {', '.join(sorted((record.keys() - _ALSO) ^ set(KEYS))[:6])}")
+        name = record["game_id"]
+        if not isinstance(name, str):
+            raise ValueError(f"game_id is {name!r}; wanted a text")
+        self.game_ids[name] = self.game_ids.get(name, 0) + 1
+        if game_id is not None and name != game_id:
+            return
+        episode, step, action = (_whole(record, key) for key in ("episode", "step", "action"))
+        state, next_state = (_floats(record[key], key) for key in ("state", "next_state"))
+        (reward,) = _floats([record["reward"]], "reward")
+        if type(record["done"]) is not bool:
+            raise ValueError(f"done is {record['done']!r}; wanted true or false")
+        self.size = self.size or len(state)
+        if len(state) != self.size or len(next_state) != self.size:
+            raise ValueError(f"states of {len(state)} and {len(next_state)} numbers; wanted {self.size} in all of them")
+        packed = struct.pack(f"<{2 * self.size}dqd?", *state, *next_state, action, reward, record["done"])
+        self.records += 1
+        self.most_action = max(self.most_action, action)
+        if (before := self.episodes.setdefault(episode, {}).setdefault(step, packed)) != packed:
+            self.refused[episode] = f"step {step} comes with different contents"
+        elif before is not packed:
+            self.duplicates += 1
+
+
+def _whole(record: Mapping[str, Any], name: str) -> int:
+    number = record[name]
+    if type(number) is not int or not 0 <= number < _MOST:
+        raise ValueError(f"{name} is {str(number)[:40]!r}; wanted a whole number from 0")
+    return number
+
+
+def _floats(values: Any, name: str) -> list[float]:
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{name} is {str(values)[:40]!r}; wanted a list of numbers")
+    for number in values:
+        if type(number) not in (int, float) or not math.isfinite(number) or abs(number) > 3.4e38:
+            raise ValueError(f"{name} holds {str(number)[:40]!r}; wanted finite numbers")
+    return values
+
+
+def read_records(paths: Sequence[Path], *, game_id: str | None = None) -> Records:
+    """The records of one game; ConfigError names file and record where one is none, and games where they are mixed."""
+    records = Records()
+    for path in paths:
+        number = 0
+        for number, value in enumerate(_texts(path), start=1):
+            try:
+                records.add(value, game_id)
+            except (ValueError, TypeError, KeyError, OverflowError) as error:
+                raise ConfigError(f"record {number} of {path} is none of the original pipeline's: {error}") from None
+        if not number:
+            raise ConfigError(f"{path} holds no records; give JSON lines, or a file with one record")
+    ids = ", ".join(repr(name) for name in sorted(records.game_ids)[:6])
+    if game_id is None and len(records.game_ids) > 1:
+        raise ConfigError(f"the records are of several games ({ids}); choose one with --game-id")
+    if not records.episodes:
+        raise ConfigError(f"no record has the game id {game_id!r}; there are {ids}")
+    return records
+
+
+def _texts(path: Path) -> Iterator[Any]:
+    """Every JSON value of a file, whatever stands between them: lines, spaces or nothing."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file; give JSON lines of the original pipeline's records")
+    decoder = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_object)
+    number = 0
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                number += 1
+                text, at = line.strip().lstrip("\ufeff"), 0
+                while at < len(text):
+                    value, at = decoder.raw_decode(text, at)
+                    yield value
+                    at += len(_SPACES.match(text, at).group())  # type: ignore[union-attr]
+    except (ValueError, RecursionError) as error:
+        wrong = ConfigError(f"line {max(1, number)} of {path} is no JSON: {str(error)[:100]}")
+        if isinstance(error, UnicodeDecodeError) or number > 1:
+            raise wrong from None
+        try:
+            value = decoder.decode(path.read_text(encoding="utf-8"))  # one value that is written over several lines
+        except (ValueError, RecursionError):
+            raise wrong from None
+        yield value
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return made
+
+
+# --- the import -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedOptions:
+    """How to read the records."""
+
+    mode: Mode
+    consent: str
+    game: GameName | None = None
+    game_id: str | None = None
+    """Only records with this id."""
+    limit: int | None = None
+    """Steps after which the game stops by itself; what its spec says, where that is known."""
+    actions: int | None = None
+    """How many actions there are, where no spec says it."""
+
+
+class SeedA:
+    """All records of some files, as sessions of an episode each."""
+
+    origins: Mapping[int, int] = {}
+
+    def __init__(
+        self, paths: Sequence[Path], options: SeedOptions, *, registered: Callable[[GameName], Sequence[GameSpec]]
+    ) -> None:
+        """`registered`: the specs of a game that a deployment knows; one that fits is taken."""
+        self.name = ", ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
+        self._options = options
+        self._records = read_records(paths, game_id=options.game_id)
+        self._game_id = options.game_id if options.game_id is not None else next(iter(self._records.game_ids))
+        try:
+            game = options.game or game_name(self._game_id)
+        except InvalidName:
+            raise ConfigError(
+                f"the records' game id {self._game_id[:60]!r} cannot be a game's name here; say with --game NAME what "
+                "to call it"
+            ) from None
+        self.spec, self.spec_is_from = _spec(game, self._records, options, registered(game))
+        self.limit = options.limit or self.spec.max_episode_steps
+        self._counts: Counter[str] = Counter()
+        self._refused: dict[str, str] = {}
+
+    def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
+        self._counts, self._refused = Counter(), {}
+        is_kept = self._options.mode == "as-is"
+        consent = MISALIGNED_CONSENT if is_kept else self._options.consent
+        client = "seed-a-import/1 misaligned" if is_kept else "seed-a-import/1"
+        for number in sorted(self._records.episodes):
+            rows = self._records.rows(number)
+            why = self._records.refused.get(number, "")
+            ends, last = rows["step"][rows["done"]], rows["step"][-1]
+            if not why and len(ends) and ends[0] < last:
+                why = f"step {last} comes after step {ends[0]}, which is done"
+            if why:
+                self._refused[f"episode {number}"] = why
+                continue
+            self._counts["episodes"] += 1
+            for episode in self._episodes(number, rows):
+                for chunk in chunks_of(episode, self.spec, consent=consent, client=client):
+                    yield chunk, None
+
+    def _episodes(self, number: int, rows: Array) -> Iterator[Episode]:
+        """The parts of an episode in which no record is missing."""
+        counts, mode = self._counts, self._options.mode
+        ((obs_name, space),) = self.spec.obs_columns.items()
+        ((action_name, action_space),) = self.spec.action_columns.items()
+        parts = np.split(rows, np.flatnonzero(np.diff(rows["step"]) != 1) + 1)
+        counts["gaps"] += len(parts) - 1
+        for part in parts:
+            is_done = bool(part["done"][-1])
+            truncated = is_done and int(part["step"][-1]) + 1 == self.limit
+            terminated = is_done and not truncated
+            counts["derived_truncations"] += truncated
+            counts["episodes_without_end"] += part is parts[-1] and not is_done
+            # The state behind each action, from the first on; or the states as they stand, and what is behind the last.
+            obs, taken = part["state"], part[1:]
+            if mode == "repair-shift":
+                counts["lost_first_steps"] += 1
+            else:
+                obs, taken = np.concatenate([obs, part["next_state"][-1:]]), part
+            if not len(taken):
+                continue
+            states = obs.astype(space.dtype).reshape(-1, *space.shape)
+            actions, rewards = taken["action"].astype(action_space.dtype), taken["reward"].astype(np.float32)
+            content = (states.tobytes(), actions.tobytes(), rewards.tobytes(), f"{terminated} {truncated}")
+            place = f"{number} {taken['step'][0]}"
+            yield Episode(
+                session=session_of("seed-a", mode, self.spec.game, place, *content), obs={obs_name: states},
+                action={action_name: actions}, reward=rewards, terminated=terminated, truncated=truncated,
+            )  # fmt: skip
+
+    def report(self) -> Mapping[str, Any]:
+        records = self._records
+        counted = ("episodes", "lost_first_steps", "derived_truncations", "gaps", "episodes_without_end")
+        # Whether the records contradict the shift: most next_states are the following record's state, not their own.
+        own = following = 0
+        for number in records.episodes:
+            rows = records.rows(number)
+            is_own = (rows["next_state"] == rows["state"]).all(axis=1)
+            is_next = (rows["next_state"][:-1] == rows["state"][1:]).all(axis=1) & (np.diff(rows["step"]) == 1)
+            own += int(is_own.sum())
+            following += int((is_next & ~is_own[:-1]).sum())
+        return {
+            "mode": self._options.mode, "game_id": self._game_id, "spec_is_from": self.spec_is_from,
+            "limit": self.limit, "records": records.records, "duplicates": records.duplicates,
+            **{name: self._counts[name] for name in counted}, "refused_episodes": dict(self._refused),
+            "looks_aligned": following > own,
+        }  # fmt: skip
+
+
+def _spec(
+    game: GameName, records: Records, options: SeedOptions, registered: Sequence[GameSpec]
+) -> tuple[GameSpec, str]:
+    """The game's spec and where it is from: what is registered here, what Gymnasium knows, or the records."""
+    most = records.most_action
+    for spec, where in [*((one, "registered") for one in registered), *((one, "gymnasium") for one in _of_env(game))]:
+        space, discrete = spec.obs.get(""), spec.discrete
+        if space is None or discrete is None or spec.has_legal or space.dtype.kind != "f":
+            continue
+        if np.prod(space.shape) == records.size and discrete.start == 0 and most < discrete.n:
+            return spec, where
+    if registered:
+        raise ConfigError(
+            f"{game} is registered here with other spaces than these records have ({records.size} numbers, actions to "
+            f"{most}); give another --game"
+        )
+    actions = options.actions or max(2, most + 1)
+    if actions > _MOST_ACTIONS and options.actions is None:
+        raise ConfigError(
+            f"there is an action {most}, so the game would have {actions}; if that is right, say so with --actions"
+        )
+    if most >= actions:
+        raise ConfigError(f"--actions is {actions}, and there is an action {most}; give at least {most + 1}")
+    return game_spec(game, obs=records.size, actions=actions, max_episode_steps=options.limit), "records"
+
+
+def _of_env(game: GameName) -> list[GameSpec]:
+    """What Gymnasium says about the game, where it knows one of that name."""
+    import gymnasium
+
+    if game not in gymnasium.registry:
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of versions that have a successor
+            env = gymnasium.make(game, disable_env_checker=True)
+    except Exception:
+        # Whatever it lacks here: a package, a display. Then the records say what they are of.
+        return []
+    try:
+        return [spec_from_gymnasium(env, game=game)]
+    except SpecError:
+        return []
+    finally:
+        env.close()

@@ -1,0 +1,1 @@
+"""What travels: chunks of steps, the frames around them, and the game they belong to."""

@@ -1,0 +1,451 @@
+"""ChunkBuilder: what the game's thread calls; writes steps into preallocated columns and cuts them into blocks.
+
+A block is closed rows on their way from the game's thread to the sender, which encodes them as frames and gives the
+columns back to their pool.
+
+    begin ─► stage(obs) ─► act(action) ─► add_reward ─► stage(next obs) ─► act ... ─► finish(last obs) | cut
+             └────── decide(obs, action) ──────┘        └─ closes the step before
+
+The row at `_at` is empty, staged (an observation waits for a decision) or open (a decision waits for what follows);
+all rows before it are closed. Not thread-safe: its session's lock guards it.
+"""
+
+import math
+import operator
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from understudy.core.canonical import canonical_json
+from understudy.core.errors import Refused
+from understudy.core.tensors import Array
+from understudy.experience.chunk import (
+    COMPRESS_FROM_BYTES,
+    CUT_BYTES,
+    MAX_DECODED_BYTES,
+    MAX_STEPS,
+    OPTIONAL,
+    REQUIRED,
+    By,
+    Chunk,
+    ChunkMeta,
+    EpisodeNote,
+    RowKind,
+    keeps_value_when_padded,
+    read_meta,
+    split_chunk,
+)
+from understudy.experience.frame import Frame, data_frame
+from understudy.experience.game import GameSpec
+from understudy.experience.spaces import Space
+from understudy.experience.writer import action_writer, check_mask, obs_writer, raw_action_writer, raw_space
+
+EXTRAS = ("logp", "value", "priority", "version")
+"""Optional columns with one number per step; a chunk carries them only when a step of it used them."""
+
+_HEADER_BYTES = 8 * 1024
+_KEPT_SETS = 8
+
+MAX_NOTE_BYTES = 32 * 1024
+"""Notes of many short episodes must not outgrow a chunk's header."""
+
+_EMPTY, _STAGED, _OPEN = 0, 1, 2
+_MAX_REWARD = float(np.finfo(np.float32).max)
+_MAX_FRAMES = (1 << 16) - 1
+_MAX_T_MS = (1 << 32) - 1
+
+
+class Columns:
+    """One preallocated array per column; decision columns of unused rows hold zeros."""
+
+    __slots__ = ("action", "all", "legal", "obs", "padded", "raw_action", "row", "views")
+
+    def __init__(self, pool: "BlockPool") -> None:
+        self.all: dict[str, Array] = {
+            name: np.zeros((pool.n_rows, *shape), dtype) for name, (dtype, shape) in pool.layout.items()
+        }
+        self.obs = [self.all[name] for name in pool.spec.obs_columns]
+        self.action = [self.all[name] for name in pool.spec.action_columns]
+        self.raw_action = [self.all[raw_name(name)] for name in pool.spec.action_columns]
+        self.legal = self.all.get("legal")
+        self.row = self.all["row"]
+        self.views: dict[str, Any] = {name: self.all[name].data for name in ("reward", "by", "frames", "t_ms")}
+        self.padded = [column for name, column in self.all.items() if not keeps_value_when_padded(name)]
+
+    def pad(self, at: int) -> None:
+        """Make a row carry no decision; its observation and mask stay."""
+        for column in self.padded:
+            column[at] = 0
+
+
+class BlockPool:
+    """Hands out column sets for one game and takes them back; many threads may share it."""
+
+    def __init__(self, spec: GameSpec, *, max_steps: int = MAX_STEPS) -> None:
+        self.spec = spec
+        self.max_steps = min(max_steps, MAX_STEPS)
+        spaces: dict[str, Space] = {**spec.obs_columns, **spec.action_columns}
+        spaces |= {raw_name(name): raw_space(space) for name, space in spec.action_columns.items()}
+        self.layout: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {
+            name: (space.dtype, space.shape) for name, space in spaces.items()
+        }
+        self.layout |= {name: (dtype, ()) for name, dtype in (REQUIRED | OPTIONAL).items() if name != "event"}
+        if spec.has_legal and spec.discrete is not None:
+            self.layout["legal"] = (np.dtype(np.bool_), (spec.discrete.n,))
+        row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.layout.values())
+        # Rows fit into one body when nothing shrinks, and into the decoded limit when images are compressed.
+        shrinks = any(
+            space.dtype.itemsize == 1 and space.dtype.kind in "ui" and math.prod(space.shape) >= COMPRESS_FROM_BYTES
+            for space in spec.obs.values()
+        )
+        room = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES
+        # Short episodes add a final row each; an eighth is room for episodes of eight steps and more.
+        self.n_rows = max(2, min(room // row_bytes, self.max_steps + self.max_steps // 8 + 2))
+        self.set_bytes = self.n_rows * row_bytes
+        self._free: deque[Columns] = deque(maxlen=_KEPT_SETS)
+
+    def take(self) -> Columns:
+        """A clean set: a used one when there is one."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Columns(self)
+
+    def give(self, columns: Columns) -> None:
+        """Clean a set for its next use; called away from the game's thread."""
+        for column in columns.padded:
+            column.fill(0)
+        self._free.append(columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Closed rows; `meta` is complete but for chunk_no and first_step, which are given when it is encoded."""
+
+    columns: Columns
+    n_rows: int
+    meta: ChunkMeta
+    used: frozenset[str]
+    """Optional columns that some step of it used."""
+
+    @property
+    def n_steps(self) -> int:
+        return self.meta.n_steps
+
+    def chunk(self, *, chunk_no: int, first_step: int) -> Chunk:
+        """The chunk, as views into the columns."""
+        views = {
+            name: column[: self.n_rows]
+            for name, column in self.columns.all.items()
+            if name in self.used or (name not in EXTRAS and not name.startswith("raw_action"))
+        }
+        return Chunk(replace(self.meta, chunk_no=chunk_no, first_step=first_step), views)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One number of a session: its frame, or None where a single step was too large to travel."""
+
+    chunk_no: int
+    n_steps: int
+    frame: Frame | None
+
+
+def encode_block(block: Block, *, chunk_no: int, first_step: int) -> Iterator[Encoded]:
+    """The frames of a block, split until every body is small enough; numbers are dense from `chunk_no`."""
+    waiting = [block.chunk(chunk_no=chunk_no, first_step=first_step)]
+    while waiting:
+        chunk = waiting.pop()
+        if chunk.meta.chunk_no != chunk_no:
+            chunk = Chunk(replace(chunk.meta, chunk_no=chunk_no), chunk.columns)
+        body = chunk.encode()
+        if len(body) > CUT_BYTES and chunk.meta.n_steps > 1:
+            left, right = split_chunk(chunk)
+            waiting += [right, left]
+            continue
+        try:
+            frame: Frame | None = data_frame(chunk.meta.session, chunk_no, body)
+        except Refused:
+            frame = None
+        yield Encoded(chunk_no, chunk.meta.n_steps, frame)
+        chunk_no += 1
+
+
+def raw_name(action_column: str) -> str:
+    """`action.x` becomes `raw_action.x`."""
+    return f"raw_{action_column}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What a policy knows about its own decision."""
+
+    logp: float | None = None
+    value: float | None = None
+    priority: float | None = None
+    version: int | None = None
+    raw_action: Any = None
+
+
+class ChunkBuilder:
+    """Rows of one session; `full` blocks are taken by the caller, who must do so before the next call."""
+
+    def __init__(
+        self, spec: GameSpec, *, session: uuid.UUID, kind: str = "player", client: str = "",
+        max_steps: int = MAX_STEPS, pool: BlockPool | None = None,
+    ) -> None:  # fmt: skip
+        self.spec, self.session = spec, session
+        self.pool = BlockPool(spec, max_steps=max_steps) if pool is None else pool
+        self._meta = ChunkMeta(
+            game=spec.game, schema=spec.schema, session=session, chunk_no=0, first_step=0, n_steps=0, kind=kind,
+            client=client, episodes=(),
+        )  # fmt: skip
+        self._write_obs, self._write_action = obs_writer(spec), action_writer(spec)
+        self._write_raw_action = raw_action_writer(spec)
+        self._n_actions = spec.discrete.n if spec.discrete is not None else 0
+        self._first_action = spec.discrete.start if spec.discrete is not None else 0
+        self.consent = "unknown"
+        self._last_row, self._max_steps = self.pool.n_rows - 1, self.pool.max_steps
+        self.closed_steps = 0
+        """Closed steps not yet taken."""
+        self.oldest_ms: int | None = None
+        """When the oldest of them was closed."""
+        self._state, self._at, self._reward = _EMPTY, 0, 0.0
+        self._note: EpisodeNote | None = None
+        self._is_first = False
+        self._episode_row = 0
+        self._open_used: tuple[str, ...] = ()
+        self._notes: list[EpisodeNote] = []
+        self._note_bytes = 0
+        self._used: set[str] = set()
+        self._use(self.pool.take())
+
+    def _use(self, columns: Columns) -> None:
+        self._columns = columns
+        self._obs, self._action, self._legal = columns.obs, columns.action, columns.legal
+        # Single numbers go in through memoryviews, at two thirds of the cost of NumPy's own indexing.
+        self._rewards, self._by = columns.views["reward"], columns.views["by"]
+        self._frames, self._t_ms = columns.views["frames"], columns.views["t_ms"]
+
+    @property
+    def in_episode(self) -> bool:
+        return self._note is not None
+
+    @property
+    def has_decision(self) -> bool:
+        """Whether a decision is open."""
+        return self._state == _OPEN
+
+    # --- An episode -------------------------------------------------------------------------------------------------
+
+    def begin(self, note: EpisodeNote, *, consent: str = "unknown") -> Block | None:
+        """Start an episode; the block before it, when that has another consent."""
+        if self._note is not None:
+            raise Refused("bad_order", "an episode is still running; finish or cut it first")
+        note = replace(note, row=0, cut=False, result=None)
+        _check_note(replace(self._meta, consent=consent, episodes=(note,)))
+        block = self.take() if consent != self.consent else None
+        self.consent, self._note, self._is_first, self._episode_row = consent, note, True, self._at
+        return block
+
+    def name_model(self, model: str) -> None:
+        """Say in the running episode's note which model decides from now on; blocks taken before do not have it."""
+        if self._note is not None and self._note.model != model:
+            self._note = replace(self._note, model=model)
+            if self._state == _OPEN or not self._is_first:
+                self._notes[-1] = replace(self._notes[-1], model=model)
+
+    def decide(
+        self, obs: Any, action: Any, *, legal: Any = None, by: int = By.UNKNOWN, frames: int = 1, t_ms: int = 0,
+        extras: Extras | None = None,
+    ) -> bool:  # fmt: skip
+        """Close the open step and open the next one; says whether a block is full and must be taken."""
+        self.stage(obs, legal, t_ms)
+        return self.act(action, by, frames, t_ms, extras)
+
+    def stage(self, obs: Any, legal: Any = None, t_ms: int = 0) -> None:
+        """Write the next observation, which closes the open step; `is_full` says whether a block must be taken."""
+        is_open = self._state == _OPEN
+        at = self._at + is_open
+        if self._note is None:
+            raise Refused("bad_order", "no episode is running; begin one first")
+        self._write_obs(self._obs, at, obs)
+        if self._legal is not None or legal is not None:
+            self._write_legal(at, legal)
+        if is_open:
+            self._close(t_ms)
+            self._at = at
+        self._state = _STAGED
+
+    def act(
+        self, action: Any, by: int = By.UNKNOWN, frames: int = 1, t_ms: int = 0, extras: Extras | None = None
+    ) -> bool:
+        """Decide on the staged observation; says whether a block is full."""
+        at = self._at
+        if self._state != _STAGED:
+            raise Refused("bad_order", "a decision needs an observation before it")
+        self._write_action(self._action, at, action)
+        if self._legal is not None and not self._legal[at, self._action[0][at] - self._first_action]:
+            raise Refused("illegal_action", f"action {action!r} is not legal in its own mask")
+        if not 0 <= frames <= _MAX_FRAMES:
+            if not frames > 0:
+                raise Refused("bad_frames", f"frames is {frames!r}; give how many frames the decision lasts, from 0")
+            frames = _MAX_FRAMES
+        self._by[at] = by
+        self._frames[at] = frames
+        self._t_ms[at] = t_ms if t_ms <= _MAX_T_MS else _MAX_T_MS
+        self._open_used = () if extras is None else self._write_extras(at, extras)
+        if self._is_first:
+            assert self._note is not None
+            self._columns.all["is_first"][at] = True
+            self._note = replace(self._note, row=at)
+            self._notes.append(self._note)
+        self._reward, self._state = 0.0, _OPEN
+        return at >= self._last_row or self.closed_steps >= self._max_steps
+
+    def add_reward(self, reward: float) -> None:
+        """Add to the open step."""
+        try:
+            total = self._reward + float(reward)
+        except (TypeError, ValueError):
+            raise Refused("bad_dtype", f"reward {str(reward)[:40]!r} is no number") from None
+        if self._state != _OPEN:
+            raise Refused("bad_order", "a reward needs a decision before it")
+        if not -_MAX_REWARD <= total <= _MAX_REWARD:
+            raise Refused("not_finite", f"reward {reward!r} is not finite in float32; give a smaller number")
+        self._reward = total
+
+    def finish(
+        self, obs: Any = None, *, terminated: bool, truncated: bool = False, legal: Any = None,
+        result: str | float | None = None, t_ms: int = 0,
+    ) -> bool:  # fmt: skip
+        """End the episode after its open step; without a last observation a truncated one is cut."""
+        if self._state != _OPEN or self._note is None:
+            raise Refused("bad_order", "an episode ends after a decision; cut it instead")
+        if not terminated and not truncated:
+            raise Refused("bad_order", "an episode ends terminated or truncated; cut it instead")
+        note = self._note
+        if result is not None:
+            note = replace(note, result=result)
+            _check_note(replace(self._meta, episodes=(replace(note, row=0),)))
+        if obs is None and not terminated:
+            return self.cut(result=result)
+        at = self._at + 1
+        if obs is None:
+            # Never bootstrapped from; the last one seen again is sure to lie in the space.
+            for column in self._obs:
+                column[at] = column[at - 1]
+        else:
+            self._write_obs(self._obs, at, obs)
+        if self._legal is not None or legal is not None:
+            self._write_legal(at, legal)
+        self._columns.all["terminated"][self._at] = terminated
+        self._columns.all["truncated"][self._at] = truncated
+        self._close(t_ms)
+        self._columns.row[at] = RowKind.FINAL
+        self._leave(at + 1, note)
+        return self.is_full
+
+    def cut(self, *, result: str | float | None = None) -> bool:
+        """Stop the episode where it is known: an open step is dropped, a staged observation kept."""
+        if self._state != _EMPTY:
+            self._columns.pad(self._at)
+        if self._note is None or self._state == _EMPTY or self._at == self._episode_row:
+            if self._state != _EMPTY and self._notes and self._notes[-1].row == self._at:
+                self._notes.pop()
+            self._state, self._note = _EMPTY, None
+            return self.is_full
+        self._columns.row[self._at] = RowKind.BOOTSTRAP
+        self._leave(self._at + 1, replace(self._note, cut=True, result=result))
+        return self.is_full
+
+    # --- Its rows ---------------------------------------------------------------------------------------------------
+
+    def take(self) -> Block | None:
+        """The closed rows as a block, or None; the row in work moves into fresh columns."""
+        if not self.closed_steps:
+            return None
+        old, at = self._columns, self._at
+        fresh = self.pool.take()
+        notes, carried = self._notes, []
+        n_rows = at
+        if self._state != _EMPTY:
+            for name, column in fresh.all.items():
+                column[0] = old.all[name][at]
+            assert self._note is not None
+            if self._at == self._episode_row:
+                # Nothing of this episode is closed yet: it belongs to the next block as a whole.
+                if self._state == _OPEN:
+                    carried = [replace(notes[-1], row=0)]
+                    notes = notes[:-1]
+            else:
+                old.pad(at)
+                old.row[at] = RowKind.BOOTSTRAP
+                n_rows = at + 1
+                carried = [replace(self._note, row=0)]
+                self._note = carried[0]
+        block = Block(
+            old, n_rows, replace(self._meta, n_steps=self.closed_steps, consent=self.consent, episodes=tuple(notes)),
+            frozenset(self._used),
+        )  # fmt: skip
+        self._notes, self._used, self._note_bytes = carried, set(), 0
+        self._at = self._episode_row = 0
+        self.closed_steps, self.oldest_ms = 0, None
+        self._use(fresh)
+        return block
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a block must be taken."""
+        return self._at >= self._last_row or self.closed_steps >= self._max_steps or self._note_bytes > MAX_NOTE_BYTES
+
+    def _close(self, t_ms: int) -> None:
+        self._rewards[self._at] = self._reward
+        if not self.closed_steps:
+            self.oldest_ms = t_ms
+        self.closed_steps += 1
+        self._is_first = False
+        if self._open_used:
+            self._used.update(self._open_used)
+
+    def _leave(self, at: int, note: EpisodeNote) -> None:
+        self._notes[-1] = replace(note, row=self._notes[-1].row)
+        self._note_bytes += 2 * len(canonical_json(note.to_json()))
+        self._state, self._at, self._note = _EMPTY, at, None
+
+    def _write_legal(self, at: int, legal: Any) -> None:
+        if self._legal is None:
+            raise Refused("bad_columns", "a legal mask was given; connect with has_legal=True to record it")
+        self._legal[at] = True if legal is None else check_mask(legal, self._n_actions)
+
+    def _write_extras(self, at: int, extras: Extras) -> tuple[str, ...]:
+        used = []
+        for name in EXTRAS:
+            given = getattr(extras, name)
+            if given is None:
+                continue
+            if name != "version":
+                if not -_MAX_REWARD <= given <= _MAX_REWARD:
+                    raise Refused("not_finite", f"{name} is {given!r}; give a finite number")
+            else:
+                try:
+                    given = operator.index(given)
+                except TypeError:
+                    raise Refused("bad_dtype", f"{name} is {str(given)[:40]!r}; give a whole number from 0") from None
+                if not 0 <= given < 1 << 32:
+                    raise Refused("not_finite", f"{name} is {given}; give a whole number from 0 to {(1 << 32) - 1}")
+            self._columns.all[name][at] = given
+            used.append(name)
+        if extras.raw_action is not None:
+            self._write_raw_action(self._columns.raw_action, at, extras.raw_action)
+            used += [raw_name(name) for name in self.spec.action_columns]
+        return tuple(used)
+
+
+def _check_note(meta: ChunkMeta) -> None:
+    # The reader's own rules, so that nothing is recorded that could not be read back.
+    read_meta(meta.to_metadata())

@@ -1,0 +1,174 @@
+"""Keys: who may do what, shared by every gateway of a deployment; only hashes are kept.
+
+uk_<id>_<secret>      the id names the key, the secret is 256 random bits, so a plain SHA-256 of it is enough
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.names import game_name
+from understudy.core.signed import Signer, Trusted
+from understudy.models.shared import Entry, Shared
+from understudy.ports import Objects
+
+Scope = Literal["play", "work", "read", "admin"]
+"""Send frames and fetch bots / join a learner / look at the dashboard / change things. `admin` includes the others."""
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+EVERY_GAME = "*"
+NO_KEY = "this needs a key; send it as 'Authorization: Bearer KEY'"
+MAX_REQUESTS_S, MAX_BYTES_S = 1e9, 1e12
+_TEXT = re.compile(r"uk_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """What is known about a key: everything but the key itself."""
+
+    id: str
+    hash: str
+    scopes: tuple[Scope, ...]
+    game: str = EVERY_GAME
+    """The one game it is for, or `*`."""
+    origins: tuple[str, ...] = ()
+    """Web pages that may use it; a request without an Origin is never from a page."""
+    requests_s: float = 200.0
+    """Requests a second, on average."""
+    bytes_s: float = 8e6
+    """Bytes sent a second, on average."""
+    expires_s: float = 0.0
+    """When it ends, in seconds since 1970; 0: never."""
+    label: str = ""
+    registers: bool = False
+    """Whether an unknown game registers itself; the development key does."""
+    created_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.scopes or not set(self.scopes) <= set(SCOPES):
+            raise ConfigError(f"scopes are {list(self.scopes)}; give one or more of {list(SCOPES)}")
+        if self.game != EVERY_GAME:
+            game_name(self.game)
+        for origin in self.origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"origin {origin[:60]!r} is none that a key can name; give scheme and host, such as "
+                    "https://game.example"
+                )
+        for name, most in (("requests_s", MAX_REQUESTS_S), ("bytes_s", MAX_BYTES_S)):
+            if not 0 < getattr(self, name) < most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a number above 0 and below {most:.0e}")
+        if not 0 <= self.expires_s < 1e12:
+            raise ConfigError(f"expires_s is {self.expires_s}; give a time in seconds since 1970, or 0 for never")
+        if len(self.label) > 100 or not self.label.isprintable():
+            raise ConfigError("a label has at most 100 printable letters")
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+    def is_for(self, game: str) -> bool:
+        return self.game in (EVERY_GAME, game)
+
+
+@dataclass(slots=True)
+class KeyRing:
+    """Every key that was made, folded from the journal of keys."""
+
+    number: int = 0
+    bad_entries: int = 0
+    keys: dict[str, Key] = field(default_factory=dict)
+    revoked_s: dict[str, float] = field(default_factory=dict)
+
+    def take(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        """Fold in an entry."""
+        match entry.get("kind"):
+            case "key":
+                key = _key(entry["key"])
+                if key.id in self.keys:
+                    raise Refused("bad_entry", f"key {key.id} was made before")
+                self.keys[key.id] = key
+            case "revoke":
+                self.revoked_s[str(entry["id"])] = float(entry["at_s"])
+            case kind:
+                raise Refused("bad_entry", f"this build knows no entry {kind!r} of keys")
+
+
+def _key(facts: Any) -> Key:
+    if not isinstance(facts, dict) or facts.keys() != {one.name for one in fields(Key)}:
+        raise Refused("bad_entry", "a key with missing or unknown facts")
+    try:
+        return Key(**facts | {"scopes": tuple(facts["scopes"]), "origins": tuple(facts["origins"])})
+    except (ConfigError, TypeError) as error:
+        raise Refused("bad_entry", str(error)[:200]) from None
+
+
+class Keys:
+    """The keys of a deployment; what one gateway revokes, every other obeys when it next looks."""
+
+    def __init__(self, objects: Objects, *, trusted: Trusted, signer: Signer | None, clock: Clock) -> None:
+        self._shared = Shared(objects, "keys", KeyRing(), trusted=trusted, signer=signer, clock=clock)
+        self._ring = KeyRing()
+        self._clock = clock
+
+    def create(self, scopes: Sequence[Scope], **facts: Any) -> tuple[str, Key]:
+        """A new key: its text, which is kept nowhere, and what is known about it."""
+        secret = secrets.token_urlsafe(32)
+        key = Key(
+            id=secrets.token_hex(6), hash=_hash(secret), scopes=tuple(scopes), created_s=round(self._clock.now(), 3),
+            **facts,
+        )  # fmt: skip
+        self._shared.write(lambda _: {"kind": "key", "key": asdict(key)})
+        return f"uk_{key.id}_{secret}", key
+
+    def revoke(self, key_id: str) -> Key:
+        """End a key; ConfigError when there is none of that id, or several that begin so."""
+        found = [key for key in self.all() if key.id.startswith(key_id)] if key_id else []
+        if len(found) != 1:
+            raise ConfigError(f"{len(found)} keys begin with {key_id[:20]!r}; give an id from 'understudy keys list'")
+
+        def entry(_: KeyRing) -> Entry:
+            return {"kind": "revoke", "id": found[0].id}
+
+        self._shared.write(entry)
+        return found[0]
+
+    def all(self) -> list[Key]:
+        """Every key that is not revoked, oldest first; expired ones are among them."""
+        ring = self._shared.now()
+        return [key for key in ring.keys.values() if key.id not in ring.revoked_s]
+
+    def follow(self) -> None:
+        """Read on what others wrote; `check` knows it from then on. It touches the disk or the network."""
+        self._ring = self._shared.now()
+
+    def check(self, text: str | None) -> Key:
+        """The key of such a text, from memory; Refused when it is none, or no longer."""
+        if not text:
+            raise Refused("no_key", NO_KEY)
+        found = _TEXT.fullmatch(text)
+        key = self._ring.keys.get(found.group(1)) if found else None
+        # Compared also where there is no such key, so that time tells nothing.
+        is_right = hmac.compare_digest(_hash(found.group(2) if found else ""), key.hash if key else "")
+        if key is None or not is_right:
+            raise Refused("wrong_key", "this is no key of this deployment; make one with 'understudy keys create'")
+        if key.id in self._ring.revoked_s:
+            raise Refused("revoked_key", f"key {key.id} was revoked; make another with 'understudy keys create'")
+        if key.expires_s and self._clock.now() >= key.expires_s:
+            raise Refused("expired_key", f"key {key.id} has expired; make another with 'understudy keys create'")
+        return key
+
+    def knows_origin(self, origin: str) -> bool:
+        """Whether any living key may be used by a page from there; a browser asks before it sends the key."""
+        ring = self._ring
+        return any(origin in key.origins for key in list(ring.keys.values()) if key.id not in ring.revoked_s)
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

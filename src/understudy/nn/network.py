@@ -1,0 +1,466 @@
+"""NetworkSpec: a network as data, with a JSON form and named weights.
+
+    obs ────► layers ─┐
+    obs.cam ► layers ─┴─ concatenated ─► trunk ─┬─► head "q"
+                                                └─► head "value"
+
+A layer maps the shape of one row to another and names the arrays it holds. The same spec runs in NumPy
+(`nn/forward.py`) and in JAX (`learn/networks.py`), with the same flat weights: `inputs.obs.0.kernel`, `trunk.2.bias`,
+`heads.q.0.kernel`.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from understudy.core.canonical import canonical_json, strict_json
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
+
+NETWORK_FORMAT = 1
+MAX_LAYERS = 100
+MAX_WEIGHTS = 1 << 28
+CACHE_LINE = 64
+
+Weights = Mapping[str, Array]
+"""Flat name to float32 array."""
+
+_HEAD = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "elu", "sigmoid")
+SQRT2 = 1.4142135623730951
+MAX_WIDTH = 1 << 20
+
+Shape = tuple[int, ...]
+
+
+# --- Layers -----------------------------------------------------------------------------------------------------------
+
+
+def _same_shape(layer: object, shape: Shape) -> Shape:
+    return shape
+
+
+def _no_weights(layer: object, shape: Shape) -> dict[str, Shape]:
+    return {}
+
+
+def _check_flat(layer: object, shape: Shape) -> None:
+    if len(shape) != 1:
+        raise ConfigError(f"{layer} over shape {shape}; it wants a flat row: put Flatten() before it")
+
+
+def _check_count(name: str, value: object, *, low: int = 1) -> None:
+    if type(value) is not int or not low <= value <= MAX_WIDTH:
+        raise ConfigError(f"{name} is {value!r}; give a whole number from {low} to {MAX_WIDTH}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name} is {value!r}; give a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear map of a flat row, and a bias."""
+
+    width: int
+    gain: float = SQRT2
+    """Scale of the orthogonal kernel it starts from; 0.01 suits a policy's last layer, 1 a value's."""
+
+    def __post_init__(self) -> None:
+        _check_count("width", self.width)
+        _check_number("gain", self.gain)
+
+    def out(self, shape: Shape) -> Shape:
+        _check_flat(self, shape)
+        return (self.width,)
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"kernel": (shape[0], self.width), "bias": (self.width,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A square convolution without padding over (height, width, channels)."""
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    gain: float = SQRT2
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "kernel", "stride"):
+            _check_count(name, getattr(self, name))
+        _check_number("gain", self.gain)
+
+    def out(self, shape: Shape) -> Shape:
+        if len(shape) != 3 or min(shape[:2]) < self.kernel:
+            raise ConfigError(
+                f"{self} over shape {shape}; it wants (height, width, channels) with sides of at least {self.kernel}: "
+                "move the channels with Channels(), or use a smaller kernel"
+            )
+        high, wide = ((side - self.kernel) // self.stride + 1 for side in shape[:2])
+        return (high, wide, self.channels)
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"kernel": (self.kernel, self.kernel, shape[2], self.channels), "bias": (self.channels,)}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Zero mean and unit variance over the last axis, then a learned scale and bias."""
+
+    def out(self, shape: Shape) -> Shape:
+        if not shape:
+            raise ConfigError("LayerNorm() over a single number; it wants at least one axis: put Flatten() before it")
+        return shape
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"scale": shape[-1:], "bias": shape[-1:]}
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationNorm:
+    """Each element by its running mean and variance, clipped to ±10; the statistics are updated, not trained."""
+
+    out = _same_shape
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"mean": shape, "var": shape, "count": ()}
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten:
+    """All axes of a row as one."""
+
+    def out(self, shape: Shape) -> Shape:
+        return (math.prod(shape),)
+
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """An elementwise function; gelu is the tanh form."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in ACTIVATIONS:
+            raise ConfigError(f"activation {self.name!r} is not known; give one of {', '.join(ACTIVATIONS)}")
+
+    out = _same_shape
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Dueling:
+    """Value plus advantages less their mean; with `hidden`, each comes from a relu layer of that width of its own."""
+
+    width: int
+    hidden: int = 0
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_count("width", self.width)
+        _check_count("hidden", self.hidden, low=0)
+        _check_number("gain", self.gain)
+
+    def out(self, shape: Shape) -> Shape:
+        _check_flat(self, shape)
+        return (self.width,)
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        inner = self.hidden or shape[0]
+        parts: dict[str, Shape] = {}
+        for name, width in (("value", 1), ("advantage", self.width)):
+            parts |= {f"{name}.kernel": (inner, width), f"{name}.bias": (width,)}
+            if self.hidden:
+                parts |= {f"{name}_hidden.kernel": (shape[0], self.hidden), f"{name}_hidden.bias": (self.hidden,)}
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleImage:
+    """Bytes as numbers from 0 to 1."""
+
+    out = _same_shape
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """These axes of a row moved last and merged into one; none adds a channel axis of length 1."""
+
+    axes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        axes = self.axes
+        if not isinstance(axes, tuple) or not all(type(axis) is int and 0 <= axis < 8 for axis in axes):
+            raise ConfigError(f"Channels has axes {axes!r}; give a tuple of axes of a row, such as (0,)")
+        if len(set(axes)) != len(axes):
+            raise ConfigError(f"Channels has axes {axes!r}; give each axis once")
+
+    def order(self, n_axes: int) -> Shape:
+        """The axes of a row in their new order."""
+        return (*(axis for axis in range(n_axes) if axis not in self.axes), *self.axes)
+
+    def out(self, shape: Shape) -> Shape:
+        if any(axis >= len(shape) for axis in self.axes):
+            raise ConfigError(f"{self} over shape {shape}; give axes below {len(shape)}")
+        kept = tuple(size for axis, size in enumerate(shape) if axis not in self.axes)
+        return (*kept, math.prod(shape[axis] for axis in self.axes))
+
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class OneHot:
+    """A whole number from `start` as `n` numbers of which one is 1; all are 0 outside."""
+
+    n: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        _check_count("n", self.n)
+        if type(self.start) is not int:
+            raise ConfigError(f"start is {self.start!r}; give a whole number")
+
+    def out(self, shape: Shape) -> Shape:
+        return (*shape, self.n)
+
+    weights = _no_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A learned vector, the same for every row, whatever comes in."""
+
+    width: int
+    value: float = 0.0
+    """What each element starts as."""
+
+    def __post_init__(self) -> None:
+        _check_count("width", self.width)
+        _check_number("value", self.value)
+
+    def out(self, shape: Shape) -> Shape:
+        return (self.width,)
+
+    def weights(self, shape: Shape) -> dict[str, Shape]:
+        return {"constant": (self.width,)}
+
+
+Layer = (
+    Dense | Conv | LayerNorm | ObservationNorm | Flatten | Activation | Dueling | ScaleImage | Channels | OneHot
+    | Constant
+)  # fmt: skip
+
+_KINDS: Mapping[str, type[Any]] = {
+    "dense": Dense, "conv": Conv, "layer_norm": LayerNorm, "observation_norm": ObservationNorm, "flatten": Flatten,
+    "activation": Activation, "dueling": Dueling, "scale_image": ScaleImage, "channels": Channels, "one_hot": OneHot,
+    "constant": Constant,
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+# --- The network ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One column of observations and its own layers; the shape starts with the stack axis where there is one."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    layers: tuple[Layer, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if len(self.shape) > 7 or not all(type(size) is int and size > 0 for size in self.shape):
+            raise ConfigError(f"an input has shape {self.shape}; give at most 7 whole numbers from 1")
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        if dtype not in DTYPE_NAMES:
+            raise ConfigError(f"an input has dtype {dtype}; give one of {', '.join(DTYPES)}")
+        object.__setattr__(self, "dtype", DTYPES[DTYPE_NAMES[dtype]])
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """Inputs by column name, a trunk over their concatenation, and heads by the name of what they give."""
+
+    inputs: Mapping[str, Input]
+    trunk: tuple[Layer, ...]
+    heads: Mapping[str, tuple[Layer, ...]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", dict(sorted(self.inputs.items())))
+        object.__setattr__(self, "trunk", tuple(self.trunk))
+        object.__setattr__(self, "heads", {name: tuple(self.heads[name]) for name in sorted(self.heads)})
+        if not self.inputs or not self.heads:
+            raise ConfigError("a network without inputs or heads; give at least one of each")
+        for name in self.inputs:
+            if name != "obs" and not name.startswith("obs."):
+                raise ConfigError(f"an input is called {name!r}; give the name of an observation column, such as 'obs'")
+        for name in self.heads:
+            if not _HEAD.fullmatch(name):
+                raise ConfigError(f"a head is called {name!r}; give letters a-z, digits and _, such as 'q'")
+        for place, layers in self.places():
+            _check_place(place, layers)
+        if (size := sum(int(np.prod(shape)) for shape in self.shapes().values())) > MAX_WEIGHTS:
+            raise ConfigError(f"a network of {size} weights; give at most {MAX_WEIGHTS}")
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def places(self) -> Iterable[tuple[str, tuple[Layer, ...]]]:
+        """Weight-name prefix and layers of each part, in the order they are computed."""
+        for name, one in self.inputs.items():
+            yield f"inputs.{name}", one.layers
+        yield "trunk", self.trunk
+        for name, layers in self.heads.items():
+            yield f"heads.{name}", layers
+
+    def shapes(self) -> Mapping[str, Shape]:
+        """Flat weight name to shape."""
+        return self._layout[0]
+
+    def outputs(self) -> Mapping[str, Shape]:
+        """What each head gives for one row."""
+        return self._layout[1]
+
+    @cached_property
+    def _layout(self) -> tuple[dict[str, Shape], dict[str, Shape]]:
+        weights: dict[str, Shape] = {}
+        features = 0
+        for name, one in self.inputs.items():
+            out = _through(f"inputs.{name}", one.layers, shape=one.shape, weights=weights)
+            if len(out) != 1:
+                raise ConfigError(f"input {name!r} ends with shape {out}; end it with Flatten()")
+            features += out[0]
+        trunk = _through("trunk", self.trunk, shape=(features,), weights=weights)
+        ends = {name: _through(f"heads.{name}", layers, shape=trunk, weights=weights)
+                for name, layers in self.heads.items()}  # fmt: skip
+        return weights, ends
+
+    @cached_property
+    def _key(self) -> bytes:
+        return network_to_json(self)
+
+
+def _through(place: str, layers: Iterable[Layer], *, shape: Shape, weights: dict[str, Shape]) -> Shape:
+    for index, layer in enumerate(layers):
+        try:
+            after = layer.out(shape)
+        except ConfigError as error:
+            raise ConfigError(f"{place}.{index}: {error}") from None
+        weights |= {f"{place}.{index}.{part}": size for part, size in layer.weights(shape).items()}
+        shape = after
+    return shape
+
+
+def _check_place(place: str, layers: tuple[Layer, ...]) -> None:
+    if len(layers) > MAX_LAYERS:
+        raise ConfigError(f"{place} has {len(layers)} layers; give at most {MAX_LAYERS}")
+    for layer in layers:
+        if not isinstance(layer, Layer):
+            raise ConfigError(f"{place} holds {layer!r}; give layers, such as Dense(64)")
+        if isinstance(layer, ObservationNorm | ScaleImage | OneHot | Conv) and not place.startswith("inputs."):
+            raise ConfigError(f"{place} holds {layer}; it belongs into an input's layers")
+
+
+def network_to_json(spec: NetworkSpec) -> bytes:
+    """Canonical JSON: equal specs give equal bytes."""
+    return canonical_json({
+        "format": NETWORK_FORMAT,
+        "inputs": {
+            name: {"shape": list(one.shape), "dtype": DTYPE_NAMES[one.dtype], "layers": _listed(one.layers)}
+            for name, one in spec.inputs.items()
+        },
+        "trunk": _listed(spec.trunk),
+        "heads": {name: _listed(layers) for name, layers in spec.heads.items()},
+    })  # fmt: skip
+
+
+def network_from_json(raw: bytes | str) -> NetworkSpec:
+    """The spec that `network_to_json` wrote; ConfigError when it is not exactly one."""
+    try:
+        given = strict_json(raw)
+        if given["format"] != NETWORK_FORMAT or type(given["format"]) is not int:
+            raise ConfigError(f"network format {given['format']!r}; this build reads {NETWORK_FORMAT}")
+        if given.keys() != {"format", "inputs", "trunk", "heads"}:
+            raise ConfigError(f"a network has format, inputs, trunk and heads, got {sorted(given)[:6]}")
+        inputs = {}
+        for name, one in given["inputs"].items():
+            if one.keys() != {"shape", "dtype", "layers"}:
+                raise ConfigError(f"input {name!r} has shape, dtype and layers, got {sorted(one)[:6]}")
+            inputs[name] = Input(tuple(one["shape"]), DTYPES[one["dtype"]], _layers(one["layers"]))
+        heads = {name: _layers(layers) for name, layers in given["heads"].items()}
+        return NetworkSpec(inputs, _layers(given["trunk"]), heads)
+    except (Refused, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"a network is not readable: {error!r}") from None
+
+
+def _listed(layers: Iterable[Layer]) -> list[dict[str, Any]]:
+    listed = []
+    for layer in layers:
+        given = {field.name: getattr(layer, field.name) for field in fields(layer)}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        listed.append({"layer": _NAMES[type(layer)], **values})
+    return listed
+
+
+def _layers(given: Any) -> tuple[Layer, ...]:
+    if not isinstance(given, list):
+        raise ConfigError(f"layers are {str(given)[:40]!r}; give a list")
+    return tuple(_layer(one) for one in given)
+
+
+def _layer(given: Any) -> Layer:
+    name = given.get("layer") if isinstance(given, dict) else None
+    if not isinstance(name, str) or name not in _KINDS:
+        raise ConfigError(f"a layer is {str(given)[:80]}; give one whose 'layer' is one of {', '.join(_KINDS)}")
+    kind = _KINDS[name]
+    names = {"layer", *(field.name for field in fields(kind))}
+    if given.keys() != names:
+        raise ConfigError(f"a {name} layer has other fields: {sorted(given.keys() ^ names)[:6]}; give {sorted(names)}")
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if key != "layer"}
+    layer: Layer = kind(**values)
+    return layer
+
+
+def checked_weights(spec: NetworkSpec, weights: Mapping[str, Any]) -> dict[str, Array]:
+    """Copies as float32 that no learner can change, in the spec's order; ConfigError names what does not fit."""
+    wanted = spec.shapes()
+    if weights.keys() != wanted.keys():
+        raise ConfigError(
+            f"weights have other names: {sorted(weights.keys() ^ wanted.keys())[:6]}; give the spec's own"
+        )
+    copies = {}
+    for name, shape in wanted.items():
+        copy = _aligned_copy(np.asarray(weights[name], np.float32))
+        if copy.shape != shape:
+            raise ConfigError(f"{name} has shape {copy.shape}; the network wants {shape}")
+        copy.flags.writeable = False
+        copies[name] = copy
+    return copies
+
+
+def aligned(array: Array) -> Array:
+    """The array, or its copy, at the start of a cache line: a row times a matrix is up to a quarter quicker there."""
+    return _aligned_copy(array) if array.ctypes.data % CACHE_LINE else array
+
+
+def _aligned_copy(array: Array) -> Array:
+    raw = np.empty(array.nbytes + CACHE_LINE, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
+    copy: Array = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

@@ -1,0 +1,1 @@
+"""The platform's roles as processes: config, supervision, status, backup."""

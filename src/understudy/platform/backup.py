@@ -1,0 +1,256 @@
+"""Backup and restore: store, models, keys and secrets as one folder, made while the platform runs and proved after.
+
+DIR/backup.json           what is in it, with the SHA-256 of every file; written last, so without it there is no backup
+DIR/store/                as of one moment after the backup was asked for; nothing that was stored before is missing
+DIR/models/               specs, keys and models; journals are copied before the policies they name
+DIR/key, signing.key      secrets: whoever has them can speak for the deployment
+DIR/backends.json         where its stream, store and models were; those elsewhere are named, only models are copied
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import understudy
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment, signing_key
+from understudy.core.errors import ConfigError, Corrupt, Refused
+from understudy.core.log import FileLock, make_folder, sync_folder, write_file
+from understudy.models.objects import FolderObjects, open_objects
+from understudy.platform.config import USED_FILE, Config, restore_used
+from understudy.platform.ingest import open_own_ingest, open_own_store
+from understudy.platform.requests import ask
+from understudy.ports import Objects
+from understudy.stores.audit import audit, summary
+from understudy.stores.view import StoreView
+
+FORMAT = "understudy-backup/1"
+_FACTS = "backup.json"
+_FILES = ("key", "signing.key", "development.json", "understudy.toml", USED_FILE)
+_JOURNALS = ("keys", "registry")
+_PREFIXES = (*_JOURNALS, "games", "blobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found in a backup, or in what was restored from one."""
+
+    steps: int
+    chunks: int
+    models: int
+    keys: int
+    files: int
+    size_bytes: int
+    at_s: float
+    damaged: tuple[str, ...] = ()
+    """Models whose policy was missing or damaged already; everything else is whole."""
+
+
+def back_up(data: DataFolder, target: Path, *, config: Config | None = None, timeout_s: float = 600.0) -> Proof:
+    """Copy a deployment into an empty folder and prove the copy; the platform may run.
+
+    `config`: where stream and models are; by itself, in the data folder.
+    """
+    config = config or Config()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is not empty; give a folder for the backup that is not there yet")
+    if data.root.resolve() in (target.resolve(), *target.resolve().parents):
+        raise ConfigError(f"{target} lies inside the data folder {data.root}; give a folder outside of it")
+    if not data.has_store() and not signing_key(data).exists():
+        raise ConfigError(f"{data.root} holds nothing to back up; is --data right?")
+    make_folder(target.absolute())
+    os.chmod(target, 0o700)
+    try:
+        with _snapshot(data, config, timeout_s) as snapshot:
+            if snapshot is not None:
+                _copy_tree(snapshot, target / "store")
+        _copy_objects(open_objects(config.models.url or data.root / "models"), FolderObjects(target / "models"))
+        for name in _FILES:
+            if (data.root / name).exists():
+                _copy_file(data.root / name, target / name)
+        files = {name: _digest(target / name) for name in _names(target)}
+        facts = {"format": FORMAT, "version": understudy.__version__, "at_s": round(time.time(), 3), "files": files}
+        _sync_tree(target)
+        write_file(target / _FACTS, json.dumps(facts, indent=1).encode())
+        return prove(target)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
+    """Make a data folder from a backup that is proved first; the folder must hold no store and no deployment."""
+    proof = prove(source)
+    if (data.root / "store").exists() or signing_key(data).exists() or (data.root / "models").exists():
+        raise ConfigError(f"{data.root} holds a deployment already; give a folder that is not there yet to --data")
+    make_folder(data.root)
+    made = [data.store, data.root / "models", *(data.root / name for name in _FILES)]
+    made = [path for path in made if not path.exists()]
+    try:
+        if (source / "store").exists():
+            _copy_tree(source / "store", data.store)
+        _copy_objects(FolderObjects(source / "models"), open_objects(models or data.root / "models"))
+        for name in _FILES:
+            if (source / name).exists() and data.root / name in made:
+                _copy_file(source / name, data.root / name)
+        restore_used(data.root, models=models)
+        _sync_tree(data.root)
+        if _contents(data, models) != _contents(DataFolder(source), ""):
+            raise Corrupt(f"{data.root} is not what {source} holds; check the disk and restore again")
+    except BaseException:
+        for path in made:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        raise
+    return proof
+
+
+def prove(backup: Path) -> Proof:
+    """Read every byte of a backup again; Corrupt when anything is missing or changed."""
+    try:
+        facts = json.loads((backup / _FACTS).read_text())
+        if facts["format"] != FORMAT:
+            raise ConfigError(f"{backup} has format {facts['format']!r}; this build reads {FORMAT!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{backup} is no backup ({error}); give a folder that 'understudy backup' made") from None
+    files: dict[str, list[Any]] = facts["files"]
+    for name, wanted in files.items():
+        if not (backup / name).is_file() or _digest(backup / name) != wanted:
+            raise Corrupt(f"{name} in {backup} is missing or was changed; take another backup")
+    unknown = sorted(set(_names(backup)) - files.keys() - {_FACTS})
+    # SQLite leaves files beside a database that was looked at.
+    unknown = [name for name in unknown if not name.endswith(("-wal", "-shm", ".lock"))]
+    if unknown:
+        raise Corrupt(f"{unknown[0]} in {backup} is not part of the backup; take another one, or remove it")
+    found, size = _contents(DataFolder(backup), ""), sum(size_bytes for size_bytes, _ in files.values())
+    return Proof(*found[:4], len(files), size, float(facts["at_s"]), found[4])
+
+
+def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[str, ...]]:
+    """Steps, chunks, models and keys of a folder, each looked at, and damaged models; Corrupt when steps are wrong."""
+    steps = chunks = n_models = n_keys = 0
+    damaged: list[str] = []
+    if data.store.exists():
+        with StoreView(data.store) as view:
+            found = summary(audit(view, is_alone=True))
+        if found.corrupt or found.duplicate_steps:
+            raise Corrupt(f"the store in {data.root} is damaged: {(*found.corrupt, 'steps stored twice')[0]}")
+        steps, chunks = found.steps, found.chunks
+    if signing_key(data).exists():
+        opened = open_deployment(data, models=models)
+        n_keys = len(opened.keys.all())
+        for game in opened.registry.games():
+            catalogue = opened.registry.catalogue(game)
+            n_models += len(catalogue.models)
+            for manifest in catalogue.models.values():
+                try:
+                    raw = opened.registry.policy_bytes(manifest)
+                except Corrupt:
+                    raw = b""
+                if hashlib.sha256(raw).hexdigest() != manifest.policy_sha256:
+                    damaged.append(manifest.name)
+    return steps, chunks, n_models, n_keys, tuple(damaged)
+
+
+# --- Copying ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Path | None]:
+    """The store as it is at one moment, by whoever has it open, or by ourselves."""
+    if not data.has_store():
+        yield None
+        return
+    folder = data.root / "snapshots"
+    make_folder(folder)
+    with FileLock(folder / ".lock", what=f"a backup of {data.root}"):
+        for old in folder.iterdir():
+            if old.is_dir():
+                shutil.rmtree(old)  # of a backup that was killed
+        target = folder / secrets.token_hex(8)
+        make_folder(target)
+        try:
+            if data.has_writer():
+                ask(data.requests, "snapshot", timeout_s=timeout_s, name=target.name)
+            elif config.stream.url:
+                # What waits in a stream elsewhere stays there.
+                with open_own_store(data, config) as store:
+                    store.back_up(target)
+            else:
+                with open_own_ingest(data, config) as role:
+                    role.snapshot(target)
+            yield target
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            _copy_file(path, target / path.relative_to(source))
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    make_folder(target.parent)
+    shutil.copyfile(source, target)
+    os.chmod(target, 0o600)
+
+
+def _copy_objects(source: Objects, target: Objects) -> None:
+    """Every object; those a journal names are written before its entry is, so they are copied after it."""
+    for prefix in _PREFIXES:
+        names = list(source.list(prefix))
+        if prefix in _JOURNALS:
+            names = list(_in_order(names, source))
+        for name in names:
+            raw = source.get(name)
+            if raw is None:
+                raise Corrupt(f"{name} went away while it was copied; try again")
+            if not target.create(name, raw) and target.get(name) != raw:
+                raise Refused("taken", f"{name} is there already and is another; give an empty place for models")
+
+
+def _in_order(names: list[str], source: Objects) -> Iterator[str]:
+    """Entries of journals without a gap; Corrupt when one is missing although later ones are there."""
+    following: dict[str, int] = {}
+    for name in sorted(names):
+        journal, _, file = name.rpartition("/")
+        number = int(file.removesuffix(".json")) if file.removesuffix(".json").isdigit() else 0
+        for missed in range(following.get(journal, 1), number):
+            # One that was written while we looked may not be in the list.
+            place = f"{journal}/{missed:010d}.json"
+            if source.get(place) is None:
+                raise Corrupt(f"{place} is missing, and later entries are there; put it back before you back up")
+            yield place
+        if number:
+            following[journal] = number + 1
+            yield name
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _digest(path: Path) -> list[Any]:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return [file.tell(), digest]
+
+
+def _sync_tree(folder: Path) -> None:
+    """Make everything in a folder durable."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)

@@ -1,0 +1,210 @@
+"""Child processes that report lines of JSON and never outlive their parent."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.core.errors import ConfigError, UnderstudyError
+
+if TYPE_CHECKING:
+    from understudy.backends.data import DataFolder
+    from understudy.platform.config import Config
+
+WRONG_USE, NOT_CARRIED_OUT, FENCED = 2, 3, 4
+"""How a child ends that was given what cannot work, that met trouble, or whose work another one does now."""
+
+
+_living: set["Child"] = set()
+"""Those that were started here and not seen to end."""
+
+
+class Child:
+    """A running process; `latest` is the newest line it reported."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, on_log: Callable[[str], None] | None = None, told: str = ""
+    ) -> None:
+        """`on_log` hears every line it writes to standard error, from a thread; `told` is what it reads first.
+
+        Secrets belong into `told`: a command line can be read by everybody on the machine.
+        """
+        self.name, self._on_log = name, on_log
+        self.latest: Mapping[str, Any] = {}
+        self._errors: list[str] = []
+        self._readers: list[threading.Thread] = []
+        # Its standard input stays open as long as we live; the child stops when it closes.
+        with _ignoring_interrupts():
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            # Whoever is interrupted before this child is in their hands still finds it here.
+            _living.add(self)
+        if told and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(f"{told}\n")
+                self._process.stdin.flush()
+        self._readers += [
+            threading.Thread(target=self._follow, daemon=True),
+            threading.Thread(target=self._collect_errors, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    @property
+    def errors(self) -> str:
+        """The last lines it wrote to standard error."""
+        return "".join(self._errors[-20:])
+
+    def _follow(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError):
+                self.latest = json.loads(line)
+
+    def _collect_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._errors.append(line)
+            del self._errors[:-200]
+            if self._on_log is not None:
+                self._on_log(line.rstrip("\n"))
+
+    def stop(self) -> None:
+        """Ask it to finish its work and end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, or None when it is still running."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+            for reader in self._readers:
+                if reader.ident is not None:
+                    reader.join(1.0)
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            _living.discard(self)
+        return self.exit_code
+
+
+def kill_children() -> None:
+    """End every child that this process started, as a crash would; a signal's handler may do this."""
+    for child in list(_living):
+        child.kill()
+
+
+def end_children(timeout_s: float = 5.0) -> None:
+    """The same, and wait until they are gone: what they write to may be removed then."""
+    kill_children()
+    for child in list(_living):
+        child.wait(timeout_s)
+
+
+@contextlib.contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Children inherit this: being asked to stop reaches the parent alone, which asks them to finish."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def report(fields: Mapping[str, Any]) -> None:
+    """In a child: tell the parent how things stand."""
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def stop_with_parent() -> threading.Event:
+    """In a child: an event that is set when the parent asks to stop, or is gone."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return stop
+
+
+@contextlib.contextmanager
+def reporting(fields: Callable[[], Mapping[str, Any]], *, every_s: float = 0.25) -> Iterator[None]:
+    """In a child: report while the block runs, except while there are no fields."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.is_set():
+            if now := fields():
+                report(now)
+            is_over.wait(every_s)
+
+    reporter = threading.Thread(target=repeat, daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        reporter.join()
+
+
+def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
+    """In a child whose command line is `DATA [CONFIG]`: carry out a role; its exit code.
+
+    CONFIG is the file that `up` wrote. What went wrong on purpose is said in one line.
+    """
+    from understudy.backends.data import DataFolder
+    from understudy.platform.config import (  # late: simulated players are children, too, and need none
+        Config,
+        read_config,
+    )
+
+    log_to_stderr()
+    folder, *config = map(Path, sys.argv[1:])
+    try:
+        return main(DataFolder(folder), read_config(config[0]) if config else Config()) or 0
+    except UnderstudyError as error:
+        sys.stderr.write(f"{error}\n")
+        return WRONG_USE if isinstance(error, ConfigError) else NOT_CARRIED_OUT
+
+
+def log_to_stderr(*, as_json: bool = True) -> None:
+    """Log events to standard error, as JSON lines or for people; standard output stays for results."""
+    import structlog
+
+    renderer = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def python_module(name: str, *arguments: str) -> list[str]:
+    """The command line that runs one of our modules."""
+    return [sys.executable, "-m", name, *arguments]

@@ -1,0 +1,1 @@
+"""The learner as a service: from stored experience to a champion, by a schedule and through a gate."""

@@ -1,0 +1,339 @@
+"""One game's way from people's steps to its champion: what the schedule says, done piece by piece."""
+
+import hashlib
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import structlog
+
+import understudy
+from understudy.backends.data import DataFolder
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Corrupt, Fenced, UnderstudyError
+from understudy.experience.chunk import CONSENTS
+from understudy.experience.game import GameSpec
+from understudy.learn.learner import Learner
+from understudy.models.gate import Bounds, Verdict
+from understudy.models.manifest import Lineage, model_name
+from understudy.models.registry import Registry
+from understudy.release.gatekeeper import Gatekeeper, fitting_champion, held_out
+from understudy.release.model_check import Budget
+from understudy.release.schedule import LearningSchedule, Next, Standing, algorithm_for, next_action, written
+from understudy.release.tally import Played, Tally
+from understudy.training.events import Event, Guarded, Update
+from understudy.training.follower import StoreFollower
+from understudy.training.from_store import FromStore
+from understudy.training.settings import Settings, Wanted, resolve
+from understudy.training.training_job import Checkpoints, TrainingJob
+
+_log = structlog.get_logger("understudy.learner")
+_AGAIN_S = 30.0
+"""How long a game that failed is left alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerServiceConfig:
+    """How a learner serves all games of a deployment."""
+
+    learn_from: tuple[str, ...] = ("granted",)
+    """Whose steps may teach, by consent; under a development key `unknown` as well."""
+    schedule: LearningSchedule = field(default_factory=LearningSchedule)
+    bounds: Bounds = field(default_factory=Bounds)
+    budget: Budget = field(default_factory=Budget)
+    seed: int = 0
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of bc and dqn by their bare names, over what the preset says."""
+    envs: Mapping[str, str] = field(default_factory=dict)
+    """Gymnasium ids by game: candidates of these are judged on held-out seeds instead of by live play."""
+    checkpoint_every_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.learn_from or not set(self.learn_from) <= set(CONSENTS) - {"denied"}:
+            raise ConfigError(f"learn_from is {self.learn_from}; give 'granted', or 'granted' and 'unknown'")
+        if unknown := self.settings.keys() - {"bc", "dqn"}:
+            raise ConfigError(f"settings are given for {sorted(unknown)}; the schedule knows bc and dqn")
+        if not 0 < self.checkpoint_every_s < 1e6:
+            raise ConfigError(f"checkpoint_every_s is {self.checkpoint_every_s}; give seconds, such as 10")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every game's learner works with."""
+
+    data: DataFolder
+    registry: Registry
+    keeper: Gatekeeper
+    follower: StoreFollower
+    tally: Tally
+    config: LearnerServiceConfig
+    clock: Clock
+
+
+# --- learning one game with one algorithm -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What a course remembers of its releases, besides what it learned."""
+
+    model_no: int = 0
+    """Its newest release, from which it went on."""
+    updates: int = 0
+    steps: int = 0
+
+
+class Course:
+    """One algorithm that learns one game from the store for as long as there is something to learn."""
+
+    def __init__(
+        self, spec: GameSpec, settings: Settings, means: Means, *, on_guarded: Callable[[Guarded], object]
+    ) -> None:
+        self.spec, self.algorithm, self.marks = spec, settings.algorithm, Marks()
+        self._settings, self._means, self._on_guarded = settings, means, on_guarded
+        self._metrics: Mapping[str, float] = {}
+        # Another schema, setting or seed is another course, in another folder.
+        config = means.config
+        identity = f"{spec.schema} {settings.to_toml()} {config.learn_from} {config.seed}"
+        name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        self._folder = means.data.root / "learner" / spec.game / name
+        checkpoint = None
+        try:
+            checkpoint = Checkpoints(self._folder).latest()
+        except Corrupt as error:
+            self._remove(error)
+        self._begin()
+        try:
+            if checkpoint is not None:
+                self._job.restore(checkpoint)
+                self.marks = Marks(**checkpoint.facts["marks"])
+        except (ConfigError, KeyError, TypeError) as error:  # it is of another build
+            self.engine.close()
+            self._remove(error)
+            self._begin()
+        except BaseException:  # also where the store is damaged: the checkpoint is good, and stays
+            self.engine.close()
+            raise
+        self.saved_s = means.clock.monotonic()
+
+    def _remove(self, error: Exception) -> None:
+        """Remove checkpoints that cannot be used. Nothing but time is lost: the store has every step."""
+        shutil.rmtree(self._folder)
+        self._on_guarded(Guarded(env_steps=0, what=f"{error}; the course begins again"))
+
+    def _begin(self) -> None:
+        settings, means = self._settings, self._means
+        algorithm = settings.algorithm_type(self.spec, settings.config)
+        config = replace(settings.learner_config(), limiter=None)
+        self.engine = FromStore(
+            Learner(algorithm, settings.knobs, root_seed=means.config.seed, config=config), means.follower,
+            steps=settings.run.steps, clock=means.clock, on_event=self._hear, learn_from=means.config.learn_from,
+            only_people=bool(algorithm.needs.is_cloning),
+        )  # fmt: skip
+        self._job = TrainingJob(self.engine, self._folder, on_event=self._hear)
+
+    @property
+    def updates(self) -> int:
+        return self.engine.steps
+
+    @property
+    def steps(self) -> int:
+        """Steps ever taken in."""
+        return self.engine.learner.counts.inserted_steps
+
+    def lineage(self) -> Lineage:
+        """Where the policy of this moment comes from."""
+        config = self._means.config
+        metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
+        return Lineage(
+            algorithm=self.algorithm, seed=config.seed, parent=self.marks.model_no, code_version=understudy.__version__,
+            cursor_to=self.engine.place.cursor or "", steps=self.steps,
+            config={"settings": self._settings.to_toml(), "learn_from": list(config.learn_from)},
+            metrics=metrics | {"updates": float(self.updates)},
+        )  # fmt: skip
+
+    def step(self) -> None:
+        """One call of updates."""
+        if self._job.saved_steps < 0:
+            self._save()  # something to go back to
+        self._job.step()
+
+    def released(self, model_no: int, *, steps: int) -> None:
+        """The policy of this moment is a model now: write that down."""
+        self.marks, self._job.restores = Marks(model_no, self.updates, steps), 0
+        self._save()
+
+    def save_if_moved(self) -> None:
+        """Make durable what was learned since the last time, if anything was."""
+        if self.updates != self._job.saved_steps and self.updates:
+            self._save()
+
+    def _save(self) -> None:
+        self._job.save(facts={"marks": asdict(self.marks)})
+        self.saved_s = self._means.clock.monotonic()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Update):
+            self._metrics = dict(event.metrics)
+        elif isinstance(event, Guarded):
+            self._on_guarded(event)
+
+
+# --- the game ---------------------------------------------------------------------------------------------------------
+
+
+class GameLearner:
+    """Follows the schedule for one game; raises Fenced once another learner has taken over."""
+
+    def __init__(self, game: str, means: Means, *, owner: str) -> None:
+        self.game, self._means = game, means
+        self.epoch = means.registry.takeover(game, owner=owner)
+        self._course: Course | None = None
+        self._spec: GameSpec | None = None
+        self._next = Next("wait", "nothing is recorded yet")
+        self._verdict: tuple[str, Verdict] | None = None
+        self._guarded: list[str] = []
+        self._n_guarded = 0
+        self._error, self._again_s = "", 0.0
+
+    def step(self) -> bool:
+        """One piece of work, if there is one; what goes wrong with this game alone is told, and tried again later."""
+        if self._means.clock.monotonic() < self._again_s:
+            return False
+        try:
+            did = self._step()
+        except Fenced:
+            raise
+        except UnderstudyError as error:
+            self._error, self._again_s = str(error), self._means.clock.monotonic() + _AGAIN_S
+            _log.error("learning_failed", game=self.game, error=str(error)[:300], again_in_s=_AGAIN_S)
+            self._leave()
+            return False
+        self._error = ""
+        return did
+
+    def _step(self) -> bool:
+        means = self._means
+        now = means.registry.catalogue(self.game)
+        if now.epoch != self.epoch:
+            raise Fenced(
+                f"{now.owner} has taken over {self.game} (epoch {now.epoch}, ours was {self.epoch}); this learner stops"
+            )
+        schema = means.tally.schema(self.game, min_steps=means.config.schedule.first_steps)
+        if self._spec is None or self._spec.schema != schema:
+            self._spec = next((spec for spec in means.registry.specs(self.game) if spec.schema == schema), None)
+        spec = self._spec
+        if spec is None:
+            return False
+        champion = fitting_champion(now, spec.schema)
+        course = self._attend(spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0))
+        course.engine.follow()  # takes in what is new in the store, and lets go of what was forgotten
+        if self._judge():
+            return True
+        standing = Standing(
+            algorithm=course.algorithm, has_champion=champion > 0, has_canary=now.points_to("canary") > 0,
+            usable_steps=course.engine.n_usable, steps=course.steps, updates=course.updates,
+            released_steps=course.marks.steps, released_updates=course.marks.updates,
+        )  # fmt: skip
+        self._next = next_action(standing, means.config.schedule)
+        if self._next.action == "train":
+            course.step()
+            if means.clock.monotonic() - course.saved_s >= means.config.checkpoint_every_s:
+                course.save_if_moved()
+        elif self._next.action == "release":
+            self._release(course)
+        return self._next.action != "wait"
+
+    def _attend(self, spec: GameSpec, algorithm: str) -> Course:
+        """The course of this algorithm, from its last checkpoint if it had begun."""
+        course = self._course
+        if course is not None and (course.spec.schema, course.algorithm) == (spec.schema, algorithm):
+            return course
+        self._leave()
+        config = self._means.config
+        given = dict(config.settings.get(algorithm, {}))
+        if algorithm == "bc":
+            given.setdefault("steps", config.schedule.bc_updates)
+        settings = resolve(Wanted(algorithm=algorithm, settings=given), spec)
+        self._course = Course(spec, settings, self._means, on_guarded=self._hear)
+        _log.info("course", game=self.game, algorithm=algorithm, updates=self._course.updates)
+        return self._course
+
+    # --- the gate ---------------------------------------------------------------------------------------------------
+
+    def _release(self, course: Course) -> None:
+        means, config = self._means, self._means.config
+        manifest = means.registry.release(course.engine.policy, course.lineage(), epoch=self.epoch)
+        course.released(manifest.model_no, steps=course.engine.n_usable if course.algorithm == "bc" else course.steps)
+        with held_out(config.envs.get(self.game), course.spec, attempt=manifest.model_no) as play:
+            found = means.keeper.admit(self.game, manifest.model_no, epoch=self.epoch, play=play)
+        self._tell(manifest.model_no, found)
+
+    def _judge(self) -> bool:
+        """Whether the canary's time is over."""
+        canary = self._means.registry.catalogue(self.game).points_to("canary")
+        found = self._means.keeper.judge(self.game, self._returns, epoch=self.epoch) if canary else None
+        if found is None or found.decision == "wait":
+            return False
+        self._tell(canary, found)
+        return True
+
+    def _returns(self, model: str, since_s: float) -> list[Played]:
+        return self._means.tally.returns(model, since_s=since_s)
+
+    def _tell(self, model_no: int, found: Verdict) -> None:
+        self._verdict = (model_name(self.game, model_no), found)
+        _log.info("verdict", model=self._verdict[0], decision=found.decision, why=found.why)
+
+    def _hear(self, event: Guarded) -> None:
+        self._n_guarded += len(event.chunks)
+        self._guarded = [*self._guarded, *event.chunks][-20:]
+        _log.warning("guarded", game=self.game, what=event.what, chunks=list(event.chunks)[:20])
+
+    # --- telling and ending -----------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Where the game stands, as plain values."""
+        means, course, spec = self._means, self._course, self._spec
+        now = means.registry.catalogue(self.game)
+        champion, canary = (now.points_to(alias) for alias in ("champion", "canary"))
+        since_s = now.aliases["canary"].at_s if canary else 0.0
+        unknown = 0
+        if spec is not None and "unknown" not in means.config.learn_from:
+            unknown = means.tally.schemas[self.game][spec.schema].steps["unknown"]
+        advice = (
+            f"{unknown} steps not learnt from: consent unknown; next: ask players and record with consent='granted', "
+            'or set learn_from = ["granted", "unknown"] and start the learner again'
+        )
+        judged = self._verdict
+        return {
+            "game": self.game, "phase": course.algorithm if course else "", "doing": self._next.action,
+            "why": self._next.why, "error": self._error,
+            "schedule": written(means.config.schedule, is_discrete=spec is None or spec.discrete is not None),
+            "steps": course.steps if course else 0, "usable_steps": course.engine.n_usable if course else 0,
+            "updates": course.updates if course else 0,
+            "version": course.engine.learner.counts.version if course else 0,
+            "models": len(now.models), "champion": champion, "canary": canary,
+            "canary_episodes": len(self._returns(model_name(self.game, canary), since_s)) if canary else 0,
+            "verdict": judged and {"model": judged[0], "decision": judged[1].decision, "why": judged[1].why},
+            "guarded_chunks": self._n_guarded, "guarded": self._guarded,
+            "consent_unknown_steps": unknown, "next": advice if unknown else "",
+        }  # fmt: skip
+
+    def save(self) -> None:
+        """Keep what was learned so far."""
+        if self._course is not None:
+            self._course.save_if_moved()
+
+    def close(self) -> None:
+        if self._course is not None:
+            self._course.engine.close()
+            self._course = None
+
+    def _leave(self) -> None:
+        """Close the course; one that failed is not saved: its last checkpoint is good."""
+        if not self._error:
+            self.save()
+        self.close()

@@ -1,0 +1,162 @@
+"""What is checked of a model without playing: in a clean process, by what the model itself gives.
+
+Run as `python -m understudy.release.model_check` with one line of JSON (manifest, budget) and the policy's bytes on
+standard input; one line of JSON with the checks comes back. A model that brings the process down has failed.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec, nested
+from understudy.experience.spaces import Box, Discrete, MultiDiscrete, Space
+from understudy.models.gate import Check
+from understudy.models.manifest import Manifest, manifest_from_json, open_policy
+from understudy.nn.policy import Policy
+
+_FUZZED = 64
+_TIMED = 20
+_FAR, _FAR_WHOLE = 1e6, 2**53
+"""Where a space has no end, or one that no game reaches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a bot may cost whoever plays with it."""
+
+    max_bytes: int = 32 * 1024 * 1024
+    max_decision_ms: float = 20.0
+    """For one observation."""
+    timeout_s: float = 100.0
+    """For the whole check, also on a busy machine; less than a learner has to end when it is asked to."""
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 1 or self.max_decision_ms <= 0 or self.timeout_s <= 0:
+            raise ConfigError(f"{self}; give numbers above 0")
+
+
+def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[Check]:
+    """The checks of a model, made in a clean process that has neither JAX nor any game."""
+    head = json.dumps({"manifest": manifest.to_json(), "budget": asdict(budget)}).encode() + b"\n"
+    command = [sys.executable, "-m", "understudy.release.model_check"]
+    try:
+        ended = subprocess.run(command, input=head + raw, capture_output=True, timeout=budget.timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return [Check("loads", False, f"not checked within {budget.timeout_s:g} s")]
+    try:
+        return [Check(**fields) for fields in json.loads(ended.stdout)]
+    except (ValueError, TypeError):
+        said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2][-200:]
+        return [Check("loads", False, f"a clean process ended with {ended.returncode}: {said}")]
+
+
+def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[Check]:
+    """The checks of a model, made here; the rest is left out when one of the first fails."""
+    if len(raw) > budget.max_bytes:
+        return [Check("size", False, f"{len(raw)} bytes; at most {budget.max_bytes} are allowed")]
+    try:
+        policy = open_policy(manifest, raw)  # hash, format, finite weights, golden outputs
+    except UnderstudyError as error:
+        return [Check("loads", False, str(error)[:300])]
+    checks = [Check("size", True), Check("loads", True)]
+    try:
+        checks.append(_acts_legally(policy))
+        checks.append(_is_quick(policy, budget))
+    except Exception as error:
+        checks.append(Check("acts", False, f"{type(error).__name__}: {error}"[:300]))
+    return checks
+
+
+def _acts_legally(policy: Policy) -> Check:
+    rng, spec = np.random.default_rng(0), policy.game
+    for at, obs in enumerate(fuzzed_observations(spec, rng)):
+        legal = None
+        if spec.discrete is not None and spec.has_legal:
+            legal = rng.random(spec.discrete.n) < 0.5
+            legal[rng.integers(spec.discrete.n)] = True
+        rows = [obs] * policy.stack if policy.stack > 1 else obs
+        action = policy.act(rows, legal=legal, deterministic=at % 2 == 0, rng=rng)
+        if not _is_legal(spec, action, legal):
+            return Check("acts", False, f"a fuzzed observation gives the illegal action {str(action)[:80]}")
+    return Check("acts", True)
+
+
+def _is_legal(spec: GameSpec, action: Any, legal: Array | None) -> bool:
+    if spec.discrete is not None:
+        at = action - spec.discrete.start
+        return 0 <= at < spec.discrete.n and (legal is None or bool(legal[at]))
+    ((_, space),) = spec.action.items()
+    array = np.asarray(action)
+    return array.shape == space.shape and bool(space.holds(array[None].astype(space.dtype)).all())
+
+
+def fuzzed_observations(spec: GameSpec, rng: np.random.Generator) -> Iterator[Any]:
+    """Observations as the game gives them: the ends of every space, zeros, and anything between."""
+    for kind in ("low", "high", "zero", "mixed", *["any"] * _FUZZED):
+        parts = {path: _fuzzed(space, kind, rng) for path, space in spec.obs.items()}
+        yield parts[""] if parts.keys() == {""} else nested(parts)
+
+
+def _fuzzed(space: Space, kind: str, rng: np.random.Generator) -> Array:
+    low, high = _ends(space)
+    size = (*space.shape,)
+    if kind == "zero":
+        drawn = np.clip(np.zeros(size), low, high)
+    elif kind in ("low", "high"):
+        drawn = np.broadcast_to(low if kind == "low" else high, size)
+    elif kind == "mixed":
+        drawn = np.where(rng.random(size) < 0.5, low, high)
+    else:
+        drawn = np.clip(rng.standard_normal(size) * 10.0 ** rng.integers(-3, 5), low, high)
+    return np.asarray(drawn).astype(space.dtype)
+
+
+def _ends(space: Space) -> tuple[Any, Any]:
+    """The least and the largest that is tried, for each element."""
+    low: Any
+    high: Any
+    match space:
+        case Discrete():
+            low, high = space.start, space.start + space.n - 1
+        case MultiDiscrete():
+            low, high = 0, np.reshape(space.counts, space.shape) - 1
+        case Box():
+            low, high = (end.astype(np.float64) for end in space.ends())
+        case _:
+            low, high = 0, 1
+    far = min(_FAR, float(np.finfo(space.dtype).max)) if space.dtype.kind == "f" else _FAR_WHOLE
+    return np.clip(low, -far, far), np.clip(high, -far, far)
+
+
+def _is_quick(policy: Policy, budget: Budget) -> Check:
+    """By the quickest of several decisions: what else the machine does is not the model's fault."""
+    obs = next(fuzzed_observations(policy.game, np.random.default_rng(1)))
+    rows, best_s = [obs] * policy.stack if policy.stack > 1 else obs, float("inf")
+    for _ in range(_TIMED):
+        began_s = time.perf_counter()
+        policy.act(rows)
+        best_s = min(best_s, time.perf_counter() - began_s)
+    says = f"{best_s * 1e3:.3g} ms a decision; at most {budget.max_decision_ms:g} are allowed"
+    return Check("latency", best_s * 1e3 <= budget.max_decision_ms, says)
+
+
+def main(given: bytes) -> Sequence[dict[str, Any]]:
+    """The checks of what stands on standard input, as plain values."""
+    head, _, raw = given.partition(b"\n")
+    facts = json.loads(head)
+    checks = check_model(manifest_from_json(facts["manifest"]), raw, Budget(**facts["budget"]))
+    heavy = sorted({"jax", "gymnasium", "numba"} & sys.modules.keys())
+    checks.append(Check("light", not heavy, f"deciding needs {', '.join(heavy)}" if heavy else ""))
+    return [asdict(check) for check in checks]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.stdin.buffer.read())) + "\n")

@@ -1,0 +1,129 @@
+"""The ledger: what simulated players were promised, written by code that is neither client nor store.
+
+One file per process, one line per acknowledged frame. It reads frames with a few lines of its own, so that a mistake
+in our codec cannot hide itself.
+"""
+
+import json
+import os
+import struct
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from understudy.core.errors import Corrupt
+from understudy.core.names import PlayerName
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec
+from understudy.ports import Ack, Casting, Link
+
+_MOST_LATENCIES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One acknowledged frame."""
+
+    session: bytes
+    chunk_no: int
+    n_steps: int
+    crc: int
+
+
+class Ledger:
+    """One file of promises, which this process alone writes."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._is_cut = False
+        self.steps = 0
+        """How many were promised."""
+
+    def note(self, frames: Iterable[Frame]) -> None:
+        """Write a whole line for each acknowledged frame."""
+        promises = [_promise(frame) for frame in frames]
+        if not promises:
+            return
+        self.steps += sum(promise.n_steps for promise in promises)
+        lines = "".join(json.dumps({**asdict(one), "session": one.session.hex()}) + "\n" for one in promises)
+        # After a full disk cut a line short, the next starts on a line of its own.
+        view = memoryview((b"\n" if self._is_cut else b"") + lines.encode())
+        self._is_cut = True
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        self._is_cut = False
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class LedgerLink:
+    """A Link that notes every acknowledgement before the client hears of it."""
+
+    def __init__(self, link: Link, folder: Path) -> None:
+        self._link = link
+        self._ledger = Ledger(folder)
+        self.latencies_s: deque[float] = deque(maxlen=_MOST_LATENCIES)
+
+    @property
+    def acked_steps(self) -> int:
+        return self._ledger.steps
+
+    @property
+    def keep_share(self) -> float:
+        return self._link.keep_share
+
+    def register(self, spec: GameSpec) -> None:
+        self._link.register(spec)
+
+    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+        return self._link.bot(after, wait_s=wait_s)
+
+    def policy(self, model_no: int) -> bytes:
+        return self._link.policy(model_no)
+
+    def send(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+    ) -> Sequence[Ack]:
+        began_s = time.perf_counter()
+        acks = self._link.send(frames, players, skipped_steps=skipped_steps)
+        self.latencies_s.append(time.perf_counter() - began_s)
+        self._ledger.note(frame for frame, ack in zip(frames, acks, strict=True) if ack.accepted)
+        return acks
+
+    def close(self) -> None:
+        self._link.close()
+        self._ledger.close()
+
+
+def _promise(frame: Frame) -> Promise:
+    raw = frame.encode()
+    (crc,), (number,) = struct.unpack_from("<I", raw, 12), struct.unpack_from("<Q", raw, 32)
+    n_steps = 0
+    if raw[5] == 0:
+        (length,) = struct.unpack_from("<Q", raw, 64)
+        n_steps = int(json.loads(raw[72 : 72 + length])["__metadata__"]["n_steps"])
+    return Promise(raw[16:32], number, n_steps, crc)
+
+
+def read_ledger(folder: Path) -> Iterator[Promise]:
+    """Every promise on record; a half-written last line was cut off by a kill and promised nothing yet."""
+    for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
+        lines = path.read_bytes().split(b"\n")
+        for at, line in enumerate(lines[:-1]):
+            if line.startswith(b"{") and not line.endswith(b"}"):
+                continue  # cut short by a full disk, before the client was told
+            try:
+                fields = json.loads(line)
+                yield Promise(bytes.fromhex(fields["session"]), fields["chunk_no"], fields["n_steps"], fields["crc"])
+            except (ValueError, KeyError, TypeError):
+                raise Corrupt(
+                    f"line {at + 1} of ledger {path.name} is not readable; restore it from a backup"
+                ) from None

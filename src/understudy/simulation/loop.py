@@ -1,0 +1,428 @@
+"""The closed loop in a minute: people play, a learner that has no game learns from them, and its bots play with them.
+
+    people ─► client ─► gateway ─► stream ─► ingest ─► store ─► learner ─► registry ─► gate ─► the next bot plays
+
+Every part is the real one, in processes of its own. What the loop promises is measured at its end: the first and the
+last bot on the same held-out seeds, and every acknowledgement against the stored bytes.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from understudy.act.evaluate import evaluate
+from understudy.act.vector import make_envs
+from understudy.backends.addresses import create_stream, init_store, open_store, open_stream
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
+from understudy.backends.specs import RegistrySpecs
+from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.names import game_name_of_env
+from understudy.core.statistics import Estimate, mean
+from understudy.dev.recipes import BUCKET
+from understudy.dev.servers import Server, default_folder, look, on_aws, on_host, start
+from understudy.games.rally import GAME_ID, OPPONENT
+from understudy.ingest.specs import SpecFolder
+from understudy.models.registry import Registry
+from understudy.nn.policy import Policy
+from understudy.platform.config import Config, GatewaySection, IngestSection, ModelsSection, StoreSection, StreamSection
+from understudy.platform.platform import Platform, Standing
+from understudy.platform.play_web import PAGES, page_address, play_key
+from understudy.simulation.people import Groups, PeopleSettings
+from understudy.simulation.verify import Verdict, verify, verify_elsewhere
+
+Killable = Literal["learner", "ingest", "gateway"]
+KILLABLE: tuple[Killable, ...] = ("learner", "ingest", "gateway")
+SERVES = 400
+"""On how many champions of rally are judged, against one scripted opponent."""
+EPISODES = 100
+_TICK_S = 0.1
+_READY_S = _STARTED_S = 120.0
+_MIN_S = 30.0
+"""So long they play in any case: the second bot is seldom the best one."""
+
+
+# --- What it runs on --------------------------------------------------------------------------------------------------
+
+PARTS: Mapping[str, Mapping[str, str]] = {
+    "stream": {"file": "", "kinesis": "kinesalite", "kafka": "kafka"},
+    "store": {"local": "", "cassandra": "cassandra"},
+    "models": {"folder": "", "s3": "s3"},
+}
+"""The server behind each word; kinesalite bears more than kinesis-local and reshards less, which no demo does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backends:
+    """What the loop runs on, by the words of `PARTS`, or by address."""
+
+    stream: str = "file"
+    store: str = "local"
+    models: str = "folder"
+    ingest: str = "native"
+
+    def __post_init__(self) -> None:
+        for name, known in PARTS.items():
+            value = getattr(self, name)
+            if value not in known and "://" not in value:
+                raise ConfigError(f"--{name} is {value!r}; give one of {', '.join(known)}, or an address")
+        if self.ingest == "spark" and self.store == "local":
+            raise ConfigError(
+                "--ingest spark writes with many processes, and a local store has one writer; give --store cassandra"
+            )
+
+
+@contextmanager
+def standing(backends: Backends, data: Path, scratch: Path, tell: Callable[[str], None]) -> Iterator[Config]:
+    """The config of a platform on these backends; servers that were started for it end with it.
+
+    On servers that ran already a stream, a keyspace and a folder stay, each named demo and a random mark. What cannot
+    be opened is refused before anything is in the data folder.
+    """
+    if backends.ingest == "spark":
+        from understudy.ingest.spark import require_spark  # late: seldom asked for
+
+        require_spark()
+    with ExitStack() as opened:
+        servers: dict[str, Server] = {}
+        for part, known in PARTS.items():
+            if name := known.get(getattr(backends, part)):
+                servers[name] = _server(name, scratch, opened, tell)
+        mark = secrets.token_hex(4)
+        stream, store, models = (address(getattr(backends, part), servers, mark) for part in PARTS)
+        if stream:
+            open_stream(stream, DataFolder(data)).close()
+        if store:
+            open_store(store, specs=SpecFolder(DataFolder(data).games)).close()
+        yield Config(
+            data=str(data),
+            gateway=GatewaySection(port=0, canary_share=0.5),
+            stream=StreamSection(url=stream),
+            store=StoreSection(url=store),
+            models=ModelsSection(url=models),
+            ingest=IngestSection(engine="spark" if backends.ingest == "spark" else "native"),
+        )
+
+
+def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], None]) -> Server:
+    """One that runs already, or a new one that ends with the loop."""
+    found = look(name, default_folder())
+    if found.state == "running" and found.server is not None:
+        tell(f"{name} runs at {found.server.address}")
+        return found.server
+    tell(f"starting {name}")
+    server = opened.enter_context(start(name, scratch / name))
+    tell(f"{name} runs at {server.address} (process {server.pid})")
+    return server
+
+
+def address(word: str, servers: Mapping[str, Server], mark: str) -> str:
+    """The address that a word of `PARTS` means, created on its server; empty for the data folder."""
+    match word:
+        case "kinesis":
+            url = on_aws(servers["kinesalite"], word, f"demo-{mark}").url
+            create_stream(url, partitions=2)
+        case "kafka":
+            url = on_host(servers[word], word, f"demo-{mark}").url
+            create_stream(url, partitions=2)
+        case "cassandra":
+            url = on_host(servers[word], word, f"demo_{mark}", replication="1").url
+            init_store(url)
+        case "s3":
+            url = on_aws(servers[word], word, BUCKET, f"demo-{mark}").url
+        case "file" | "local" | "folder":
+            url = ""
+        case _:
+            url = word
+    return url
+
+
+# --- Who judges its bots ----------------------------------------------------------------------------------------------
+
+
+class BotJudge:
+    """Plays every champion in the same held-out episodes; the learner has no game, the judge does."""
+
+    def __init__(self, env_id: str, seed: int) -> None:
+        self.is_match = env_id == GAME_ID
+        episodes = SERVES if self.is_match else EPISODES
+        self.judged_on = f"{SERVES} serves against a {OPPONENT} scripted opponent" if self.is_match else (
+            f"{EPISODES} held-out seeds"
+        )  # fmt: skip
+        self._envs = make_envs(env_id, episodes, env_kwargs={"opponent": OPPONENT} if self.is_match else {})
+        self._seeds = [(1 << 31) + 1_000 * seed + at for at in range(episodes)]
+        self.returns: dict[int, Estimate] = {}
+        """The mean return of each champion, in the order they came."""
+
+    def look(self, model_no: int, policy: Policy) -> str:
+        """Judge a champion; its mean return for people, in a match as the share of points."""
+        found = mean(np.asarray(evaluate(policy, self._envs, seeds=self._seeds)))
+        self.returns[model_no] = found
+        if not self.is_match:
+            return f"returns {found.value:.0f} ({found.low:.0f} to {found.high:.0f}) on {self.judged_on}"
+        won = shares(found)
+        return f"wins {won.value:.0%} ({won.low:.0%} to {won.high:.0%}) of {self.judged_on}"
+
+    @property
+    def has_improved(self) -> bool:
+        """Whether the newest champion's interval lies above the first one's."""
+        returns = list(self.returns.values())
+        if len(returns) < 2 or returns[-1].low is None or returns[0].high is None:
+            return False
+        return returns[-1].low > returns[0].high
+
+
+def shares(found: Estimate) -> Estimate:
+    """A mean return of 1 for a point and -1 for one lost, as the share of points."""
+    return Estimate(*(None if end is None else (1 + end) / 2 for end in (found.value, found.low, found.high)))  # type: ignore[arg-type]
+
+
+# --- What it has shown ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopResult:
+    """The first and the last bot, and every acknowledgement against the stored bytes."""
+
+    first: Estimate | None
+    """Mean return of the first champion; None where the loop ended before the first bot came."""
+    last: Estimate | None
+    is_match: bool
+    """Whether returns are points won and lost, which can be shown as shares."""
+    judged_on: str | None
+    """In which episodes both were judged, in words."""
+    improved: bool
+    """The last bot's interval lies above the first one's."""
+    verdict: Verdict
+    model_versions: list[int]
+    """Champions in the order they came."""
+    killed: str | None
+    restarts: int
+    seconds: float
+    """Since the start, which takes a while on a busy machine."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it improved and nothing was lost or doubled."""
+        return self.improved and not self.verdict.lost_steps and not self.verdict.duplicate_steps
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            **_flat("first_return", self.first), **_flat("last_return", self.last), "improved": self.improved,
+            "judged_on": self.judged_on, "acked_steps": self.verdict.ledger_steps, "stored_steps": self.verdict.steps,
+            # Nothing but players' games sends anything here: neither the learner nor an actor plays.
+            "steps_from_players": self.verdict.steps, "lost_steps": self.verdict.lost_steps,
+            "duplicate_steps": self.verdict.duplicate_steps, "model_versions": self.model_versions,
+            "killed": self.killed, "restarts": self.restarts, "seconds": self.seconds,
+        }  # fmt: skip
+        for name, found in (("first_share", self.first), ("last_share", self.last)):
+            fields |= _flat(name, shares(found) if found is not None and self.is_match else None)
+        return fields
+
+
+def _flat(name: str, found: Estimate | None) -> dict[str, float | None]:
+    """A measured value and its ends, in as many digits as a reader needs."""
+    stem = name.removesuffix("_return")
+    if found is None:
+        return {name: None, f"{stem}_low": None, f"{stem}_high": None}
+    low, high = (found.value if end is None else end for end in (found.low, found.high))
+    return {name: round(found.value, 4), f"{stem}_low": round(low, 4), f"{stem}_high": round(high, 4)}
+
+
+# --- The loop ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """What to show."""
+
+    env_id: str = GAME_ID
+    people: int = 8
+    max_seconds: float = 150.0
+    """When to stop, however good the bots are by then, counted from when everything runs."""
+    kill: Killable | None = None
+    """A role that is killed once the first bot plays; nothing may be lost by it."""
+    seed: int = 0
+    backends: Backends = field(default_factory=Backends)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.people <= 1_000:
+            raise ConfigError(f"--players is {self.people}; give a number from 1 to 1000")
+        if not 5 <= self.max_seconds <= 86_400:
+            raise ConfigError(f"--seconds is {self.max_seconds}; give at least 5, such as 150")
+        if self.kill is not None and self.kill not in KILLABLE:
+            raise ConfigError(f"--kill is {self.kill}; give one of {', '.join(KILLABLE)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How the loop stands, for a view of it."""
+
+    elapsed_s: float
+    recorded_steps: int
+    acked_steps: int
+    stored_steps: int
+    phase: str
+    champion: int
+    canary: int
+    updates: int = 0
+    """Of the learner."""
+    lag_s: float | None = None
+    """How long a step takes from the gateway to the store, by the last look."""
+    points: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Points that each bot won, and played, by its name; only in a match."""
+    view: Mapping[str, Any] = field(default_factory=dict)
+    """What one of the players sees, for drawing."""
+    play_s: float = 0.0
+    """How long everything has run, which is what is limited."""
+    said: str = ""
+    """Something that just happened, in words; empty most of the time."""
+
+
+Show = Callable[[Look], None]
+
+
+class Loop:
+    """One closed loop on a data folder; `run` goes from the first step to the measured result."""
+
+    def __init__(
+        self, data: DataFolder, config: LoopConfig, show: Show, *, scratch: Path | None = None,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`scratch`: where servers that are started for it have their files; `on_begin`: called once all is checked."""
+        self._data, self._config, self._show, self._on_begin = data, config, show, on_begin
+        self._scratch = scratch or data.root / "servers"
+        self._game = str(game_name_of_env(config.env_id))
+        self._said: list[str] = []
+        self._began_s = time.monotonic()
+        self._all_run_s: float | None = None
+        self._killed = False
+        self._stored_before = self._stored = 0
+        """What earlier ingest processes stored, and this one by its last report."""
+
+    def run(self) -> LoopResult:
+        """Play until a bot is clearly better than the first, or time is up; then prove what was promised."""
+        judge = BotJudge(self._config.env_id, self._config.seed)
+        with standing(self._config.backends, self._data.root, self._scratch, self._say) as settings:
+            self._began_s = time.monotonic()
+            opened = open_deployment(self._data, models=settings.models.url)
+            self._on_begin()
+            with Platform(settings, tell=self._tell) as platform:
+                self._wait_until_ready(platform)
+                if self._config.env_id in PAGES:
+                    page = page_address(platform.url or "", self._game, key=play_key(opened, self._game))
+                    self._said.append(f"play along in a browser: {page}")
+                people = self._people(platform)
+                try:
+                    self._watch(platform, people, opened.registry, judge)
+                finally:
+                    people.stop()
+                platform.supervisor.stop()
+                restarts = sum(one.restarts for one in platform.supervisor.standings.values())
+            if settings.store.url:
+                with closing(open_store(settings.store.url, specs=RegistrySpecs(opened.registry))) as store:
+                    verdict = verify_elsewhere(self._data, store, live=False)
+            else:
+                verdict = verify(self._data, config=settings)
+            returns: list[Estimate | None] = list(judge.returns.values()) or [None]
+            return LoopResult(
+                first=returns[0], last=returns[-1], is_match=judge.is_match,
+                judged_on=judge.judged_on if judge.returns else None, improved=judge.has_improved, verdict=verdict,
+                model_versions=list(judge.returns), killed=self._config.kill if self._killed else None,
+                restarts=restarts, seconds=round(time.monotonic() - self._began_s, 1),
+            )  # fmt: skip
+
+    def _say(self, said: str) -> None:
+        """Show something that happens before anything runs."""
+        elapsed_s = time.monotonic() - self._began_s
+        self._show(Look(
+            elapsed_s=elapsed_s, recorded_steps=0, acked_steps=0, stored_steps=0, phase=said, champion=0, canary=0,
+            said=said,
+        ))  # fmt: skip
+
+    def _people(self, platform: Platform) -> Groups:
+        """Two processes of them."""
+        assert platform.keys is not None
+        assert platform.url is not None
+        config = self._config
+        middle = (config.people + 1) // 2
+        return Groups("people", [
+            PeopleSettings(
+                data=str(self._data.root), url=platform.url, key=platform.keys.key, env_id=config.env_id,
+                names=[f"person-{number}" for number in numbers], first_number=numbers.start, seed=config.seed + at,
+            )
+            for at, numbers in enumerate((range(middle), range(middle, config.people))) if numbers
+        ])  # fmt: skip
+
+    def _tell(self, standing: Standing, said: str) -> None:
+        if standing.state in ("waiting", "running") and self._killed:
+            self._said.append(f"{standing.role.name} {said}")
+
+    def _wait_until_ready(self, platform: Platform) -> None:
+        deadline_s = time.monotonic() + _READY_S
+        while not platform.supervisor.is_ready:
+            if time.monotonic() > deadline_s:
+                raise UnderstudyError(f"the platform was not ready within {_READY_S:.0f} s; try `understudy doctor`")
+            platform.supervisor.step()
+            time.sleep(_TICK_S / 2)
+
+    @property
+    def _play_s(self) -> float:
+        """How long everything has run."""
+        return 0.0 if self._all_run_s is None else time.monotonic() - self._all_run_s
+
+    def _watch(self, platform: Platform, people: Groups, registry: Registry, judge: BotJudge) -> None:
+        while self._play_s < self._config.max_seconds:
+            platform.supervisor.step()
+            has_learner = bool(platform.supervisor.standings["learner"].report)
+            if self._all_run_s is None and (has_learner or time.monotonic() - self._began_s > _STARTED_S):
+                # On a slow machine starting up takes long, and says nothing about the bots.
+                self._all_run_s = time.monotonic()
+            people.check()
+            champion = registry.catalogue(self._game).points_to("champion")
+            if champion and champion not in judge.returns:
+                found = judge.look(champion, registry.policy(self._game, champion))
+                self._said.append(f"{self._game}/{champion} is champion: {found}")
+                self._kill_if_due(platform)
+            self._look(platform, people, registry)
+            has_shown = judge.has_improved and (self._config.kill is None or self._killed)
+            if has_shown and self._play_s >= _MIN_S:
+                return
+            time.sleep(_TICK_S)
+
+    def _kill_if_due(self, platform: Platform) -> None:
+        child = platform.supervisor.standings[self._config.kill].child if self._config.kill else None
+        if child is not None and not self._killed:
+            self._killed = True
+            self._said.append(f"kill -9 of the {self._config.kill} (process {child.pid})")
+            child.kill()
+
+    def _look(self, platform: Platform, people: Groups, registry: Registry) -> None:
+        standings = platform.supervisor.standings
+        learner, ingest = standings["learner"].report, standings["ingest"].report
+        now, game = registry.catalogue(self._game), learner.get("games", {}).get(self._game, {})
+        if (stored := ingest.get("stored", 0)) < self._stored:
+            self._stored_before += self._stored  # ingest was restarted, and counts from 0 again
+        self._stored = stored
+        points: dict[str, tuple[int, int]] = {}
+        for child in people.children:
+            for bot, (won, played) in child.latest.get("points", {}).items():
+                before = points.get(bot, (0, 0))
+                points[bot] = before[0] + won, before[1] + played
+        look = Look(
+            elapsed_s=time.monotonic() - self._began_s, recorded_steps=people.total("recorded"),
+            acked_steps=people.total("acked"), stored_steps=self._stored_before + stored,
+            updates=int(learner.get("updates", 0)),
+            phase=f"{game['phase']}: {game['why']}" if game else "the learner is starting",
+            champion=now.points_to("champion"), canary=now.points_to("canary"), lag_s=ingest.get("lag_s"),
+            points=points, view=dict(people.children[0].latest.get("view", {})), play_s=self._play_s,
+        )  # fmt: skip
+        for said in [*self._said, ""]:
+            self._show(replace(look, said=said))
+        self._said.clear()

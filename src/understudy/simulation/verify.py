@@ -1,0 +1,235 @@
+"""verify: finish what a kill left, then prove every promise in the ledger against the stored bytes; digests of them."""
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_link, register
+from understudy.client.sender import send_leftovers
+from understudy.core.canonical import canonical_json
+from understudy.core.clock import SystemClock
+from understudy.core.errors import Corrupt, Locked, Refused
+from understudy.core.names import session_time_s
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec
+from understudy.experience.session import tombstone_of
+from understudy.platform.config import Config
+from understudy.platform.ingest import open_own_ingest
+from understudy.platform.requests import ask
+from understudy.ports import Audit, Cursor, Forgotten, FullStore, Link, Stored, Tail
+from understudy.simulation.ledger import LedgerLink, Promise, read_ledger
+from understudy.stores.audit import Findings, Held, Key, audit, summary
+from understudy.stores.view import FORGOTTEN, STORED, StoreView
+
+TailOf = Callable[[Cursor | None], Tail]
+"""One page of a store's tail behind a cursor."""
+_ASK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verify found; `exit_code` is 0, 1 (loss, duplicate, damage) or 2 (no ledger to prove against)."""
+
+    steps: int
+    sessions: int
+    chunks: int
+    ledger_chunks: int
+    ledger_steps: int
+    lost_chunks: int
+    lost_steps: int
+    set_aside_steps: int
+    """Acknowledged and not in learners' reach: quarantined, parked, forgotten or expired, by the store's own record."""
+    duplicate_steps: int
+    gap_steps: int
+    gap_chunks: int
+    dropped_steps: int
+    quarantined_chunks: int
+    parked_chunks: int
+    forgotten_chunks: int
+    expired_chunks: int
+    corrupt: tuple[str, ...]
+    recovered_frames: int
+    live_writer: bool
+
+    @property
+    def exit_code(self) -> int:
+        if self.lost_chunks or self.duplicate_steps or self.corrupt or (self.gap_chunks and not self.live_writer):
+            return 1
+        return 0 if self.ledger_chunks else 2
+
+    def to_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        return {**fields, "corrupt": list(self.corrupt), "ok": self.exit_code == 0}
+
+
+def verify(data: DataFolder, *, config: Config | None = None, finish: bool = True) -> Verdict:
+    """Everything recorded before this call is brought into the data folder's own store and checked.
+
+    `config`: where stream and games are; by itself, in the data folder.
+    """
+    config = config or Config()
+    promises = list(read_ledger(data.ledger))
+    # Without a ledger there is nothing to prove, and what is finished here must not make it look otherwise.
+    recovered = finish_leftovers(data, config, with_ledger=bool(promises)) if finish else 0
+    promises = list(read_ledger(data.ledger)) if recovered else promises
+    try:
+        live = _settle(data, config) if finish else data.has_writer()
+        with StoreView(data.store) as view:
+            findings = audit(view, is_alone=not live)
+    except (Corrupt, Refused) as error:
+        live = False
+        findings = Findings(corrupt=[f"the store cannot be opened: {error}"])
+    return _judge(findings, promises, recovered, live)
+
+
+def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verdict:
+    """The same proof against a store on other machines, by its own audit and by its tail; `live`: a process writes."""
+    promises = list(read_ledger(data.ledger))
+    stored: dict[Key, Held] = {}
+    gone: set[Key] = set()
+    for item in items_of(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0)):
+        if isinstance(item, Stored):
+            steps = item.chunk.meta.n_steps if item.chunk is not None else 0
+            stored[item.frame.session.bytes, item.frame.chunk_no] = Held(item.frame.body_crc, item.frame.kind, 0, steps)
+        else:
+            gone |= {(session.bytes, number) for session, number in item.chunks}
+    quarantined: dict[Key, list[int]] = {}
+    found, after = store.audit(), 0
+    while page := store.quarantined(after_id=after):
+        after = page[-1].id
+        for one in page:
+            if one.session is not None and one.chunk_no is not None:
+                quarantined.setdefault((one.session.bytes, one.chunk_no), []).append(one.crc)
+    findings = Findings(held=stored, quarantined=quarantined)
+    for promise in promises:
+        if (key := (promise.session, promise.chunk_no)) in gone and key not in stored:
+            findings.held[key] = Held(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
+    return _judge(findings, promises, 0, live, found=found)
+
+
+def finish_leftovers(data: DataFolder, config: Config, *, with_ledger: bool) -> int:
+    """Send what killed games left in the spool; how many frames were acknowledged."""
+
+    def link_to(spec: GameSpec) -> Link:
+        link = open_link(data, spec, stream=config.stream.url, clock=SystemClock())
+        try:
+            register(data, spec, link, models=config.models.url)
+        except BaseException:
+            link.close()
+            raise
+        return LedgerLink(link, data.ledger) if with_ledger else link
+
+    folders = sorted(data.spool.iterdir()) if data.spool.is_dir() else []
+    return sum(send_leftovers(folder, link_to) for folder in folders if folder.is_dir())
+
+
+def _settle(data: DataFolder, config: Config) -> bool:
+    """Store what is in the stream: by the process that has the store open, or here; whether there is one."""
+    for _ in range(3):
+        if data.has_writer():
+            try:
+                ask(data.requests, "barrier", timeout_s=_ASK_S)
+            except Locked:
+                if data.has_writer():
+                    raise
+                continue
+            return True
+        try:
+            with open_own_ingest(data, config) as role:
+                role.service.drain()
+            return False
+        except Locked:
+            time.sleep(0.2)
+    raise Locked("the store is opened and closed by others all the time; try again")
+
+
+def _judge(
+    findings: Findings, promises: Iterable[Promise], recovered: int, live: bool, *, found: Audit | None = None
+) -> Verdict:
+    found, seen = found or summary(findings), set()
+    lost_chunks = lost_steps = set_aside_steps = ledger_steps = 0
+    for promise in promises:
+        key = (promise.session, promise.chunk_no)
+        if key in seen:
+            continue  # acknowledged again after a retry
+        seen.add(key)
+        ledger_steps += promise.n_steps
+        if not _is_kept(findings, promise):
+            lost_chunks, lost_steps = lost_chunks + 1, lost_steps + promise.n_steps
+        elif not _is_stored(findings, promise):
+            set_aside_steps += promise.n_steps
+    return Verdict(
+        steps=found.steps, sessions=found.sessions, chunks=found.chunks, ledger_chunks=len(seen),
+        ledger_steps=ledger_steps, lost_chunks=lost_chunks, lost_steps=lost_steps, set_aside_steps=set_aside_steps,
+        duplicate_steps=found.duplicate_steps, gap_steps=found.gap_steps, gap_chunks=found.gap_chunks,
+        dropped_steps=found.dropped_steps, quarantined_chunks=found.quarantined, parked_chunks=found.parked,
+        forgotten_chunks=found.forgotten_chunks, expired_chunks=found.expired_chunks, corrupt=tuple(found.corrupt),
+        recovered_frames=recovered, live_writer=live,
+    )  # fmt: skip
+
+
+def _is_stored(findings: Findings, promise: Promise) -> bool:
+    held = findings.held.get((promise.session, promise.chunk_no))
+    return held is not None and held.crc == promise.crc and held.fate == STORED
+
+
+def _is_kept(findings: Findings, promise: Promise) -> bool:
+    """Stored once with that checksum, or set aside by the store's own record of it."""
+    held = findings.held.get((promise.session, promise.chunk_no))
+    if held is not None and held.crc == promise.crc:
+        return held.fate != STORED or held.kind != 0 or held.n_steps == promise.n_steps
+    if promise.crc in findings.quarantined.get((promise.session, promise.chunk_no), ()):
+        return True
+    if tombstone_of(promise.session) in findings.forgotten_sessions:
+        return True
+    return session_time_s(uuid.UUID(bytes=promise.session)) < findings.pruned_before_s
+
+
+# --- Digests: what a store holds as one number per session, so that two stores can be compared -----------------------
+
+
+def items_of(page_behind: TailOf) -> Iterator[Stored | Forgotten]:
+    """Everything a store holds now, in the order of arrival."""
+    cursor: Cursor | None = None
+    while items := (page := page_behind(cursor)).items:
+        yield from items
+        cursor = page.cursor
+
+
+def digests(page_behind: TailOf) -> dict[str, str]:
+    """SHA-256 per session over chunk numbers, columns, dtypes and metadata, in the order of the numbers."""
+    parts: dict[uuid.UUID, dict[int, list[bytes]]] = {}
+    for item in items_of(page_behind):
+        if isinstance(item, Stored):
+            body = item.frame.body if item.chunk is None else _bytes_of(item.chunk)
+            chunk = hashlib.sha256(bytes([item.frame.kind]) + body).digest()
+            # A number that is there twice must change the digest, so all of them are kept.
+            parts.setdefault(item.frame.session, {}).setdefault(item.frame.chunk_no, []).append(chunk)
+    return {str(session): _digest(numbers) for session, numbers in sorted(parts.items())}
+
+
+def whole(found: dict[str, str]) -> str:
+    """One digest over all sessions."""
+    return hashlib.sha256(canonical_json(found)).hexdigest()
+
+
+def _digest(numbers: dict[int, list[bytes]]) -> str:
+    total = hashlib.sha256()
+    for number, chunks in sorted(numbers.items()):
+        for chunk in chunks:
+            total.update(number.to_bytes(8, "little") + chunk)
+    return total.hexdigest()
+
+
+def _bytes_of(chunk: Chunk) -> bytes:
+    columns = [
+        f"{name} {column.dtype.str} {column.shape}\n".encode() + np.ascontiguousarray(column).tobytes()
+        for name, column in sorted(chunk.columns.items())
+    ]
+    return b"\n".join([canonical_json(chunk.meta.to_metadata()), *columns])

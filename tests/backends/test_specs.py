@@ -1,0 +1,159 @@
+"""Specs from a registry elsewhere: while it is away healthy frames wait, and what is not there costs little."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from tests.models.small_s3 import SmallS3, Trouble, small_s3
+from tests.streams.memory import MemoryStream
+from understudy.backends.specs import MISS_S, RegistrySpecs
+from understudy.core.errors import Unreachable
+from understudy.experience.game import game_spec
+from understudy.ingest.service import IngestService
+from understudy.models.cloud import CloudObjects
+from understudy.models.registry import Registry
+from understudy.platform.ingest import repeat
+from understudy.stores.local import LocalStore
+from understudy.testing.clock import ManualClock
+from understudy.testing.samples import cart_spec, random_session, stamped
+
+SPEC, OTHER = cart_spec(), game_spec("cart", obs=7, actions=3)
+REFUSALS: dict[Trouble, str] = {403: "check access", "proxy": "this server is not S3-compatible"}
+"""What ends ingest, for somebody to mend."""
+
+
+class Desk:
+    """A registry on a small S3, a stream, a store and ingest between them."""
+
+    def __init__(self, s3: SmallS3, folder: Path) -> None:
+        self.s3, self.clock, self._rng = s3, ManualClock(), np.random.default_rng(5)
+        self.registry = Registry(CloudObjects(s3.url), trusted={})
+        self.stream, self.store = MemoryStream(2, clock=self.clock), LocalStore(folder, clock=self.clock)
+        self.specs = RegistrySpecs(self.registry, clock=self.clock)
+        self.service = IngestService(self.stream, self.store, self.specs, owner="desk", clock=self.clock)
+
+    def send(self, n_chunks: int = 3, *, spec=SPEC) -> None:
+        self.stream.append(list(stamped(random_session(spec, self._rng, n_chunks=n_chunks))))
+
+    @property
+    def asked(self) -> int:
+        """How often the registry was asked since this was looked at last."""
+        calls, self.s3.calls = self.s3.calls, []
+        return len(calls)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Desk]:
+    with small_s3(monkeypatch) as server:
+        desk = Desk(server, tmp_path)
+        yield desk
+        desk.store.close()
+
+
+@pytest.mark.parametrize("trouble", [503, "cut", 403, "proxy"])
+def test_while_the_registry_is_away_nothing_is_quarantined_and_then_everything_is_stored(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, trouble: Trouble
+):
+    monkeypatch.setattr("understudy.platform.ingest._TROUBLE_S", 0.01)
+    desk.registry.register(SPEC)
+    desk.send(5)
+    desk.s3.trouble = trouble
+    is_away, stop = threading.Event(), threading.Event()
+
+    def step() -> int:
+        try:
+            moved = desk.service.step()
+        except Exception:
+            if is_away.is_set():
+                desk.s3.trouble = ""
+            is_away.set()
+            raise
+        audit = desk.store.audit()
+        if audit.chunks + audit.quarantined + audit.parked == 5:
+            stop.set()
+        return moved
+
+    with capture_logs() as logs:
+        if trouble in REFUSALS:
+            with pytest.raises(Exception, match=REFUSALS[trouble]):
+                repeat(step, stop)
+            assert (desk.store.audit().quarantined, desk.store.positions()) == (0, {})
+            desk.s3.trouble = ""
+        repeat(step, stop)
+    audit = desk.store.audit()
+    assert (audit.chunks, audit.quarantined, audit.parked, audit.gap_chunks) == (5, 0, 0, 0)
+    assert desk.service.stats.fates == {"new": 5}
+    assert trouble in REFUSALS or [one["event"] for one in logs][:2] == ["unreachable"] * 2
+
+
+def test_what_is_known_goes_on_while_the_registry_is_away(desk: Desk):
+    desk.registry.register(SPEC)
+    desk.send(2)
+    desk.service.drain()
+    desk.s3.trouble = 503
+    desk.send(3)
+    desk.service.drain()
+    assert desk.store.audit().chunks == 5
+    desk.send(1, spec=OTHER)
+    with pytest.raises(Unreachable, match="check that it runs"):
+        desk.service.drain()
+    assert desk.store.audit().parked == 0
+
+
+def test_a_flood_of_an_unknown_schema_asks_once_a_second(desk: Desk):
+    desk.registry.register(SPEC)
+    assert desk.asked
+    desk.send(40, spec=OTHER)
+    desk.service.drain()
+    assert desk.asked == 2, "for the schema, and for the game"
+    desk.send(40, spec=OTHER)
+    desk.service.drain()
+    assert desk.asked == 0
+    desk.clock.advance(MISS_S)
+    desk.send(40, spec=OTHER)
+    desk.service.drain()
+    assert desk.asked == 1
+    assert desk.service.stats.refusals == {"unknown_schema": 120}
+
+
+def test_what_is_registered_later_is_seen_within_a_second(desk: Desk):
+    for spec in (SPEC, OTHER):
+        desk.send(1, spec=spec)
+        desk.service.drain()
+        desk.registry.register(spec)
+        desk.clock.advance(MISS_S)
+        desk.send(2, spec=spec)
+        desk.service.drain()
+    assert desk.service.stats.refusals == {"unknown_game": 1, "unknown_schema": 1}
+    assert desk.store.audit().chunks == 4
+
+
+def test_a_schema_registered_before_its_first_frame_is_known_whatever_else_is_missing(desk: Desk):
+    desk.send(1, spec=OTHER)
+    desk.service.drain()
+    desk.registry.register(SPEC)
+    desk.send(2)
+    desk.service.drain()
+    assert desk.store.audit().chunks == 2
+
+
+def test_names_that_lead_nowhere_fill_no_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("understudy.backends.specs._MOST_MISSES", 4)
+    for number in range(30):
+        assert not desk.specs.knows(f"game-{number}")
+    assert len(desk.specs._missed) <= 4
+    assert desk.specs.spec("../cart", SPEC.schema) is None
+
+
+def test_a_spec_that_cannot_be_read_parks_its_frames_alone(desk: Desk):
+    desk.registry.register(SPEC)
+    name = f"deployment/games/cart/{OTHER.schema}.json"
+    desk.s3.objects[name] = b"{"
+    desk.send(2)
+    desk.send(2, spec=OTHER)
+    desk.service.drain()
+    assert (desk.store.audit().chunks, desk.service.stats.refusals["unknown_schema"]) == (2, 2)

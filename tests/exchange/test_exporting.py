@@ -1,0 +1,103 @@
+"""Exporting: the copy of a store elsewhere holds what it holds; a missing package is named with its command."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ingest.specs import KnownSpecs
+from understudy.core.errors import MissingExtra, StorageFailed
+from understudy.core.names import new_session
+from understudy.exchange.exporting import Wanted, copied, extra, one_line
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import DropReport, drop_frame
+from understudy.ports import Candidate, Cursor, Stored, Tail
+from understudy.stores.view import StoreView
+from understudy.stores.window import Window
+from understudy.testing.desk import SPEC, Desk
+from understudy.testing.samples import PLAYER, random_session
+
+
+def chunks_in(view: StoreView) -> list[Chunk]:
+    page = view.tail(None, max_items=10_000, wait_s=0.0)
+    return [item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None]
+
+
+def copy_of(desk: Desk, folder: Path) -> list[Chunk]:
+    with copied(desk.store, KnownSpecs(SPEC), Wanted(game=SPEC.game), beside=folder / "out.parquet") as view:
+        return chunks_in(view)
+
+
+def test_a_forgotten_player_who_played_again_is_copied_with_what_is_new(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    desk.put(*random_session(SPEC, rng, n_chunks=2))
+    desk.store.forget(PLAYER)
+    desk.clock.advance(10.0)
+    fresh = random_session(SPEC, rng, session=new_session(desk.clock.now(), rng.bytes(10)), n_chunks=3)
+    desk.put(*fresh)
+    assert copy_of(desk, tmp_path) == fresh
+    assert [path.name for path in tmp_path.iterdir()] == ["remote"], "the copy is gone"
+
+
+def test_quarantined_and_dropped_numbers_are_no_hindrance(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+    chunks = random_session(SPEC, rng, n_chunks=1300)
+    session, left = chunks[0].meta.session, chunks[1200:]
+    report = DropReport(((1, 1199),), sum(chunk.meta.n_steps for chunk in chunks[1:1200]))
+    desk.put(chunks[0])
+    desk.write([Candidate(drop_frame(session, 1300, report).stamped(PLAYER, int(desk.clock.now())), None)])
+    desk.put(*left)
+    desk.store.quarantine([(session, 1250)], reason="guard")
+    assert copy_of(desk, tmp_path) == [chunks[0], *(one for one in left if one.meta.chunk_no != 1250)]
+
+
+def test_a_store_that_is_written_to_all_the_time_is_copied_to_an_end(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    class Busy:
+        """Something new has come whenever it is asked."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(desk.store, name)
+
+        def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
+            desk.put(*random_session(SPEC, rng, n_chunks=1))
+            return desk.store.tail(cursor, max_items=max_items, wait_s=wait_s)
+
+    before = random_session(SPEC, rng, n_chunks=3)
+    desk.put(*before)
+    with copied(Busy(), KnownSpecs(SPEC), Wanted(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
+        assert chunks_in(view)[:3] == before
+
+
+def test_a_copy_that_lacks_something_is_no_copy(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = random_session(SPEC, rng, n_chunks=1100)
+    desk.put(*chunks)
+
+    def cut(*arguments: Any, **named: Any) -> Window:
+        """Filters half of a session out, which no export does."""
+        return Window(*arguments, **{**named, "wanted": lambda meta: meta.chunk_no >= 1090})
+
+    monkeypatch.setattr("understudy.exchange.exporting.Window", cut)
+    with pytest.raises(StorageFailed, match="does not fit"):
+        copy_of(desk, tmp_path)
+
+
+@pytest.mark.parametrize("module", ["pyarrow.parquet", "minari", "h5py"])
+def test_a_missing_package_gives_one_line_with_the_install_command(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=r"needs the package .*; pip install 'understudy\[export\]'$"):
+        extra(module)
+
+
+def test_what_a_library_said_becomes_one_line() -> None:
+    assert one_line(ValueError("a\n  b\tc")) == "a b c"
+    assert one_line(KeyError("rewards")) == "'rewards' is missing"
+    assert one_line(AssertionError()) == "it is not as the library wants it (AssertionError)"
+    assert len(one_line(ValueError("x" * 999))) == 160

@@ -1,0 +1,23 @@
+"""The store on a real Cassandra keeps the contracts of ExperienceStore and StoreAdmin."""
+
+import pytest
+
+from tests.integration.keyspaces import Keyspace
+from understudy.core.clock import Clock
+from understudy.ports import FullStore
+from understudy.testing.stores import StoreAdminContract, StoreContract
+
+IS_QUICK = True
+
+
+class TestCassandraStore(StoreContract, StoreAdminContract):
+    @pytest.fixture(autouse=True)
+    def given(self, module_keyspace: Keyspace) -> None:
+        self.keyspace = module_keyspace
+
+    def make(self, clock: Clock) -> FullStore:
+        self.keyspace.empty()
+        return self.keyspace.open(clock)
+
+    def reopen(self, store: FullStore, clock: Clock) -> FullStore:
+        return self.keyspace.open(clock)

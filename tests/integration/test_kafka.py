@@ -1,0 +1,278 @@
+"""The Kafka stream keeps the Stream contract on a real broker, and refuses what would mix sessions up."""
+
+import contextlib
+import time
+import unittest
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from tests.integration.kafka import PATIENCE_S, Topic
+from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, Unreachable
+from understudy.core.location import parse_location
+from understudy.experience.frame import decode_frame
+from understudy.ports import Position, Stream
+from understudy.streams.kafka import create_kafka, open_kafka
+from understudy.streams.kafka_client import kafka_config
+from understudy.testing.streams import StreamContract, read_all, sample_frames
+
+
+class TestKafka(StreamContract):
+    partitions = 3
+    server: Any
+    topic: Topic
+
+    @pytest.fixture(autouse=True)
+    def on_a_server(self, kafka_server: Any) -> None:
+        self.server = kafka_server
+
+    def make(self) -> Stream:
+        self.topic = Topic(self.server, partitions=self.partitions)
+        return self.topic.open()
+
+    def reopen(self, stream: Stream) -> Stream:
+        return self.topic.open()
+
+    def end(self, stream: Stream) -> Stream:
+        raise unittest.SkipTest("partitions of Kafka do not end")
+
+    def trim(self, stream: Stream, partition: str) -> Stream:
+        records = read_all(stream)[partition]
+        self.topic.trim(partition, records[-3].position)
+        return stream
+
+
+class TestKafkaOfOnePartition(TestKafka):
+    partitions = 1
+
+
+@pytest.fixture
+def topic(kafka_server: Any) -> Topic:
+    return Topic(kafka_server)
+
+
+# --- partitions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_in_one_partition_and_sessions_are_in_all(topic: Topic):
+    with topic.open() as stream:
+        frames = sample_frames(4)
+        for _ in range(30):
+            session = uuid.uuid4()
+            assert all(one.accepted for one in stream.append([replace(frame, session=session) for frame in frames]))
+        found = read_all(stream)
+        sessions = [{decode_frame(record.raw).session for record in records} for records in found.values()]
+    assert [len(records) > 0 for records in found.values()] == [True] * 3
+    assert sum(map(len, sessions)) == len(set().union(*sessions)) == 30
+
+
+def test_a_topic_that_grew_is_refused_until_the_address_names_the_old_number(topic: Topic):
+    with topic.open() as stream:
+        stream.append(sample_frames(3))
+        before = read_all(stream)
+        topic.grow(6)
+        assert stream.append(sample_frames(2, seed=1))[0].accepted, "whoever is open goes on as before"
+    with pytest.raises(ConfigError) as raised:
+        topic.open()
+    assert "used with 6 partitions, and sessions were spread over 3 before" in str(raised.value)
+    assert "partitions=3" in str(raised.value)
+    with topic.open(partitions=3) as stream:
+        assert [one.id for one in stream.partitions()] == list(before)
+        for partition, records in before.items():
+            assert list(read_all(stream)[partition][: len(records)]) == records
+
+
+def test_positions_of_another_number_are_refused_also_when_no_record_is_left(topic: Topic):
+    with topic.open() as stream:
+        stream.append(sample_frames(3))
+        partition, records = next((name, found) for name, found in read_all(stream).items() if found)
+        topic.trim(partition, records[-1].position)
+    topic.grow(6)
+    with topic.open() as stream, pytest.raises(ConfigError) as raised:
+        stream.read(partition, records[-1].position, max_bytes=1, wait_s=0.0)
+    assert "partitions=3" in str(raised.value)
+
+
+def test_more_partitions_than_there_are_cannot_be_asked_for(topic: Topic):
+    with pytest.raises(ConfigError, match="has 3 partitions"):
+        topic.open(partitions=4)
+
+
+def test_a_topic_made_again_has_partitions_of_other_names(topic: Topic):
+    with topic.open() as stream:
+        before = {one.id for one in stream.partitions()}
+    topic.delete()
+    made_again_by_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            create_kafka(topic.location(), partitions=3)
+            with topic.open() as stream:
+                after = {one.id for one in stream.partitions()}
+            if not before & after:
+                return
+        except (ConfigError, Unreachable):
+            pass
+        assert time.monotonic() < made_again_by_s
+        time.sleep(0.1)
+
+
+def test_a_topic_is_made_once(topic: Topic):
+    create_kafka(topic.location(), partitions=3)
+    with pytest.raises(ConfigError, match="is there with 3 partitions, and 5 were asked for"):
+        create_kafka(topic.location(), partitions=5)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_going_on_needs_no_jump_and_a_big_partition_is_read_in_bounded_pieces(topic: Topic):
+    with topic.open() as stream:
+        frames = sample_frames(1)
+        (outcomes,) = {one.accepted for one in stream.append(frames * 500)}
+        assert outcomes
+        partition = next(name for name, records in read_all(stream).items() if records)
+        jumps = count_jumps(stream, partition)
+        position, seen = None, 0
+        while (read := stream.read(partition, position, max_bytes=20 * len(frames[0].encode()), wait_s=0.0)).records:
+            assert len(read.records) <= 20
+            position, seen = read.next, seen + len(read.records)
+        assert (seen, len(jumps)) == (500, 1)
+
+
+def count_jumps(stream: Any, partition: str) -> list[object]:
+    """Where the consumer of a partition is sent, from now on."""
+    lane, jumps = stream._lanes[partition], []
+    inner = lane._jump
+
+    def jump(start: object, after: object) -> None:
+        jumps.append(start)
+        inner(start, after)
+
+    lane._jump = jump
+    return jumps
+
+
+def test_whoever_waits_at_the_start_of_an_empty_partition_jumps_once(topic: Topic):
+    with topic.open() as stream:
+        partition = stream.partitions()[0].id
+        jumps = count_jumps(stream, partition)
+        for _ in range(5):
+            assert stream.read(partition, None, max_bytes=1, wait_s=0.0).next is None
+        assert len(jumps) == 1
+
+
+def test_a_position_behind_the_end_is_no_silence(topic: Topic):
+    with topic.open() as stream, pytest.raises(StorageFailed, match="ends at 0, and was read up to 42"):
+        stream.read(stream.partitions()[0].id, Position("41/3"), max_bytes=1, wait_s=0.0)
+
+
+def test_what_is_trimmed_before_a_waiting_reader_is_gone(topic: Topic):
+    """The consumer has its place, and the place is gone: no reset to the newest record."""
+    with topic.open() as stream, topic.open() as other:
+        other.append(sample_frames(1))
+        partition, (first,) = next((name, found) for name, found in read_all(stream).items() if found)
+        stream._lanes[partition].close()  # a reader that was away for long
+        other.append(sample_frames(1) * 5)
+        topic.trim(partition, read_all(other)[partition][-2].position)
+        with pytest.raises(PositionGone) as raised:
+            stream.read(partition, first.position, max_bytes=1 << 20, wait_s=0.0)
+        earliest = Position(str(raised.value.earliest))
+        assert len(stream.read(partition, earliest, max_bytes=1 << 20, wait_s=0.0).records) == 1
+
+
+def test_a_closed_stream_reads_nothing_and_is_no_stranger_to_partitions(topic: Topic):
+    stream = topic.open()
+    with pytest.raises(ConfigError, match="no partition of this stream"):
+        stream.read("elsewhere", None, max_bytes=1, wait_s=0.0)
+    stream.close()
+    with pytest.raises(Closed):
+        stream.read(stream.partitions()[0].id, None, max_bytes=1, wait_s=0.0)
+
+
+def test_closing_ends_a_read_that_waits(topic: Topic):
+    stream = topic.open()
+    partition = stream.partitions()[0].id
+    stream.read(partition, None, max_bytes=1, wait_s=0.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stream.read, partition, None, max_bytes=1, wait_s=60.0)
+        began_s = time.monotonic()
+        stream.close()
+        with contextlib.suppress(Closed):  # when it was closed before it began
+            assert not waiting.result(PATIENCE_S).records
+    assert time.monotonic() - began_s < PATIENCE_S
+
+
+def test_a_topic_deleted_in_mid_run_is_said_so_and_nothing_is_called_durable(topic: Topic):
+    with topic.open(timeout_s=2) as stream:
+        assert stream.append(sample_frames(1))[0].accepted
+        read_all(stream)
+        topic.delete()
+        gone_by_s = time.monotonic() + PATIENCE_S
+        while (outcome := stream.append(sample_frames(1))[0]).accepted:
+            assert time.monotonic() < gone_by_s
+        assert outcome.retry_after_s > 0
+        assert topic.name in str(outcome.error)
+        with pytest.raises(Unreachable):
+            stream.read(stream.partitions()[0].id, None, max_bytes=1, wait_s=0.0)
+
+
+def test_records_of_others_are_records_and_say_nothing_about_partitions(topic: Topic):
+    producer = Producer(kafka_config(topic.location()).client())
+    producer.produce(topic.name, value=b"no frame", headers=[("partitions", b"many")])
+    producer.produce(topic.name, value=None, key=b"tombstone")
+    assert producer.flush(PATIENCE_S) == 0
+    with topic.open() as stream:
+        assert sorted(record.raw for records in read_all(stream).values() for record in records) == [b"", b"no frame"]
+
+
+# --- who may not come in --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, kafka_server: Any) -> str:
+    """An address whose credentials file has a wrong password."""
+    file = tmp_path / "wrong"
+    file.write_text(f'username = "{kafka_server.credentials["username"]}"\npassword = "wrong"\n')
+    return f"kafka://{kafka_server.address}/plays?credentials={file}&open_timeout_s=8"
+
+
+def test_a_wrong_password_is_said_so_at_once(stranger: str):
+    began_s = time.monotonic()
+    with pytest.raises(ConfigError) as raised:
+        open_kafka(parse_location(stranger))
+    assert time.monotonic() - began_s < 6.0
+    assert "as user" in str(raised.value)
+    assert "check the credentials file and mechanism=" in str(raised.value)
+
+
+def test_no_credentials_where_they_are_wanted_names_both_possibilities(kafka_server: Any):
+    with pytest.raises(Unreachable) as raised:
+        open_kafka(parse_location(f"kafka://{kafka_server.address}/plays?open_timeout_s=2"))
+    assert "check that a broker runs" in str(raised.value)
+    assert "credentials=FILE" in str(raised.value)
+
+
+def test_a_mechanism_that_the_broker_has_not_is_said_so(topic: Topic):
+    with pytest.raises(ConfigError, match=r"SCRAM-SHA-512 mechanism handshake failed.*PLAIN"):
+        topic.open(mechanism="SCRAM-SHA-512")
+
+
+def test_tls_with_a_listener_that_speaks_none_is_said_so(topic: Topic):
+    with pytest.raises(ConfigError, match="check that this listener speaks TLS"):
+        topic.open(tls="true", open_timeout_s=2)
+
+
+def test_a_missing_topic_is_not_made_behind_your_back(topic: Topic):
+    location = replace(topic.location(), path="nowhere")
+    with pytest.raises(ConfigError, match=r"topic 'nowhere' at .*; create it with"):
+        open_kafka(location)
+    try:
+        found = topic.admin.list_topics(timeout=PATIENCE_S).topics
+    except KafkaException as error:
+        pytest.fail(str(error))
+    assert "nowhere" not in found

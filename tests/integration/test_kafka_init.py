@@ -1,0 +1,110 @@
+"""`understudy stream init` on a real Kafka: what is there and what was asked for, and one line for what cannot work."""
+
+import signal
+import socket
+import time
+import uuid
+from typing import Any
+
+import pytest
+
+from tests.integration.commands import four_at_once, started
+from tests.integration.kafka import Topic
+from understudy.cli.root import run
+from understudy.core.errors import ConfigError
+from understudy.streams.kafka import create_kafka, open_kafka
+
+OPEN_S = 120.0
+"""How long some addresses wait for an answer: what no waiting mends is told long before that."""
+
+
+@pytest.fixture
+def topic(kafka_server: Any) -> Topic:
+    return Topic(kafka_server, partitions=3)
+
+
+def new_url(server: Any, **options: object) -> str:
+    more = "".join(f"&{name}={value}" for name, value in options.items())
+    return f"kafka://{server.address}/made-{uuid.uuid4().hex[:12]}?credentials={server.credentials_file}{more}"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """A command's exit code, and the only line it says."""
+    code = run(["stream", "init", *words])
+    out, err = capsys.readouterr()
+    (line,) = (out + err).strip().splitlines()
+    return code, line
+
+
+def test_a_topic_that_is_there_is_taken_as_it_is_unless_another_number_is_asked_for(topic: Topic, capsys):
+    url = topic.location().url
+    code, line = said(capsys, url)
+    assert (code, "is ready with 3 partitions" in line) == (0, True)
+    code, line = said(capsys, url, "--partitions", "2")
+    assert code == 2
+    assert "is there with 3 partitions, and 2 were asked for" in line
+    assert "add partitions=2 to the address to use the first 2" in line
+    code, line = said(capsys, url, "--partitions", "5")
+    assert (code, "name no number to use it as it is, or take another topic" in line) == (2, True)
+
+
+def test_an_address_that_names_the_first_partitions_means_them(topic: Topic, capsys):
+    code, line = said(capsys, topic.location(partitions=2).url)
+    assert (code, "is ready with 2 partitions" in line) == (0, True)
+    code, line = said(capsys, topic.location(partitions=4).url)
+    assert (code, "is there with 3 partitions, and 4 were asked for" in line) == (2, True)
+
+
+def test_two_numbers_that_contradict_each_other_make_nothing(kafka_server: Any, capsys):
+    url = new_url(kafka_server, partitions=3)
+    code, line = said(capsys, url, "--partitions", "5")
+    assert (code, "the address says partitions=3, and 5 were asked for besides; give one" in line) == (2, True)
+    code, line = said(capsys, url, "--json")
+    assert (code, '"partitions": 3}' in line) == (0, True)
+
+
+def test_a_topic_that_is_not_there_is_told_with_the_command_that_makes_it(topic: Topic):
+    location = topic.location()
+    topic.name = "nowhere"
+    with pytest.raises(ConfigError, match="`understudy stream init URL --partitions 4`"):
+        open_kafka(topic.location())
+    assert create_kafka(location) == 3
+
+
+def test_a_name_too_like_another_ones_is_refused_by_the_broker_in_one_line(kafka_server: Any, capsys):
+    url = new_url(kafka_server).replace("made-", "made_")
+    assert said(capsys, url, "--partitions", "1")[0] == 0
+    code, line = said(capsys, url.replace("made_", "made."), "--partitions", "1")
+    assert (code, "collides with existing topic" in line) == (2, True)
+
+
+def test_a_server_of_another_kind_is_told_soon(s3_server: Any, kafka_server: Any, capsys):
+    url, began_s = new_url(kafka_server, open_timeout_s=OPEN_S), time.monotonic()
+    code, line = said(capsys, url.replace(kafka_server.address, s3_server.address))
+    assert (code, "this is a web server, no Kafka broker; correct host and port" in line) == (2, True)
+    assert time.monotonic() - began_s < OPEN_S / 2
+
+
+def test_tls_with_a_listener_that_speaks_none_is_told_soon(topic: Topic):
+    began_s = time.monotonic()
+    with pytest.raises(ConfigError, match="check that this listener speaks TLS"):
+        topic.open(tls="true", open_timeout_s=OPEN_S)
+    assert time.monotonic() - began_s < OPEN_S / 2
+
+
+def test_four_at_once_make_one_topic(kafka_server: Any):
+    for code, text in four_at_once("stream", "init", new_url(kafka_server), "--partitions", "2"):
+        assert (code, "is ready with 2 partitions" in text) == (0, True), text
+
+
+def test_ctrl_c_while_nobody_answers_ends_with_130_and_a_word(kafka_server: Any):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(OPEN_S)
+        url = new_url(kafka_server, open_timeout_s=OPEN_S)
+        url = url.replace(kafka_server.address, f"127.0.0.1:{listener.getsockname()[1]}")
+        with started("stream", "init", url) as waiting:
+            listener.accept()[0].close()  # it asks: from here on nobody is there any more
+            listener.close()
+            waiting.send_signal(signal.SIGINT)
+            assert waiting.communicate(timeout=OPEN_S / 2)[0].strip() == "interrupted"
+    assert waiting.returncode == 130

@@ -1,0 +1,160 @@
+"""What goes wrong around a Kinesis stream is told in one line, tried again where that helps, and loses nothing."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.ingest.specs import KnownSpecs
+from tests.integration.kinesis import PATIENCE_S, Desk, desk
+from tests.integration.test_kinesis_faults import SPEC, sessions, steps_of
+from tests.servers.fault_proxy import FaultProxy
+from understudy.core.errors import ConfigError, Unreachable
+from understudy.core.location import parse_location
+from understudy.ingest.service import IngestService
+from understudy.platform.ingest import repeat
+from understudy.stores.local import LocalStore
+from understudy.streams.kinesis import create_kinesis, open_kinesis
+from understudy.testing.streams import read_all, sample_frames
+
+
+def test_a_stream_that_does_not_exist_is_told_with_how_to_create_it(kinesalite_server):
+    with desk(kinesalite_server) as table:
+        location = table.location()
+    missing = parse_location(
+        f"kinesis://never-made?region=us-east-1&endpoint={kinesalite_server.url}&credentials={location.text('credentials')}"
+    )
+    with pytest.raises(ConfigError, match=r"'never-made' at http.* ResourceNotFoundException.*; create it with"):
+        open_kinesis(missing)
+
+
+def test_a_stream_for_development_is_made_once_and_can_be_used_at_once(kinesis_server):
+    with desk(kinesis_server, shards=1) as table:
+        assert create_kinesis(table.location()) == create_kinesis(table.location(), shards=1) == 1
+        with pytest.raises(ConfigError, match=r"is there with 1 open shards, and 3 were asked for; name no number"):
+            create_kinesis(table.location(), shards=3)
+        assert len(table.open_shards()) == 1
+        table.name += "-other"
+        assert create_kinesis(table.location(), shards=3) == 3
+        stream = table.open()
+        assert len(stream.partitions()) == 3
+        assert stream.append(sample_frames(1))[0].accepted
+        stream.close()
+        table.client.delete_stream(StreamName=table.name)
+        table.name = table.name.removesuffix("-other")
+
+
+def test_a_server_that_is_down_at_the_start_is_told_soon(kinesalite_server, tmp_path):
+    with desk(kinesalite_server) as table, FaultProxy(kinesalite_server.url) as proxy:
+        gone = proxy.url
+    begun = time.monotonic()
+    with pytest.raises(Unreachable, match=r"Unreachable: .*start it, or correct endpoint="):
+        open_kinesis(table.location(url=gone, retry_s=1.0))
+    assert time.monotonic() - begun < PATIENCE_S
+
+
+def test_wrong_credentials_are_told_with_where_to_look_and_never_shown(kinesalite_server, tmp_path):
+    wrong = tmp_path / "credentials"
+    wrong.write_text("[default]\naws_access_key_id = AKIAWRONG\naws_secret_access_key = hidden-secret\n")
+    with FaultProxy(kinesalite_server.url) as proxy, desk(kinesalite_server, url=proxy.url) as table:
+        proxy.only_key = kinesalite_server.credentials["access_key_id"]
+        table.open().close()
+        given = str(kinesalite_server.credentials_file)
+        location = table.location()
+        refused = parse_location(
+            f"kinesis://{table.name}?"
+            + "&".join(f"{k}={v}" for k, v in location.options.items()).replace(given, str(wrong))
+        )
+        with pytest.raises(
+            ConfigError, match=rf"UnrecognizedClientException.*check \[default\] of credentials file {wrong}"
+        ) as told:
+            open_kinesis(refused)
+        assert "hidden-secret" not in str(told.value)
+
+
+def test_keys_from_the_environment_and_a_shared_file_work(kinesalite_server, monkeypatch):
+    with FaultProxy(kinesalite_server.url) as proxy, desk(kinesalite_server, url=proxy.url) as table:
+        proxy.only_key = kinesalite_server.credentials["access_key_id"]
+        plain = parse_location(f"kinesis://{table.name}?region=us-east-1&endpoint={proxy.url}")
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_ACCESS_KEY_ID", kinesalite_server.credentials["access_key_id"])
+            patch.setenv("AWS_SECRET_ACCESS_KEY", kinesalite_server.credentials["secret_access_key"])
+            open_kinesis(plain).close()
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(kinesalite_server.credentials_file))
+            open_kinesis(plain).close()
+
+
+def test_an_append_without_a_server_promises_nothing_and_says_when_to_come_back(kinesalite_server):
+    frames = sample_frames(4)
+    with FaultProxy(kinesalite_server.url) as proxy, desk(kinesalite_server, url=proxy.url) as table:
+        stream = table.open(append_s=0.5)
+        proxy.close()
+        outcomes = stream.append(frames)
+        assert not any(outcome.accepted for outcome in outcomes)
+        assert all(outcome.retry_after_s > 0 and "Unreachable: " in (outcome.error or "") for outcome in outcomes)
+        stream.close()
+        back = table.open(url=kinesalite_server.url)
+        assert all(outcome.accepted for outcome in back.append(frames))
+        assert sum(map(len, read_all(back).values())) == 4
+        back.close()
+
+
+def test_a_server_killed_and_started_again_in_the_middle_loses_nothing_that_was_acked(kinesalite_server, tmp_path):
+    lots = sessions(8, n_chunks=30)
+    with desk(kinesalite_server) as table:
+        told = _play_through(table, lots, folder=tmp_path)
+    assert told == (sum(map(steps_of, lots)), 0, 0, 0)
+
+
+def _play_through(table: Desk, lots, *, folder: Path) -> tuple[int, int, int, int]:
+    writer, reader = table.open(append_s=0.5), table.open(retry_s=0.5)
+    store = LocalStore(folder)
+    service = IngestService(reader, store, KnownSpecs(SPEC), owner="test")
+    stop, acked, refused = threading.Event(), threading.Semaphore(0), threading.Event()
+
+    def play(mine) -> None:
+        for frame in (frame for frames in mine for frame in frames):
+            deadline = time.monotonic() + 3 * PATIENCE_S
+            while not writer.append([frame])[0].accepted:
+                refused.set()
+                assert time.monotonic() < deadline, "a frame is never taken"
+            acked.release()
+
+    with ThreadPoolExecutor(3) as pool:
+        ingesting = pool.submit(repeat, service.step, stop)
+        playing = [pool.submit(play, lots[number::2]) for number in range(2)]
+        for _ in range(60):
+            assert acked.acquire(timeout=PATIENCE_S)
+        table.server.kill()
+        assert refused.wait(PATIENCE_S), "nobody noticed that the server was away"
+        table.server.restart()
+        for one in playing:
+            one.result()
+        stop.set()
+        ingesting.result()
+    service.drain()
+    audit = store.audit()
+    store.close()
+    writer.close()
+    reader.close()
+    return audit.steps, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined
+
+
+def test_a_record_of_the_kpl_is_refused_alone(kinesalite_server, tmp_path):
+    (frames,) = sessions(1, n_chunks=4)
+    with desk(kinesalite_server, shards=1) as table:
+        stream = table.open()
+        stream.append(frames[:2])
+        aggregated = b"\xf3\x89\x9a\xc2" + bytes(range(200))
+        table.client.put_record(StreamName=table.name, PartitionKey="a", Data=aggregated)
+        stream.append(frames[2:])
+        store = LocalStore(tmp_path)
+        service = IngestService(stream, store, KnownSpecs(SPEC), owner="test")
+        service.drain()
+        assert (store.audit().steps, store.audit().quarantined) == (steps_of(frames), 1)
+        assert [(one.reason, one.raw) for one in store.quarantined()] == [("bad_magic", aggregated)]
+        stream.close()
+        store.close()

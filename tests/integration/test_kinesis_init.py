@@ -1,0 +1,68 @@
+"""`understudy stream init` on a real Kinesis API: what is there, what was asked for, and what listens elsewhere."""
+
+import time
+import uuid
+from typing import Any
+
+import pytest
+
+from tests.integration.commands import four_at_once
+from tests.integration.kinesis import desk
+from tests.servers.web_page import web_page
+from understudy.cli.root import run
+
+RETRY_S = 120.0
+"""Of the addresses here: what no second try mends is told long before that."""
+
+
+def new_url(server: Any, *, endpoint: str = "") -> str:
+    return (
+        f"kinesis://made-{uuid.uuid4().hex[:12]}?region={server.credentials['region']}"
+        f"&endpoint={endpoint or server.url}&credentials={server.credentials_file}&retry_s={RETRY_S}"
+    )
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """A command's exit code, and the only line it says; soon."""
+    began_s = time.monotonic()
+    code = run(["stream", "init", *words])
+    assert time.monotonic() - began_s < RETRY_S / 2
+    out, err = capsys.readouterr()
+    (line,) = (out + err).strip().splitlines()
+    return code, line
+
+
+def test_a_stream_that_is_there_says_how_many_shards_it_has(kinesis_server: Any, capsys):
+    with desk(kinesis_server, shards=2) as table:
+        url = table.location(retry_s=RETRY_S).url
+        code, line = said(capsys, url, "--json")
+        assert (code, '"partitions": 2}' in line) == (0, True)
+        code, line = said(capsys, url, "--partitions", "4")
+        assert code == 2
+        assert "is there with 2 open shards, and 4 were asked for; name no number to use it as it is" in line
+        assert f"update-shard-count --stream-name {table.name} --target-shard-count 4" in line
+        table.split_all()
+        assert "is ready with 4 partitions" in said(capsys, url, "--partitions", "4")[1]
+
+
+def test_more_shards_than_there_may_be_are_refused_soon(kinesis_server: Any, capsys):
+    code, line = said(capsys, new_url(kinesis_server), "--partitions", "9999")
+    assert (code, "makes no stream of 9999 shards" in line, "ask for fewer" in line) == (2, True, True)
+
+
+def test_a_server_of_another_kind_is_told_soon(kinesis_server: Any, s3_server: Any, capsys):
+    code, line = said(capsys, new_url(kinesis_server, endpoint=s3_server.url))
+    assert (code, "NotKinesis: status 405" in line) == (2, True)
+    with web_page() as url:
+        code, line = said(capsys, new_url(kinesis_server, endpoint=url))
+    assert (code, f"{url} failed: NotKinesis" in line, "correct endpoint=" in line) == (2, True, True)
+
+
+def test_tls_with_a_server_that_speaks_none_is_told_soon(kinesis_server: Any, capsys):
+    code, line = said(capsys, new_url(kinesis_server, endpoint=kinesis_server.url.replace("http:", "https:")))
+    assert (code, "at https://127" in line, "give http:// where the server speaks no TLS" in line) == (2, True, True)
+
+
+def test_four_at_once_make_one_stream(kinesis_server: Any):
+    for code, text in four_at_once("stream", "init", new_url(kinesis_server)):
+        assert (code, "is ready with 4 partitions" in text) == (0, True), text

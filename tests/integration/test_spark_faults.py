@@ -1,0 +1,83 @@
+"""A Spark job with clocks that differ and a store that is away: it ends in time, and says why not."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.hanging import hanging
+from tests.integration.kafka import PATIENCE_S, Skewed, Topic
+from tests.integration.keyspaces import Keyspace
+from tests.integration.spark import Job, Process, append, some_frames, wait_for, wait_until
+from understudy.backends.data import DataFolder
+from understudy.ingest.service import IngestConfig
+from understudy.ports import Stored
+from understudy.streams.kafka import open_kafka
+
+pytestmark = pytest.mark.timeout(600)
+DRAIN_S = 90.0
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_draining_stores_what_was_there_and_ends_although_players_never_pause_and_clocks_differ(
+    job: Job, kafka_server: Any, ahead_s: float
+):
+    topic, clock, stop, taken = Topic(kafka_server), Skewed(ahead_s), Event(), Event()
+    job.url = topic.location().url
+    before = some_frames(np.random.default_rng(80), n_sessions=12, now_s=clock.now())
+
+    with open_kafka(topic.location(), clock=clock) as gateway, topic.open() as reader:
+        append(gateway, before)
+
+        def play() -> None:
+            rng = np.random.default_rng(81)
+            while not stop.wait(0.02):
+                append(gateway, some_frames(rng, n_sessions=1, n_chunks=1, now_s=clock.now()))
+                taken.set()
+
+        ingest = job.ingest(reader, config=IngestConfig(max_read_bytes=20_000), max_batch_bytes=60_000)
+        with ThreadPoolExecutor(2) as pool:
+            playing = pool.submit(play)
+            assert taken.wait(PATIENCE_S)
+            draining = pool.submit(ingest.drain)
+            try:
+                draining.result(DRAIN_S)
+            finally:
+                stop.set()
+                playing.result(PATIENCE_S)
+        items = job.store.tail(None, max_items=10_000, wait_s=0.0).items
+        stored = {(item.frame.session, item.frame.chunk_no) for item in items if isinstance(item, Stored)}
+        assert {(frame.session, frame.chunk_no) for frame in before} <= stored
+        # What came meanwhile is left to the next, which finds nothing that was stored before.
+        again = job.drain(reader)
+    assert again.stats.fates.keys() == {"new"}
+    audit = job.store.audit()
+    assert (audit.gap_chunks, audit.duplicate_chunks) == (0, 0)
+
+
+def test_a_store_that_is_away_is_in_the_report_of_the_role(
+    with_spark: None, keyspace: Keyspace, cassandra_server: Any, tmp_path: Path
+):
+    process, rng = Process(keyspace, DataFolder(tmp_path / "D")), np.random.default_rng(85)
+    append(process.stream, some_frames(rng))
+    child = process.start()
+    try:
+        wait_for(child, 1)
+        stored = child.latest["stored"]
+        assert child.latest["storage_error"] == ""
+        with hanging(cassandra_server):
+            append(process.stream, some_frames(rng))
+            wait_until(lambda: bool(child.latest["storage_error"]))
+        wait_until(lambda: child.latest["stored"] > stored and child.latest["storage_error"] == "")
+        child.stop()
+        assert child.wait(120.0) == 0, child.errors
+    finally:
+        process.kill_all()
+        process.stream.close()
+    with closing(keyspace.open()) as store:
+        audit = store.audit()
+    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (40, 0, 0)

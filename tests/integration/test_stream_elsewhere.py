@@ -1,0 +1,59 @@
+"""Commands on a data folder whose steps wait in a real topic."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.kafka import Topic
+from tests.integration.keyspaces import Keyspace
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_link, register
+from understudy.cli.root import run as run_command
+from understudy.client.connect import connect
+from understudy.core.clock import SystemClock
+from understudy.platform.config import Config, StoreSection, StreamSection, keep_used
+from understudy.simulation.ledger import LedgerLink
+from understudy.testing.samples import cart_spec
+
+
+def record(folder: Path, topic: Topic, *, store: str = "") -> None:
+    """50 steps, acknowledged by the topic and noted in the folder's ledger; nobody has stored them."""
+    data, spec = DataFolder(folder), cart_spec()
+    config = Config(
+        data=str(folder), stream=StreamSection(url=topic.location().url), store=StoreSection(url=store)
+    )  # fmt: skip
+    keep_used(config)
+    link = open_link(data, spec, stream=config.stream.url, clock=SystemClock())
+    register(data, spec, link, models=config.models.url)
+    with connect(spec=spec, link=LedgerLink(link, data.ledger), spool=data.spool, consent="granted") as game:
+        episode = game.episode("ada")
+        for _ in range(50):
+            episode.acted(np.zeros(4, np.float32), 1)
+            episode.reward(1.0)
+        episode.end(np.zeros(4, np.float32))
+    link.close()
+
+
+def test_verify_finds_what_was_acknowledged_and_waits_in_the_topic(
+    kafka_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    record(tmp_path, Topic(kafka_server))
+    capsys.readouterr()
+    assert run_command(["data", "verify", "--data", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["steps"], found["ledger_steps"], found["lost_steps"]) == (50, 50, 0)
+
+
+def test_verify_of_a_store_elsewhere_names_ingest_while_steps_may_wait_in_the_topic(
+    kafka_server: Any, keyspace: Keyspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    record(tmp_path, Topic(kafka_server), store=keyspace.url)
+    assert run_command(["data", "verify", "--data", str(tmp_path)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "lost 50" in said
+    assert "let ingest store them (understudy ingest --until-empty), then verify again" in said
+    assert run_command(["ingest", "--data", str(tmp_path), "--until-empty"]) == 0
+    assert run_command(["data", "verify", "--data", str(tmp_path)]) == 0

@@ -1,0 +1,192 @@
+"""Backup and restore: made while others write, proved byte by byte, refused when anything is wrong."""
+
+import json
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backends.test_deployment import a_run
+from understudy.backends.data import DataFolder, stats
+from understudy.backends.deployment import open_deployment
+from understudy.cli.root import run as run_command
+from understudy.client.connect import connect
+from understudy.core.errors import ConfigError, Corrupt
+from understudy.platform.backup import back_up, prove, restore
+from understudy.platform.config import Config, ModelsSection
+from understudy.platform.ingest import IngestRole
+from understudy.release.gatekeeper import release_run
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def play(data: Path, *, steps: int = 40) -> None:
+    with connect("pong", obs=6, actions=3, data=str(data), consent="granted") as game:
+        episode = game.episode("ada")
+        for at in range(steps):
+            episode.acted([float(at)] * 6, at % 3)
+            episode.reward(1.0)
+        episode.end([0.0] * 6)
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> DataFolder:
+    data = DataFolder(tmp_path / "D")
+    opened = open_deployment(data)
+    opened.keys.create(["play"])
+    release_run(opened, a_run(tmp_path / "run"))
+    play(data.root)
+    with IngestRole(data) as role:
+        role.service.drain()
+    return data
+
+
+def test_a_backup_is_restored_to_the_same_steps_models_and_keys(deployed: DataFolder, tmp_path: Path):
+    proof = back_up(deployed, tmp_path / "B")
+    assert (proof.steps, proof.models, proof.keys) == (40, 1, 1)
+    assert stat.S_IMODE((tmp_path / "B").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "B" / "signing.key").stat().st_mode) == 0o600
+    new = DataFolder(tmp_path / "E")
+    assert restore(tmp_path / "B", new) == proof
+    assert stats(new)["steps"] == 40
+    opened, before = open_deployment(new), open_deployment(deployed)
+    assert opened.signer.key_id == before.signer.key_id
+    assert opened.registry.policy("pong", 1) == before.registry.policy("pong", 1)
+    # It goes on from there: positions of a stream that is not here are in nobody's way.
+    play(new.root)
+    with IngestRole(new) as role:
+        role.service.drain()
+        role.trim(0.0)
+    assert stats(new)["steps"] == 80
+    assert list((deployed.root / "snapshots").iterdir()) == [deployed.root / "snapshots" / ".lock"]
+
+
+def test_what_the_stream_holds_is_in_the_backup_and_the_running_ingest_makes_it(deployed: DataFolder, tmp_path: Path):
+    stop = threading.Event()
+    with IngestRole(deployed) as role:
+        running = threading.Thread(target=role.run, args=(stop,))
+        running.start()
+        try:
+            play(deployed.root, steps=25)
+            proof = back_up(deployed, tmp_path / "B", timeout_s=60)
+        finally:
+            stop.set()
+            running.join()
+    assert proof.steps == 65
+
+
+def test_a_changed_missing_or_added_byte_is_found(deployed: DataFolder, tmp_path: Path):
+    backup = tmp_path / "B"
+    back_up(deployed, backup)
+    database = backup / "store" / "experience.sqlite"
+    raw = database.read_bytes()
+    database.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(Corrupt, match="was changed"):
+        prove(backup)
+    with pytest.raises(Corrupt):
+        restore(backup, DataFolder(tmp_path / "E"))
+    assert not (tmp_path / "E").exists()
+    database.write_bytes(raw)
+    assert prove(backup).steps == 40
+    (backup / "extra").write_text("x")
+    with pytest.raises(Corrupt, match="extra"):
+        prove(backup)
+    (backup / "extra").unlink()
+    (backup / "key").unlink()
+    with pytest.raises(Corrupt, match="key in"):
+        prove(backup)
+
+
+def test_a_model_that_was_damaged_before_is_named_and_everything_else_is_backed_up(
+    deployed: DataFolder, tmp_path: Path
+):
+    (blob,) = (deployed.root / "models" / "blobs").iterdir()
+    for damage in (lambda: blob.write_bytes(blob.read_bytes()[:-1]), blob.unlink):
+        damage()
+        backup, new = tmp_path / f"B{blob.exists()}", DataFolder(tmp_path / f"E{blob.exists()}")
+        proof = back_up(deployed, backup)
+        assert (proof.damaged, proof.steps, proof.models) == (("pong/1",), 40, 1)
+        assert restore(backup, new).damaged == ("pong/1",)
+
+
+def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolder, tmp_path: Path):
+    first = min((deployed.root / "models" / "registry" / "pong").iterdir())
+    first.rename(tmp_path / "lost")
+    with pytest.raises(Corrupt, match="put it back before you back up"):
+        back_up(deployed, tmp_path / "B")
+    assert not (tmp_path / "B").exists()
+
+
+def test_what_a_killed_backup_left_is_cleared_away_and_no_part_of_it_is_a_backup(deployed: DataFolder, tmp_path: Path):
+    (deployed.root / "snapshots" / "old" / "store").mkdir(parents=True)
+    back_up(deployed, tmp_path / "B")
+    assert not (deployed.root / "snapshots" / "old").exists()
+    (tmp_path / "B" / "backup.json").unlink()
+    with pytest.raises(ConfigError, match="is no backup"):
+        prove(tmp_path / "B")
+
+
+def test_full_folders_and_empty_ones_are_refused(deployed: DataFolder, tmp_path: Path):
+    with pytest.raises(ConfigError, match="not empty"):
+        back_up(deployed, deployed.root)
+    with pytest.raises(ConfigError, match="lies inside the data folder"):
+        back_up(deployed, deployed.root / "copy")
+    with pytest.raises(ConfigError, match="nothing to back up"):
+        back_up(DataFolder(tmp_path / "nothing"), tmp_path / "B")
+    back_up(deployed, tmp_path / "B")
+    with pytest.raises(ConfigError, match="holds a deployment already"):
+        restore(tmp_path / "B", deployed)
+
+
+def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
+    deployed: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    back_up(deployed, tmp_path / "B")
+    (tmp_path / "E").mkdir()
+    (tmp_path / "E" / "understudy.toml").write_text("# mine\n")
+
+    def full(*_: object) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("understudy.platform.backup._sync_tree", full)
+        with pytest.raises(OSError, match="no room"):
+            restore(tmp_path / "B", DataFolder(tmp_path / "E"))
+    assert [path.name for path in (tmp_path / "E").iterdir()] == ["understudy.toml"]
+    assert restore(tmp_path / "B", DataFolder(tmp_path / "E")).steps == 40
+    assert (tmp_path / "E" / "understudy.toml").read_text() == "# mine\n"
+
+
+def test_models_elsewhere_are_backed_up_and_restored_elsewhere(tmp_path: Path):
+    data, url = DataFolder(tmp_path / "D"), f"file://{tmp_path / 'elsewhere'}"
+    release_run(open_deployment(data, models=url), a_run(tmp_path / "run"))
+    assert back_up(data, tmp_path / "B", config=Config(models=ModelsSection(url=url))).models == 1
+    other = f"file://{tmp_path / 'other'}"
+    assert restore(tmp_path / "B", DataFolder(tmp_path / "E"), models=other).models == 1
+    assert (tmp_path / "other" / "blobs").is_dir()
+    assert not (tmp_path / "E" / "models").exists()
+
+
+def test_the_commands_say_what_they_copied(
+    deployed: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    data, backup = str(deployed.root), str(tmp_path / "B")
+    assert run_command(["backup", backup, "--data", data, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 40
+    assert run_command(["backup", backup, "--data", data]) == 2
+    assert run_command(["restore", backup, "--data", str(tmp_path / "E")]) == 0
+    assert "restored 40 steps, 1 models and 1 keys" in capsys.readouterr().out
+    assert run_command(["restore", str(tmp_path / "none"), "--data", str(tmp_path / "F"), "--json"]) == 2
+    assert "is no backup" in capsys.readouterr().err
+    for command in ("backup", "restore"):
+        assert run_command([command, "--help"]) == 0
+        assert capsys.readouterr().out.count("understudy ") >= 3

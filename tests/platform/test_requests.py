@@ -1,0 +1,78 @@
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.core.errors import ConfigError, Locked, UnderstudyError
+from understudy.platform.requests import answer_all, ask, forget_stale
+
+
+def answering(folder: Path, handlers: Mapping[str, Any], stop: threading.Event) -> threading.Thread:
+    def loop() -> None:
+        while not stop.wait(0.005):
+            answer_all(folder, handlers)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    return thread
+
+
+def test_a_request_is_answered_by_the_process_that_has_the_store(tmp_path: Path) -> None:
+    stop = threading.Event()
+    thread = answering(tmp_path, {"double": lambda asked: {"value": asked["value"] * 2}}, stop)
+    try:
+        assert ask(tmp_path, "double", timeout_s=10, value=21) == {"value": 42}
+        with pytest.raises(UnderstudyError, match="does not know"):
+            ask(tmp_path, "halve", timeout_s=10)
+    finally:
+        stop.set()
+        thread.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_handler_tells_the_asker_and_goes_on(tmp_path: Path) -> None:
+    def fail(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise ConfigError("no such player")
+
+    stop = threading.Event()
+    thread = answering(tmp_path, {"forget": fail}, stop)
+    try:
+        with pytest.raises(UnderstudyError, match="no such player"):
+            ask(tmp_path, "forget", timeout_s=10)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_handler_that_fails_in_its_own_way_is_answered_and_gone(tmp_path: Path) -> None:
+    def fail(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise RuntimeError("something odd")
+
+    (tmp_path / "1.request").write_text('{"command": "odd"}')
+    assert answer_all(tmp_path, {"odd": fail}) == 1
+    assert json.loads((tmp_path / "1.answer").read_text()) == {"error": "something odd"}
+    assert not (tmp_path / "1.request").exists()
+
+
+def test_nobody_answering_is_an_error_that_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(Locked, match="did not answer"):
+        ask(tmp_path, "barrier", timeout_s=0.05)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unreadable_requests_are_answered_with_an_error(tmp_path: Path) -> None:
+    (tmp_path / "1.request").write_text("{not json")
+    (tmp_path / "2.request").write_text("[]")
+    assert answer_all(tmp_path, {}) == 2
+    for number in (1, 2):
+        assert "error" in json.loads((tmp_path / f"{number}.answer").read_text())
+
+
+def test_answers_that_nobody_fetched_go_away(tmp_path: Path) -> None:
+    (tmp_path / "old.answer").write_text("{}")
+    forget_stale(tmp_path, older_than_s=-1.0)
+    assert list(tmp_path.iterdir()) == []
+    forget_stale(tmp_path / "nowhere", older_than_s=0.0)
