@@ -1,4 +1,5 @@
-"""How long a chunk takes from an append to a tail of a store elsewhere, by our own service and by a Spark job."""
+"""How long a chunk takes from an append to a tail of a store elsewhere, by our own service and
+by a Spark job."""
 
 import contextlib
 import itertools
@@ -29,20 +30,28 @@ STEPS = 512
 
 def candidates(count: int, seed: int) -> list[Candidate]:
     """Chunks of one session, ready to be written; the same seed gives the same ones."""
-    frames = [frame.stamped(PLAYER, int(time.time())) for frame in person_frames(count, steps=STEPS, seed=seed)]
+    frames = [
+        frame.stamped(PLAYER, int(time.time()))
+        for frame in person_frames(count, steps=STEPS, seed=seed)
+    ]
     return [Candidate(frame, chunk_of(frame)) for frame in frames]
 
 
-def lags_of(wanted: Sequence[Candidate], hand_over: Callable[[Candidate], None], reader: FullStore) -> list[float]:
+def lags_of(
+    wanted: Sequence[Candidate], hand_over: Callable[[Candidate], None], reader: FullStore
+) -> list[float]:
     """Seconds from before a chunk is handed over until a reader elsewhere has it."""
-    begun_s, seen_s = dict[int, float](), dict[int, float]()
-    session, count = wanted[0].frame.session, len(wanted)
+    begun_s = dict[int, float]()
+    seen_s = dict[int, float]()
+    session = wanted[0].frame.session
+    count = len(wanted)
     cursor: Cursor | None = None
     while (page := reader.tail(cursor, max_items=1_024, wait_s=0.0)).items:
         cursor = page.cursor
 
     def follow() -> None:
-        at, give_up_s = cursor, time.monotonic() + 180
+        at = cursor
+        give_up_s = time.monotonic() + 180
         while len(seen_s) < count and time.monotonic() < give_up_s:
             found = reader.tail(at, max_items=64, wait_s=1.0)
             at = found.cursor
@@ -57,17 +66,25 @@ def lags_of(wanted: Sequence[Candidate], hand_over: Callable[[Candidate], None],
         hand_over(candidate)
         time.sleep(0.02)
     follower.join()
-    assert seen_s.keys() == begun_s.keys(), f"{len(begun_s) - len(seen_s)} chunks never came into the tail"
+    assert seen_s.keys() == begun_s.keys(), (
+        f"{len(begun_s) - len(seen_s)} chunks never came into the tail"
+    )
     return [seen_s[number] - begun_s[number] for number in begun_s]
 
 
-def append_to_tail(server: Server, folder: Path, found: Findings, *, rounds: int, arrivals: int) -> None:
-    """From an append to a tail, by our own service and by a Spark job, from a file stream into the same Cassandra."""
+def append_to_tail(
+    server: Server, folder: Path, found: Findings, *, rounds: int, arrivals: int
+) -> None:
+    """From an append to a tail, by our own service and by a Spark job, from a file stream into
+    the same Cassandra."""
     if reason := why_no_spark():
         found.skipped.append(reason)
         return
     with contextlib.ExitStack() as open_:
-        ways = {engine: open_.enter_context(_way(server, folder, engine)) for engine in ("native", "spark")}
+        ways = {
+            engine: open_.enter_context(_way(server, folder, engine))
+            for engine in ("native", "spark")
+        }
         for way in ways.values():
             way.lags(4)  # until it runs
         batch_s = list[float]()
@@ -83,18 +100,40 @@ def append_to_tail(server: Server, folder: Path, found: Findings, *, rounds: int
     by = {"native": "our own service", "spark": "a Spark job on two threads"}
     goals = {("native", 99): 1_000.0, ("spark", 99): 3_000.0}
     for part in (50, 99):
-        took = {engine: [float(np.percentile(round_, part)) * 1e3 for round_ in lags[engine]] for engine in ways}
-        found.figures += [
-            Figure(name=f"{name}, by {by[engine]}: p{part}", unit="ms", gate=gates[engine], values=took[engine],
-                   more_is_better=False, goal=goals.get((engine, part)))
+        took = {
+            engine: [float(np.percentile(round_, part)) * 1e3 for round_ in lags[engine]]
             for engine in ways
-        ]  # fmt: skip
-        found.ratios.append(Ratio(
-            name=f"{name}, our own service: p{part}", peer="our Spark job", unit="ms", ours=took["native"],
-            theirs=took["spark"], gate=gates["native"], more_is_better=False,
-        ))  # fmt: skip
+        }
+        found.figures += [
+            Figure(
+                name=f"{name}, by {by[engine]}: p{part}",
+                unit="ms",
+                gate=gates[engine],
+                values=took[engine],
+                more_is_better=False,
+                goal=goals.get((engine, part)),
+            )
+            for engine in ways
+        ]
+        found.ratios.append(
+            Ratio(
+                name=f"{name}, our own service: p{part}",
+                peer="our Spark job",
+                unit="ms",
+                ours=took["native"],
+                theirs=took["spark"],
+                gate=gates["native"],
+                more_is_better=False,
+            )
+        )
     found.figures.append(
-        Figure(name="a batch of the Spark job", unit="s", values=batch_s, gate=gates["spark"], more_is_better=False)
+        Figure(
+            name="a batch of the Spark job",
+            unit="s",
+            values=batch_s,
+            gate=gates["spark"],
+            more_is_better=False,
+        )
     )
 
 
@@ -132,9 +171,10 @@ def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
     make_folder(data.root)
     open_deployment(data).registry.register(CART)
     config = Config(
-        data=str(data.root), store=StoreSection(url=store),
+        data=str(data.root),
+        store=StoreSection(url=store),
         ingest=IngestSection(engine="spark" if engine == "spark" else "native"),
-    )  # fmt: skip
+    )
     path = data.root / "config.json"
     write_config(config, path)
     command = python_module("understudy.platform.ingest", str(data.root), str(path))

@@ -1,10 +1,12 @@
-"""Measures streams and stores on real servers, beside what the seed's pipeline did with the same servers.
+"""Measures streams and stores on real servers, beside what the seed's pipeline did with the same
+servers.
 
     python bench/backends.py             some minutes on two cores; writes bench/results/backends.json
     python bench/backends.py --quick     a look with less; writes nothing unless --out is given
 
-The servers are those of `understudy dev servers`, started here and stopped again. The peer is the seed's way, rebuilt
-from its description: one JSON record a step and call into Kinesis, one row a step into Cassandra.
+The servers are those of `understudy dev servers`, started here and stopped again. The peer is the
+seed's way, rebuilt from its description: one JSON record a step and call into Kinesis, one row a
+step into Cassandra.
 """
 
 import contextlib
@@ -17,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds the package.
+    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds
+    # the package.
     sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
@@ -77,8 +80,11 @@ def main() -> int:
     return run_once("backends", about=__doc__, sizes=SIZES, parts=parts)
 
 
-def on_server(*measures: Callable[[Server, Path, Size, Findings], None]) -> Callable[[Path, Size, Findings], None]:
-    """The measures on one running server, whose name is its folder's; without the server, the reason."""
+def on_server(
+    *measures: Callable[[Server, Path, Size, Findings], None],
+) -> Callable[[Path, Size, Findings], None]:
+    """The measures on one running server, whose name is its folder's; without the server, the
+    reason."""
 
     def measure(folder: Path, size: Size, found: Findings) -> None:
         if reason := why_not(folder.name):
@@ -91,21 +97,25 @@ def on_server(*measures: Callable[[Server, Path, Size, Findings], None]) -> Call
     return measure
 
 
-# --- Streams ----------------------------------------------------------------------------------------------------------
+# --- Streams --------------------------------------------------------------------------------------
 
 
 def kinesis(server: Server, _: Path, size: Size, found: Findings) -> None:
-    """Frames into one shard, beside one JSON record a step and call, into a shard of the same server."""
+    """Frames into one shard, beside one JSON record a step and call, into a shard of the same
+    server."""
     name = f"bench-{secrets.token_hex(4)}"
     for stream in (name, f"{name}-seed"):
         create_stream(on_aws(server, "kinesis", stream).url, partitions=1)
-    client, frames = aws_client("kinesis", server.url, server.credentials), _frames(size)
+    client = aws_client("kinesis", server.url, server.credentials)
+    frames = _frames(size)
     with contextlib.closing(_stream(on_aws(server, "kinesis", name).url)) as stream_:
         took = in_turn(
             size.rounds,
             {
                 "ours": lambda: _timed(lambda: _append(stream_, frames)),
-                "theirs": lambda: _timed(lambda: a_step_each.put_steps(client, f"{name}-seed", size.steps)),
+                "theirs": lambda: _timed(
+                    lambda: a_step_each.put_steps(client, f"{name}-seed", size.steps)
+                ),
             },
         )
         gate = _all_read(stream_, frames, size.rounds)
@@ -113,20 +123,40 @@ def kinesis(server: Server, _: Path, size: Size, found: Findings) -> None:
     theirs = [size.steps / took_s for took_s in took["theirs"]]
     by_bytes = [SHARD_BYTES_S * STEPS / float(np.mean([frame.size_bytes for frame in frames]))]
     found.figures += [
-        Figure(name="steps into one Kinesis shard, local server", unit="steps/s", values=ours, gate=gate, goal=20_000.0,
-               bound_by="the local server's own speed; it does not throttle"),
-        Figure(name="steps a shard of AWS takes at 1 MB/s, from the frames' bytes", unit="steps/s", values=by_bytes,
-               gate=gate, goal=20_000.0, bound_by="30 bytes a step; AWS itself was not asked"),
-    ]  # fmt: skip
-    found.ratios.append(Ratio(
-        name="steps into one Kinesis shard", peer="the seed's JSON record a step and call", unit="steps/s", ours=ours,
-        theirs=theirs, gate=gate,
-    ))  # fmt: skip
+        Figure(
+            name="steps into one Kinesis shard, local server",
+            unit="steps/s",
+            values=ours,
+            gate=gate,
+            goal=20_000.0,
+            bound_by="the local server's own speed; it does not throttle",
+        ),
+        Figure(
+            name="steps a shard of AWS takes at 1 MB/s, from the frames' bytes",
+            unit="steps/s",
+            values=by_bytes,
+            gate=gate,
+            goal=20_000.0,
+            bound_by="30 bytes a step; AWS itself was not asked",
+        ),
+    ]
+    found.ratios.append(
+        Ratio(
+            name="steps into one Kinesis shard",
+            peer="the seed's JSON record a step and call",
+            unit="steps/s",
+            ours=ours,
+            theirs=theirs,
+            gate=gate,
+        )
+    )
 
 
 def kafka(server: Server, _: Path, size: Size, found: Findings) -> None:
-    """Frames into one partition, beside one JSON record a step into a partition of the same broker."""
-    topic, frames = f"bench-{secrets.token_hex(4)}", _frames(size)
+    """Frames into one partition, beside one JSON record a step into a partition of the same
+    broker."""
+    topic = f"bench-{secrets.token_hex(4)}"
+    frames = _frames(size)
     for one in (topic, f"{topic}-seed"):
         create_stream(on_host(server, "kafka", one).url, partitions=1)
     producer = a_step_each.producer(server)
@@ -136,19 +166,33 @@ def kafka(server: Server, _: Path, size: Size, found: Findings) -> None:
             size.rounds,
             {
                 "ours": lambda: _timed(lambda: _append(stream, frames)),
-                "theirs": lambda: _timed(lambda: a_step_each.produce_steps(producer, f"{topic}-seed", size.steps)),
+                "theirs": lambda: _timed(
+                    lambda: a_step_each.produce_steps(producer, f"{topic}-seed", size.steps)
+                ),
             },
         )
         gate = _all_read(stream, frames, size.rounds)
     ours = [len(frames) * STEPS / took_s for took_s in took["ours"]]
     theirs = [size.steps / took_s for took_s in took["theirs"]]
     found.figures.append(
-        Figure(name="steps into one Kafka partition", unit="steps/s", values=ours, gate=gate, goal=20_000.0)
+        Figure(
+            name="steps into one Kafka partition",
+            unit="steps/s",
+            values=ours,
+            gate=gate,
+            goal=20_000.0,
+        )
     )
-    found.ratios.append(Ratio(
-        name="steps into one Kafka partition", peer="one JSON record a step, packed by the producer", unit="steps/s",
-        ours=ours, theirs=theirs, gate=gate,
-    ))  # fmt: skip
+    found.ratios.append(
+        Ratio(
+            name="steps into one Kafka partition",
+            peer="one JSON record a step, packed by the producer",
+            unit="steps/s",
+            ours=ours,
+            theirs=theirs,
+            gate=gate,
+        )
+    )
 
 
 def _stream(url: str) -> Stream:
@@ -158,7 +202,9 @@ def _stream(url: str) -> Stream:
 def _append(stream: Stream, frames: Sequence[Frame]) -> None:
     for at in range(0, len(frames), 64):
         outcomes = stream.append(frames[at : at + 64])
-        assert all(outcome.accepted for outcome in outcomes), [one.error for one in outcomes if not one.accepted][:1]
+        assert all(outcome.accepted for outcome in outcomes), [
+            one.error for one in outcomes if not one.accepted
+        ][:1]
 
 
 def _all_read(stream: Stream, frames: Sequence[Frame], rounds: int) -> Gate:
@@ -176,11 +222,12 @@ def _all_read(stream: Stream, frames: Sequence[Frame], rounds: int) -> Gate:
     )
 
 
-# --- Stores -----------------------------------------------------------------------------------------------------------
+# --- Stores ---------------------------------------------------------------------------------------
 
 
 def cassandra(server: Server, _: Path, size: Size, found: Findings) -> None:
-    """Chunks by one writer, beside one row a step; and how long a chunk takes into a tail elsewhere."""
+    """Chunks by one writer, beside one row a step; and how long a chunk takes into a tail
+    elsewhere."""
     keyspace = f"bench_{secrets.token_hex(4)}"
     url = on_host(server, "cassandra", keyspace, replication="1").url
     init_store(url)
@@ -189,7 +236,8 @@ def cassandra(server: Server, _: Path, size: Size, found: Findings) -> None:
         contextlib.closing(open_store(url, specs=OneGame(CART))) as reader,
         contextlib.closing(a_step_each.Rows(server, keyspace)) as peer,
     ):
-        writer, turn = _Writer(store), iter(range(1_000))
+        writer = _Writer(store)
+        turn = iter(range(1_000))
         took = in_turn(
             size.rounds,
             {
@@ -203,26 +251,53 @@ def cassandra(server: Server, _: Path, size: Size, found: Findings) -> None:
     written = size.frames * size.rounds + size.arrivals
     gate = all_of(
         (f"{written} chunks stored", audit.chunks == written),
-        ("0 lost, 0 stored twice, by the store's audit", not (audit.gap_chunks or audit.duplicate_chunks)),
+        (
+            "0 lost, 0 stored twice, by the store's audit",
+            not (audit.gap_chunks or audit.duplicate_chunks),
+        ),
         ("nothing damaged", not audit.corrupt),
     )
     ours = [size.frames * STEPS / took_s for took_s in took["ours"]]
     theirs = [size.steps / took_s for took_s in took["theirs"]]
     found.figures += [
-        Figure(name="steps into Cassandra by one writer", unit="steps/s", values=ours, gate=gate,
-               bound_by="one node on the same two cores, synced every 5 ms"),
-        Figure(name="from a write's begin to another process's tail: p50", unit="ms", gate=gate, more_is_better=False,
-               values=[float(np.percentile(lags, 50)) * 1e3]),
-        Figure(name="from a write's begin to another process's tail: p99", unit="ms", gate=gate, more_is_better=False,
-               values=[float(np.percentile(lags, 99)) * 1e3], goal=1_000.0),
-    ]  # fmt: skip
-    found.ratios.append(Ratio(
-        name="steps into Cassandra, one writer", peer="one row a step, prepared, 64 at once", unit="steps/s",
-        ours=ours, theirs=theirs, gate=gate,
-    ))  # fmt: skip
+        Figure(
+            name="steps into Cassandra by one writer",
+            unit="steps/s",
+            values=ours,
+            gate=gate,
+            bound_by="one node on the same two cores, synced every 5 ms",
+        ),
+        Figure(
+            name="from a write's begin to another process's tail: p50",
+            unit="ms",
+            gate=gate,
+            more_is_better=False,
+            values=[float(np.percentile(lags, 50)) * 1e3],
+        ),
+        Figure(
+            name="from a write's begin to another process's tail: p99",
+            unit="ms",
+            gate=gate,
+            more_is_better=False,
+            values=[float(np.percentile(lags, 99)) * 1e3],
+            goal=1_000.0,
+        ),
+    ]
+    found.ratios.append(
+        Ratio(
+            name="steps into Cassandra, one writer",
+            peer="one row a step, prepared, 64 at once",
+            unit="steps/s",
+            ours=ours,
+            theirs=theirs,
+            gate=gate,
+        )
+    )
     found.notes.append(
-        "the peer's rows are written 64 at once by prepared statements; the seed wrote one after another, and each "
-        "retry made a new row; ours are checked against what is known of each session and committed with the position"
+        "the peer's rows are written 64 at once by prepared statements; the seed wrote one after "
+        "another, and each "
+        "retry made a new row; ours are checked against what is known of each session and "
+        "committed with the position"
     )
 
 
@@ -230,14 +305,17 @@ class _Writer:
     """One partition's writer."""
 
     def __init__(self, store: FullStore) -> None:
-        self._store, self._position = store, 0
+        self._store = store
+        self._position = 0
         self._epoch = store.claim("bench", owner="bench", ttl_s=600.0).epoch
 
     def write(self, candidates: Sequence[Candidate]) -> None:
         for at in range(0, len(candidates), COMMIT):
             self._position += 1
             part = candidates[at : at + COMMIT]
-            receipt = self._store.write(WriteBatch("bench", self._epoch, Position(str(self._position)), part))
+            receipt = self._store.write(
+                WriteBatch("bench", self._epoch, Position(str(self._position)), part)
+            )
             assert set(receipt.fates) == {"new"}, receipt
 
 
@@ -260,7 +338,10 @@ def spark_into_a_waiting_store(folder: Path, size: Size, found: Findings) -> Non
 
 
 def _frames(size: Size) -> list[Frame]:
-    return [frame.stamped(PLAYER, int(time.time())) for frame in person_frames(size.frames, steps=STEPS, seed=0)]
+    return [
+        frame.stamped(PLAYER, int(time.time()))
+        for frame in person_frames(size.frames, steps=STEPS, seed=0)
+    ]
 
 
 def _timed(work: Callable[[], None]) -> float:

@@ -22,26 +22,35 @@ def measure(folder: Path, scale: Scale) -> Findings:
     found = Findings()
     for steps, goal in ((512, 1e6), (64, None)):
         n_blocks = max(2, scale.chunks // 4 if steps == 512 else scale.short_chunks // 4)
-        rounds = [_spool(folder / f"{steps}-{at}", steps=steps, n_blocks=n_blocks) for at in range(scale.rounds)]
+        rounds = [
+            _spool(folder / f"{steps}-{at}", steps=steps, n_blocks=n_blocks)
+            for at in range(scale.rounds)
+        ]
         gate = all_of(("spool read back bit-equal, every step once", all(one[1] for one in rounds)))
         found.figures.append(
             Figure(
-                name=f"encode + spool, {steps}-step chunks", unit="steps/s/core", values=[one[0] for one in rounds],
-                goal=goal, gate=gate, bound_by="Python per column and chunk; the page cache write",
+                name=f"encode + spool, {steps}-step chunks",
+                unit="steps/s/core",
+                values=[one[0] for one in rounds],
+                goal=goal,
+                gate=gate,
+                bound_by="Python per column and chunk; the page cache write",
             )
-        )  # fmt: skip
+        )
     _beside_json(found, scale)
     return found
 
 
 def _spool(folder: Path, *, steps: int, n_blocks: int) -> tuple[float, bool]:
-    """Steps per CPU second of taking, encoding and spooling blocks; and whether all of it can be read back."""
+    """Steps per CPU second of taking, encoding and spooling blocks; and whether all of it can be
+    read back."""
     session = new_session(time.time())
     builder = ChunkBuilder(CART, session=session, max_steps=steps, client="bench")
     spool = Spool(folder).create(session, player=player_name("bench"), spec=CART)
     entries: list[Entry] = []
     bodies: list[bytes] = []
-    cpu_s, clock = 0.0, time.thread_time
+    cpu_s = 0.0
+    clock = time.thread_time
     for _ in record(builder, cart_obs(n_blocks * (steps + steps // 64 + 4))):
         began = clock()
         block = builder.take()
@@ -58,7 +67,11 @@ def _spool(folder: Path, *, steps: int, n_blocks: int) -> tuple[float, bool]:
     is_same = len(entries) == len(bodies) == spool.next_no
     for entry, body in zip(entries, bodies, strict=False):
         read = spool.read(entry)
-        is_same &= read is not None and read.body == body and decode_chunk(body).meta.n_steps == entry.n_steps
+        is_same &= (
+            read is not None
+            and read.body == body
+            and decode_chunk(body).meta.n_steps == entry.n_steps
+        )
     n_steps = spool.n_steps
     spool.remove()
     return n_steps / cpu_s, is_same
@@ -71,18 +84,32 @@ def _beside_json(found: Findings, scale: Scale) -> None:
     lines = [json.dumps(one) for one in records]
     is_same = decode_chunk(body) == chunk and [json.loads(line) for line in lines] == records
     gate = all_of(("both codecs give back what went in", is_same))
-    found.notes.append(f"codec: a 512-step chunk has {len(body):,} bytes, as JSON per record {sum(map(len, lines)):,}")
+    found.notes.append(
+        f"codec: a 512-step chunk has {len(body):,} bytes, as JSON per record "
+        f"{sum(map(len, lines)):,}"
+    )
     for name, ours, theirs in (
         ("encode", chunk.encode, lambda: [json.dumps(one) for one in records]),
-        ("decode and check", lambda: decode_chunk(body), lambda: [json.loads(line) for line in lines]),
+        (
+            "decode and check",
+            lambda: decode_chunk(body),
+            lambda: [json.loads(line) for line in lines],
+        ),
     ):
-        times = in_turn(scale.rounds, {"ours": partial(_us, ours, 40), "json": partial(_us, theirs, 6)})
+        times = in_turn(
+            scale.rounds, {"ours": partial(_us, ours, 40), "json": partial(_us, theirs, 6)}
+        )
         found.ratios.append(
             Ratio(
-                name=f"codec, {name}", peer="JSON per record", unit="µs CPU per chunk", ours=times["ours"],
-                theirs=times["json"], more_is_better=False, gate=gate,
+                name=f"codec, {name}",
+                peer="JSON per record",
+                unit="µs CPU per chunk",
+                ours=times["ours"],
+                theirs=times["json"],
+                more_is_better=False,
+                gate=gate,
             )
-        )  # fmt: skip
+        )
 
 
 def _us(work: Any, times: int) -> float:
@@ -101,15 +128,22 @@ def _one_chunk() -> Chunk:
 
 
 def _records(chunk: Chunk) -> list[dict[str, Any]]:
-    """The same steps as one record each, with its next observation, as a stream of JSON carries them."""
+    """The same steps as one record each, with its next observation, as a stream of JSON carries
+    them."""
     columns = {name: column.tolist() for name, column in chunk.columns.items()}
     identity = {"game": chunk.meta.game, "session": str(chunk.meta.session)}
     return [
         {
-            **identity, "step": number, "obs": columns["obs"][at], "action": columns["action"][at],
-            "reward": columns["reward"][at], "next_obs": columns["obs"][at + 1],
-            "terminated": columns["terminated"][at], "truncated": columns["truncated"][at], "by": columns["by"][at],
+            **identity,
+            "step": number,
+            "obs": columns["obs"][at],
+            "action": columns["action"][at],
+            "reward": columns["reward"][at],
+            "next_obs": columns["obs"][at + 1],
+            "terminated": columns["terminated"][at],
+            "truncated": columns["truncated"][at],
+            "by": columns["by"][at],
             "t_ms": columns["t_ms"][at],
         }
         for number, at in enumerate(np.flatnonzero(chunk.columns["row"] == RowKind.STEP).tolist())
-    ]  # fmt: skip
+    ]

@@ -38,8 +38,11 @@ class Found:
         self.values.setdefault(row, {}).setdefault(who, []).append(value)
 
 
-def in_order(rounds: int, names: Sequence[str], work: Callable[[int, str], None], found: Found) -> None:
-    """A B A B: everybody once a round, always in the same order; who fails is left out from then on."""
+def in_order(
+    rounds: int, names: Sequence[str], work: Callable[[int, str], None], found: Found
+) -> None:
+    """A B A B: everybody once a round, always in the same order; who fails is left out from then
+    on."""
     for at in range(rounds):
         for name in names:
             if name not in found.skipped:
@@ -65,12 +68,13 @@ def on_cores(count: int) -> Iterator[list[int]]:
         os.sched_setaffinity(0, before)
 
 
-# --- Measures that solve ---------------------------------------------------------------------------------------------
+# --- Measures that solve --------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One training, from the start of its process to the look that found it good enough or the end of its steps."""
+    """One training, from the start of its process to the look that found it good enough or the
+    end of its steps."""
 
     seed: int
     startup_s: float
@@ -92,7 +96,9 @@ def solve(
         line = process.ask()
         while line["says"] == "weights":
             first, second = evaluator.judge(evaluator.act_of(line))
-            run.steps, run.train_s, run.compile_s = line["steps"], line["train_s"], line["compile_s"]
+            run.steps = line["steps"]
+            run.train_s = line["train_s"]
+            run.compile_s = line["compile_s"]
             run.held_out = second if second is not None else run.held_out
             run.curve.append((run.steps, round(run.train_s, 4), first))
             run.solved = second is not None and second >= evaluator.SOLVED
@@ -113,8 +119,11 @@ def best_threads(who: Contestant, measure: str) -> int:
     return max(speeds, key=lambda threads: speeds[threads])
 
 
-def solve_all(measure: Measure, contestants: Sequence[Contestant], *, seeds: int, quick: bool) -> Found:
-    """Each seed by everybody in turn; a quick look ends the peers' trainings after two evaluations."""
+def solve_all(
+    measure: Measure, contestants: Sequence[Contestant], *, seeds: int, quick: bool
+) -> Found:
+    """Each seed by everybody in turn; a quick look ends the peers' trainings after two
+    evaluations."""
     found = Found()
     known = {who.name: who for who in contestants}
     for who in contestants:
@@ -124,23 +133,32 @@ def solve_all(measure: Measure, contestants: Sequence[Contestant], *, seeds: int
                 found.threads[who.name] = best_threads(who, measure.name)
 
     def work(seed: int, name: str) -> None:
-        who, began_s = known[name], time.monotonic()
+        who = known[name]
+        began_s = time.monotonic()
         looks = QUICK_LOOKS if quick and not who.is_ours else None
         run, versions = solve(who, measure.name, seed, threads=found.threads[name], max_looks=looks)
         found.versions[name] = versions
         found.runs.setdefault(name, []).append(asdict(run))
-        # Unsolved within its steps: ours never ends, a peer is taken to end there, which favours the peer.
+        # Unsolved within its steps: ours never ends, a peer is taken to end there, which favours
+        # the peer.
         train_s = run.train_s if run.solved or not who.is_ours else float("inf")
         found.add(TRAINING, name, train_s)
         found.add(WHOLE, name, train_s + run.compile_s + run.startup_s)
-        print(f"  seed {seed:<3}{name:<26}{_outcome(run):<44}{time.monotonic() - began_s:6.1f} s", flush=True)
+        print(
+            f"  seed {seed:<3}{name:<26}{_outcome(run):<44}{time.monotonic() - began_s:6.1f} s",
+            flush=True,
+        )
 
     in_order(seeds, list(known), work, found)
     return found
 
 
 def _outcome(run: Run) -> str:
-    seen = f"solved in {run.train_s:.2f} s" if run.solved else f"{run.curve[-1][2]:.0f} after {run.train_s:.2f} s"
+    seen = (
+        f"solved in {run.train_s:.2f} s"
+        if run.solved
+        else f"{run.curve[-1][2]:.0f} after {run.train_s:.2f} s"
+    )
     return f"{seen}, {run.steps:,} steps"
 
 
@@ -150,14 +168,19 @@ def learning_gate(measure: str, found: Found) -> Gate:
         return Gate(False, f"{measure}: our training failed: {found.skipped[OURS]}")
     runs = found.runs.get(OURS, [])
     solved = sum(run["solved"] for run in runs)
-    says = f"{measure}: {solved} of {len(runs)} seeds: greedy mean of 100 held-out episodes >= {evaluator.SOLVED:.0f}"
+    says = (
+        f"{measure}: {solved} of {len(runs)} seeds: greedy mean of 100 held-out episodes >= "
+        f"{evaluator.SOLVED:.0f}"
+    )
     return Gate(bool(runs) and solved >= 0.9 * len(runs), says)
 
 
-# --- Measures of a rate or a time ------------------------------------------------------------------------------------
+# --- Measures of a rate or a time -----------------------------------------------------------------
 
 
-def compare_all(measure: Measure, contestants: Sequence[Contestant], *, rounds: int, quick: bool) -> Found:
+def compare_all(
+    measure: Measure, contestants: Sequence[Contestant], *, rounds: int, quick: bool
+) -> Found:
     """Everybody gets ready, then one round each in turn; those who wait are asleep."""
     found = Found(threads={who.name: who.threads for who in contestants})
     for part, request in measure.parts.items():
@@ -171,8 +194,15 @@ def compare_all(measure: Measure, contestants: Sequence[Contestant], *, rounds: 
                 with _skipping(who.name, found):
                     processes[who.name] = stack.enter_context(Process(who, asked))
                     found.versions[who.name] = processes[who.name].versions
-                said = f"not ready: {found.skipped[who.name]}" if who.name in found.skipped else "ready"
-                print(f"  {part:<28}{who.name:<28}{time.monotonic() - began_s:6.1f} s  {said}", flush=True)
+                said = (
+                    f"not ready: {found.skipped[who.name]}"
+                    if who.name in found.skipped
+                    else "ready"
+                )
+                print(
+                    f"  {part:<28}{who.name:<28}{time.monotonic() - began_s:6.1f} s  {said}",
+                    flush=True,
+                )
             answers: dict[str, dict[str, list[int]]] = {}
 
             def work(_: int, name: str) -> None:

@@ -1,4 +1,5 @@
-"""Contestants as processes in environments of their own, made on demand; one JSON line at a time."""
+"""Contestants as processes in environments of their own, made on demand; one JSON line at a
+time."""
 
 import contextlib
 import hashlib
@@ -20,7 +21,8 @@ from scripts.setup import StageError, call, stage
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / "bench" / ".peers"
 REQUIREMENTS = ROOT / "bench" / "against"
-READY_S, LINE_S = 300.0, 900.0
+READY_S = 300.0
+LINE_S = 900.0
 _THREADS = ("OMP", "OPENBLAS", "MKL", "NUMBA", "RAYON", "VECLIB_MAXIMUM")
 
 
@@ -30,7 +32,8 @@ class ContestantError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """Who takes part: a module that speaks the link's language, where it is installed, and what it is told."""
+    """Who takes part: a module that speaks the link's language, where it is installed, and what
+    it is told."""
 
     name: str
     module: str
@@ -47,19 +50,27 @@ class Contestant:
 
 
 def python_of(environment: str) -> Path:
-    """The interpreter of an environment, which is installed first where it is missing or its pins have changed."""
+    """The interpreter of an environment, which is installed first where it is missing or its
+    pins have changed."""
     if not environment:
         return Path(sys.executable)
     folder = ENVIRONMENTS / environment
     pins = REQUIREMENTS / f"{environment}.txt"
-    stamp, wanted = folder / "installed", hashlib.sha256(pins.read_bytes()).hexdigest()
+    stamp = folder / "installed"
+    wanted = hashlib.sha256(pins.read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         uv = Path(sys.executable).with_name("uv")
         try:
-            stage(environment, lambda: _install(uv, folder, pins), note=pins.relative_to(ROOT).as_posix())
+            stage(
+                environment,
+                lambda: _install(uv, folder, pins),
+                note=pins.relative_to(ROOT).as_posix(),
+            )
         except StageError as error:
-            raise ContestantError(f"does not install: {str(error).strip().splitlines()[-1]}") from error
+            raise ContestantError(
+                f"does not install: {str(error).strip().splitlines()[-1]}"
+            ) from error
         stamp.write_text(wanted)
     return folder / "bin" / "python"
 
@@ -70,13 +81,22 @@ def _install(uv: Path, folder: Path, pins: Path) -> None:
 
 
 class Process:
-    """A contestant at work: ready once made; `ask` starts a round, `line` and `answer` go on inside one."""
+    """A contestant at work: ready once made; `ask` starts a round, `line` and `answer` go on
+    inside one."""
 
-    def __init__(self, who: Contestant, request: dict[str, Any], *, threads: int | None = None) -> None:
+    def __init__(
+        self, who: Contestant, request: dict[str, Any], *, threads: int | None = None
+    ) -> None:
         threads = threads or who.threads
-        environment = {name: value for name, value in os.environ.items() if who.is_ours or name != "PYTHONPATH"}
+        environment = {
+            name: value for name, value in os.environ.items() if who.is_ours or name != "PYTHONPATH"
+        }
         environment |= {f"{name}_NUM_THREADS": str(threads) for name in _THREADS}
-        environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+        environment |= {
+            "JAX_PLATFORMS": "cpu",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONWARNINGS": "ignore",
+        }
         # Everybody compiles anew: no program of an earlier run is found on the disk.
         environment |= {"UNDERSTUDY_COMPILE_CACHE": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
         command = [str(python_of(who.environment)), "-m", who.module]
@@ -84,7 +104,12 @@ class Process:
         self._unread = b""
         began_s = time.perf_counter()
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
         )
         try:
             self.answer(request | {"settings": who.settings, "threads": threads})
@@ -144,5 +169,10 @@ class Process:
     def __enter__(self) -> "Process":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()

@@ -1,8 +1,10 @@
-"""A crowd of players in one thread: many kept connections that send real parcels when they are due, at little cost.
+"""A crowd of players in one thread: many kept connections that send real parcels when they are due,
+at little cost.
 
-The people of `understudy.simulation` play through the client, which sends for all of its players over one connection. A
-thousand games on a thousand machines are a thousand connections, and a thousand clients would need more than the two
-cores that are measured: so this crowd writes requests to sockets itself, of frames that were recorded before.
+The people of `understudy.simulation` play through the client, which sends for all of its players
+over one connection. A thousand games on a thousand machines are a thousand connections, and a
+thousand clients would need more than the two cores that are measured: so this crowd writes requests
+to sockets itself, of frames that were recorded before.
 """
 
 import asyncio
@@ -30,9 +32,18 @@ class Door:
 
     def parcel(self, frames: Sequence[Frame], player: str) -> bytes:
         """A whole request, ready to be written."""
-        players: Mapping[uuid.UUID, PlayerName] = {frame.session: player_name(player) for frame in frames}
+        players: Mapping[uuid.UUID, PlayerName] = {
+            frame.session: player_name(player) for frame in frames
+        }
         body = encode_parcel(frames, players)
-        return self._head("POST", "/frames", f"content-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\n") + body
+        return (
+            self._head(
+                "POST",
+                "/frames",
+                f"content-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\n",
+            )
+            + body
+        )
 
     def weights(self, after: int, wait_s: float) -> bytes:
         """A request that waits for the next policy."""
@@ -131,19 +142,30 @@ class Heard:
 
 
 async def play_all(
-    door: Door, played: Sequence[Sequence[Frame]], *, linger_s: float, rng: random.Random, each: Callable[[], None]
+    door: Door,
+    played: Sequence[Sequence[Frame]],
+    *,
+    linger_s: float,
+    rng: random.Random,
+    each: Callable[[], None],
 ) -> Heard:
-    """All of them play to the end, each with a phase of its own; `each` is called ten times a second."""
+    """All of them play to the end, each with a phase of its own; `each` is called ten times a
+    second."""
     heard = Heard()
     opened = await lines(door, len(played))
     requests = [
-        [(frame, door.parcel([frame], f"p-{at}")) for frame in frames] for at, frames in enumerate(played)
-    ]  # fmt: skip
+        [(frame, door.parcel([frame], f"p-{at}")) for frame in frames]
+        for at, frames in enumerate(played)
+    ]
     now_s = asyncio.get_running_loop().time() + 0.5
-    waiting = asyncio.gather(*(
-        heard.play(line, requests[at], first_s=now_s + rng.uniform(0.0, linger_s), every_s=linger_s)
-        for at, line in enumerate(opened)
-    ))  # fmt: skip
+    waiting = asyncio.gather(
+        *(
+            heard.play(
+                line, requests[at], first_s=now_s + rng.uniform(0.0, linger_s), every_s=linger_s
+            )
+            for at, line in enumerate(opened)
+        )
+    )
     while not waiting.done():
         each()
         await asyncio.wait([waiting], timeout=0.1)

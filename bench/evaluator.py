@@ -1,6 +1,8 @@
-"""The judge of every contestant: 100 greedy episodes of CartPole on held-out seeds, in NumPy, outside any clock.
+"""The judge of every contestant: 100 greedy episodes of CartPole on held-out seeds, in NumPy,
+outside any clock.
 
-Peers hand over their dense layers, we the encoded policy that a game would run; both come as fields of a JSON line.
+Peers hand over their dense layers, we the encoded policy that a game would run; both come as fields
+of a JSON line.
 """
 
 import base64
@@ -42,13 +44,15 @@ def mean_return(act: Act, seeds: Sequence[int]) -> float:
 
 
 def judge(act: Act) -> tuple[float, float | None]:
-    """The mean return on the seeds that decide, and on the second hundred when the first is good enough."""
+    """The mean return on the seeds that decide, and on the second hundred when the first is good
+    enough."""
     first = mean_return(act, STOP_SEEDS)
     return first, mean_return(act, GATE_SEEDS) if first >= SOLVED else None
 
 
 def act_of(line: Mapping[str, Any]) -> Act:
-    """How a contestant plays, from what it handed over: `policy`, or `layers` with an `activation`."""
+    """How a contestant plays, from what it handed over: `policy`, or `layers` with an
+    `activation`."""
     if "policy" in line:
         policy = decode_policy(base64.b64decode(line["policy"]))
         return lambda obs: np.asarray(policy.decide({"obs": obs}, None, deterministic=True).action)

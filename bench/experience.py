@@ -1,11 +1,13 @@
-"""Measures the first wing: what a game records, how it reaches the store, how it is read; beside its peers.
+"""Measures the first wing: what a game records, how it reaches the store, how it is read; beside
+its peers.
 
     python bench/experience.py                  both passes, about seven minutes; writes bench/results/
     python bench/experience.py --quick          a look, in about a minute; writes nothing unless --out is given
     python bench/experience.py --only ingest    one measurement
 
-Every measurement runs in a process of its own, twice: as the machine is, and with 10 ms added to each sync. A figure
-counts only while its gate passes. Temporary folders and servers go away with their measurement, also on Ctrl-C.
+Every measurement runs in a process of its own, twice: as the machine is, and with 10 ms added to
+each sync. A figure counts only while its gate passes. Temporary folders and servers go away with
+their measurement, also on Ctrl-C.
 """
 
 import argparse
@@ -26,7 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds the package.
+    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds
+    # the package.
     sys.path[0] = str(ROOT)
 
 from bench import machine, slow_sync  # noqa: E402
@@ -42,7 +45,8 @@ _CHILD_S = 400.0
 def main() -> int:
     """Run what was asked for; 0 when every gate passed."""
     options = _options()
-    # Asked to end, a measurement leaves through its context managers, which stop servers and remove folders.
+    # Asked to end, a measurement leaves through its context managers, which stop servers and remove
+    # folders.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.child:
         return _child(options)
@@ -73,11 +77,25 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", dest="scale", action="store_const", const="quick", default="full")
-    parser.add_argument("--tiny", dest="scale", action="store_const", const="tiny", help="for the smoke test")
-    parser.add_argument("--only", action="append", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
-    parser.add_argument("--pass", dest="passes", action="append", choices=PASSES, help="native or slow_sync; both")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", dest="scale", action="store_const", const="quick", default="full"
+    )
+    parser.add_argument(
+        "--tiny", dest="scale", action="store_const", const="tiny", help="for the smoke test"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=MEASUREMENTS,
+        metavar="NAME",
+        help=", ".join(MEASUREMENTS),
+    )
+    parser.add_argument(
+        "--pass", dest="passes", action="append", choices=PASSES, help="native or slow_sync; both"
+    )
     parser.add_argument("--out", type=Path, help="folder for experience.json and experience.md")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -98,7 +116,9 @@ def _pass(name: str, wanted: list[str], scale: str, folder: Path) -> dict[str, A
     """All measurements, with syncs as they are or slow."""
     environment = dict(os.environ)
     # Children find the package and our own code where this process did.
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(ROOT), environment.get("PYTHONPATH")))
+    )
     if name == "slow_sync":
         environment |= slow_sync.environment(folder)
     delayed = slow_sync.reaches(environment) if name == "slow_sync" else ""
@@ -110,15 +130,26 @@ def _pass(name: str, wanted: list[str], scale: str, folder: Path) -> dict[str, A
         answer = _run(measurement, where, scale, environment)
         found["syncs_ms"] = answer.pop("syncs_ms", {}) or found["syncs_ms"]
         found["measurements"][measurement] = answer
-        print(f"{time.monotonic() - began_s:6.1f} s{'  FAILED' if 'error' in answer else ''}", flush=True)
+        print(
+            f"{time.monotonic() - began_s:6.1f} s{'  FAILED' if 'error' in answer else ''}",
+            flush=True,
+        )
     return found
 
 
 def _run(measurement: str, where: Path, scale: str, environment: dict[str, str]) -> dict[str, Any]:
     """One measurement in a process of its own; an error instead of findings when it fails."""
     where.mkdir()
-    command = [sys.executable, str(ROOT / "bench" / "experience.py"), "--child", measurement, str(where)]
-    process = subprocess.Popen([*command, f"--{scale}"] if scale != "full" else command, env=environment)
+    command = [
+        sys.executable,
+        str(ROOT / "bench" / "experience.py"),
+        "--child",
+        measurement,
+        str(where),
+    ]
+    process = subprocess.Popen(
+        [*command, f"--{scale}"] if scale != "full" else command, env=environment
+    )
     try:
         code = process.wait(_CHILD_S)
     except subprocess.TimeoutExpired:
@@ -141,7 +172,8 @@ def _run(measurement: str, where: Path, scale: str, environment: dict[str, str])
 
 
 def _child(options: argparse.Namespace) -> int:
-    measurement, folder = options.child[0], Path(options.child[1])
+    measurement = options.child[0]
+    folder = Path(options.child[1])
     slow_sync.obey()
     syncs_ms = slow_sync.reach(folder)
     work = folder / "work"

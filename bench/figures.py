@@ -44,7 +44,8 @@ def percentiles(sample: Sample) -> Percentiles:
 
 
 def rate(measurements: Sample) -> Rate:
-    """The median of repeated measurements with their range: what a bench reports when it ran a few times."""
+    """The median of repeated measurements with their range: what a bench reports when it ran a
+    few times."""
     values = _checked(measurements)
     return Rate(float(np.median(values)), float(values.min()), float(values.max()))
 
@@ -52,7 +53,9 @@ def rate(measurements: Sample) -> Rate:
 def _checked(sample: Sample) -> NDArray[np.float64]:
     values = np.asarray(sample, np.float64).ravel()
     if values.size == 0 or not np.isfinite(values).all():
-        raise ConfigError(f"a sample of {values.size} numbers is empty or not finite; measure at least once")
+        raise ConfigError(
+            f"a sample of {values.size} numbers is empty or not finite; measure at least once"
+        )
     return values
 
 
@@ -94,7 +97,11 @@ class Figure:
     def to_json(self) -> dict[str, Any]:
         found = rate(self.values)
         fields = asdict(self) | {"values": [significant(value) for value in self.values]}
-        spread = {"median": significant(found.median), "low": significant(found.low), "high": significant(found.high)}
+        spread = {
+            "median": significant(found.median),
+            "low": significant(found.low),
+            "high": significant(found.high),
+        }
         return fields | spread | {"verdict": self.verdict}
 
 
@@ -120,7 +127,11 @@ class Ratio:
         found = rate(self.times)
         numbers = {"ours": [significant(value) for value in self.ours]}
         numbers |= {"theirs": [significant(value) for value in self.theirs]}
-        spread = {"median": significant(found.median), "low": significant(found.low), "high": significant(found.high)}
+        spread = {
+            "median": significant(found.median),
+            "low": significant(found.low),
+            "high": significant(found.high),
+        }
         return asdict(self) | numbers | spread
 
 
@@ -152,17 +163,30 @@ class Took:
 
 
 def rate_ratios(
-    what: str, peer: str, amount: float, ours: Sequence[Took], theirs: Sequence[Took], *, unit: str, gate: Gate
+    what: str,
+    peer: str,
+    amount: float,
+    ours: Sequence[Took],
+    theirs: Sequence[Took],
+    *,
+    unit: str,
+    gate: Gate,
 ) -> list[Ratio]:
     """The same work by us and by a peer, per core and by the clock."""
     return [
         Ratio(
-            name=f"{what}, {how}", peer=peer, unit=f"{unit}{suffix}", gate=gate,
+            name=f"{what}, {how}",
+            peer=peer,
+            unit=f"{unit}{suffix}",
+            gate=gate,
             ours=[amount / getattr(one, attribute) for one in ours],
             theirs=[amount / getattr(one, attribute) for one in theirs],
         )
-        for how, attribute, suffix in (("per core", "cpu_s", "/core"), ("by the clock", "wall_s", ""))
-    ]  # fmt: skip
+        for how, attribute, suffix in (
+            ("per core", "cpu_s", "/core"),
+            ("by the clock", "wall_s", ""),
+        )
+    ]
 
 
 def significant(value: float, digits: int = 5) -> float:
@@ -173,10 +197,15 @@ def significant(value: float, digits: int = 5) -> float:
 def all_of(*checks: tuple[str, bool]) -> Gate:
     """A gate that passes when every named check does."""
     failed = [name for name, passed in checks if not passed]
-    return Gate(not failed, f"failed: {'; '.join(failed)}" if failed else "; ".join(name for name, _ in checks))
+    return Gate(
+        not failed,
+        f"failed: {'; '.join(failed)}" if failed else "; ".join(name for name, _ in checks),
+    )
 
 
-def in_turn(rounds: int, contestants: Mapping[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
+def in_turn(
+    rounds: int, contestants: Mapping[str, Callable[[], Measured]]
+) -> dict[str, list[Measured]]:
     """Let everybody run once a round, so that a busy moment of the machine meets all of them."""
     found: dict[str, list[Measured]] = {name: [] for name in contestants}
     for at in range(rounds):

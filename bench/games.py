@@ -1,4 +1,5 @@
-"""The games that are measured: a CartPole-like one whose rows say where they belong, and 84x84 images."""
+"""The games that are measured: a CartPole-like one whose rows say where they belong, and 84x84
+images."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,8 @@ class OneGame:
 def cart_obs(n: int, *, session: int = 0, seed: int = 0) -> Array:
     """float32[n, 4] whose second number counts the observations of the session."""
     obs = np.random.default_rng(seed).normal(0, 0.5, (n, 4)).astype(np.float32)
-    obs[:, 0], obs[:, 1] = session, np.arange(n)
+    obs[:, 0] = session
+    obs[:, 1] = np.arange(n)
     return obs
 
 
@@ -50,7 +52,9 @@ def screens(n: int, *, seed: int = 0) -> Array:
     """uint8[n, 84, 84] as an Atari game draws them: flat areas, a score, a few moving boxes."""
     rng = np.random.default_rng(seed)
     background = np.zeros((84, 84), np.uint8)
-    background[:10], background[10:14], background[-8:] = 0, 142, 87
+    background[:10] = 0
+    background[10:14] = 142
+    background[-8:] = 87
     for row in range(5):
         background[20 + 3 * row : 22 + 3 * row] = 60 + 25 * row
     frames = np.repeat(background[None], n, axis=0)
@@ -60,7 +64,8 @@ def screens(n: int, *, seed: int = 0) -> Array:
             bricks &= rng.random((5, 14)) < 0.97
         for row, column in np.argwhere(~bricks):
             frames[at, 20 + 3 * row : 22 + 3 * row, 6 * column : 6 * column + 6] = 0
-        x, y = int(40 + 38 * np.sin(at / 17)), int(50 + 24 * np.sin(at / 11))
+        x = int(40 + 38 * np.sin(at / 17))
+        y = int(50 + 24 * np.sin(at / 11))
         frames[at, y : y + 2, x : x + 2] = 236
         paddle = int(36 + 30 * np.sin(at / 23))
         frames[at, 74:76, paddle : paddle + 12] = 200
@@ -74,7 +79,8 @@ def noise(n: int, *, seed: int = 0) -> Array:
 
 
 def record(builder: ChunkBuilder, observations: Array, *, by: int = 3) -> Iterator[None]:
-    """Play through the observations, 190 steps an episode; yields whenever a block is full and must be taken."""
+    """Play through the observations, 190 steps an episode; yields whenever a block is full and
+    must be taken."""
     builder.begin(EpisodeNote(row=0), consent="granted")
     for at, obs in enumerate(observations):
         if at and at % EPISODE_STEPS == 0:
@@ -88,9 +94,13 @@ def record(builder: ChunkBuilder, observations: Array, *, by: int = 3) -> Iterat
             yield
 
 
-def client_frames(spec: GameSpec, observations: Array, *, max_steps: int, by: int = 3) -> Iterator[Frame]:
+def client_frames(
+    spec: GameSpec, observations: Array, *, max_steps: int, by: int = 3
+) -> Iterator[Frame]:
     """One session as its client encodes it; the last frame may be a short one."""
-    builder = ChunkBuilder(spec, session=new_session(time.time()), max_steps=max_steps, client="bench")
+    builder = ChunkBuilder(
+        spec, session=new_session(time.time()), max_steps=max_steps, client="bench"
+    )
     chunk_no = first_step = 0
 
     def blocks() -> Iterator[None]:
@@ -115,8 +125,13 @@ def session_frames(spec: GameSpec, observations: Array, *, max_steps: int = 512)
 
 
 def person_frames(count: int, *, steps: int, seed: int) -> list[Frame]:
-    """A person's first frames of the cart game, each of this many steps, as a client encodes them."""
-    obs = np.random.default_rng(seed).normal(0, 0.5, (_n_observations(count, steps), 4)).astype(np.float32)
+    """A person's first frames of the cart game, each of this many steps, as a client encodes
+    them."""
+    obs = (
+        np.random.default_rng(seed)
+        .normal(0, 0.5, (_n_observations(count, steps), 4))
+        .astype(np.float32)
+    )
     return list(islice(client_frames(CART, obs, max_steps=steps, by=By.PERSON), count))
 
 
@@ -124,8 +139,13 @@ def cart_frames(n_chunks: int, *, steps: int = 512, sessions: int = SESSIONS) ->
     """Chunks of many sessions, in the order in which players who play at once would send them."""
     each = -(-n_chunks // sessions)
     n = _n_observations(each, steps)
-    played = [session_frames(CART, cart_obs(n, session=at, seed=at), max_steps=steps) for at in range(sessions)]
-    return [frame for turn in zip(*(frames[:each] for frames in played), strict=True) for frame in turn][:n_chunks]
+    played = [
+        session_frames(CART, cart_obs(n, session=at, seed=at), max_steps=steps)
+        for at in range(sessions)
+    ]
+    return [
+        frame for turn in zip(*(frames[:each] for frames in played), strict=True) for frame in turn
+    ][:n_chunks]
 
 
 def _n_observations(chunks: int, steps: int) -> int:

@@ -1,10 +1,12 @@
-"""Measures the gateway: a thousand players while the learner trains, the cost of a frame, and news for 64 workers.
+"""Measures the gateway: a thousand players while the learner trains, the cost of a frame, and news
+for 64 workers.
 
     python bench/gateway.py             about three minutes on two cores; writes bench/results/gateway.json
     python bench/gateway.py --quick     a look with fewer players; writes nothing unless --out is given
 
-Everything is the real platform in processes of its own, on two cores. Beside it runs a peer: the pickle-over-TCP
-protocol of the seed, rebuilt from its description in a program of its own (`bench/against/seed_tcp.py`).
+Everything is the real platform in processes of its own, on two cores. Beside it runs a peer: the
+pickle-over-TCP protocol of the seed, rebuilt from its description in a program of its own
+(`bench/against/seed_tcp.py`).
 """
 
 import asyncio
@@ -20,7 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds the package.
+    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds
+    # the package.
     sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
@@ -42,7 +45,8 @@ from understudy.simulation.verify import verify  # noqa: E402
 PEER_NAME = "the seed's pickle over TCP"
 STEPS_S = 20
 CORES = 2
-PARCEL, CONNECTIONS = 16, 8
+PARCEL = 16
+CONNECTIONS = 8
 WORKERS = 64
 
 
@@ -76,14 +80,17 @@ def main() -> int:
     return run_once("gateway", about=__doc__, sizes=SIZES, parts=parts)
 
 
-# --- A thousand players while the learner trains ----------------------------------------------------------------------
+# --- A thousand players while the learner trains --------------------------------------------------
 
 
 def crowd(folder: Path, size: Size, found: Findings) -> None:
     """Acknowledgements and memory, and every acknowledgement against the store."""
     linger_s = SenderConfig().linger_s
     steps = int(STEPS_S * linger_s)
-    played = [person_frames(int(size.seconds / linger_s), steps=steps, seed=at) for at in range(size.players)]
+    played = [
+        person_frames(int(size.seconds / linger_s), steps=steps, seed=at)
+        for at in range(size.players)
+    ]
     with served(folder, "gateway", "ingest", "learner") as one:
         memory: list[float] = []
         updates: list[int] = []
@@ -91,15 +98,23 @@ def crowd(folder: Path, size: Size, found: Findings) -> None:
         def look() -> None:
             one.platform.supervisor.step()
             memory.append(memory_mib(one.gateway))
-            updates.append(int(one.platform.supervisor.standings["learner"].report.get("updates", 0)))
+            updates.append(
+                int(one.platform.supervisor.standings["learner"].report.get("updates", 0))
+            )
 
         first = person_frames(8, steps=512, seed=size.players)
         asyncio.run(_batches(one.door, [first]))
         # Enough for a first clone, so that the learner is at work when the crowd comes.
-        one.step_until(lambda: one.platform.supervisor.standings["learner"].report.get("updates", 0) > 0)
-        began_s, cpu_s = time.monotonic(), processor_s(one.gateway)
-        heard = asyncio.run(play_all(one.door, played, linger_s=linger_s, rng=random.Random(0), each=look))
-        took_s, cpu_s = time.monotonic() - began_s, processor_s(one.gateway) - cpu_s
+        one.step_until(
+            lambda: one.platform.supervisor.standings["learner"].report.get("updates", 0) > 0
+        )
+        began_s = time.monotonic()
+        cpu_s = processor_s(one.gateway)
+        heard = asyncio.run(
+            play_all(one.door, played, linger_s=linger_s, rng=random.Random(0), each=look)
+        )
+        took_s = time.monotonic() - began_s
+        cpu_s = processor_s(one.gateway) - cpu_s
         one.platform.supervisor.stop()
     ledger = Ledger(one.platform.data.ledger)
     ledger.note([*first, *heard.acked])
@@ -108,12 +123,19 @@ def crowd(folder: Path, size: Size, found: Findings) -> None:
     frames = sum(len(each) for each in played)
     gate = all_of(
         (f"{frames} frames acknowledged", len(heard.acked) == frames),
-        ("0 lost, 0 doubled, ledger against store", not (verdict.lost_steps or verdict.duplicate_steps)),
+        (
+            "0 lost, 0 doubled, ledger against store",
+            not (verdict.lost_steps or verdict.duplicate_steps),
+        ),
         ("nothing damaged", verdict.exit_code == 0),
         ("the learner trained meanwhile", len(set(updates)) > 1),
     )
     quarter = max(1, len(memory) // 4)
-    growth = statistics.median(memory[-quarter:]) / statistics.median(memory[quarter : 2 * quarter] or memory) - 1
+    growth = (
+        statistics.median(memory[-quarter:])
+        / statistics.median(memory[quarter : 2 * quarter] or memory)
+        - 1
+    )
     what = f"{size.players} players, {STEPS_S} steps/s each, learner training"
     bound = "gateway, ingest, learner and the players themselves share two cores"
     low, high = np.percentile(heard.took_s, [50, 99]) * 1e3
@@ -122,16 +144,23 @@ def crowd(folder: Path, size: Size, found: Findings) -> None:
         _figure(f"{what}: p50 ack", "ms", [low], gate),
         _figure(f"{what}: p99 ack", "ms", [high], gate, goal=250.0, bound_by=bound),
         _figure("memory of the gateway: growth", "%", [max(0.0, growth * 100)], gate, goal=10.0),
-        _figure("gateway CPU per step of such players", "µs", [cpu_s / max(1, verdict.ledger_steps) * 1e6], gate),
+        _figure(
+            "gateway CPU per step of such players",
+            "µs",
+            [cpu_s / max(1, verdict.ledger_steps) * 1e6],
+            gate,
+        ),
     ]
     found.notes.append(
-        f"players: {verdict.ledger_steps} steps acknowledged in {took_s:.0f} s, {verdict.lost_steps} lost, "
-        f"{heard.again} parcels sent again; the players themselves were up to {late_ms:.0f} ms late (p99), which is in "
+        f"players: {verdict.ledger_steps} steps acknowledged in {took_s:.0f} s, "
+        f"{verdict.lost_steps} lost, "
+        f"{heard.again} parcels sent again; the players themselves were up to {late_ms:.0f} ms "
+        "late (p99), which is in "
         f"the acks; gateway {statistics.median(memory):.0f} MiB"
     )
 
 
-# --- What a frame costs -----------------------------------------------------------------------------------------------
+# --- What a frame costs ---------------------------------------------------------------------------
 
 
 def cost(folder: Path, size: Size, found: Findings) -> None:
@@ -155,25 +184,37 @@ def cost(folder: Path, size: Size, found: Findings) -> None:
         kept = stop_peer(peer)["steps"]
     wanted = size.frames * size.rounds
     gate = all_of(
-        (f"{wanted} frames acknowledged", acked == wanted), ("the peer took as many steps", kept == wanted * 512)
+        (f"{wanted} frames acknowledged", acked == wanted),
+        ("the peer took as many steps", kept == wanted * 512),
     )
     microseconds = [took.cpu_s / size.frames * 1e6 for took in ours]
     bound = "checksum, checks, the stream's checksum and write, HTTP"
     name = "a frame of 512 steps, 16 a parcel: gateway CPU"
     found.figures.append(_figure(name, "µs", microseconds, gate, goal=250.0, bound_by=bound))
     found.ratios += rate_ratios(
-        "rollouts of 512 steps taken in", PEER_NAME, size.frames, ours, theirs, unit="rollouts/s", gate=gate
+        "rollouts of 512 steps taken in",
+        PEER_NAME,
+        size.frames,
+        ours,
+        theirs,
+        unit="rollouts/s",
+        gate=gate,
     )
     found.notes.append(
-        "the peer unpickles a rollout into a list in memory and answers with its policy; it checks nothing, keeps "
-        "nothing and runs whatever code it is sent; ours are checked, signed for and synced to disk before the ack"
+        "the peer unpickles a rollout into a list in memory and answers with its policy; it checks "
+        "nothing, keeps "
+        "nothing and runs whatever code it is sent; ours are checked, signed for and synced to "
+        "disk before the ack"
     )
 
 
 async def _batches(door: Door, sent: Sequence[Sequence[Any]]) -> tuple[float, int]:
     opened = await lines(door, len(sent))
     requests = [
-        [door.parcel(frames[first : first + PARCEL], f"p-{at}") for first in range(0, len(frames), PARCEL)]
+        [
+            door.parcel(frames[first : first + PARCEL], f"p-{at}")
+            for first in range(0, len(frames), PARCEL)
+        ]
         for at, frames in enumerate(sent)
     ]
     answers: list[bytes] = []
@@ -191,11 +232,12 @@ async def _batches(door: Door, sent: Sequence[Sequence[Any]]) -> tuple[float, in
     return took_s, sum(body.count(b'"accepted":true') for body in answers)
 
 
-# --- News for those who wait ------------------------------------------------------------------------------------------
+# --- News for those who wait ----------------------------------------------------------------------
 
 
 def news(folder: Path, size: Size, found: Findings) -> None:
-    """How long after a policy was made champion, syncing its entry to disk included, each waiting worker has it."""
+    """How long after a policy was made champion, syncing its entry to disk included, each
+    waiting worker has it."""
     ours: list[float] = []
     theirs: list[float] = []
     is_right = True
@@ -207,15 +249,26 @@ def news(folder: Path, size: Size, found: Findings) -> None:
             took_s, bodies, raw = asyncio.run(_news(one.door, one.opened, epoch, number, turn))
             is_right &= bodies == [raw] * WORKERS
             ours.append(float(np.percentile(took_s, 99)) * 1e3)
-            theirs.append(float(np.percentile(ask_peer("fetch", port, WORKERS)["took_s"], 99)) * 1e3)
+            theirs.append(
+                float(np.percentile(ask_peer("fetch", port, WORKERS)["took_s"], 99)) * 1e3
+            )
         stop_peer(peer)
     gate = Gate(is_right, f"{WORKERS} workers got the signed bytes of {len(raw)} bytes every time")
     name = f"a new policy of {len(raw) / 1e3:.0f} KB to {WORKERS} waiting workers: p99"
-    found.figures.append(_figure(name, "ms", ours, gate, goal=100.0, bound_by="how often the registry is looked at"))
-    found.ratios.append(Ratio(
-        name=f"policy to {WORKERS} workers, p99", peer=f"{PEER_NAME} (asked for, not waited for)", unit="ms", ours=ours,
-        theirs=theirs, gate=gate, more_is_better=False,
-    ))  # fmt: skip
+    found.figures.append(
+        _figure(name, "ms", ours, gate, goal=100.0, bound_by="how often the registry is looked at")
+    )
+    found.ratios.append(
+        Ratio(
+            name=f"policy to {WORKERS} workers, p99",
+            peer=f"{PEER_NAME} (asked for, not waited for)",
+            unit="ms",
+            ours=ours,
+            theirs=theirs,
+            gate=gate,
+            more_is_better=False,
+        )
+    )
 
 
 async def _news(
@@ -231,7 +284,9 @@ async def _news(
         answer.add_done_callback(lambda _: heard_s.append(loop.time()))
     await asyncio.sleep(0.5)  # until all of them wait
     asked_s = loop.time()
-    await asyncio.to_thread(opened.registry.point, CART.game, "champion", manifest.model_no, why="bench")
+    await asyncio.to_thread(
+        opened.registry.point, CART.game, "champion", manifest.model_no, why="bench"
+    )
     bodies = [body for _, body in await asyncio.wait_for(asyncio.gather(*answers), 30.0)]
     for worker in workers:
         worker.close()
@@ -242,20 +297,36 @@ def _policy(seed: int) -> Policy:
     """About 20 KB: 4-64-64-2."""
     head = head_for(CART, "categorical")
     hidden = (Dense(64), Activation("tanh"), Dense(64), Activation("tanh"))
-    columns = {name: Input(space.shape, space.dtype, ()) for name, space in CART.obs_columns.items()}
+    columns = {
+        name: Input(space.shape, space.dtype, ()) for name, space in CART.obs_columns.items()
+    }
     network = NetworkSpec(columns, hidden, {name: (Dense(head.size),) for name in head.outputs})
     rng = np.random.default_rng(seed)
-    weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in network.shapes().items()}
+    weights = {
+        name: rng.normal(0, 0.1, shape).astype(np.float32)
+        for name, shape in network.shapes().items()
+    }
     return Policy(CART, network, weights, head)
 
 
 def _figure(
-    name: str, unit: str, values: Sequence[float], gate: Gate, *, goal: float | None = None, bound_by: str = ""
+    name: str,
+    unit: str,
+    values: Sequence[float],
+    gate: Gate,
+    *,
+    goal: float | None = None,
+    bound_by: str = "",
 ) -> Figure:
     return Figure(
-        name=name, unit=unit, values=[float(value) for value in values], gate=gate, goal=goal, more_is_better=False,
+        name=name,
+        unit=unit,
+        values=[float(value) for value in values],
+        gate=gate,
+        goal=goal,
+        more_is_better=False,
         bound_by=bound_by,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Refuses a figure made on a busy or changed machine: load, two reference kernels, and what others used meanwhile."""
+"""Refuses a figure made on a busy or changed machine: load, two reference kernels, and what
+others used meanwhile."""
 
 import json
 import os
@@ -31,15 +32,22 @@ def complaints(reading: Reading, stored: Mapping[str, float] | None) -> list[str
     """Why a figure made now would not count; empty when it would."""
     found = []
     if reading.load > MAX_LOAD:
-        found.append(f"the load average is {reading.load:.2f}, wanted at most {MAX_LOAD}; let other work end")
+        found.append(
+            f"the load average is {reading.load:.2f}, wanted at most {MAX_LOAD}; let other work end"
+        )
     if stored is None:
-        return [*found, "no reference of this machine is stored; run bench/run.py --calibrate while it is idle"]
+        return [
+            *found,
+            "no reference of this machine is stored; run bench/run.py --calibrate while it is idle",
+        ]
     for name, value in reading.kernels.items():
         off = value / stored[name] - 1
         if abs(off) > TOLERANCE:
             found.append(
-                f"{name} runs at {value:.1f}, {off:+.0%} of its stored {stored[name]:.1f}, wanted within "
-                f"{TOLERANCE:.0%}; let other work end, or run bench/run.py --calibrate if the machine has changed"
+                f"{name} runs at {value:.1f}, {off:+.0%} of its stored {stored[name]:.1f}, wanted "
+                "within "
+                f"{TOLERANCE:.0%}; let other work end, or run bench/run.py --calibrate if the "
+                "machine has changed"
             )
     return found
 
@@ -51,7 +59,8 @@ def wait_until_quiet(
     pause: Callable[[float], None] = time.sleep,
     every_s: float = 5.0,
 ) -> list[str]:
-    """Look again and again until there is nothing to complain about or patience ends; the last complaints."""
+    """Look again and again until there is nothing to complain about or patience ends; the last
+    complaints."""
     found = look()
     waited_s = 0.0
     while found and waited_s < patience_s:
@@ -68,7 +77,8 @@ def read() -> Reading:
 
 
 def kernels() -> dict[str, float]:
-    """The best of several runs: a matrix product in GFLOP/s, a copy of 64 MB in GB/s, on one thread."""
+    """The best of several runs: a matrix product in GFLOP/s, a copy of 64 MB in GB/s, on one
+    thread."""
     left = np.random.default_rng(0).random((512, 512), np.float32)
     source = np.ones(64_000_000, np.uint8)
     target = np.empty_like(source)
@@ -111,14 +121,18 @@ def _key() -> str:
 
 
 class Others:
-    """How many cores other processes kept busy since it was made; a child counts as ours once it has ended."""
+    """How many cores other processes kept busy since it was made; a child counts as ours once it
+    has ended."""
 
     def __init__(self) -> None:
-        self._began_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), _own_s()
+        self._began_s = time.monotonic()
+        self._busy_s = _busy_s()
+        self._own_s = _own_s()
 
     def cores(self) -> float | None:
         """None where the system does not say."""
-        busy_s, took_s = _busy_s(), max(1e-3, time.monotonic() - self._began_s)
+        busy_s = _busy_s()
+        took_s = max(1e-3, time.monotonic() - self._began_s)
         if busy_s is None or self._busy_s is None:
             return None
         return round(max(0.0, (busy_s - self._busy_s) - (_own_s() - self._own_s)) / took_s, 2)
@@ -129,8 +143,11 @@ def _busy_s() -> float | None:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
         return None
-    # user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait keep a core busy.
-    return float(sum(int(word) for at, word in enumerate(words[:8]) if at not in (3, 4))) / os.sysconf("SC_CLK_TCK")
+    # user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait keep a core
+    # busy.
+    return float(
+        sum(int(word) for at, word in enumerate(words[:8]) if at not in (3, 4))
+    ) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:

@@ -39,7 +39,8 @@ def measure(folder: Path, scale: Scale) -> Findings:
         total = n_steps(frames)
         rounds = _rounds(folder, CART, frames, scale.rounds)
         gate = _gate(rounds, total)
-        what, bound = f"ingest, {steps}-step chunks", "one core of Python: decode, checks and dedup per chunk"
+        what = f"ingest, {steps}-step chunks"
+        bound = "one core of Python: decode, checks and dedup per chunk"
         found.figures += _rates(what, "steps/s", rounds, total, gate, goal=goal, bound_by=bound)
     for name, make in (("Atari-like", screens), ("noise", noise)):
         observations = make(min(scale.frames, _PER_SESSION))
@@ -51,33 +52,44 @@ def measure(folder: Path, scale: Scale) -> Findings:
         sent = sum(len(frame.body) for frame in frames)
         what = f"ingest, 84x84 {name} frames"
         found.notes.append(
-            f"ingest: 84x84 {name} frames travel {total * _FRAME_BYTES / sent:.1f}x smaller than decoded"
+            f"ingest: 84x84 {name} frames travel {total * _FRAME_BYTES / sent:.1f}x smaller than "
+            "decoded"
         )
-        bound = "checksums over each byte (stream, frame, columns), inflate, and copies into the log and the database"
+        bound = (
+            "checksums over each byte (stream, frame, columns), inflate, and copies into the "
+            "log and the database"
+        )
         megabytes = total * _FRAME_BYTES / 1e6
         found.figures += _rates(what, "MB/s", rounds, megabytes, gate, goal=150.0, bound_by=bound)
     return found
 
 
 def _rounds(folder: Path, spec: GameSpec, frames: Sequence[Frame], rounds: int) -> list[Moved]:
-    return [drain(folder / f"{spec.game}-{at}", spec, frames, again=at == 0) for at in range(rounds)]
+    return [
+        drain(folder / f"{spec.game}-{at}", spec, frames, again=at == 0) for at in range(rounds)
+    ]
 
 
 def drain(folder: Path, spec: GameSpec, frames: Sequence[Frame], *, again: bool = False) -> Moved:
     """Append frames to a new stream, then time how a service brings them into a new store."""
-    stream, specs = FileStream(folder / "stream"), OneGame(spec)
+    stream = FileStream(folder / "stream")
+    specs = OneGame(spec)
     append(stream, frames)
     with LocalStore(folder / "store", specs=specs) as store:
         service = IngestService(stream, store, specs, owner="bench")
-        cpu, wall = time.process_time(), time.perf_counter()
+        cpu = time.process_time()
+        wall = time.perf_counter()
         service.drain()
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        cpu = time.process_time() - cpu
+        wall = time.perf_counter() - wall
         audit = store.audit()
         is_idempotent = True
         if again:
             append(stream, frames)
             service.drain()
-            is_idempotent = service.stats.fates["duplicate"] == len(frames) and store.audit() == audit
+            is_idempotent = (
+                service.stats.fates["duplicate"] == len(frames) and store.audit() == audit
+            )
     stream.close()
     shutil.rmtree(folder)
     return Moved(cpu, wall, audit, is_idempotent)
@@ -91,21 +103,36 @@ def append(stream: FileStream, frames: Sequence[Frame], *, at_once: int = 64) ->
 def _gate(rounds: Sequence[Moved], total: int) -> Gate:
     audits = [one.audit for one in rounds]
     return all_of(
-        (f"{total} steps stored once by audit, every round", all(audit.steps == total for audit in audits)),
+        (
+            f"{total} steps stored once by audit, every round",
+            all(audit.steps == total for audit in audits),
+        ),
         ("sent again: all duplicates, nothing changed", all(one.is_idempotent for one in rounds)),
         (
             "no gap, refusal or damage",
-            not any(audit.gap_chunks or audit.quarantined or audit.parked or audit.corrupt for audit in audits),
+            not any(
+                audit.gap_chunks or audit.quarantined or audit.parked or audit.corrupt
+                for audit in audits
+            ),
         ),
     )
 
 
 def _rates(
-    what: str, unit: str, rounds: Sequence[Moved], amount: float, gate: Gate, *, goal: float | None, bound_by: str
+    what: str,
+    unit: str,
+    rounds: Sequence[Moved],
+    amount: float,
+    gate: Gate,
+    *,
+    goal: float | None,
+    bound_by: str,
 ) -> list[Figure]:
     per_core = [amount / one.cpu_s for one in rounds]
     wall = [amount / one.wall_s for one in rounds]
     return [
-        Figure(name=what, unit=f"{unit}/core", values=per_core, goal=goal, gate=gate, bound_by=bound_by),
+        Figure(
+            name=what, unit=f"{unit}/core", values=per_core, goal=goal, gate=gate, bound_by=bound_by
+        ),
         Figure(name=f"{what}: wall clock", unit=unit, values=wall, gate=gate),
     ]

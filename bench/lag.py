@@ -1,9 +1,10 @@
-"""From a step to where another process can sample it: a game, ingest and a reader, each a process of its own.
+"""From a step to where another process can sample it: a game, ingest and a reader, each a process
+of its own.
 
-A step is complete when the game has said what came of it; that moment is written into the observation that follows.
-The reader does what a learner does: it tails the store, decodes each chunk and inserts it into a replay. It compares
-the moment with the one in which the replay may first draw the step. The clock is the machine's monotonic one, which
-its processes share.
+A step is complete when the game has said what came of it; that moment is written into the
+observation that follows. The reader does what a learner does: it tails the store, decodes each
+chunk and inserts it into a replay. It compares the moment with the one in which the replay may
+first draw the step. The clock is the machine's monotonic one, which its processes share.
 """
 
 import contextlib
@@ -51,31 +52,47 @@ _GOAL_MS = 150.0
 def measure(folder: Path, scale: Scale) -> Findings:
     """p50 and p99 of several plays, each in a store of its own."""
     rounds = 1 if scale.lag_s < 4 else _ROUNDS
-    lags, gates = [], []
+    lags = []
+    gates = []
     for at in range(rounds):
         lag_ms, gate = _play(folder / str(at), scale.lag_s / rounds)
         lags.append(lag_ms)
         gates.append(gate)
-    gate = Gate(all(one.passed for one in gates), next((one.says for one in gates if not one.passed), gates[0].says))
+    gate = Gate(
+        all(one.passed for one in gates),
+        next((one.says for one in gates if not one.passed), gates[0].says),
+    )
     found = [percentiles(lag_ms) for lag_ms in lags]
     name = f"step to sampleable in another process, {_LINGER_S * 1000:.0f} ms linger"
-    bound = "linger, two syncs (stream, store), the polls of ingest and reader, three processes on the cores there are"
+    bound = (
+        "linger, two syncs (stream, store), the polls of ingest and reader, three processes on "
+        "the cores there are"
+    )
     figures = [
         Figure(
-            name=f"{name}: {label}", unit="ms", values=values, goal=_GOAL_MS if label == "p99" else None,
-            more_is_better=False, gate=gate, bound_by=bound if label == "p99" else "",
+            name=f"{name}: {label}",
+            unit="ms",
+            values=values,
+            goal=_GOAL_MS if label == "p99" else None,
+            more_is_better=False,
+            gate=gate,
+            bound_by=bound if label == "p99" else "",
         )
         for label, values in (
-            ("p50", [one.p50 for one in found]), ("p99", [one.p99 for one in found]),
+            ("p50", [one.p50 for one in found]),
+            ("p99", [one.p99 for one in found]),
             ("worst", [one.max for one in found]),
         )
-    ]  # fmt: skip
+    ]
     return Findings(figures=figures)
 
 
 def _play(folder: Path, seconds: float) -> tuple[np.ndarray[Any, Any], Gate]:
     folder.mkdir()
-    with child("bench.lag", "ingest", folder) as ingest, child("bench.lag", "watch", folder) as watch:
+    with (
+        child("bench.lag", "ingest", folder) as ingest,
+        child("bench.lag", "watch", folder) as watch,
+    ):
         line(ingest)
         line(watch)
         with child("bench.lag", "play", folder, str(seconds)) as play:
@@ -86,8 +103,14 @@ def _play(folder: Path, seconds: float) -> tuple[np.ndarray[Any, Any], Gate]:
         audit = store.audit()
     lag_ms = np.asarray(seen["lag_ms"])
     gate = all_of(
-        (f"all {recorded['steps']} steps in the reader's replay, once", seen["steps"] == recorded["steps"]),
-        ("stored once by audit", audit.steps == recorded["steps"] and not (audit.duplicate_steps or audit.gap_chunks)),
+        (
+            f"all {recorded['steps']} steps in the reader's replay, once",
+            seen["steps"] == recorded["steps"],
+        ),
+        (
+            "stored once by audit",
+            audit.steps == recorded["steps"] and not (audit.duplicate_steps or audit.gap_chunks),
+        ),
     )
     return lag_ms, gate
 
@@ -96,7 +119,9 @@ def _play(folder: Path, seconds: float) -> tuple[np.ndarray[Any, Any], Gate]:
 def child(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a module of this package, and ends with its standard input."""
     command = [sys.executable, "-m", module, *map(str, words)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     try:
         yield process
     finally:
@@ -128,7 +153,7 @@ def close(process: subprocess.Popen[str]) -> dict[str, Any]:
     return line(process)
 
 
-# --- The three processes ----------------------------------------------------------------------------------------------
+# --- The three processes --------------------------------------------------------------------------
 
 
 def _ingest(folder: Path) -> None:
@@ -140,12 +165,14 @@ def _ingest(folder: Path) -> None:
 
 
 def _play_steps(folder: Path, seconds: float) -> None:
-    """Four players at 60 steps a second; each observation carries the player, its number and the time."""
+    """Four players at 60 steps a second; each observation carries the player, its number and the
+    time."""
     game = connect(spec=_SPEC, data=folder, consent="granted", linger_s=_LINGER_S)
     recorders = [game.recorder(f"p-{player}") for player in range(_PLAYERS)]
     for player, recorder in enumerate(recorders):
         recorder.reset(np.array([player, 0, time.monotonic(), 0.0]))
-    frames, due_s = int(seconds * _RATE_HZ), time.monotonic()
+    frames = int(seconds * _RATE_HZ)
+    due_s = time.monotonic()
     for frame in range(1, frames + 1):
         for player, recorder in enumerate(recorders):
             recorder.step(0, 1.0, np.array([player, frame, time.monotonic(), 0.0]), False, False)
@@ -179,7 +206,8 @@ def _watch(folder: Path) -> None:
 
 
 def _lags(chunk: Chunk, count_from_s: float) -> list[float]:
-    """How long ago each step of a chunk was complete; imports and first files of the warm-up are not counted."""
+    """How long ago each step of a chunk was complete; imports and first files of the warm-up are
+    not counted."""
     now_s = time.monotonic()
     steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
     complete_s = chunk.columns["obs"][steps + 1, 2]

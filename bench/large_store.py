@@ -1,11 +1,13 @@
-"""Fills a large store with image chunks and measures what its size could spoil; not part of `make bench`.
+"""Fills a large store with image chunks and measures what its size could spoil; not part of `make
+bench`.
 
     python bench/large_store.py             20 GB and a million sessions; writes bench/results/large_store.json
     python bench/large_store.py --quick     1 GB and 50,000 sessions; writes nothing unless --out is given
 
-Opening after a clean close and after kill -9; how soon another process sees what is written, while checkpoints run;
-the write-ahead log under ten readers; giving room back to the file system; the writer's memory with many sessions.
-Every process is a process of its own. The temporary folder (TMPDIR) needs room for one and a half times the store.
+Opening after a clean close and after kill -9; how soon another process sees what is written, while
+checkpoints run; the write-ahead log under ten readers; giving room back to the file system; the
+writer's memory with many sessions. Every process is a process of its own. The temporary folder
+(TMPDIR) needs room for one and a half times the store.
 """
 
 import contextlib
@@ -18,7 +20,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds the package.
+    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds
+    # the package.
     sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
@@ -71,7 +74,12 @@ SIZES = {
 
 def main() -> int:
     """Measure all of it; 0 when every gate passed."""
-    return run_once("large_store", about=__doc__, sizes=SIZES, parts={"store": measure, "sessions": measure_sessions})
+    return run_once(
+        "large_store",
+        about=__doc__,
+        sizes=SIZES,
+        parts={"store": measure, "sessions": measure_sessions},
+    )
 
 
 def measure(folder: Path, size: Size, found: Findings) -> None:
@@ -81,7 +89,9 @@ def measure(folder: Path, size: Size, found: Findings) -> None:
         wrote = line(writer)
     opened = _open(folder)
     stored = all_of(("every commit is there", opened["next_arrival"] == wrote["next_arrival"]))
-    _add(found, "fill", "MB/s", wrote["bytes"] / 1e6 / wrote["seconds"], stored, more_is_better=True)
+    _add(
+        found, "fill", "MB/s", wrote["bytes"] / 1e6 / wrote["seconds"], stored, more_is_better=True
+    )
     large = f"a store of {_file(folder).stat().st_size / 1e9:.1f} GB"
     _add(found, f"open {large} after a clean close", "s", opened["seconds"], stored)
 
@@ -99,8 +109,20 @@ def measure(folder: Path, size: Size, found: Findings) -> None:
     _measure_log(found, folder, size)
     with child(_MODULE, "compact", folder) as compacting:
         facts = line(compacting)
-    gate = all_of(("the oldest tenth expired and the file shrank", facts["expired"] > 0 and facts["bytes"] > 0))
-    _add(found, "expire the oldest tenth", "MB/s", facts["expired_mb"] / facts["expire_s"], gate, more_is_better=True)
+    gate = all_of(
+        (
+            "the oldest tenth expired and the file shrank",
+            facts["expired"] > 0 and facts["bytes"] > 0,
+        )
+    )
+    _add(
+        found,
+        "expire the oldest tenth",
+        "MB/s",
+        facts["expired_mb"] / facts["expire_s"],
+        gate,
+        more_is_better=True,
+    )
     what = f"compact, {facts['bytes'] / 1e6:.0f} MB in {facts['slices']} slices: longest slice"
     _add(found, what, "ms", facts["longest_ms"], gate)
 
@@ -157,15 +179,27 @@ def measure_sessions(folder: Path, size: Size, found: Findings) -> None:
 
 
 def _add(
-    found: Findings, name: str, unit: str, value: float, gate: Gate, *, more_is_better: bool = False,
-    goal: float | None = None, bound_by: str = "",
-) -> None:  # fmt: skip
+    found: Findings,
+    name: str,
+    unit: str,
+    value: float,
+    gate: Gate,
+    *,
+    more_is_better: bool = False,
+    goal: float | None = None,
+    bound_by: str = "",
+) -> None:
     found.figures.append(
         Figure(
-            name=name, unit=unit, values=[value], gate=gate, more_is_better=more_is_better, goal=goal,
+            name=name,
+            unit=unit,
+            values=[value],
+            gate=gate,
+            more_is_better=more_is_better,
+            goal=goal,
             bound_by=bound_by,
         )
-    )  # fmt: skip
+    )
 
 
 def _open(folder: Path) -> dict[str, Any]:
@@ -181,11 +215,12 @@ def _log_mb(folder: Path) -> float:
     return _file(folder).with_name(f"{FILE_NAME}-wal").stat().st_size / 1e6
 
 
-# --- The processes ----------------------------------------------------------------------------------------------------
+# --- The processes --------------------------------------------------------------------------------
 
 
 def _write(folder: Path, wanted_bytes: int) -> None:
-    """Commits of eight image chunks and a probe, until there is enough; reports the sum, or each commit for ever."""
+    """Commits of eight image chunks and a probe, until there is enough; reports the sum, or each
+    commit for ever."""
     probe = _template(_PROBE, np.zeros((2, 1)))
     began_s = time.monotonic()
     written = 0
@@ -194,8 +229,12 @@ def _write(folder: Path, wanted_bytes: int) -> None:
         for number in itertools.count():
             is_old = written < wanted_bytes / 10
             received_s = int(time.time()) - (_OLD_S if is_old else 0)
-            images = session_frames(SCREEN, noise(_CHUNKS_A_COMMIT * IMAGE_STEPS, seed=number), max_steps=IMAGE_STEPS)
-            candidates = [Candidate(frame.stamped(PLAYER, received_s), chunk_of(frame)) for frame in images]
+            images = session_frames(
+                SCREEN, noise(_CHUNKS_A_COMMIT * IMAGE_STEPS, seed=number), max_steps=IMAGE_STEPS
+            )
+            candidates = [
+                Candidate(frame.stamped(PLAYER, received_s), chunk_of(frame)) for frame in images
+            ]
             candidates.append(_probe(probe, number, received_s))
             store.write(WriteBatch("bench", epoch, Position(str(number)), candidates))
             written += sum(candidate.frame.size_bytes for candidate in candidates)
@@ -213,7 +252,8 @@ def _template(spec: GameSpec, observations: Array) -> Chunk:
 
 
 def _probe(template: Chunk, number: int, received_s: int) -> Candidate:
-    """The next chunk of the template's session; what it sees is the time by the machine's monotonic clock."""
+    """The next chunk of the template's session; what it sees is the time by the machine's
+    monotonic clock."""
     n_steps = template.meta.n_steps
     meta = replace(template.meta, chunk_no=number, first_step=number * n_steps)
     obs = np.full_like(template.columns["obs"], time.monotonic())
@@ -233,7 +273,11 @@ def _watch(folder: Path) -> None:
             now_s = time.monotonic()
             cursor = page.cursor
             for item in page.items:
-                if isinstance(item, Stored) and item.chunk is not None and item.chunk.meta.game == _PROBE.game:
+                if (
+                    isinstance(item, Stored)
+                    and item.chunk is not None
+                    and item.chunk.meta.game == _PROBE.game
+                ):
                     lag_ms.append((now_s - float(item.chunk.columns["obs"][0, 0])) * 1000)
     report({"lag_ms": lag_ms})
 
@@ -275,7 +319,12 @@ def _compact(folder: Path) -> None:
             last_s = now_s
 
         returned = store.compact(between=between)
-    facts = {"expired": expired, "expired_mb": before_mb - left_mb, "expire_s": expire_s, "bytes": returned}
+    facts = {
+        "expired": expired,
+        "expired_mb": before_mb - left_mb,
+        "expire_s": expire_s,
+        "bytes": returned,
+    }
     report(facts | {"slices": len(slices_ms), "longest_ms": max(slices_ms, default=0.0)})
 
 
@@ -289,7 +338,9 @@ def _sessions(folder: Path, count: int) -> None:
             now_s = int(time.time())
             candidates = []
             for _ in range(min(_SESSIONS_A_COMMIT, count - at)):
-                chunk = replace(template, meta=replace(template.meta, session=new_session(time.time())))
+                chunk = replace(
+                    template, meta=replace(template.meta, session=new_session(time.time()))
+                )
                 candidates.append(Candidate(chunk.frame().stamped(PLAYER, now_s), chunk))
             store.write(WriteBatch("bench", epoch, Position(str(at)), candidates))
             if not before_mb and at >= count / 10:

@@ -1,4 +1,5 @@
-"""The stream beside Redis Streams: the same 512-step chunks, acknowledged when they are on the disk."""
+"""The stream beside Redis Streams: the same 512-step chunks, acknowledged when they are on the
+disk."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -38,12 +39,16 @@ def measure(folder: Path, scale: Scale) -> Findings:
             is_kept = client.xlen("bench") == scale.rounds * (2 * len(frames) + len(single))
     except Missing as missing:
         found.skipped.append(str(missing))
-        took, is_kept = in_turn(scale.rounds, {name: contestants[name] for name in ("ours", "ours, single")}), True
+        took = in_turn(scale.rounds, {name: contestants[name] for name in ("ours", "ours, single")})
+        is_kept = True
     n_wanted = 1 + scale.rounds * (len(frames) + len(single))
     read = _read_all(stream)
     stream.close()
     gate = all_of(
-        ("every frame can be read back from our stream", len(read) == n_wanted and set(read) == set(frames)),
+        (
+            "every frame can be read back from our stream",
+            len(read) == n_wanted and set(read) == set(frames),
+        ),
         ("Redis holds as many entries", is_kept),
     )
     for name, used, key, theirs in (
@@ -53,36 +58,50 @@ def measure(folder: Path, scale: Scale) -> Findings:
         amount = n_steps(used)
         found.figures.append(
             Figure(
-                name=f"stream append, {name}: wall clock", unit="steps/s", gate=gate,
+                name=f"stream append, {name}: wall clock",
+                unit="steps/s",
+                gate=gate,
                 values=[amount / one.wall_s for one in took[key]],
             )
-        )  # fmt: skip
+        )
         for peer in theirs:
             if peer in took:
                 how = "XADD" if peer == "single" else f"XADD, {peer}"
                 found.ratios += rate_ratios(
-                    f"stream, {name}", f"Redis ({how})", amount, took[key], took[peer], unit="steps/s", gate=gate
+                    f"stream, {name}",
+                    f"Redis ({how})",
+                    amount,
+                    took[key],
+                    took[peer],
+                    unit="steps/s",
+                    gate=gate,
                 )
     if not found.skipped:
         found.notes.append(
-            "stream: Redis runs with appendonly yes and appendfsync always on a Unix socket; its processor time is "
-            "client and server together. A pipeline is synced each time round its event loop, MULTI once."
+            "stream: Redis runs with appendonly yes and appendfsync always on a Unix socket; its "
+            "processor time is "
+            "client and server together. A pipeline is synced each time round its event loop, "
+            "MULTI once."
         )
     return found
 
 
 def _append(stream: FileStream, frames: Sequence[Frame], at_once: int) -> Took:
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu = time.process_time()
+    wall = time.perf_counter()
     for at in range(0, len(frames), at_once):
         outcomes = stream.append(frames[at : at + at_once])
         assert all(outcome.accepted for outcome in outcomes)
     return Took(time.process_time() - cpu, time.perf_counter() - wall)
 
 
-def _xadd(client: Any, frames: Sequence[Frame], at_once: int, *, is_transaction: bool = False) -> Took:
+def _xadd(
+    client: Any, frames: Sequence[Frame], at_once: int, *, is_transaction: bool = False
+) -> Took:
     """The client's and the server's processor time together."""
     server = cpu_s(client)
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu = time.process_time()
+    wall = time.perf_counter()
     for at in range(0, len(frames), at_once):
         if at_once == 1:
             client.xadd("bench", {"f": frames[at].encode()})
@@ -91,7 +110,8 @@ def _xadd(client: Any, frames: Sequence[Frame], at_once: int, *, is_transaction:
         for frame in frames[at : at + at_once]:
             pipeline.xadd("bench", {"f": frame.encode()})
         pipeline.execute()
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    cpu = time.process_time() - cpu
+    wall = time.perf_counter() - wall
     return Took(cpu + cpu_s(client) - server, wall)
 
 

@@ -29,17 +29,26 @@ def run_once(
     A full run writes bench/results/NAME.json.
     """
     options = _options(about)
-    began_s, before, found = time.monotonic(), machine.load_average(), Findings()
+    began_s = time.monotonic()
+    before = machine.load_average()
+    found = Findings()
     with tempfile.TemporaryDirectory(prefix="understudy-bench-") as folder:
         for part, measure in parts.items():
             measure(Path(folder) / part, sizes[options.size], found)
             print(f"{part:<10} measured after {time.monotonic() - began_s:5.1f} s", flush=True)
     result: dict[str, Any] = {
-        "format": 1, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(), "scale": options.size, "machine": machine.machine(), "load_average_before": before,
-        "load_average_after": machine.load_average(), "seconds": round(time.monotonic() - began_s, 1),
-        "passes": {"native": {"delayed": "", "syncs_ms": {}, "measurements": {name: found.to_json()}}},
-    }  # fmt: skip
+        "format": 1,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+        "scale": options.size,
+        "machine": machine.machine(),
+        "load_average_before": before,
+        "load_average_after": machine.load_average(),
+        "seconds": round(time.monotonic() - began_s, 1),
+        "passes": {
+            "native": {"delayed": "", "syncs_ms": {}, "measurements": {name: found.to_json()}}
+        },
+    }
     out = options.out or (RESULTS / f"{name}.json" if options.size == "full" else None)
     if out is not None:
         out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
@@ -48,8 +57,12 @@ def run_once(
 
 
 def _options(about: str | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", dest="size", action="store_const", const="quick", default="full")
-    parser.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="for the smoke test")
+    parser.add_argument(
+        "--tiny", dest="size", action="store_const", const="tiny", help="for the smoke test"
+    )
     parser.add_argument("--out", type=Path, help="file for the result")
     return parser.parse_args()

@@ -1,7 +1,8 @@
 """LMDB and SQLite as experience stores: a chunk per key, or a row per key.
 
-Both commit durably (LMDB with sync and metasync; SQLite in WAL with synchronous=FULL) and refuse a key twice. They are
-treated kindly: keys are dense and ascending, rows are packed by NumPy, nothing is checked.
+Both commit durably (LMDB with sync and metasync; SQLite in WAL with synchronous=FULL) and refuse a
+key twice. They are treated kindly: keys are dense and ascending, rows are packed by NumPy, nothing
+is checked.
 """
 
 import sqlite3
@@ -16,9 +17,15 @@ from understudy.experience.chunk import Chunk, RowKind
 from understudy.experience.frame import Frame
 
 ROW = np.dtype(
-    [("obs", "<f4", 4), ("next_obs", "<f4", 4), ("action", "<i4"), ("reward", "<f4"), ("terminated", "?"),
-     ("truncated", "?")]
-)  # fmt: skip
+    [
+        ("obs", "<f4", 4),
+        ("next_obs", "<f4", 4),
+        ("action", "<i4"),
+        ("reward", "<f4"),
+        ("terminated", "?"),
+        ("truncated", "?"),
+    ]
+)
 """One transition of the CartPole-like game, 42 bytes."""
 
 _MAP_BYTES = 8 << 30
@@ -73,7 +80,9 @@ class LmdbPeer:
         import lmdb
 
         folder.mkdir(parents=True)
-        self._env: Any = lmdb.open(str(folder), map_size=_MAP_BYTES, max_dbs=2, sync=True, metasync=True)
+        self._env: Any = lmdb.open(
+            str(folder), map_size=_MAP_BYTES, max_dbs=2, sync=True, metasync=True
+        )
         self._chunks, self._rows = self._env.open_db(b"chunks"), self._env.open_db(b"rows")
         self._next = 0
 
@@ -114,7 +123,9 @@ class SqlitePeer:
 
     def write_chunks(self, frames: Sequence[Frame]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany("INSERT INTO chunks VALUES (?, ?)", [(_key(frame), frame.body) for frame in frames])
+        self._db.executemany(
+            "INSERT INTO chunks VALUES (?, ?)", [(_key(frame), frame.body) for frame in frames]
+        )
         self._db.execute("COMMIT")
 
     def write_rows(self, chunks: Sequence[Chunk]) -> None:
@@ -125,7 +136,10 @@ class SqlitePeer:
         self._next += len(rows)
 
     def count(self) -> tuple[int, int]:
-        found = [self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("chunks", "rows")]
+        found = [
+            self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in ("chunks", "rows")
+        ]
         return found[0], found[1]
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """What a decision costs the game's own thread while the sender spools and sends beside it.
 
-Wall time, since that is what a game feels: waiting for the interpreter lock and for other processes is inside. The
-controls have no sender beside them: plain arithmetic of the same length without pauses, whose tail is the machine's
-own; and at 60 Hz the least a recorder can do, which is to keep copies in a list.
+Wall time, since that is what a game feels: waiting for the interpreter lock and for other processes
+is inside. The controls have no sender beside them: plain arithmetic of the same length without
+pauses, whose tail is the machine's own; and at 60 Hz the least a recorder can do, which is to keep
+copies in a list.
 """
 
 import time
@@ -25,11 +26,20 @@ from understudy.streams.file import FileStream
 _SEATS = 16
 _RATE_HZ = 60.0
 _PACED_ROUNDS = 3
-_P99_US, _P9999_US = 10.0, 1000.0
+_P99_US = 10.0
+_P9999_US = 1000.0
 _MASK = 4095
-_TIGHT = "one interpreter lock, which the sender's work for each block must hold, and a handoff that gives way to it"
-_PACED = "the first decision of each frame, most likely since code and columns left the caches meanwhile"
-_TAIL = "the interpreter lock while the sender encodes, and other processes on these cores (not told apart)"
+_TIGHT = (
+    "one interpreter lock, which the sender's work for each block must hold, and a handoff "
+    "that gives way to it"
+)
+_PACED = (
+    "the first decision of each frame, most likely since code and columns left the caches meanwhile"
+)
+_TAIL = (
+    "the interpreter lock while the sender encodes, and other processes on these cores (not "
+    "told apart)"
+)
 
 
 class _Arithmetic:
@@ -88,25 +98,34 @@ def measure(folder: Path, scale: Scale) -> Findings:
     gate = _gate(game, folder, all_sent)
     found = Findings()
     found.figures += _figures("tight loop", tight, gate, bound_by=_bound(control, _TIGHT, _TIGHT))
-    found.figures += _figures(f"60 Hz, {_SEATS} players", paced, gate, bound_by=_bound(paced_control, _PACED, _TAIL))
+    found.figures += _figures(
+        f"60 Hz, {_SEATS} players", paced, gate, bound_by=_bound(paced_control, _PACED, _TAIL)
+    )
     found.figures += _figures("control (arithmetic), tight loop", control, gate, is_control=True)
-    found.figures += _figures("control (copies in a list), 60 Hz", paced_control, gate, is_control=True)
+    found.figures += _figures(
+        "control (copies in a list), 60 Hz", paced_control, gate, is_control=True
+    )
     found.notes.append(
-        f"recorder at 60 Hz: {_first_of_a_frame(paced)}; copies in a list: {_first_of_a_frame(paced_control)}"
+        f"recorder at 60 Hz: {_first_of_a_frame(paced)}; copies in a list: "
+        f"{_first_of_a_frame(paced_control)}"
     )
     found.figures.append(
         Figure(
             name="whole client: decide, encode, spool, send into the stream",
-            unit="steps/s/core", values=[scale.tight_decisions / one for one in cpu_s], gate=gate,
+            unit="steps/s/core",
+            values=[scale.tight_decisions / one for one in cpu_s],
+            gate=gate,
         )
-    )  # fmt: skip
+    )
     return found
 
 
 def _tight_rounds(
     game: Game, arithmetic: _Arithmetic, obs: Array, scale: Scale
 ) -> tuple[list[Array], list[Array], list[float]]:
-    tight, control, cpu_s = [], [], []
+    tight = []
+    control = []
+    cpu_s = []
     for _ in range(scale.rounds):
         began = time.process_time()
         episode = game.episode("p-0")
@@ -120,7 +139,8 @@ def _tight_rounds(
 
 def _tight(player: Episode | _Arithmetic, obs: Array, n: int) -> Array:
     """Nanoseconds of each decision, one right after the other."""
-    took, clock = np.empty(n, np.int64), time.perf_counter_ns
+    took = np.empty(n, np.int64)
+    clock = time.perf_counter_ns
     for at in range(n):
         seen = obs[at & _MASK]
         began = clock()
@@ -131,7 +151,8 @@ def _tight(player: Episode | _Arithmetic, obs: Array, n: int) -> Array:
 
 
 def _paced_rounds(game: Game, obs: Array, scale: Scale) -> tuple[list[Array], list[Array]]:
-    paced, control = [], []
+    paced = []
+    control = []
     frames = max(2, int(scale.paced_s / 2 / _PACED_ROUNDS * _RATE_HZ))
     for _ in range(_PACED_ROUNDS):
         episodes = [game.episode(f"p-{seat}") for seat in range(_SEATS)]
@@ -143,8 +164,10 @@ def _paced_rounds(game: Game, obs: Array, scale: Scale) -> tuple[list[Array], li
 
 
 def _paced(players: Sequence[Episode | _Copies], obs: Array, frames: int) -> Array:
-    """Nanoseconds of each decision: all players decide, then the game sleeps until its next frame."""
-    took, clock = np.empty((frames, len(players)), np.int64), time.perf_counter_ns
+    """Nanoseconds of each decision: all players decide, then the game sleeps until its next
+    frame."""
+    took = np.empty((frames, len(players)), np.int64)
+    clock = time.perf_counter_ns
     due_s = time.perf_counter()
     for frame in range(frames):
         for seat, player in enumerate(players):
@@ -159,7 +182,12 @@ def _paced(players: Sequence[Episode | _Copies], obs: Array, frames: int) -> Arr
 
 
 def _figures(
-    what: str, rounds: Sequence[Array], gate: Gate, *, bound_by: tuple[str, str] = ("", ""), is_control: bool = False
+    what: str,
+    rounds: Sequence[Array],
+    gate: Gate,
+    *,
+    bound_by: tuple[str, str] = ("", ""),
+    is_control: bool = False,
 ) -> list[Figure]:
     found = [percentiles(one / 1000.0) for one in rounds]
     wanted = (
@@ -169,37 +197,57 @@ def _figures(
     )
     return [
         Figure(
-            name=f"game thread, {what}: {name}", unit="µs", values=values, goal=None if is_control else goal,
-            more_is_better=False, gate=gate, bound_by=bound,
+            name=f"game thread, {what}: {name}",
+            unit="µs",
+            values=values,
+            goal=None if is_control else goal,
+            more_is_better=False,
+            gate=gate,
+            bound_by=bound,
         )
         for name, values, goal, bound in wanted
-    ]  # fmt: skip
+    ]
 
 
 def _bound(control: Sequence[Array], p99: str, p9999: str) -> tuple[str, str]:
     found = percentiles(np.concatenate(control) / 1000.0)
-    return f"{p99}; the control has {found.p99:.1f} µs", f"{p9999}; the control has {found.p9999:.0f} µs"
+    return (
+        f"{p99}; the control has {found.p99:.1f} µs",
+        f"{p9999}; the control has {found.p9999:.0f} µs",
+    )
 
 
 def _first_of_a_frame(paced: Sequence[Array]) -> str:
     took = np.concatenate([one.reshape(-1, _SEATS) for one in paced]) / 1000.0
-    first, others = percentiles(took[:, 0]), percentiles(took[:, 1:].ravel())
+    first = percentiles(took[:, 0])
+    others = percentiles(took[:, 1:].ravel())
     return (
-        f"the first decision of a frame takes {first.p50:.1f} µs at the median (p99 {first.p99:.0f}), "
+        f"the first decision of a frame takes {first.p50:.1f} µs at the median (p99 "
+        f"{first.p99:.0f}), "
         f"the others {others.p50:.1f} µs (p99 {others.p99:.1f})"
     )
 
 
 def _gate(game: Game, folder: Path, all_sent: bool) -> Gate:
     """Everything recorded was acknowledged, and is stored once."""
-    stats, specs = game.stats(), SpecFolder(folder / "models" / "games")
+    stats = game.stats()
+    specs = SpecFolder(folder / "models" / "games")
     stream = FileStream(folder / "stream")
     with LocalStore(folder / "store", specs=specs) as store:
         IngestService(stream, store, specs, owner="bench").drain()
         audit = store.audit()
     stream.close()
     return all_of(
-        ("all acknowledged", all_sent and stats.acked_steps == stats.recorded_steps and stats.dropped_steps == 0),
-        (f"{audit.steps} steps stored once by audit", audit.steps == stats.recorded_steps and not audit.corrupt),
-        ("no duplicate, gap or refusal", not (audit.duplicate_steps or audit.gap_chunks or audit.quarantined)),
+        (
+            "all acknowledged",
+            all_sent and stats.acked_steps == stats.recorded_steps and stats.dropped_steps == 0,
+        ),
+        (
+            f"{audit.steps} steps stored once by audit",
+            audit.steps == stats.recorded_steps and not audit.corrupt,
+        ),
+        (
+            "no duplicate, gap or refusal",
+            not (audit.duplicate_steps or audit.gap_chunks or audit.quarantined),
+        ),
     )

@@ -1,4 +1,5 @@
-"""A private redis-server for the time of one measurement: every write synced before it is acknowledged."""
+"""A private redis-server for the time of one measurement: every write synced before it is
+acknowledged."""
 
 import contextlib
 import os
@@ -24,14 +25,34 @@ def redis_server(folder: Path) -> Iterator[Any]:
     try:
         import redis
     except ImportError:
-        raise Missing("Redis: the redis package is not installed (make bench installs it)") from None
+        raise Missing(
+            "Redis: the redis package is not installed (make bench installs it)"
+        ) from None
     folder.mkdir(parents=True)
-    # A socket's path may have about 100 characters, so it is given relative to the server's own folder.
+    # A socket's path may have about 100 characters, so it is given relative to the server's own
+    # folder.
     command = [
-        program, "--port", "0", "--unixsocket", "redis.sock", "--dir", ".", "--save", "", "--appendonly", "yes",
-        "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0", "--daemonize", "no",
-    ]  # fmt: skip
-    server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        program,
+        "--port",
+        "0",
+        "--unixsocket",
+        "redis.sock",
+        "--dir",
+        ".",
+        "--save",
+        "",
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "always",
+        "--auto-aof-rewrite-percentage",
+        "0",
+        "--daemonize",
+        "no",
+    ]
+    server = subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     try:
         client = redis.Redis(unix_socket_path=os.path.relpath(folder / "redis.sock"))
         _wait(client, server)
@@ -88,7 +109,9 @@ def _install() -> str:
     install = ["apt-get", "install", "-y", "--no-install-recommends", "redis-server"]
     for command in (install, ["apt-get", "update"], install):
         try:
-            done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=_INSTALL_S)
+            done = subprocess.run(
+                command, env=env, capture_output=True, check=False, timeout=_INSTALL_S
+            )
         except subprocess.TimeoutExpired:
             return f"{' '.join(command[:2])} took longer than {_INSTALL_S:.0f} s"
         if command is install and done.returncode == 0:

@@ -22,8 +22,11 @@ def figures(result: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def is_sound(result: dict[str, Any]) -> bool:
-    """Whether every measurement ended and every gate passed; a missed goal is a result, not a failure."""
-    measurements = [one for found in result["passes"].values() for one in found["measurements"].values()]
+    """Whether every measurement ended and every gate passed; a missed goal is a result, not a
+    failure."""
+    measurements = [
+        one for found in result["passes"].values() for one in found["measurements"].values()
+    ]
     gates = [figure["gate"]["passed"] for _, figure in figures(result)]
     gates += [ratio["gate"]["passed"] for one in measurements for ratio in one["ratios"]]
     return all(gates) and not any("error" in one for one in measurements)
@@ -37,17 +40,35 @@ def show(result: dict[str, Any]) -> None:
     for name, found in result["passes"].items():
         table = Table(title=f"Figures, {_PASS_NAMES[name]}", title_justify="left")
         for heading in ("figure", "measured", "lowest - highest", "goal", "verdict"):
-            table.add_column(heading, justify="left" if heading in ("figure", "verdict") else "right")
+            table.add_column(
+                heading, justify="left" if heading in ("figure", "verdict") else "right"
+            )
         for figure in _all(found, "figures"):
             style = _STYLES[figure["verdict"]]
-            table.add_row(figure["name"], _value(figure), _spread(figure), _goal(figure), _verdict(figure), style=style)
+            table.add_row(
+                figure["name"],
+                _value(figure),
+                _spread(figure),
+                _goal(figure),
+                _verdict(figure),
+                style=style,
+            )
         console.print(table)
-        table = Table(title=f"Peers, {_PASS_NAMES[name]} (above 1: we are better)", title_justify="left")
+        table = Table(
+            title=f"Peers, {_PASS_NAMES[name]} (above 1: we are better)", title_justify="left"
+        )
         for heading in ("what", "peer", "ours", "theirs", "times better", "lowest - highest"):
             table.add_column(heading, justify="left" if heading in ("what", "peer") else "right")
         for ratio in _all(found, "ratios"):
             style = "" if ratio["gate"]["passed"] else _STYLES["void"]
-            table.add_row(ratio["name"], ratio["peer"], *_pair(ratio), _times(ratio), _spread(ratio, "x"), style=style)
+            table.add_row(
+                ratio["name"],
+                ratio["peer"],
+                *_pair(ratio),
+                _times(ratio),
+                _spread(ratio, "x"),
+                style=style,
+            )
         console.print(table)
         for line in _remarks(found):
             console.print(line, style="dim")
@@ -74,15 +95,32 @@ def markdown(result: dict[str, Any]) -> str:
         "A shared machine: figures per core are processor time, medians with the lowest and highest round.",
     ]
     for name, found in result["passes"].items():
-        lines += ["", f"## {_PASS_NAMES[name].capitalize()}", "", "| figure | measured | spread | goal | verdict |"]
+        lines += [
+            "",
+            f"## {_PASS_NAMES[name].capitalize()}",
+            "",
+            "| figure | measured | spread | goal | verdict |",
+        ]
         lines += ["| --- | ---: | ---: | ---: | --- |"]
         for figure in _all(found, "figures"):
-            cells = [figure["name"], _value(figure), _spread(figure), _goal(figure), _verdict(figure)]
+            cells = [
+                figure["name"],
+                _value(figure),
+                _spread(figure),
+                _goal(figure),
+                _verdict(figure),
+            ]
             lines.append(f"| {' | '.join(cells)} |")
         lines += ["", "| beside a peer | peer | ours | theirs | times better | spread |"]
         lines += ["| --- | --- | ---: | ---: | ---: | ---: |"]
         for ratio in _all(found, "ratios"):
-            cells = [ratio["name"], ratio["peer"], *_pair(ratio), _times(ratio), _spread(ratio, "x")]
+            cells = [
+                ratio["name"],
+                ratio["peer"],
+                *_pair(ratio),
+                _times(ratio),
+                _spread(ratio, "x"),
+            ]
             lines.append(f"| {' | '.join(cells)} |")
         lines += ["", *(f"* {line}" for line in _remarks(found))]
     return "\n".join(lines) + "\n"
@@ -96,7 +134,9 @@ def _remarks(found: dict[str, Any]) -> Iterator[str]:
     if found["delayed"]:
         yield f"delayed: {found['delayed']}"
     if syncs := found["syncs_ms"]:
-        yield "a sync takes here, at best: " + ", ".join(f"{name} {value:.2f} ms" for name, value in syncs.items())
+        yield "a sync takes here, at best: " + ", ".join(
+            f"{name} {value:.2f} ms" for name, value in syncs.items()
+        )
     for name, measurement in found["measurements"].items():
         if "error" in measurement:
             yield f"{name} failed: {measurement['error']}"
@@ -120,7 +160,9 @@ def _goal(figure: dict[str, Any]) -> str:
 
 
 def _verdict(figure: dict[str, Any]) -> str:
-    verdict, goal, median = figure["verdict"], figure["goal"], figure["median"]
+    verdict = figure["verdict"]
+    goal = figure["goal"]
+    median = figure["median"]
     if verdict not in ("met", "missed"):
         return "" if verdict == "reported" else "void: gate failed"
     if not figure["more_is_better"] and not median:

@@ -31,16 +31,40 @@ SCALES = {
     scale.name: scale
     for scale in (
         Scale(
-            name="full", rounds=7, tight_decisions=200_000, paced_s=24.0, chunks=512, short_chunks=1024, frames=8_192,
-            sessions=1_000, commits=16, lag_s=25.0,
+            name="full",
+            rounds=7,
+            tight_decisions=200_000,
+            paced_s=24.0,
+            chunks=512,
+            short_chunks=1024,
+            frames=8_192,
+            sessions=1_000,
+            commits=16,
+            lag_s=25.0,
         ),
         Scale(
-            name="quick", rounds=3, tight_decisions=50_000, paced_s=4.0, chunks=256, short_chunks=256, frames=2_048,
-            sessions=1_000, commits=8, lag_s=5.0,
+            name="quick",
+            rounds=3,
+            tight_decisions=50_000,
+            paced_s=4.0,
+            chunks=256,
+            short_chunks=256,
+            frames=2_048,
+            sessions=1_000,
+            commits=8,
+            lag_s=5.0,
         ),
         Scale(
-            name="tiny", rounds=1, tight_decisions=2_000, paced_s=0.3, chunks=8, short_chunks=16, frames=128,
-            sessions=20, commits=2, lag_s=1.0,
+            name="tiny",
+            rounds=1,
+            tight_decisions=2_000,
+            paced_s=0.3,
+            chunks=8,
+            short_chunks=16,
+            frames=128,
+            sessions=20,
+            commits=2,
+            lag_s=1.0,
         ),
     )
-}  # fmt: skip
+}

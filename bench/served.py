@@ -1,4 +1,5 @@
-"""A platform that is measured from outside, the peer beside it, and what the system says of a process."""
+"""A platform that is measured from outside, the peer beside it, and what the system says of a
+process."""
 
 import contextlib
 import json
@@ -25,7 +26,8 @@ class Served:
     """A platform that is ready, and what a measurement needs of it."""
 
     def __init__(self, platform: Platform) -> None:
-        self.platform, self.opened = platform, open_deployment(platform.data)
+        self.platform = platform
+        self.opened = open_deployment(platform.data)
         self.opened.registry.register(CART)
         key, _ = self.opened.keys.create(["play", "work"], requests_s=1e6, bytes_s=1e10)
         self.step_until(lambda: platform.supervisor.is_ready)
@@ -61,7 +63,9 @@ def served(folder: Path, *roles: str) -> Iterator[Served]:
 @contextlib.contextmanager
 def seed_server() -> Iterator[tuple[subprocess.Popen[str], int]]:
     command = [sys.executable, str(PEER), "serve"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield process, int(json.loads(process.stdout.readline())["port"])
@@ -84,7 +88,8 @@ def stop_peer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def processor_s(pid: int) -> float:
-    """Processor time of a process and all its threads, those that have ended too; in ticks of 10 ms."""
+    """Processor time of a process and all its threads, those that have ended too; in ticks of 10
+    ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

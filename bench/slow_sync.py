@@ -1,7 +1,9 @@
-"""10 ms more for each fsync and fdatasync: of Python, SQLite, LMDB and Redis alike, by a small preloaded library.
+"""10 ms more for each fsync and fdatasync: of Python, SQLite, LMDB and Redis alike, by a small
+preloaded library.
 
-Without a C compiler (or outside Linux) only the calls that Python makes are delayed, by replacing os.fsync and
-os.fdatasync; SQLite's and the peers' own calls then stay as they are, and the result says so.
+Without a C compiler (or outside Linux) only the calls that Python makes are delayed, by replacing
+os.fsync and os.fdatasync; SQLite's and the peers' own calls then stay as they are, and the result
+says so.
 """
 
 import ctypes
@@ -42,10 +44,15 @@ def environment(folder: Path) -> dict[str, str]:
 def reaches(environment: dict[str, str]) -> str:
     """What is delayed in a process that was started so, in words."""
     if _PYTHON_ONLY in environment:
-        return "10 ms before each os.fsync and os.fdatasync of Python; SQLite, LMDB and Redis sync as they are"
+        return (
+            "10 ms before each os.fsync and os.fdatasync of Python; SQLite, LMDB and Redis sync "
+            "as they are"
+        )
     return (
-        "10 ms before each fsync and fdatasync of every process: our logs and folders, SQLite in our store and "
-        "as a peer, LMDB's data pages (its meta page goes through an O_DSYNC descriptor and is not delayed), Redis"
+        "10 ms before each fsync and fdatasync of every process: our logs and folders, SQLite in "
+        "our store and "
+        "as a peer, LMDB's data pages (its meta page goes through an O_DSYNC descriptor and is not "
+        "delayed), Redis"
     )
 
 
@@ -53,7 +60,8 @@ def _library(folder: Path) -> Path | None:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or not sys.platform.startswith("linux"):
         return None
-    source, library = folder / "slow_sync.c", folder / "slow_sync.so"
+    source = folder / "slow_sync.c"
+    library = folder / "slow_sync.so"
     source.write_text(_SOURCE % int(ADDED_MS * 1e6))
     command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
     built = subprocess.run(command, capture_output=True, check=False, timeout=60)
@@ -82,7 +90,8 @@ def _later(sync: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def reach(folder: Path) -> dict[str, float]:
-    """Milliseconds that a sync takes here, the fastest of five, for Python's calls and for a SQLite commit."""
+    """Milliseconds that a sync takes here, the fastest of five, for Python's calls and for a
+    SQLite commit."""
     path = folder / "sync-probe"
     with path.open("wb") as file:
 

@@ -1,6 +1,8 @@
-"""How much faster Spark ingest stores four partitions with two workers than with one; part of bench/backends.py.
+"""How much faster Spark ingest stores four partitions with two workers than with one; part of
+bench/backends.py.
 
-Each run is a process of its own with a Spark of its own: `python -m bench.spark MASTER FOLDER STORE` prints steps/s.
+Each run is a process of its own with a Spark of its own: `python -m bench.spark MASTER FOLDER
+STORE` prints steps/s.
 """
 
 import contextlib
@@ -29,7 +31,8 @@ from understudy.streams.file import FileStream
 PARTITIONS = 4
 STEPS = 64
 FRAMES = 500
-"""Of each partition; each is a commit of its own, so that the store's 5 ms count. A fifth of them into Cassandra."""
+"""Of each partition; each is a commit of its own, so that the store's 5 ms count. A fifth of
+them into Cassandra."""
 WAIT_S = 0.005
 
 
@@ -69,7 +72,8 @@ class WaitingStore:
 def open_in_task(address: str) -> Opened:
     """A folder's stream, and the store of an address or one that waits."""
     places = json.loads(address)
-    folder, url = Path(places["folder"]), places["store"]
+    folder = Path(places["folder"])
+    url = places["store"]
     specs = OneGame(CART)
     store: Any = open_store(url, specs=specs) if url else WaitingStore(folder / "store")
     return FileStream(folder / "stream"), store, specs
@@ -118,7 +122,9 @@ def _no_sync(_: int) -> None:
 
 def _append(stream: FileStream, count: int, *, seed: int) -> None:
     now_s = int(time.time())
-    frames = [frame.stamped(PLAYER, now_s) for frame in person_frames(count, steps=STEPS, seed=seed)]
+    frames = [
+        frame.stamped(PLAYER, now_s) for frame in person_frames(count, steps=STEPS, seed=seed)
+    ]
     for frame in frames:
         assert all(outcome.accepted for outcome in stream.append([frame]))
 
@@ -131,7 +137,8 @@ def why_no_spark() -> str:
 
 
 def spread(folder: Path, found: Findings, *, rounds: int, server: Server | None = None) -> None:
-    """Steps a second with one worker and with two, and how much that helps; `server`: a real Cassandra."""
+    """Steps a second with one worker and with two, and how much that helps; `server`: a real
+    Cassandra."""
     if reason := why_no_spark():
         found.skipped.append(reason)
         return
@@ -151,16 +158,27 @@ def spread(folder: Path, found: Findings, *, rounds: int, server: Server | None 
         stored.append(measured["stored"])
         return float(measured["steps_s"])
 
-    rates = in_turn(rounds, {one: functools.partial(steps_s, one) for one in ("local[1]", "local[2]")})
+    rates = in_turn(
+        rounds, {one: functools.partial(steps_s, one) for one in ("local[1]", "local[2]")}
+    )
     wanted = PARTITIONS * frames_into("" if server is None else server.url) * STEPS
     gate = all_of((f"{wanted} steps stored in each run", set(stored) == {wanted}))
     goal = 1.6 if server is None else None
     found.figures += [
-        Figure(name=f"steps by Spark {one} into {name}", unit="steps/s", values=rates[one], gate=gate) for one in rates
+        Figure(
+            name=f"steps by Spark {one} into {name}", unit="steps/s", values=rates[one], gate=gate
+        )
+        for one in rates
     ]
     ratios = [two / one for one, two in zip(rates["local[1]"], rates["local[2]"], strict=True)]
     found.figures.append(
-        Figure(name=f"Spark local[2] beside local[1] into {name}", unit="x", values=ratios, gate=gate, goal=goal)
+        Figure(
+            name=f"Spark local[2] beside local[1] into {name}",
+            unit="x",
+            values=ratios,
+            gate=gate,
+            goal=goal,
+        )
     )
 
 

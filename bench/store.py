@@ -1,4 +1,5 @@
-"""The store beside LMDB and SQLite, the same chunks in each durable commit; and what images and erasure cost."""
+"""The store beside LMDB and SQLite, the same chunks in each durable commit; and what images and
+erasure cost."""
 
 import shutil
 import time
@@ -46,9 +47,12 @@ class _Contest:
     def rows(self, make: Callable[[Path], Peer]) -> Took:
         return self._peer(make, lambda peer, part: peer.write_rows(self._chunks[part]), column=1)
 
-    def _peer(self, make: Callable[[Path], Peer], write: Callable[[Peer, slice], None], *, column: int) -> Took:
+    def _peer(
+        self, make: Callable[[Path], Peer], write: Callable[[Peer, slice], None], *, column: int
+    ) -> Took:
         peer = make(self._folder / "peer")
-        cpu, wall = time.process_time(), time.perf_counter()
+        cpu = time.process_time()
+        wall = time.perf_counter()
         for at in range(0, len(self._frames), self._per_commit):
             write(peer, slice(at, at + self._per_commit))
         took = Took(time.process_time() - cpu, time.perf_counter() - wall)
@@ -63,7 +67,8 @@ def write(store: LocalStore, frames: Sequence[Frame], *, per_commit: int) -> tup
     candidates = [Candidate(frame, chunk_of(frame)) for frame in frames]
     epoch = store.claim("bench", owner="bench", ttl_s=60.0).epoch
     is_right = True
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu = time.process_time()
+    wall = time.perf_counter()
     for at in range(0, len(candidates), per_commit):
         batch = WriteBatch("bench", epoch, Position(str(at)), candidates[at : at + per_commit])
         is_right &= set(store.write(batch).fates) == {"new"}
@@ -81,16 +86,21 @@ def measure(folder: Path, scale: Scale) -> Findings:
     _compare(found, "store, commits of 16 chunks", few, names, scale)
     sessions = scale.sessions
     many = _Contest(folder, cart_frames(2 * sessions, steps=60, sessions=sessions), per_commit=64)
-    _compare(found, f"store, 60-step chunks from {sessions:,} sessions, 64 a commit", many, names, scale)
+    _compare(
+        found, f"store, 60-step chunks from {sessions:,} sessions, 64 a commit", many, names, scale
+    )
     found.notes.append(
-        "store: ours deduplicates and keeps the stream position and every session's state in the same commit; "
+        "store: ours deduplicates and keeps the stream position and every session's state in the "
+        "same commit; "
         "'chunk per key' only keeps bodies"
     )
     _measure_images(found, folder, scale)
     return found
 
 
-def _compare(found: Findings, what: str, contest: _Contest, peer_names: Sequence[str], scale: Scale) -> None:
+def _compare(
+    found: Findings, what: str, contest: _Contest, peer_names: Sequence[str], scale: Scale
+) -> None:
     contestants: dict[str, Callable[[], Took]] = {"ours": contest.ours}
     kinds: dict[str, type[LmdbPeer] | type[SqlitePeer]] = {"LMDB": LmdbPeer, "SQLite": SqlitePeer}
     for name in peer_names:
@@ -101,14 +111,17 @@ def _compare(found: Findings, what: str, contest: _Contest, peer_names: Sequence
     for name, theirs in took.items():
         if name != "ours":
             amount = contest.n_steps
-            found.ratios += rate_ratios(what, name, amount, took["ours"], theirs, unit="steps/s", gate=gate)
+            found.ratios += rate_ratios(
+                what, name, amount, took["ours"], theirs, unit="steps/s", gate=gate
+            )
 
 
-# --- images -----------------------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 
 
 def _measure_images(found: Findings, folder: Path, scale: Scale) -> None:
-    """Chunks of 225 kB that no codec shrinks: written, tailed by a reader of its own, one session forgotten."""
+    """Chunks of 225 kB that no codec shrinks: written, tailed by a reader of its own, one
+    session forgotten."""
     sessions = [
         session_frames(SCREEN, noise(IMAGE_STEPS * 8, seed=seed), max_steps=IMAGE_STEPS)
         for seed in range(max(2, scale.frames // (IMAGE_STEPS * 8)))
@@ -120,7 +133,11 @@ def _measure_images(found: Findings, folder: Path, scale: Scale) -> None:
     wrote: list[float] = []
     tailed: list[float] = []
     forgot_ms: list[float] = []
-    checks = {"every chunk new": True, "every chunk tailed once": True, "the forgotten session gone": True}
+    checks = {
+        "every chunk new": True,
+        "every chunk tailed once": True,
+        "the forgotten session gone": True,
+    }
     for at in range(max(1, scale.rounds - 2)):
         where = folder / f"images-{at}"
         with LocalStore(where, specs=OneGame(SCREEN)) as store:
@@ -137,15 +154,22 @@ def _measure_images(found: Findings, folder: Path, scale: Scale) -> None:
             checks["the forgotten session gone"] &= is_gone and not store.is_erasing
         shutil.rmtree(where)
     gate = all_of(*checks.items())
-    what = f"store, image chunks of {len(sessions[0][0].body) / 1e3:.0f} kB, {_IMAGES_A_COMMIT} a commit"
+    what = (
+        f"store, image chunks of {len(sessions[0][0].body) / 1e3:.0f} kB, {_IMAGES_A_COMMIT} a "
+        "commit"
+    )
     found.figures += [
         Figure(name=what, unit="MB/s/core", values=wrote, gate=gate),
         Figure(name="tail of image chunks, decoded", unit="MB/s", values=tailed, gate=gate),
         Figure(
-            name=f"forget one session of {sum(frame.size_bytes for frame in sessions[0]) / 1e6:.1f} MB", unit="ms",
-            values=forgot_ms, more_is_better=False, gate=gate,
+            name="forget one session of "
+            f"{sum(frame.size_bytes for frame in sessions[0]) / 1e6:.1f} MB",
+            unit="ms",
+            values=forgot_ms,
+            more_is_better=False,
+            gate=gate,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _tail(folder: Path) -> int:

@@ -17,18 +17,34 @@ def show(result: dict[str, Any]) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = _FILE_WIDTH
-    title = f"{result['title']}, {result['scale']} run, cores {result['cores']} (a goal is met by the lower end)"
+    title = (
+        f"{result['title']}, {result['scale']} run, cores {result['cores']} (a goal is met by "
+        "the lower end)"
+    )
     table = Table(title=title, title_justify="left")
     for heading in ("row", "ours", "peer", "", "times better", "95 % interval", "goal", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("row", "peer", "verdict") else "right")
+        table.add_column(
+            heading, justify="left" if heading in ("row", "peer", "verdict") else "right"
+        )
     for row in result["rows"]:
         for ratio in row["ratios"]:
-            cells = [f"{_middle(row['values'][ratio[side]])} {row['unit']}" for side in ("ours", "peer")]
+            cells = [
+                f"{_middle(row['values'][ratio[side]])} {row['unit']}" for side in ("ours", "peer")
+            ]
             spread = f"{_times(ratio['low'])} - {_times(ratio['high'])}"
             goal = f"≥ {ratio['goal']:g}x" if ratio["goal"] else ""
             name = row["name"] if ratio["ours"] == "ours" else f"{row['name']} ({ratio['ours']})"
             verdict = ratio["verdict"]
-            told = (name, cells[0], ratio["peer"], cells[1], _times(ratio["ratio"]), spread, goal, verdict)
+            told = (
+                name,
+                cells[0],
+                ratio["peer"],
+                cells[1],
+                _times(ratio["ratio"]),
+                spread,
+                goal,
+                verdict,
+            )
             table.add_row(*told, style=_STYLES[verdict])
         if not row["ratios"]:
             for who, values in row["values"].items():
@@ -41,10 +57,14 @@ def show(result: dict[str, Any]) -> None:
 def remarks(result: dict[str, Any]) -> list[str]:
     """What a reader must know beside the numbers."""
     solved = {
-        who: f"{sum(run['solved'] for run in runs)} of {len(runs)} solved" for who, runs in result["runs"].items()
+        who: f"{sum(run['solved'] for run in runs)} of {len(runs)} solved"
+        for who, runs in result["runs"].items()
     }
     return [
-        f"learning gate {'passed' if result['gate']['passed'] else 'FAILED'}: {result['gate']['says']}",
+        (
+            f"learning gate {'passed' if result['gate']['passed'] else 'FAILED'}: "
+            f"{result['gate']['says']}"
+        ),
         *(f"{who}: {said}" for who, said in solved.items()),
         *(f"skipped: {who}: {why}" for who, why in result["skipped"].items()),
         *(f"wrong: {line}" for line in result["failed"]),

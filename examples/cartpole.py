@@ -1,4 +1,5 @@
-"""CartPole with its bot, recorded: `understudy up`, its two exports, then `python examples/cartpole.py`."""
+"""CartPole with its bot, recorded: `understudy up`, its two exports, then `python
+examples/cartpole.py`."""
 
 import gymnasium
 

@@ -1,17 +1,22 @@
-"""Guess a number: a game of its own. `understudy up`, its two exports, then `python examples/guess.py friend 400`."""
+"""Guess a number: a game of its own. `understudy up`, its two exports, then `python
+examples/guess.py friend 400`."""
 
 import random
 import sys
 
 import understudy
 
-who, rounds = sys.argv[1], int(sys.argv[2])  # who: person, friend (plays for you), script or bot
+# who: person, friend (plays for you), script or bot
+who = sys.argv[1]
+rounds = int(sys.argv[2])
 game = understudy.connect("guess", obs=["low", "high"], actions=16, consent="granted")
 if who == "bot":
     game.wait_for_bot(600)
 won = 0
 for _ in range(rounds):
-    secret, low, high = random.randrange(16), 0, 15
+    secret = random.randrange(16)
+    low = 0
+    high = 15
     ep = game.episode()
     while True:
         if who == "bot":

@@ -1,7 +1,7 @@
 """Puts the figures of bench/results into the README, so that no number there is typed by hand.
 
-Run as `python scripts/figures.py`; with `--check` it only says whether the README is up to date. Of the learner the
-README has goals, losses and whole times; every row is in bench/results/learner.md.
+Run as `python scripts/figures.py`; with `--check` it only says whether the README is up to date. Of
+the learner the README has goals, losses and whole times; every row is in bench/results/learner.md.
 """
 
 import argparse
@@ -18,27 +18,39 @@ sys.path.insert(0, str(ROOT))
 from bench.experience import MEASUREMENTS  # noqa: E402
 from bench.measures import MEASURES, WHOLE  # noqa: E402
 
-BEGIN, END = "<!-- made by scripts/figures.py -->", "<!-- end of figures -->"
+BEGIN = "<!-- made by scripts/figures.py -->"
+END = "<!-- end of figures -->"
 NOT_LEARNED = (
-    "Learning over ten seeds (`bench/learning.py`) has no result file yet; `make test` learns two seeds a task."
+    "Learning over ten seeds (`bench/learning.py`) has no result file yet; `make test` "
+    "learns two seeds a task."
 )
 _MADE = (("date", 10), ("commit", 7))
 RESULTS = ROOT / "bench" / "results"
 LEARNER = RESULTS / "learner.md"
 PEERS = (
-    "codec, encode", "codec, decode", "stream, 16", "store, commits of 16 chunks, per core",
+    "codec, encode",
+    "codec, decode",
+    "stream, 16",
+    "store, commits of 16 chunks, per core",
     "store, 60-step chunks from 1,000 sessions, 64 a commit, per core",
-)  # fmt: skip
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 when the README differs from the results")
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 when the README differs from the results"
+    )
     arguments = parser.parse_args()
-    readme, pages = ROOT / "README.md", {LEARNER: _page(_results("learner-*.json"))}
+    readme = ROOT / "README.md"
+    pages = {LEARNER: _page(_results("learner-*.json"))}
     pages[readme] = with_figures(readme.read_text())
     if arguments.check:
-        return 0 if all(path.exists() and path.read_text() == text for path, text in pages.items()) else 1
+        return (
+            0
+            if all(path.exists() and path.read_text() == text for path, text in pages.items())
+            else 1
+        )
     for path, text in pages.items():
         path.write_text(text)
     return 0
@@ -53,14 +65,20 @@ def with_figures(readme: str) -> str:
 
 def block() -> str:
     """Goals, peers and faults, from the newest result files."""
-    (bench,), learner, learning = (_results(name) for name in ("experience.json", "learner-*.json", "learning.json"))
+    (bench,), learner, learning = (
+        _results(name) for name in ("experience.json", "learner-*.json", "learning.json")
+    )
     parts = [_about(bench), _goals(bench), _peers(bench)]
     shared = "gateway, ingest, learner and the players share two cores"
-    parts += [_measured_with(found, "gateway", f"The gateway (`bench/gateway.py`, {{about}}; {shared}):")
-              for found in _results("gateway.json")]  # fmt: skip
+    parts += [
+        _measured_with(found, "gateway", f"The gateway (`bench/gateway.py`, {{about}}; {shared}):")
+        for found in _results("gateway.json")
+    ]
     shared = "one local server each, on the same two cores"
-    parts += [_measured_with(found, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")
-              for found in _results("backends.json")]  # fmt: skip
+    parts += [
+        _measured_with(found, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")
+        for found in _results("backends.json")
+    ]
     parts += [_learning(learning[0]) if learning else NOT_LEARNED]
     parts += [_learner(learner)] if learner else []
     newest = [_results(f"card-*-{profile}.json")[-1:] for profile in ("ci", "full")]
@@ -74,15 +92,21 @@ def _results(pattern: str) -> list[dict[str, Any]]:
 def _about(bench: dict[str, Any]) -> str:
     machine = bench["machine"]
     return (
-        f"`make bench` ({bench['date'][:10]}, {machine['cores']} cores of a shared {machine['cpu']}, load "
-        f"{bench['load_average_before'][0]:.1f}; medians with the lowest and highest round, per core in processor "
-        "time; all of it, with what bounds each miss: [bench/results/experience.md](bench/results/experience.md)):"
+        f"`make bench` ({bench['date'][:10]}, {machine['cores']} cores of a shared "
+        f"{machine['cpu']}, load "
+        f"{bench['load_average_before'][0]:.1f}; medians with the lowest and highest round, per "
+        "core in processor "
+        "time; all of it, with what bounds each miss: "
+        "[bench/results/experience.md](bench/results/experience.md)):"
     )
 
 
 def _goals(bench: dict[str, Any]) -> str:
     native, slow = (_figures(bench, name) for name in ("native", "slow_sync"))
-    rows = ["| figure | goal | measured | with 10 ms added to each sync |", "| --- | --- | --- | --- |"]
+    rows = [
+        "| figure | goal | measured | with 10 ms added to each sync |",
+        "| --- | --- | --- | --- |",
+    ]
     for name, figure in native.items():
         if figure["goal"] is not None:
             sign = "≥" if figure["more_is_better"] else "≤"
@@ -92,7 +116,9 @@ def _goals(bench: dict[str, Any]) -> str:
 
 
 def _figures(bench: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    return {figure["name"]: figure for one in _measurements(bench, name) for figure in one["figures"]}
+    return {
+        figure["name"]: figure for one in _measurements(bench, name) for figure in one["figures"]
+    }
 
 
 def _measurements(bench: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -105,20 +131,32 @@ def _measured(figure: dict[str, Any] | None) -> str:
     if figure is None:
         return ""
     missed = " **missed**" if figure["verdict"] == "missed" else ""
-    spread = "" if figure["low"] == figure["high"] else f" ({_short(figure['low'])} to {_short(figure['high'])})"
+    spread = (
+        ""
+        if figure["low"] == figure["high"]
+        else f" ({_short(figure['low'])} to {_short(figure['high'])})"
+    )
     return f"{_short(figure['median'])}{spread}{missed}"
 
 
 def _peers(bench: dict[str, Any]) -> str:
-    rows = ["| beside a peer, in the same run | peer | ratio (above 1: ours is better) |", "| --- | --- | --- |"]
+    rows = [
+        "| beside a peer, in the same run | peer | ratio (above 1: ours is better) |",
+        "| --- | --- | --- |",
+    ]
     for one in _measurements(bench, "native"):
         for ratio in one["ratios"]:
             if ratio["name"].startswith(PEERS):
                 spread = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
-                rows.append(f"| {ratio['name']} | {ratio['peer']} | {_short(ratio['median'])}x ({spread}) |")
+                rows.append(
+                    f"| {ratio['name']} | {ratio['peer']} | {_short(ratio['median'])}x ({spread}) |"
+                )
     rows += [
         "",
-        "Where the ratio is below 1 we lose: a bare key-value store of whole chunks is cheaper than one that",
+        (
+            "Where the ratio is below 1 we lose: a bare key-value store of whole chunks is cheaper "
+            "than one that"
+        ),
         "deduplicates, keeps the stream's position and knows every session's gaps.",
     ]
     return "\n".join(rows)
@@ -127,33 +165,51 @@ def _peers(bench: dict[str, Any]) -> str:
 def _measured_with(bench: dict[str, Any], name: str, title: str) -> str:
     """Figures and ratios of one measurement, with its notes."""
     found = bench["passes"]["native"]["measurements"][name]
-    about = f"{bench['date'][:10]}, commit {bench['commit'][:7]}, load {bench['load_average_before'][0]:.1f}"
+    about = (
+        f"{bench['date'][:10]}, commit {bench['commit'][:7]}, load "
+        f"{bench['load_average_before'][0]:.1f}"
+    )
     rows = [title.format(about=about), "", "| figure | goal | measured |", "| --- | --- | --- |"]
     for figure in found["figures"]:
         sign = "≥" if figure["more_is_better"] else "≤"
         goal = "" if figure["goal"] is None else f"{sign} {_short(figure['goal'])} {figure['unit']}"
         unit = "" if goal else f" {figure['unit']}"
         rows.append(f"| {figure['name']} | {goal} | {_measured(figure)}{unit} |")
-    rows += ["", "| beside a peer, in the same run | peer | ratio (above 1: ours is better) |", "| --- | --- | --- |"]
+    rows += [
+        "",
+        "| beside a peer, in the same run | peer | ratio (above 1: ours is better) |",
+        "| --- | --- | --- |",
+    ]
     for ratio in found["ratios"]:
         spread = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
-        rows.append(f"| {ratio['name']} | {ratio['peer']} | {_short(ratio['median'])}x ({spread}) |")
+        rows.append(
+            f"| {ratio['name']} | {ratio['peer']} | {_short(ratio['median'])}x ({spread}) |"
+        )
     return "\n".join([*rows, "", *(f"* {note}" for note in found["notes"])])
 
 
 def _learning(found: dict[str, Any]) -> str:
     rows = [
-        f"Learning (`bench/learning.py`, {found['date']}; greedy return over 100 held-out episodes, IQM over seeds",
-        "with its 95 % interval; *solved*: an evaluation while training reached the goal, and so did 100 episodes on",
+        (
+            f"Learning (`bench/learning.py`, {found['date']}; greedy return over 100 held-out "
+            "episodes, IQM over seeds"
+        ),
+        (
+            "with its 95 % interval; *solved*: an evaluation while training reached the goal, and so "
+            "did 100 episodes on"
+        ),
         "env seeds that no evaluation before had used):",
         "",
         "| task | goal | solved | return, IQM | env steps, median | updates, median |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in found["tasks"]:
-        goal = f"{row['goal']:.0%} of the player" if row["is_share_of_player"] else f"{row['goal']:g}"
+        goal = (
+            f"{row['goal']:.0%} of the player" if row["is_share_of_player"] else f"{row['goal']:g}"
+        )
         interval = "" if row["low"] is None else f" ({row['low']:.1f} to {row['high']:.1f})"
-        steps, updates = f"{row['median_env_steps']:,.0f}", f"{row['median_updates']:,.0f}"
+        steps = f"{row['median_env_steps']:,.0f}"
+        updates = f"{row['median_updates']:,.0f}"
         solved = f"{row['solved']} of {row['seeds']}"
         middle = "none judged" if row["iqm"] is None else f"{row['iqm']:.1f}{interval}"
         rows.append(f"| {row['task']} | {goal} | {solved} | {middle} | {steps} | {updates} |")
@@ -161,32 +217,53 @@ def _learning(found: dict[str, Any]) -> str:
 
 
 def _learner(results: list[dict[str, Any]]) -> str:
-    days, commits = (", ".join(sorted({result[of][:size] for result in results})) for of, size in _MADE)
+    days, commits = (
+        ", ".join(sorted({result[of][:size] for result in results})) for of, size in _MADE
+    )
     rows = [
         f"The learner beside its peers (`bench/run.py`, {days}, commits {commits}; medians of",
-        "alternating rounds, ratio of medians with its 95 % interval; a goal is met by the lower end; here are the",
-        "goals, the whole times, and where we lose; every row: [bench/results/learner.md](bench/results/learner.md);",
+        (
+            "alternating rounds, ratio of medians with its 95 % interval; a goal is met by the lower "
+            "end; here are the"
+        ),
+        (
+            "goals, the whole times, and where we lose; every row: "
+            "[bench/results/learner.md](bench/results/learner.md);"
+        ),
         "what bounds the misses and what was tried: [docs/performance.md](docs/performance.md)):",
         "",
         *_ratios(results, is_short=True),
     ]
-    told = [f"* {result['title']}: {line}" for result in results for line in [*_left_out(result), *result["remarks"]]]
+    told = [
+        f"* {result['title']}: {line}"
+        for result in results
+        for line in [*_left_out(result), *result["remarks"]]
+    ]
     return "\n".join([*rows, "", *told]).rstrip()
 
 
 def _page(results: list[dict[str, Any]]) -> str:
     """Every row of every measure."""
-    lines = ["# The learner beside its peers", "", "Made by `scripts/figures.py` from `learner-*.json` beside it."]
+    lines = [
+        "# The learner beside its peers",
+        "",
+        "Made by `scripts/figures.py` from `learner-*.json` beside it.",
+    ]
     for result in results:
         made = f"{result['date'][:10]}, commit {result['commit'][:7]}, {result['seconds']:.0f} s"
         lines += ["", f"## {result['title']}", "", f"{made}. Gate: {result['gate']['says']}.", ""]
         lines += [*_ratios([result], is_short=False), ""]
-        lines += [f"* {line}" for line in [*_left_out(result), *result["remarks"], *result["notes"]]]
+        lines += [
+            f"* {line}" for line in [*_left_out(result), *result["remarks"], *result["notes"]]
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _ratios(results: list[dict[str, Any]], *, is_short: bool) -> list[str]:
-    rows = ["| measure | peer | ours | theirs | times better | goal |", "| --- | --- | --- | --- | --- | --- |"]
+    rows = [
+        "| measure | peer | ours | theirs | times better | goal |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for result in results:
         for row in result["rows"]:
             told = [ratio for ratio in row["ratios"] if not is_short or _matters(row, ratio)]
@@ -205,7 +282,9 @@ def _left_out(result: dict[str, Any]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for who in MEASURES[result["measure"]].contestants:
         if who.name not in ran:
-            reasons.setdefault(result["skipped"].get(who.name, "not asked for"), []).append(who.name)
+            reasons.setdefault(result["skipped"].get(who.name, "not asked for"), []).append(
+                who.name
+            )
     return [f"**left out**: {'; '.join(names)} ({why})" for why, names in reasons.items()]
 
 
@@ -229,7 +308,10 @@ def _times(value: float | None) -> str:
 
 def _card(card: dict[str, Any]) -> str:
     rows = [
-        f"`make card PROFILE={card['profile']}` ({card['date'][:10]}, seed {card['seed']}, {card['seconds']:.0f} s):",
+        (
+            f"`make card PROFILE={card['profile']}` ({card['date'][:10]}, seed {card['seed']}, "
+            f"{card['seconds']:.0f} s):"
+        ),
         "",
         "| fault or control | tried | held |",
         "| --- | --- | --- |",
@@ -243,7 +325,13 @@ def _card(card: dict[str, Any]) -> str:
 def _short(value: float) -> str:
     if value >= 1e6:
         return f"{value / 1e6:.3g} M"
-    return f"{value / 1e3:.3g} k" if value >= 1e4 else f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+    return (
+        f"{value / 1e3:.3g} k"
+        if value >= 1e4
+        else f"{value:,.3g}"
+        if value < 100
+        else f"{value:,.0f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
-"""Makes .venv ready for the extras asked for: one line per stage, nothing to do when nothing changed.
+"""Makes .venv ready for the extras asked for: one line per stage, nothing to do when nothing
+changed.
 
-Runs before anything is installed, so it uses the standard library alone. A stamp inside .venv says what was
-finished; it is removed before work starts and written last, so an interrupted run is seen and made anew.
+Runs before anything is installed, so it uses the standard library alone. A stamp inside .venv says
+what was finished; it is removed before work starts and written last, so an interrupted run is seen
+and made anew.
 """
 
 import sys
 
 if sys.version_info < (3, 11):
     found = "{}.{}".format(*sys.version_info[:2])
-    sys.exit("understudy needs Python 3.11 or newer; this is " + found + ". Name another: make setup PYTHON=python3.12")
+    sys.exit(
+        "understudy needs Python 3.11 or newer; this is "
+        + found
+        + ". Name another: make setup PYTHON=python3.12"
+    )
 
 import argparse
 import contextlib
@@ -44,15 +50,27 @@ class Stamp:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Install understudy and the named extras into .venv.")
-    parser.add_argument("extras", nargs="*", default=["platform"], help="extras of pyproject.toml (default: platform)")
-    parser.add_argument("--any-python", action="store_true", help="keep a finished .venv made by another Python")
+    parser = argparse.ArgumentParser(
+        description="Install understudy and the named extras into .venv."
+    )
+    parser.add_argument(
+        "extras",
+        nargs="*",
+        default=["platform"],
+        help="extras of pyproject.toml (default: platform)",
+    )
+    parser.add_argument(
+        "--any-python", action="store_true", help="keep a finished .venv made by another Python"
+    )
     args = parser.parse_args()
     try:
         with one_at_a_time():
             prepare(set(args.extras), any_python=args.any_python)
     except StageError as error:
-        print(f"{error}\nThe set-up did not finish. Mend the cause above and run it again.", file=sys.stderr)
+        print(
+            f"{error}\nThe set-up did not finish. Mend the cause above and run it again.",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         print("\nInterrupted. The next run repairs what is half done.", file=sys.stderr)
@@ -89,7 +107,9 @@ def make_venv() -> None:
 
 def install(extras: tuple[str, ...]) -> None:
     target = f"{ROOT}[{','.join(extras)}]"
-    call(BIN / "uv", "pip", "install", "--python", VENV, "-c", ROOT / "constraints.txt", "-e", target)
+    call(
+        BIN / "uv", "pip", "install", "--python", VENV, "-c", ROOT / "constraints.txt", "-e", target
+    )
 
 
 def stage(name: str, work: Callable[[], None], *, note: str = "") -> None:
@@ -108,7 +128,12 @@ def call(*command: str | Path) -> None:
     """Run quietly; what was printed is shown only when it failed."""
     words = [str(word) for word in command]
     finished = subprocess.run(
-        words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        words,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     if finished.returncode != 0:
         raise StageError(f"$ {' '.join(words)}\n{finished.stdout.decode(errors='replace')}")
@@ -123,7 +148,8 @@ def hash_of_inputs() -> str:
 
 
 def read_stamp() -> Stamp | None:
-    """The last finished set-up; None where there is none, its Python is gone or the folder was moved."""
+    """The last finished set-up; None where there is none, its Python is gone or the folder was
+    moved."""
     if not shutil.which("python", path=str(BIN)):
         return None
     try:
@@ -131,7 +157,9 @@ def read_stamp() -> Stamp | None:
         stamp = Stamp(**fields | {"extras": tuple(fields["extras"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return stamp if stamp.folder == str(ROOT) else None  # scripts in .venv name the folder they were made in
+    return (
+        stamp if stamp.folder == str(ROOT) else None
+    )  # scripts in .venv name the folder they were made in
 
 
 def write_stamp(stamp: Stamp) -> None:

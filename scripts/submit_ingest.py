@@ -13,5 +13,7 @@ from understudy.cli.root import run
 
 if __name__ == "__main__":
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        sys.exit("this is started by spark-submit; without it, call: understudy ingest --engine spark")
+        sys.exit(
+            "this is started by spark-submit; without it, call: understudy ingest --engine spark"
+        )
     sys.exit(run(["ingest", "--engine", "spark", *sys.argv[1:]]))

@@ -14,7 +14,8 @@ from tests.card import Card
 from tests.stores.desks import local_desk
 from understudy.testing.desk import Desk
 
-# A machine without keys would be asked for its own role, at an address that is none of a test's business.
+# A machine without keys would be asked for its own role, at an address that is none of a test's
+# business.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
 # Property tests are about values, not about how loaded the machine is: no deadline per example.
@@ -23,9 +24,12 @@ settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what the reliability card is made of: fault tests, lines of their own, bars. Long files come first."""
+    """Mark what the reliability card is made of: fault tests, lines of their own, bars. Long
+    files come first."""
     for item in items:
-        if "/faults/" in item.path.as_posix() or {"card", "bar"} & set(getattr(item, "fixturenames", ())):
+        if "/faults/" in item.path.as_posix() or {"card", "bar"} & set(
+            getattr(item, "fixturenames", ())
+        ):
             item.add_marker("card")
     items.sort(key=lambda item: schedule.rank(item.nodeid))
 
@@ -42,20 +46,27 @@ def card(record_property: Callable[[str, object], None]) -> Card:
 
 @pytest.fixture
 def bar() -> Callable[[float], float]:
-    """A bar in seconds of wall-clock time; a minute where tests share a busy machine, that is but in the full card."""
-    return (lambda bar_s: bar_s) if "UNDERSTUDY_BARS" in os.environ else (lambda bar_s: max(60.0, bar_s))
+    """A bar in seconds of wall-clock time; a minute where tests share a busy machine, that is
+    but in the full card."""
+    return (
+        (lambda bar_s: bar_s)
+        if "UNDERSTUDY_BARS" in os.environ
+        else (lambda bar_s: max(60.0, bar_s))
+    )
 
 
 @pytest.fixture(autouse=True)
 def logs_of_its_own() -> Iterator[None]:
-    """A command that ran inside a test set up logging to a file that is closed when the test ends."""
+    """A command that ran inside a test set up logging to a file that is closed when the test
+    ends."""
     yield
     structlog.reset_defaults()
 
 
 @pytest.fixture
 def quick_path() -> Iterator[Path]:
-    """A folder in memory where there is one: for tests that open hundreds of stores and cut no power."""
+    """A folder in memory where there is one: for tests that open hundreds of stores and cut no
+    power."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)

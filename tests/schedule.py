@@ -1,7 +1,8 @@
 """Which tests run together in one worker of pytest-xdist, and which of them start first.
 
-A file is a unit of work, so that its fixtures are set up once. Files that share servers or a browser are one unit.
-(`--dist loadgroup` groups nothing with pytest 9.2: pytest-dev/pytest-xdist#1386.)
+A file is a unit of work, so that its fixtures are set up once. Files that share servers or a
+browser are one unit. (`--dist loadgroup` groups nothing with pytest 9.2:
+pytest-dev/pytest-xdist#1386.)
 """
 
 from typing import Any
@@ -50,7 +51,8 @@ LONGEST_FIRST = (
 
 
 def unit(nodeid: str) -> str:
-    """The unit of work that a test belongs to: what it shares with other files, or else its own file."""
+    """The unit of work that a test belongs to: what it shares with other files, or else its own
+    file."""
     shared = (name for prefix, name in TOGETHER.items() if nodeid.startswith(prefix))
     return next(shared, nodeid.partition("::")[0])
 

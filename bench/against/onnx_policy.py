@@ -22,7 +22,9 @@ def model(net: str) -> bytes:
     def add(kind: str, *values: payload.Array, **settings: Any) -> None:
         nonlocal at
         names = [f"{len(constants) + i}" for i in range(len(values))]
-        constants.extend(numpy_helper.from_array(value, name) for name, value in zip(names, values, strict=True))
+        constants.extend(
+            numpy_helper.from_array(value, name) for name, value in zip(names, values, strict=True)
+        )
         nodes.append(helper.make_node(kind, [at, *names], [f"after_{len(nodes)}"], **settings))
         at = f"after_{len(nodes) - 1}"
 
@@ -53,7 +55,9 @@ def inference(_: Link, request: dict[str, Any]) -> Round:
     def make(net: str) -> Callable[[payload.Array], int]:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = request["threads"]
-        session = onnxruntime.InferenceSession(model(net), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            model(net), options, providers=["CPUExecutionProvider"]
+        )
         return lambda obs: int(session.run(None, {"obs": obs[None]})[0].argmax())
 
     return payload.inference(make, request)

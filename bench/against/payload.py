@@ -1,4 +1,5 @@
-"""What every contestant of a measure is given: the same rows for replays, the same weights and questions for policies.
+"""What every contestant of a measure is given: the same rows for replays, the same weights and
+questions for policies.
 
 Row `i` can be recognised: its observation says `i`, the next one `i + 1`, its reward is `i % 8`.
 """
@@ -19,7 +20,7 @@ NETS = {"64-64": (4, 64, 64, 2), "256-256": (4, 256, 256, 2), "Nature": (3136, 5
 NATURE_CONVS = ((32, 4, 8, 4), (64, 32, 4, 2), (64, 64, 3, 1))
 """Channels out, channels in, kernel, stride."""
 
-# --- Replay ----------------------------------------------------------------------------------------------------------
+# --- Replay ---------------------------------------------------------------------------------------
 
 
 def observations(kind: str, first: int, count: int) -> Array:
@@ -58,14 +59,21 @@ def priorities(seed: int) -> Array:
 
 
 def cycles(
-    make: Callable[[int], Any], insert: Callable[[Any], Any], sample: Callable[[], Any],
-    update: Callable[[Any, Array], Any], *, first: int, count: int,
-) -> tuple[dict[str, float], Any]:  # fmt: skip
-    """Median µs of each part and of the whole, over `count` cycles on a full replay; and the last draw."""
+    make: Callable[[int], Any],
+    insert: Callable[[Any], Any],
+    sample: Callable[[], Any],
+    update: Callable[[Any, Array], Any],
+    *,
+    first: int,
+    count: int,
+) -> tuple[dict[str, float], Any]:
+    """Median µs of each part and of the whole, over `count` cycles on a full replay; and the
+    last draw."""
     took: list[tuple[float, float, float]] = []
     drawn: Any = None
     for at in range(count):
-        fresh, values = make(first + at * BLOCK), priorities(at)
+        fresh = make(first + at * BLOCK)
+        values = priorities(at)
         began = time.perf_counter()
         insert(fresh)
         inserted = time.perf_counter()
@@ -83,14 +91,17 @@ def is_right(obs: Array, next_obs: Array, reward: Array, weight: Array) -> bool:
     numbers = numbers_of(obs)
     rows = len(numbers) == BLOCK and len(set(numbers.tolist())) > 1
     data = (numbers_of(next_obs) == numbers + 1).all() and (reward.ravel() == numbers % 8).all()
-    return bool(rows and data and (weight > 0).all() and weight.max() <= 1.0001 and weight.min() < 1)
+    return bool(
+        rows and data and (weight > 0).all() and weight.max() <= 1.0001 and weight.min() < 1
+    )
 
 
-# --- Inference -------------------------------------------------------------------------------------------------------
+# --- Inference ------------------------------------------------------------------------------------
 
 
 def weights(net: str) -> tuple[list[tuple[Array, Array]], list[tuple[Array, Array]]]:
-    """Convolutions (kernels as out, in, height, width) and dense layers (in, out) of a network, with their biases."""
+    """Convolutions (kernels as out, in, height, width) and dense layers (in, out) of a network,
+    with their biases."""
     rng = np.random.default_rng(11)
 
     def drawn(shape: tuple[int, ...], fan_in: int) -> Array:
@@ -113,7 +124,8 @@ def questions(net: str, count: int = 256) -> Array:
 
 
 def decide(act: Callable[[Array], int], net: str, calls: int) -> dict[str, Any]:
-    """p50 and p99 in µs of one decision for one observation, and the answers to the first 64 questions."""
+    """p50 and p99 in µs of one decision for one observation, and the answers to the first 64
+    questions."""
     asked = questions(net)
     answers = [int(act(obs)) for obs in asked[:64]]
     took = np.empty(calls)
@@ -126,7 +138,9 @@ def decide(act: Callable[[Array], int], net: str, calls: int) -> dict[str, Any]:
     return {f"{net} p50": p50, f"{net} p99": p99, "answers": answers}
 
 
-def inference(make: Callable[[str], Callable[[Array], int]], request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+def inference(
+    make: Callable[[str], Callable[[Array], int]], request: dict[str, Any]
+) -> Callable[[], dict[str, Any]]:
     """A round of every network: its times, and its answers for comparison."""
     policies = {net: make(net) for net in NETS}
 

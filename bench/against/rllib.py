@@ -31,13 +31,21 @@ def _config(settings: dict[str, Any]) -> Any:
 def solve(link: Link, request: dict[str, Any]) -> Round:
     """Looks after each iteration: RLlib has no finer place to look."""
     settings = request["settings"]
-    ray.init(num_cpus=len(os.sched_getaffinity(0)) + 1, include_dashboard=False, logging_level=logging.ERROR)
+    ray.init(
+        num_cpus=len(os.sched_getaffinity(0)) + 1,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+    )
     algorithm = _config(settings).debugging(seed=request["seed"]).build_algo()
     training = Training(link)
 
     def export() -> dict[str, Any]:
         module = algorithm.get_module()
-        layers = [*torch_layers(module.encoder.actor_encoder if _is_split(module) else module.encoder.encoder)]
+        layers = [
+            *torch_layers(
+                module.encoder.actor_encoder if _is_split(module) else module.encoder.encoder
+            )
+        ]
         return dense([*layers, *torch_layers(module.pi)], settings["model"]["fcnet_activation"])
 
     def run() -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""A PEER, never part of the product: the seed's learner protocol, rebuilt from its description to be measured against.
+"""A PEER, never part of the product: the seed's learner protocol, rebuilt from its description to
+be measured against.
 
-One TCP connection per request: a 4-byte big-endian length, then a pickle of InitMsg, BufferMsg or EvalResultsMsg; the
-answer is a pickled PolicyMsg. Whoever can reach such a port can run code in the learner, which is why ours speaks
-another protocol. This file is only ever run as a program, on loopback, by `bench/gateway.py`; nothing imports it.
+One TCP connection per request: a 4-byte big-endian length, then a pickle of InitMsg, BufferMsg or
+EvalResultsMsg; the answer is a pickled PolicyMsg. Whoever can reach such a port can run code in the
+learner, which is why ours speaks another protocol. This file is only ever run as a program, on
+loopback, by `bench/gateway.py`; nothing imports it.
 
     python bench/against/seed_tcp.py serve              one line of JSON with the port; ends with its standard input
     python bench/against/seed_tcp.py load PORT COUNT    COUNT rollouts of 512 steps, eight workers at a time
@@ -25,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-STEPS, WORKERS = 512, 8
+STEPS = 512
+WORKERS = 8
 _LENGTH = struct.Struct(">I")
 
 
@@ -71,9 +74,15 @@ def policy() -> dict[str, Any]:
 def rollout(seed: int) -> BufferMsg:
     obs = np.random.default_rng(seed).normal(0, 0.5, (STEPS + 1, 4)).astype(np.float32)
     ended = np.arange(STEPS) % 190 == 189
-    return BufferMsg({
-        "obs": obs[:-1], "obs_next": obs[1:], "act": np.arange(STEPS) & 1, "rew": np.ones(STEPS), "done": ended,
-    })  # fmt: skip
+    return BufferMsg(
+        {
+            "obs": obs[:-1],
+            "obs_next": obs[1:],
+            "act": np.arange(STEPS) & 1,
+            "rew": np.ones(STEPS),
+            "done": ended,
+        }
+    )
 
 
 def send(line: socket.socket, message: Any) -> None:
@@ -130,7 +139,10 @@ def serve() -> None:
         threading.Thread(target=learner.serve_forever, daemon=True).start()
         print(json.dumps({"port": learner.server_address[1]}), flush=True)
         sys.stdin.read()
-        print(json.dumps({"steps": sum(len(one["rew"]) for one in learner.rollouts.queue)}), flush=True)
+        print(
+            json.dumps({"steps": sum(len(one["rew"]) for one in learner.rollouts.queue)}),
+            flush=True,
+        )
         learner.shutdown()
 
 

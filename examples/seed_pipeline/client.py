@@ -1,7 +1,9 @@
-"""The client of the seed's pipeline: plays CartPole, sends what it saw, fetches the newest bot, draws its returns.
+"""The client of the seed's pipeline: plays CartPole, sends what it saw, fetches the newest bot,
+draws its returns.
 
-`stack.py` beside it starts Kinesis, Cassandra, S3 and the platform, and then this with its address and key; or run it
-against any platform: UNDERSTUDY_URL and UNDERSTUDY_KEY set, then `python examples/seed_pipeline/client.py`.
+`stack.py` beside it starts Kinesis, Cassandra, S3 and the platform, and then this with its address
+and key; or run it against any platform: UNDERSTUDY_URL and UNDERSTUDY_KEY set, then `python
+examples/seed_pipeline/client.py`.
 """
 
 import argparse
@@ -26,11 +28,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, default=10_000, help="how many to play")
     parser.add_argument("--seconds", type=float, default=600.0, help="when to stop at the latest")
-    parser.add_argument("--until", type=float, default=float("inf"), help="stop at this mean return of the bot")
+    parser.add_argument(
+        "--until", type=float, default=float("inf"), help="stop at this mean return of the bot"
+    )
     parser.add_argument("--window", type=int, default=20, help="episodes in the mean that is drawn")
     parser.add_argument("--plot", type=Path, default=Path("returns.png"), help="the picture")
     asked = parser.parse_args()
-    env, rng = gymnasium.make("CartPole-v1"), np.random.default_rng(0)
+    env = gymnasium.make("CartPole-v1")
+    rng = np.random.default_rng(0)
     game = understudy.connect("seed-pipeline", obs=4, actions=["left", "right"], consent="granted")
     returns: dict[str, list[float]] = {"person": [], "bot": []}
     began_s = time.monotonic()
@@ -40,18 +45,26 @@ def main() -> None:
         mean = float(np.mean(returns["bot"][-asked.window :] or [0.0]))
         if number % 20 == 19:
             draw(returns, asked.plot, asked.window)
-            print(f"{number + 1} episodes; the bot's last {asked.window} returned {mean:.0f}", flush=True)
+            print(
+                f"{number + 1} episodes; the bot's last {asked.window} returned {mean:.0f}",
+                flush=True,
+            )
         is_good = len(returns["bot"]) >= asked.window and mean >= asked.until
         if is_good or time.monotonic() - began_s > asked.seconds:
             break
     game.close()
     draw(returns, asked.plot, asked.window)
-    print(f"person {np.mean(returns['person'][-asked.window :]):.0f}, bot {mean:.0f}; drawn in {asked.plot}")
+    print(
+        f"person {np.mean(returns['person'][-asked.window :]):.0f}, bot {mean:.0f}; drawn in "
+        f"{asked.plot}"
+    )
 
 
 def play(env: gymnasium.Env, game: Game, who: str, rng: np.random.Generator) -> float:
-    """One episode by a person or by the newest bot, which decides at random until there is one; its return."""
-    episode, total = game.episode(player=f"somebody-{int(rng.integers(8))}"), 0.0
+    """One episode by a person or by the newest bot, which decides at random until there is one;
+    its return."""
+    episode = game.episode(player=f"somebody-{int(rng.integers(8))}")
+    total = 0.0
     obs, _ = env.reset(seed=int(rng.integers(2**31)))
     while True:
         if who == "bot":
@@ -72,7 +85,9 @@ def draw(returns: dict[str, list[float]], path: Path, window: int) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.5))
     for who, values in returns.items():
         if values:
-            means = [np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+            means = [
+                np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)
+            ]
             axes.plot(means, label=who)
     axes.set(xlabel="episodes of each", ylabel=f"return, mean of {window}", title="seed-pipeline")
     axes.legend()

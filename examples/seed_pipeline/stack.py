@@ -1,8 +1,10 @@
-"""The seed's pipeline on this machine: Kinesis → ingest → Cassandra → learner → S3, and a client that plays.
+"""The seed's pipeline on this machine: Kinesis → ingest → Cassandra → learner → S3, and a client
+that plays.
 
     python examples/seed_pipeline/stack.py --seconds 120 --until 150
 
-Each step is a command that you would type yourself; each server is real, on loopback, and stopped at the end.
+Each step is a command that you would type yourself; each server is real, on loopback, and stopped
+at the end.
 """
 
 import argparse
@@ -23,7 +25,9 @@ def main() -> int:
     parser.add_argument("--seconds", default="240", help="how long the client plays at most")
     parser.add_argument("--until", default="150", help="stop at this mean return of the bot")
     parser.add_argument("--plot", default="returns.png", help="where the client draws its returns")
-    parser.add_argument("--ingest", default="native", choices=["native", "spark"], help="what stores the stream")
+    parser.add_argument(
+        "--ingest", default="native", choices=["native", "spark"], help="what stores the stream"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seed-pipeline-") as folder:
         servers = Path(folder) / "servers"
@@ -35,17 +39,40 @@ def main() -> int:
 
 def play(folder: Path, servers: Path, asked: argparse.Namespace) -> int:
     """Start the servers and the platform, then let the client play."""
-    found = understudy("dev", "servers", "start", "kinesalite", "cassandra", "s3", "--folder", str(servers), "--json")
-    kinesis, cassandra, s3 = found["kinesalite"], found["cassandra"], found["s3"]
+    found = understudy(
+        "dev",
+        "servers",
+        "start",
+        "kinesalite",
+        "cassandra",
+        "s3",
+        "--folder",
+        str(servers),
+        "--json",
+    )
+    kinesis = found["kinesalite"]
+    cassandra = found["cassandra"]
+    s3 = found["s3"]
     name = secrets.token_hex(4)
     stream = f"kinesis://steps-{name}?region=us-east-1&{aws(kinesis)}"
     store = f"cassandra://{cassandra['address']}/seed_{name}?replication=1&credentials={cassandra['credentials_file']}"
     models = f"s3://understudy/seed-{name}?region=us-east-1&{aws(s3)}"
     understudy("stream", "init", stream, "--partitions", "2", "--json")
     understudy("store", "init", store, "--json")
-    up = ["up", "--data", str(folder / "data"), "--port", "0", "--json-ready", "--ingest", asked.ingest]
+    up = [
+        "up",
+        "--data",
+        str(folder / "data"),
+        "--port",
+        "0",
+        "--json-ready",
+        "--ingest",
+        asked.ingest,
+    ]
     platform = subprocess.Popen(
-        [*UNDERSTUDY, *up, "--stream", stream, "--store", store, "--models", models], stdout=subprocess.PIPE, text=True
+        [*UNDERSTUDY, *up, "--stream", stream, "--store", store, "--models", models],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert platform.stdout is not None

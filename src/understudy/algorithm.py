@@ -2,9 +2,10 @@
 
     chunks ─► replay or rollout ─► update(state, batch, knobs) ─► state ─► policy ─► actors and games
 
-An algorithm is a frozen dataclass of two fields, `Name(game, config)`, whose methods are pure JAX functions: same
-arguments, same bits. It holds no data, does no I/O and knows no loop. What travels through `jax.jit` is a NamedTuple,
-which JAX takes apart by itself, so this page needs no JAX. Arrays are `Any` here: NumPy's outside, JAX's inside.
+An algorithm is a frozen dataclass of two fields, `Name(game, config)`, whose methods are pure JAX
+functions: same arguments, same bits. It holds no data, does no I/O and knows no loop. What travels
+through `jax.jit` is a NamedTuple, which JAX takes apart by itself, so this page needs no JAX.
+Arrays are `Any` here: NumPy's outside, JAX's inside.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from understudy.experience.game import GameSpec
 from understudy.nn.heads import Decision as Decision
 from understudy.nn.policy import Policy
 
-# --- What one update eats --------------------------------------------------------------------------------------------
+# --- What one update eats -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class Transitions:
     n_step: int = 1
     discount: float = 0.99
     stack: int = 1
-    """Observations per input, oldest first; 1 means the observation itself, without an axis for it."""
+    """Observations per input, oldest first; 1 means the observation itself, without an axis for
+    it."""
     prioritised: bool = False
     is_cloning: bool = False
     """Learns what others did, so its own actors have nothing to teach it."""
@@ -45,7 +47,8 @@ class Transitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """One update eats `steps` consecutive steps of each of `envs` envs, played with the weights it will update."""
+    """One update eats `steps` consecutive steps of each of `envs` envs, played with the weights
+    it will update."""
 
     steps: int
     envs: int
@@ -65,7 +68,8 @@ class Batch(NamedTuple):
     factor: Any  # float32[batch], discount^steps; 0 where the game terminated
     weight: Any  # float32[batch], importance weights; 1 where sampling is uniform
     legal: Any = None  # bool[batch, actions], or None where the game has no masks
-    next_legal: Any = None  # a row that allows nothing, of a game that was stopped, says nothing: take all as legal
+    # a row that allows nothing, of a game that was stopped, says nothing: take all as legal
+    next_legal: Any = None
     extras: Mapping[str, Any] = {}
 
 
@@ -82,7 +86,7 @@ class Rollout(NamedTuple):
     legal: Any = None  # bool[steps, envs, actions] or None
 
 
-# --- What comes back -------------------------------------------------------------------------------------------------
+# --- What comes back ------------------------------------------------------------------------------
 
 
 class Feedback(NamedTuple):
@@ -92,19 +96,22 @@ class Feedback(NamedTuple):
     ok: Any  # bool: loss, gradient norm and every row are as they should be
     row_ok: Any  # bool[batch]: rows that did not spoil it
     priorities: Any = None  # float32[batch]: `prioritised` Transitions must tell them
-    ratio_error: Any = None  # float32: max |ratio - 1| before the first gradient step; Rollouts must tell it
+    ratio_error: Any = (
+        None  # float32: max |ratio - 1| before the first gradient step; Rollouts must tell it
+    )
 
 
 class Algorithm(Protocol):
     """A rule that turns batches into weights.
 
-    `Config` and `Knobs` are frozen dataclasses of its own, with `setting` fields: a config is fixed for a run, since
-    a change means a new compilation; knobs are numbers or schedules, and `update` gets their values of the moment.
+    `Config` and `Knobs` are frozen dataclasses of its own, with `setting` fields: a config is fixed
+    for a run, since a change means a new compilation; knobs are numbers or schedules, and `update`
+    gets their values of the moment.
 
     Three names of knobs have a meaning outside of `update`, for algorithms that have them:
     `epsilon`: the share of random actions its actors play with; an `epsilon_greedy` head needs it.
-    `importance`: how far, from 0 to 1, `Batch.weight` undoes what priorities do; without it, every weight is 1.
-    `learning_rate`: halved each time a run has to go back to its last checkpoint.
+    `importance`: how far, from 0 to 1, `Batch.weight` undoes what priorities do; without it, every
+    weight is 1. `learning_rate`: halved each time a run has to go back to its last checkpoint.
     """
 
     Config: Any
@@ -117,10 +124,13 @@ class Algorithm(Protocol):
     def needs(self) -> Transitions | Rollouts: ...
 
     def init(self, key: Any, start: Mapping[str, Any] | None = None) -> Any:
-        """The first state, a pytree of arrays; `start` holds weights by name to begin with where they fit."""
+        """The first state, a pytree of arrays; `start` holds weights by name to begin with where
+        they fit."""
         ...
 
-    def act(self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
+    def act(
+        self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+    ) -> Decision:
         """What the exported policy does, in JAX: for devices and lanes."""
         ...
 

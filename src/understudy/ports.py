@@ -2,9 +2,9 @@
 
     game ─ Recorder ─ spool ─► Link ─► (door) ─► Stream ─► ingest ─► ExperienceStore ─► tail ─► replay ─► learner
 
-A port has at most six methods and a contract test in `understudy.testing` that every adapter passes. Positions and
-cursors are opaque text: keep them, hand them back, never take them apart. Delivery is at least once everywhere; the
-store is idempotent, so every step is stored exactly once.
+A port has at most six methods and a contract test in `understudy.testing` that every adapter
+passes. Positions and cursors are opaque text: keep them, hand them back, never take them apart.
+Delivery is at least once everywhere; the store is idempotent, so every step is stored exactly once.
 """
 
 import uuid
@@ -24,15 +24,17 @@ Cursor = NewType("Cursor", str)
 """How far a reader of a store came; opaque."""
 
 Fate = Literal["new", "duplicate", "conflict", "refused"]
-"""What became of a frame that was written: stored now, stored before, other bytes under its number, not admitted."""
+"""What became of a frame that was written: stored now, stored before, other bytes under its
+number, not admitted."""
 
 
-# --- Stream: a partitioned, re-readable log of frames -----------------------------------------------------------------
+# --- Stream: a partitioned, re-readable log of frames ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What became of one frame, the same from the stream to the client: accepted, refused, or neither.
+    """What became of one frame, the same from the stream to the client: accepted, refused, or
+    neither.
 
     Neither means: send it again, after `retry_after_s`.
     """
@@ -71,8 +73,8 @@ class Read:
     next: Position | None
     ended: bool
     complete_to_s: float | None = None
-    """By the reader's monotonic clock: all that came in before this was read by now. None: as the records' times say,
-    which are by this machine's clock."""
+    """By the reader's monotonic clock: all that came in before this was read by now. None: as
+    the records' times say, which are by this machine's clock."""
 
 
 class Stream(Protocol):
@@ -84,22 +86,27 @@ class Stream(Protocol):
 
     def partitions(self) -> Sequence[Partition]: ...
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
-        """Records behind a position (None: from the start), waiting up to `wait_s` for the first one.
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
+        """Records behind a position (None: from the start), waiting up to `wait_s` for the first
+        one.
 
-        At least one record comes when there is one, however large. PositionGone when it was trimmed.
+        At least one record comes when there is one, however large. PositionGone when it was
+        trimmed.
         """
         ...
 
     def close(self) -> None: ...
 
 
-# --- ExperienceStore: durable history ---------------------------------------------------------------------------------
+# --- ExperienceStore: durable history -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to write one partition's data, and the position up to which it is already stored."""
+    """The right to write one partition's data, and the position up to which it is already
+    stored."""
 
     partition: str
     epoch: int
@@ -127,7 +134,8 @@ class RefusedFrame:
 
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
-    """What ingest read between two positions of a partition; stored together with the new position, or not at all."""
+    """What ingest read between two positions of a partition; stored together with the new
+    position, or not at all."""
 
     partition: str
     epoch: int
@@ -152,8 +160,9 @@ class Stored:
     """A frame in the order of arrival; `chunk` for data, None for drop reports and closes."""
 
     arrival_no: int
-    """Counts the items of a tail from its start, 1, 2, 3. A store with many writers has no one order: two readers of it
-    may count differently, each without a gap, and a frame keeps its number along the tail that showed it."""
+    """Counts the items of a tail from its start, 1, 2, 3. A store with many writers has no one
+    order: two readers of it may count differently, each without a gap, and a frame keeps its
+    number along the tail that showed it."""
     frame: Frame
     chunk: Chunk | None
 
@@ -164,13 +173,15 @@ Gone = Literal["forgotten", "expired", "quarantined", "damaged"]
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Arrival numbers `arrival_no..last_no` that hold no bytes (any more), and what a learner evicts for it."""
+    """Arrival numbers `arrival_no..last_no` that hold no bytes (any more), and what a learner
+    evicts for it."""
 
     arrival_no: int
     last_no: int
     reason: Gone
     player: bytes | None = None
-    """With no `chunks`: everything that came before of the player with this tombstone (`tombstone_of`)."""
+    """With no `chunks`: everything that came before of the player with this tombstone
+    (`tombstone_of`)."""
     chunks: tuple[tuple[uuid.UUID, int], ...] = ()
     """(session, chunk_no) that came before, or that stood under this number."""
     at_s: float = 0.0
@@ -179,7 +190,8 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """One page of a tail: every arrival number once, in order, and the cursor behind it; the cursor holds the count."""
+    """One page of a tail: every arrival number once, in order, and the cursor behind it; the
+    cursor holds the count."""
 
     items: Sequence[Stored | Forgotten]
     cursor: Cursor
@@ -220,7 +232,8 @@ class ExperienceStore(Protocol):
         ...
 
     def write(self, batch: WriteBatch) -> Receipt:
-        """Store a batch and its position in one durable commit; ClaimLost when the epoch is stale."""
+        """Store a batch and its position in one durable commit; ClaimLost when the epoch is
+        stale."""
         ...
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail: ...
@@ -228,7 +241,8 @@ class ExperienceStore(Protocol):
     def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]: ...
 
     def forget(self, player: bytes) -> int:
-        """Erase a player (pseudonym) for good; how many chunks went. Older frames of theirs are refused from now on."""
+        """Erase a player (pseudonym) for good; how many chunks went. Older frames of theirs are
+        refused from now on."""
         ...
 
     def close(self) -> None: ...
@@ -294,7 +308,7 @@ class FullStore(ExperienceStore, StoreAdmin, Protocol):
     """Both ports of a store."""
 
 
-# --- Link: how anything that plays reaches a learner ------------------------------------------------------------------
+# --- Link: how anything that plays reaches a learner ----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,11 +328,13 @@ class Casting:
 
 
 class Link(Protocol):
-    """The way from a client to the platform; never goes back a version. LinkFailed: try the whole call again later."""
+    """The way from a client to the platform; never goes back a version. LinkFailed: try the
+    whole call again later."""
 
     @property
     def keep_share(self) -> float:
-        """The probability with which the next episode should be recorded, by the last answer; 1 until one came."""
+        """The probability with which the next episode should be recorded, by the last answer; 1
+        until one came."""
         ...
 
     def register(self, spec: GameSpec) -> None:
@@ -326,13 +342,19 @@ class Link(Protocol):
         ...
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
-        """Hand over at most 64 frames; one ack for each. `skipped_steps` were played and not recorded."""
+        """Hand over at most 64 frames; one ack for each. `skipped_steps` were played and not
+        recorded."""
         ...
 
     def bot(self, after: int, *, wait_s: float) -> Casting | None:
-        """Who plays, once that is newer than number `after`; None when nothing came within `wait_s`."""
+        """Who plays, once that is newer than number `after`; None when nothing came within
+        `wait_s`."""
         ...
 
     def policy(self, model_no: int) -> bytes:
@@ -353,19 +375,22 @@ class Specs(Protocol):
         ...
 
 
-# --- Objects: the ground of the registry ------------------------------------------------------------------------------
+# --- Objects: the ground of the registry ----------------------------------------------------------
 
 
 class Objects(Protocol):
-    """Named bytes that are created once and never changed; a name is parts of A-Z a-z 0-9 . _ - joined by slashes."""
+    """Named bytes that are created once and never changed; a name is parts of A-Z a-z 0-9 . _ -
+    joined by slashes."""
 
     look_every_s: float
-    """How often it is worth looking for what others created: each look takes its time, and may be paid for."""
+    """How often it is worth looking for what others created: each look takes its time, and may
+    be paid for."""
 
     def get(self, name: str) -> bytes | None: ...
 
     def create(self, name: str, raw: bytes) -> bool:
-        """Whether the object is new and durable now; False when one of that name is there, which stays as it is."""
+        """Whether the object is new and durable now; False when one of that name is there, which
+        stays as it is."""
         ...
 
     def list(self, prefix: str) -> Sequence[str]:

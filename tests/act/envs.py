@@ -1,4 +1,5 @@
-"""Small random games for the tests of acting; all of their chance comes from the seed of the reset."""
+"""Small random games for the tests of acting; all of their chance comes from the seed of the
+reset."""
 
 from typing import Any
 
@@ -8,11 +9,15 @@ from gymnasium import spaces
 
 
 class RandomEnv(gymnasium.Env[Any, Any]):
-    """Observations and rewards depend on chance and on the action; ends terminated, truncated or both."""
+    """Observations and rewards depend on chance and on the action; ends terminated, truncated or
+    both."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.n_steps, self.heard = 0, 0.0
+        self.n_steps = 0
+        self.heard = 0.0
         return self.observe(), self.info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -49,15 +54,22 @@ class PlainEnv(RandomEnv):
 class MixedEnv(RandomEnv):
     """A nested observation and a Box action of two dimensions, in float64."""
 
-    observation_space = spaces.Dict({
-        "picture": spaces.Box(0, 255, (4, 4), np.uint8),
-        "inner": spaces.Tuple([spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(5)]),
-    })  # fmt: skip
+    observation_space = spaces.Dict(
+        {
+            "picture": spaces.Box(0, 255, (4, 4), np.uint8),
+            "inner": spaces.Tuple(
+                [spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(5)]
+            ),
+        }
+    )
     action_space = spaces.Box(-1.0, 2.0, (2, 2), np.float64)
 
     def observe(self) -> Any:
         picture = self.np_random.integers(256, size=(4, 4)).astype(np.uint8)
-        return {"picture": picture, "inner": (self.numbers(2), np.int64(self.np_random.integers(5)))}
+        return {
+            "picture": picture,
+            "inner": (self.numbers(2), np.int64(self.np_random.integers(5))),
+        }
 
 
 class MaskedEnv(RandomEnv):
@@ -81,5 +93,7 @@ class MaskedEnv(RandomEnv):
 class UnseededEnv(PlainEnv):
     """Plays another episode each time, whatever the seed."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         return super().reset(seed=None, options=options)

@@ -12,9 +12,14 @@ from understudy.nn.policy import InitialPriority, Policy
 
 
 def random_policy(
-    game: GameSpec, kind: str, *, seed: int = 0, stack: int = 1, priority: InitialPriority | None = None,
+    game: GameSpec,
+    kind: str,
+    *,
+    seed: int = 0,
+    stack: int = 1,
+    priority: InitialPriority | None = None,
     version: int = 3,
-) -> Policy:  # fmt: skip
+) -> Policy:
     """A small network of the right shape; its outputs are small enough for chance to matter."""
     head = head_for(game, kind)
     network = NetworkSpec(
@@ -23,7 +28,9 @@ def random_policy(
         {name: (Dense(head.size),) for name in head.outputs},
     )
     rng = np.random.default_rng(seed)
-    weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in network.shapes().items()}
+    weights = {
+        name: rng.normal(size=shape).astype(np.float32) for name, shape in network.shapes().items()
+    }
     for name in weights:
         if name.startswith("heads."):
             weights[name] *= np.float32(0.2)

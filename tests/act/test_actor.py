@@ -20,8 +20,14 @@ from understudy.ingest.check import check_against_spec
 from understudy.nn.policy import InitialPriority, Policy
 
 CREATED_MS = 1_700_000_000_000
-KINDS = [(PlainEnv, "epsilon_greedy"), (PlainEnv, "categorical"), (MaskedEnv, "epsilon_greedy"),
-         (MaskedEnv, "categorical"), (MixedEnv, "gaussian_clipped"), (MixedEnv, "gaussian_tanh")]  # fmt: skip
+KINDS = [
+    (PlainEnv, "epsilon_greedy"),
+    (PlainEnv, "categorical"),
+    (MaskedEnv, "epsilon_greedy"),
+    (MaskedEnv, "categorical"),
+    (MixedEnv, "gaussian_clipped"),
+    (MixedEnv, "gaussian_tanh"),
+]
 
 
 def actor_of(make: Any, num_envs: int = 3, **settings: Any) -> tuple[Actor, GameSpec]:
@@ -30,13 +36,21 @@ def actor_of(make: Any, num_envs: int = 3, **settings: Any) -> tuple[Actor, Game
     return Actor(envs, game, root_seed=5, created_ms=CREATED_MS, **settings), game
 
 
-def collect(actor: Actor, policy: Policy, rounds: list[int], first_round: int = 0) -> list[Collected]:
+def collect(
+    actor: Actor, policy: Policy, rounds: list[int], first_round: int = 0
+) -> list[Collected]:
     explore = np.linspace(0.1, 0.6, actor.num_envs, dtype=np.float32)
-    return [actor.collect(policy, n, round_no=first_round + i, explore=explore) for i, n in enumerate(rounds)]
+    return [
+        actor.collect(policy, n, round_no=first_round + i, explore=explore)
+        for i, n in enumerate(rounds)
+    ]
 
 
 def by_env(collected: list[Collected], actor: Actor) -> list[list[Chunk]]:
-    return [[chunk for one in collected for chunk in one.chunks if chunk.meta.session == s] for s in actor.sessions]
+    return [
+        [chunk for one in collected for chunk in one.chunks if chunk.meta.session == s]
+        for s in actor.sessions
+    ]
 
 
 def flat(game: GameSpec, obs: Any) -> dict[str, Any]:
@@ -46,7 +60,9 @@ def flat(game: GameSpec, obs: Any) -> dict[str, Any]:
 def _batched(obs: Any) -> Any:
     if isinstance(obs, dict):
         return {key: _batched(part) for key, part in obs.items()}
-    return tuple(_batched(part) for part in obs) if isinstance(obs, tuple) else np.asarray(obs)[None]
+    return (
+        tuple(_batched(part) for part in obs) if isinstance(obs, tuple) else np.asarray(obs)[None]
+    )
 
 
 @pytest.mark.parametrize(("make", "kind"), KINDS)
@@ -56,19 +72,28 @@ def test_chunks_tell_what_a_plain_loop_sees(make: Any, kind: str):
     for env, chunks in enumerate(by_env(collected, actor)):
         rows = replay_by_hand(make(), game, chunks, env)
         done = [one for part in collected for one in part.episodes if one.env == env]
-        assert [(one.length, one.seed) for one in done] == [(length, seed) for _, length, seed in rows]
+        assert [(one.length, one.seed) for one in done] == [
+            (length, seed) for _, length, seed in rows
+        ]
         np.testing.assert_allclose([one.return_ for one in done], [total for total, _, _ in rows])
     assert [one.env_steps for one in collected] == [21, 3, 120, 36]
     assert sum(len(one.episodes) for one in collected) > 5
 
 
-def replay_by_hand(env: Any, game: GameSpec, chunks: list[Chunk], index: int) -> list[tuple[float, int, int]]:
-    """Check every row against the env itself; the return, length and seed of each episode that ended."""
+def replay_by_hand(
+    env: Any, game: GameSpec, chunks: list[Chunk], index: int
+) -> list[tuple[float, int, int]]:
+    """Check every row against the env itself; the return, length and seed of each episode that
+    ended."""
     episodes: list[tuple[float, int, int]] = []
     rewards: list[float] = []
-    seed, obs, info, starts = -1, None, {}, episode_starts(5, first_env=index, num_envs=1)
+    seed = -1
+    obs = None
+    info = {}
+    starts = episode_starts(5, first_env=index, num_envs=1)
     for chunk in chunks:
-        columns, notes = chunk.columns, {note.row: note for note in chunk.meta.episodes}
+        columns = chunk.columns
+        notes = {note.row: note for note in chunk.meta.episodes}
         for row in range(chunk.n_rows):
             kind = columns["row"][row]
             if columns["is_first"][row]:
@@ -84,7 +109,10 @@ def replay_by_hand(env: Any, game: GameSpec, chunks: list[Chunk], index: int) ->
                 action = columns["action"][row]
                 obs, reward, terminated, truncated, info = env.step(action)
                 assert columns["reward"][row] == np.float32(reward)
-                assert (columns["terminated"][row], columns["truncated"][row]) == (terminated, truncated)
+                assert (columns["terminated"][row], columns["truncated"][row]) == (
+                    terminated,
+                    truncated,
+                )
                 rewards.append(float(reward))
                 if terminated or truncated:
                     episodes.append((sum(rewards), len(rewards), seed))
@@ -94,7 +122,9 @@ def replay_by_hand(env: Any, game: GameSpec, chunks: list[Chunk], index: int) ->
 @pytest.mark.parametrize(("make", "kind"), KINDS)
 def test_chunks_are_valid_travel_unchanged_and_fit_their_game(make: Any, kind: str):
     actor, game = actor_of(make)
-    chunks = [chunk for one in collect(actor, random_policy(game, kind), [600, 5]) for chunk in one.chunks]
+    chunks = [
+        chunk for one in collect(actor, random_policy(game, kind), [600, 5]) for chunk in one.chunks
+    ]
     assert len(chunks) == 3 * 3
     for chunk in chunks:
         chunk.validate()
@@ -123,7 +153,10 @@ def test_logp_and_raw_action_are_the_policys_own(make: Any, kind: str):
             n_legal = game.discrete.n if legal is None else legal.sum(1)  # type: ignore[union-attr]
             is_best = columns["action"][steps] - game.discrete.start == best  # type: ignore[union-attr]
             np.testing.assert_allclose(
-                columns["logp"][steps], np.log(epsilon / n_legal + (1 - epsilon) * is_best), 1e-4, 1e-6
+                columns["logp"][steps],
+                np.log(epsilon / n_legal + (1 - epsilon) * is_best),
+                1e-4,
+                1e-6,
             )
         elif kind != "categorical":
             raw = columns["raw_action"][steps].reshape(-1, policy.head.size)
@@ -153,11 +186,16 @@ def test_an_actor_is_a_function_of_its_seed_and_rounds():
     assert [one.chunks for one in first] == [one.chunks for one in second]
     later = actor_of(MaskedEnv, incarnation=1)[0]
     other = collect(later, policy_for_masks(), [20, 9])
-    assert other[0].chunks[0].columns["obs"].tobytes() != first[0].chunks[0].columns["obs"].tobytes()
+    assert (
+        other[0].chunks[0].columns["obs"].tobytes() != first[0].chunks[0].columns["obs"].tobytes()
+    )
     assert other[0].chunks[0].meta.session != first[0].chunks[0].meta.session
     shifted = collect(actor_of(MaskedEnv, env_index0=3)[0], policy_for_masks(), [20])
     assert {one.env for one in shifted[0].episodes} <= {3, 4, 5}
-    assert shifted[0].chunks[0].columns["obs"][0].tobytes() != first[0].chunks[0].columns["obs"][0].tobytes()
+    assert (
+        shifted[0].chunks[0].columns["obs"][0].tobytes()
+        != first[0].chunks[0].columns["obs"][0].tobytes()
+    )
 
 
 def policy_for_masks() -> Policy:
@@ -167,8 +205,12 @@ def policy_for_masks() -> Policy:
 def test_rounds_differ_in_their_noise():
     plain = [actor_of(PlainEnv) for _ in range(2)]
     policy = random_policy(plain[0][1], "categorical")
-    first, second = (collect(actor, policy, [30], first_round=at)[0] for at, (actor, _) in enumerate(plain))
-    assert first.chunks[0].columns["action"].tobytes() != second.chunks[0].columns["action"].tobytes()
+    first, second = (
+        collect(actor, policy, [30], first_round=at)[0] for at, (actor, _) in enumerate(plain)
+    )
+    assert (
+        first.chunks[0].columns["action"].tobytes() != second.chunks[0].columns["action"].tobytes()
+    )
 
 
 def test_deterministic_play_takes_the_best_action():
@@ -176,7 +218,8 @@ def test_deterministic_play_takes_the_best_action():
     policy = random_policy(game, "categorical")
     for chunk in actor.collect(policy, 30, round_no=0, deterministic=True).chunks:
         steps = chunk.columns["row"] == RowKind.STEP
-        obs, legal = {"obs": chunk.columns["obs"][steps]}, chunk.columns["legal"][steps]
+        obs = {"obs": chunk.columns["obs"][steps]}
+        legal = chunk.columns["legal"][steps]
         best = np.where(legal, policy.outputs(obs)["logits"], -np.inf).argmax(1)
         assert (chunk.columns["action"][steps] + 1 == best).all()
 
@@ -192,7 +235,9 @@ class LateMaskEnv(MaskedEnv):
 
 def test_a_mask_that_the_first_reset_did_not_say_is_not_ignored():
     actor, game = actor_of(LateMaskEnv)
-    with pytest.raises(ConfigError, match="LateMaskEnv says an action_mask now, and said none in its first reset"):
+    with pytest.raises(
+        ConfigError, match="LateMaskEnv says an action_mask now, and said none in its first reset"
+    ):
         collect(actor, random_policy(game, "categorical"), [20])
 
 
@@ -210,13 +255,17 @@ def test_first_priorities_are_the_n_step_errors_of_the_chunk(make: Any, n: int):
             returns, factor, following = walked(columns, start, n=n, discount=0.9)
             target = returns + (factor * best[following] if factor else 0.0)
             taken = q[start, columns["action"][start] - game.discrete.start]
-            assert columns["priority"][start] == pytest.approx(abs(target - taken), rel=1e-4, abs=1e-5)
+            assert columns["priority"][start] == pytest.approx(
+                abs(target - taken), rel=1e-4, abs=1e-5
+            )
         assert (columns["priority"][columns["row"] != RowKind.STEP] == 0).all()
 
 
 def test_frame_stacks_are_what_windows_give():
     actor, game = actor_of(PlainEnv)
-    policy = random_policy(game, "epsilon_greedy", stack=3, priority=InitialPriority("n_step_td", 1, 0.9))
+    policy = random_policy(
+        game, "epsilon_greedy", stack=3, priority=InitialPriority("n_step_td", 1, 0.9)
+    )
     collected = collect(actor, policy, [10, 3, 25])
     for chunks in by_env(collected, actor):
         frames: list[Any] = []
@@ -233,7 +282,9 @@ def test_frame_stacks_are_what_windows_give():
             q = np.array(values)
             after = np.where(columns["terminated"][step], 0, q[step + 1].max(1))
             error = columns["reward"][step] + 0.9 * after - q[step, columns["action"][step] - 2]
-            np.testing.assert_allclose(columns["priority"][step], np.abs(error), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                columns["priority"][step], np.abs(error), rtol=1e-4, atol=1e-5
+            )
 
 
 def test_large_observations_are_cut_to_what_may_travel():
@@ -301,7 +352,11 @@ def test_actions_of_a_wider_type_stay_inside_the_box():
 
 @pytest.mark.parametrize(
     ("gives", "said"),
-    [(ValueError("the engine died"), "the engine died"), (None, "failed in step"), (np.zeros(7, np.float32), "step")],
+    [
+        (ValueError("the engine died"), "the engine died"),
+        (None, "failed in step"),
+        (np.zeros(7, np.float32), "step"),
+    ],
     ids=["raises", "nothing", "another shape"],
 )
 def test_an_env_that_fails_is_named_and_its_cause_kept(gives: Any, said: str):

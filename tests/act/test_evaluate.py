@@ -22,17 +22,24 @@ def by_hand(policy: Policy, env: Any, seed: int) -> float:
     while not ended:
         action = player.act(obs, legal=info.get("action_mask"))
         obs, reward, terminated, truncated, info = env.step(action)
-        total, ended = total + float(reward), terminated or truncated
+        total = total + float(reward)
+        ended = terminated or truncated
     return total
 
 
 @pytest.mark.parametrize(
     ("make", "kind", "stack"),
-    [(PlainEnv, "epsilon_greedy", 1), (PlainEnv, "categorical", 3), (MaskedEnv, "categorical", 1),
-     (MixedEnv, "gaussian_tanh", 1)],
-)  # fmt: skip
+    [
+        (PlainEnv, "epsilon_greedy", 1),
+        (PlainEnv, "categorical", 3),
+        (MaskedEnv, "categorical", 1),
+        (MixedEnv, "gaussian_tanh", 1),
+    ],
+)
 @pytest.mark.parametrize("num_envs", [1, 3, 9])
-def test_returns_are_those_of_episodes_played_alone(make: Any, kind: str, stack: int, num_envs: int):
+def test_returns_are_those_of_episodes_played_alone(
+    make: Any, kind: str, stack: int, num_envs: int
+):
     policy = random_policy(game_of(make_envs(make, 1)), kind, stack=stack)
     got = evaluate(policy, make_envs(make, num_envs), seeds=SEEDS, episodes=7)
     assert got.dtype == np.float64
@@ -44,7 +51,9 @@ def test_returns_are_those_of_episodes_played_alone(make: Any, kind: str, stack:
 
 def test_chance_is_a_function_of_the_seeds():
     policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
-    first, second = (evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS, deterministic=False) for _ in range(2))
+    first, second = (
+        evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS, deterministic=False) for _ in range(2)
+    )
     assert first.tobytes() == second.tobytes()
     assert first.tobytes() != evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS).tobytes()
 

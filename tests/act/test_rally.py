@@ -24,18 +24,23 @@ def test_gymnasium_accepts_it():
 
 @pytest.mark.parametrize("more", [{}, {"opponent": "strong", "seat": 1}])
 def test_many_side_by_side_are_the_single_ones(more: dict[str, Any]):
-    vector, singles = make_envs("rally", len(SEEDS), env_kwargs=more), [make_env("rally", more) for _ in SEEDS]
+    vector = make_envs("rally", len(SEEDS), env_kwargs=more)
+    singles = [make_env("rally", more) for _ in SEEDS]
     assert isinstance(vector, RallyVector)
     obs, _ = vector.reset(seed=SEEDS)
     for at, (env, seed) in enumerate(zip(singles, SEEDS, strict=True)):
         assert env.reset(seed=seed)[0].tobytes() == obs[at].tobytes()
-    rng, is_live = np.random.default_rng(0), np.ones(len(SEEDS), bool)
+    rng = np.random.default_rng(0)
+    is_live = np.ones(len(SEEDS), bool)
     while is_live.any():
         actions = rng.integers(0, 3, len(SEEDS))
         obs, rewards, terminated, truncated, _ = vector.step(actions)
         for at in is_live.nonzero()[0].tolist():
             one = singles[at].step(int(actions[at]))
-            assert (one[0].tobytes(), one[1:4]) == (obs[at].tobytes(), (rewards[at], terminated[at], truncated[at]))
+            assert (one[0].tobytes(), one[1:4]) == (
+                obs[at].tobytes(),
+                (rewards[at], terminated[at], truncated[at]),
+            )
         is_live &= ~(terminated | truncated)
 
 
@@ -57,12 +62,15 @@ def test_its_actions_have_names_in_every_form():
 
 
 def test_two_players_see_mirrored_courts_and_share_the_point():
-    env, rng = RallyParallel(), np.random.default_rng(1)
+    env = RallyParallel()
+    rng = np.random.default_rng(1)
     obs, _ = env.reset(seed=4)
     assert set(obs) == set(env.agents) == {"left", "right"}
     steps = 0
     while env.agents:
-        obs, rewards, terminated, truncated, _ = env.step({name: int(rng.integers(3)) for name in env.agents})
+        obs, rewards, terminated, truncated, _ = env.step(
+            {name: int(rng.integers(3)) for name in env.agents}
+        )
         assert rewards["left"] == -rewards["right"]
         assert obs["left"][0] == -obs["right"][0]
         steps += 1
@@ -82,7 +90,9 @@ def test_what_it_cannot_play_is_said():
     with pytest.raises(ConfigError, match="did you mean rally"):
         make_env("raly")
     for unlike in ("nosuch", "nosuch-v0"):
-        with pytest.raises(ConfigError, match=r"known; give rally, .*CartPole-v1 or any other id of Gymnasium"):
+        with pytest.raises(
+            ConfigError, match=r"known; give rally, .*CartPole-v1 or any other id of Gymnasium"
+        ):
             make_env(unlike)
     for near in ("cartpole", "CartPole-v7", "cart-pole-v1"):
         with pytest.raises(ConfigError, match="did you mean CartPole-v1"):
@@ -91,7 +101,8 @@ def test_what_it_cannot_play_is_said():
 
 @pytest.mark.parametrize("action", [-1, 3, 7])
 def test_an_action_that_there_is_not_moves_no_paddle(action: int):
-    env, both = RallyEnv(), RallyParallel()
+    env = RallyEnv()
+    both = RallyParallel()
     env.reset(seed=1)
     both.reset(seed=1)
     with pytest.raises(ConfigError, match=r"2 \(down\)"):
@@ -102,7 +113,8 @@ def test_an_action_that_there_is_not_moves_no_paddle(action: int):
 
 
 def test_two_players_go_on_after_a_reset_and_not_before():
-    env, both = RallyParallel(), {"left": 1, "right": 1}
+    env = RallyParallel()
+    both = {"left": 1, "right": 1}
     with pytest.raises(ConfigError, match="call reset first"):
         env.step(both)
     env.reset(seed=1)
@@ -141,9 +153,12 @@ def test_many_side_by_side_take_only_actions_that_there_are(game: str):
     last = 2 if game == "rally" else 1
     before, _ = envs.reset(seed=[1, 2, 3])
     for wrong, said in (
-        ([0, 9, 0], "env 1 is 9; .* 0 to"), ([0, 1, -1], "env 2 is -1"), ([0, 1.7, 0], r"float64\[3\]"),
-        ([0, 1], r"int64\[2\].* 3 envs"), ([last + 1, 0, 0], f"0 to {last}"),
-    ):  # fmt: skip
+        ([0, 9, 0], "env 1 is 9; .* 0 to"),
+        ([0, 1, -1], "env 2 is -1"),
+        ([0, 1.7, 0], r"float64\[3\]"),
+        ([0, 1], r"int64\[2\].* 3 envs"),
+        ([last + 1, 0, 0], f"0 to {last}"),
+    ):
         with pytest.raises(ConfigError, match=said):
             envs.step(np.array(wrong))
     nothing = {"reset_mask": np.zeros(3, bool)}

@@ -26,11 +26,17 @@ def saved(actor: Actor) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("make", "kind", "stack"),
-    [(PlainEnv, "categorical", 1), (PlainEnv, "epsilon_greedy", 3), (MaskedEnv, "categorical", 1),
-     (MixedEnv, "gaussian_tanh", 1), ("CartPole-v1", "categorical", 2)],
-)  # fmt: skip
+    [
+        (PlainEnv, "categorical", 1),
+        (PlainEnv, "epsilon_greedy", 3),
+        (MaskedEnv, "categorical", 1),
+        (MixedEnv, "gaussian_tanh", 1),
+        ("CartPole-v1", "categorical", 2),
+    ],
+)
 def test_a_resumed_actor_is_bit_equal(make: Any, kind: str, stack: int):
-    whole, rounds = actor_of(make), [3, 1, 9, 2, 30, 4, 4]
+    whole = actor_of(make)
+    rounds = [3, 1, 9, 2, 30, 4, 4]
     policy = random_policy(whole.game, kind, stack=stack)
     for number, steps in enumerate(rounds):
         resumed = actor_of(make)
@@ -39,7 +45,8 @@ def test_a_resumed_actor_is_bit_equal(make: Any, kind: str, stack: int):
         got = resumed.collect(policy, steps, round_no=number, explore=0.3)
         assert got.chunks == wanted.chunks
         assert got.episodes == wanted.episodes
-        again, kept = saved(resumed), saved(whole)
+        again = saved(resumed)
+        kept = saved(whole)
         assert again[1] == kept[1]
         assert {name: rows.tobytes() for name, rows in again[0].items()} == {
             name: rows.tobytes() for name, rows in kept[0].items()

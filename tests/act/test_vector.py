@@ -22,7 +22,11 @@ class Halved(gymnasium.RewardWrapper[Any, Any]):
 
 def test_cartpole_is_our_own_unless_something_is_changed():
     assert isinstance(make_envs("CartPole-v1", 4), CartPoleVector)
-    for changed in ({"builtin": False}, {"env_kwargs": {"sutton_barto_reward": True}}, {"wrappers": [Halved]}):
+    for changed in (
+        {"builtin": False},
+        {"env_kwargs": {"sutton_barto_reward": True}},
+        {"wrappers": [Halved]},
+    ):
         envs = make_envs("CartPole-v1", 2, **changed)
         assert isinstance(envs, SyncVectorEnv)
         assert envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED
@@ -61,7 +65,11 @@ def test_an_unknown_game_names_the_nearest(typed: str):
         ("CartPole-v1", {"num_envs": 0}, "from 1"),
         ("CartPole-v1", {"num_envs": 1, "frame_skip": 0}, "from 1"),
         ("CartPole-v1", {"num_envs": 1, "env_kwargs": {"wings": 2}}, "does not take"),
-        ("CartPole-v1", {"num_envs": 1, "wrappers": ["tests.act.test_vector:Nothing"]}, "module:Class"),
+        (
+            "CartPole-v1",
+            {"num_envs": 1, "wrappers": ["tests.act.test_vector:Nothing"]},
+            "module:Class",
+        ),
         ("CartPole-v1", {"num_envs": 1, "wrappers": ["nothing"]}, "module:Class"),
         ("nothing_here:Game-v0", {"num_envs": 1}, "nothing_here"),
         (MixedEnv(), {"num_envs": 1, "env_kwargs": {"a": 1}}, "make it with them"),
@@ -82,9 +90,12 @@ def test_wrappers_by_import_path_and_frame_skip_are_applied():
 
 
 def test_frame_skip_stops_where_the_episode_ends():
-    env, plain = FrameSkip(gymnasium.make("CartPole-v1"), 4), gymnasium.make("CartPole-v1")
+    env = FrameSkip(gymnasium.make("CartPole-v1"), 4)
+    plain = gymnasium.make("CartPole-v1")
     env.reset(seed=5), plain.reset(seed=5)
-    total, frames, ended = 0.0, 0, False
+    total = 0.0
+    frames = 0
+    ended = False
     while not ended:
         _, reward, ended, _, _ = env.step(1)
         total += reward
@@ -106,18 +117,21 @@ def test_nested_observations_are_taken_apart_by_path():
     envs = make_envs(MixedEnv, 3)
     columns = columns_of(game_of(envs))(envs.reset(seed=1)[0])
     assert {name: (column.shape, column.dtype.name) for name, column in columns.items()} == {
-        "obs.inner.0": ((3, 2), "float32"), "obs.inner.1": ((3,), "int64"), "obs.picture": ((3, 4, 4), "uint8"),
-    }  # fmt: skip
+        "obs.inner.0": ((3, 2), "float32"),
+        "obs.inner.1": ((3,), "int64"),
+        "obs.picture": ((3, 4, 4), "uint8"),
+    }
 
 
-# --- Copies of an env that exists: what was changed in it is kept, or the copy is refused -----------------------------
+# --- Copies of an env that exists: what was changed in it is kept, or the copy is refused ---------
 
 
 class Held(PlainEnv):
     """An env that holds what no copy can."""
 
     def __init__(self, pull: float = 1.0) -> None:
-        self.lock, self.pull = threading.Lock(), pull
+        self.lock = threading.Lock()
+        self.pull = pull
 
 
 class Remade(PlainEnv, EzPickle):
@@ -153,7 +167,8 @@ def test_what_was_changed_in_a_registered_env_is_in_its_copies_and_the_env_stays
 def test_a_wrapper_that_no_spec_can_make_is_copied_with_its_env():
     copy = copied(Doubled(gymnasium.make("CartPole-v1")))
     assert isinstance(copy, Doubled)
-    shown, plain = copy.reset(seed=3)[0], gymnasium.make("CartPole-v1").reset(seed=3)[0]
+    shown = copy.reset(seed=3)[0]
+    plain = gymnasium.make("CartPole-v1").reset(seed=3)[0]
     assert np.array_equal(shown, plain * 2)
 
 

@@ -26,11 +26,14 @@ def nobody() -> Deployment:
 
 def test_a_better_side_wins_and_the_other_way_round_it_loses_as_much():
     strong, casual = (side_of(name, nobody) for name in ("strong", "casual"))
-    there, back = duel(strong, casual, serves=200), duel(casual, strong, serves=200)
+    there = duel(strong, casual, serves=200)
+    back = duel(casual, strong, serves=200)
     assert there.low is not None
     assert there.low > 0.6
     assert there.won + there.lost + there.undecided == there.serves == 200
-    assert back.share == pytest.approx(1 - there.share), "the same serves and the same luck, told from the other side"
+    assert back.share == pytest.approx(1 - there.share), (
+        "the same serves and the same luck, told from the other side"
+    )
 
 
 def test_equals_get_half_since_both_meet_the_same_luck(tmp_path: Path):
@@ -47,37 +50,69 @@ def test_the_same_seed_gives_the_same_duel_and_another_one_another():
     assert found.won != duel(good, strong, serves=200, seed=4).won
 
 
-def test_models_aliases_files_and_skills_can_sit_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_models_aliases_files_and_skills_can_sit_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     deployed = open_deployment(DataFolder(tmp_path / "D"))
     registry = deployed.registry
     registry.register(RALLY)
     epoch = registry.takeover("rally", owner="test")
-    manifest = registry.release(random_policy(RALLY, "argmax", seed=1), Lineage(algorithm="dqn"), epoch=epoch)
+    manifest = registry.release(
+        random_policy(RALLY, "argmax", seed=1), Lineage(algorithm="dqn"), epoch=epoch
+    )
     with pytest.raises(ConfigError, match="has no champion"):
         side_of("champion", lambda: deployed)
     registry.point("rally", "champion", manifest.model_no, why="test")
     for name in ("champion", "rally/1"):
         assert isinstance(side_of(name, lambda: deployed), Side)
-    assert run_command(["arena", "duel", "rally/1", "strong", "--data", str(tmp_path / "D"), "--serves", "40"]) == 0
+    assert (
+        run_command(
+            ["arena", "duel", "rally/1", "strong", "--data", str(tmp_path / "D"), "--serves", "40"]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "better: strong" in said
-    line = ["arena", "duel", "champion", "strong", "--data", str(tmp_path / "D"), "--serves", "4", "--json"]
+    line = [
+        "arena",
+        "duel",
+        "champion",
+        "strong",
+        "--data",
+        str(tmp_path / "D"),
+        "--serves",
+        "4",
+        "--json",
+    ]
     assert run_command(line) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["a"], told["a_model"], told["a_policy_sha256"]) == ("champion", "rally/1", manifest.policy_sha256)
+    assert (told["a"], told["a_model"], told["a_policy_sha256"]) == (
+        "champion",
+        "rally/1",
+        manifest.policy_sha256,
+    )
     assert (told["b"], told["b_model"], told["b_policy_sha256"]) == ("strong", None, None)
     assert run_command(line[:-1]) == 0
     assert "champion (rally/1) wins" in capsys.readouterr().out
     export(registry, manifest, kind="json", out=tmp_path / "p.json")
     export(registry, manifest, kind="safetensors", out=tmp_path / "p.safetensors")
-    with pytest.raises(ConfigError, match="it is JSON; give a file that a run or 'models export --safetensors' wrote"):
+    with pytest.raises(
+        ConfigError,
+        match="it is JSON; give a file that a run or 'models export --safetensors' wrote",
+    ):
         side_of(str(tmp_path / "p.json"), nobody)
     assert side_of(str(tmp_path / "p.safetensors"), nobody).policy_sha256 == manifest.policy_sha256
     (tmp_path / "bad").write_bytes(b"no policy")
-    for name, why in (("nobody", "is nobody"), ("rally/9", "does not exist"), (str(tmp_path / "bad"), "is no policy")):
+    for name, why in (
+        ("nobody", "is nobody"),
+        ("rally/9", "does not exist"),
+        (str(tmp_path / "bad"), "is no policy"),
+    ):
         with pytest.raises(ConfigError, match=why):
             side_of(name, lambda: deployed)
-    (tmp_path / "cart").write_bytes(random_policy(game_spec("cart", obs=4, actions=2), "argmax", seed=1).encode())
+    (tmp_path / "cart").write_bytes(
+        random_policy(game_spec("cart", obs=4, actions=2), "argmax", seed=1).encode()
+    )
     with pytest.raises(ConfigError, match="plays cart"):
         side_of(str(tmp_path / "cart"), nobody)
 
@@ -117,6 +152,8 @@ def test_a_file_too_large_for_a_policy_is_not_read(tmp_path: Path):
         ("good strong --serves 4", "(too few for an interval)\nbetter: neither; more serves"),
     ],
 )
-def test_a_duel_that_tells_nobody_apart_says_why(line: str, said: str, capsys: pytest.CaptureFixture[str]):
+def test_a_duel_that_tells_nobody_apart_says_why(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+):
     assert run_command(["arena", "duel", *line.split()]) == 0
     assert said in capsys.readouterr().out

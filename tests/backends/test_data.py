@@ -1,4 +1,5 @@
-"""What is counted of a store elsewhere; a local one stands in for it, since both keep to one port."""
+"""What is counted of a store elsewhere; a local one stands in for it, since both keep to one
+port."""
 
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def factory(tmp_path: Path) -> _Factory:
 
 
 def test_what_only_its_servers_know_is_left_out(factory: _Factory, tmp_path: Path):
-    desk, data = factory.desk(), DataFolder(tmp_path / "D")
+    desk = factory.desk()
+    data = DataFolder(tmp_path / "D")
     chunks = factory.chunks(3)
     desk.put(*chunks)
     desk.write(refused=[desk.refusal(one) for one in factory.chunks(2)])
@@ -33,9 +35,14 @@ def test_what_only_its_servers_know_is_left_out(factory: _Factory, tmp_path: Pat
         (left_over / "file").write_bytes(b"12345")
     steps = sum(one.meta.n_steps for one in chunks)
     assert stats_elsewhere(data, desk.store) == {
-        "steps": steps, "chunks": 3, "sessions": 1, "games": {SPEC.game: steps}, "quarantined": {"bad_action": 2},
-        "parked": 0, "bytes": {"ledger": 5},
-    }  # fmt: skip
+        "steps": steps,
+        "chunks": 3,
+        "sessions": 1,
+        "games": {SPEC.game: steps},
+        "quarantined": {"bad_action": 2},
+        "parked": 0,
+        "bytes": {"ledger": 5},
+    }
 
 
 def test_figures_belong_together_and_come_to_an_end_while_somebody_writes(

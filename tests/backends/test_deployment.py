@@ -29,7 +29,9 @@ def a_run(folder: Path, *, seed: int = 0, has_ended: bool = True) -> Path:
     return folder
 
 
-def test_processes_that_start_at_once_agree_on_one_signing_key_that_only_its_owner_reads(tmp_path: Path):
+def test_processes_that_start_at_once_agree_on_one_signing_key_that_only_its_owner_reads(
+    tmp_path: Path,
+):
     data = DataFolder(tmp_path / "D")
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(lambda _: open_deployment(data), range(8)))
@@ -58,8 +60,12 @@ def test_models_may_lie_under_a_url(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["key", "signing.key"])
-def test_a_machine_with_other_keys_than_those_it_shares_models_with_does_not_start(tmp_path: Path, name: str):
-    url, first, second = f"file://{tmp_path / 'elsewhere'}", DataFolder(tmp_path / "D"), DataFolder(tmp_path / "E")
+def test_a_machine_with_other_keys_than_those_it_shares_models_with_does_not_start(
+    tmp_path: Path, name: str
+):
+    url = f"file://{tmp_path / 'elsewhere'}"
+    first = DataFolder(tmp_path / "D")
+    second = DataFolder(tmp_path / "E")
     open_deployment(first, models=url)
     second.root.mkdir()
     for one in ("key", "signing.key"):
@@ -106,7 +112,8 @@ def test_a_run_that_has_not_ended_or_is_none_is_not_released(tmp_path: Path):
 
 
 def test_a_run_whose_outputs_are_not_finite_is_refused_and_leaves_no_model(tmp_path: Path):
-    run, opened = a_run(tmp_path / "one"), open_deployment(DataFolder(tmp_path / "D"))
+    run = a_run(tmp_path / "one")
+    opened = open_deployment(DataFolder(tmp_path / "D"))
     policy = random_policy(GAME, "argmax")
     huge = {name: np.full_like(array, 3e38) for name, array in policy.weights.items()}
     RunFolder(run).save_policy("best", replace(policy, weights=huge))

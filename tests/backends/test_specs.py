@@ -1,4 +1,5 @@
-"""Specs from a registry elsewhere: while it is away healthy frames wait, and what is not there costs little."""
+"""Specs from a registry elsewhere: while it is away healthy frames wait, and what is not there
+costs little."""
 
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec, random_session, stamped
 
-SPEC, OTHER = cart_spec(), game_spec("cart", obs=7, actions=3)
+SPEC = cart_spec()
+OTHER = game_spec("cart", obs=7, actions=3)
 REFUSALS: dict[Trouble, str] = {403: "check access", "proxy": "this server is not S3-compatible"}
 """What ends ingest, for somebody to mend."""
 
@@ -30,11 +32,18 @@ class Desk:
     """A registry on a small S3, a stream, a store and ingest between them."""
 
     def __init__(self, s3: SmallS3, folder: Path) -> None:
-        self.s3, self.clock, self._rng = s3, ManualClock(), np.random.default_rng(5)
+        self.s3 = s3
+        self.clock = ManualClock()
+        self._rng = np.random.default_rng(5)
         self.registry = Registry(CloudObjects(s3.url), trusted={})
-        self.stream, self.store = MemoryStream(2, clock=self.clock), LocalStore(folder, clock=self.clock)
+        self.stream, self.store = (
+            MemoryStream(2, clock=self.clock),
+            LocalStore(folder, clock=self.clock),
+        )
         self.specs = RegistrySpecs(self.registry, clock=self.clock)
-        self.service = IngestService(self.stream, self.store, self.specs, owner="desk", clock=self.clock)
+        self.service = IngestService(
+            self.stream, self.store, self.specs, owner="desk", clock=self.clock
+        )
 
     def send(self, n_chunks: int = 3, *, spec=SPEC) -> None:
         self.stream.append(list(stamped(random_session(spec, self._rng, n_chunks=n_chunks))))
@@ -42,7 +51,8 @@ class Desk:
     @property
     def asked(self) -> int:
         """How often the registry was asked since this was looked at last."""
-        calls, self.s3.calls = self.s3.calls, []
+        calls = self.s3.calls
+        self.s3.calls = []
         return len(calls)
 
 
@@ -62,7 +72,8 @@ def test_while_the_registry_is_away_nothing_is_quarantined_and_then_everything_i
     desk.registry.register(SPEC)
     desk.send(5)
     desk.s3.trouble = trouble
-    is_away, stop = threading.Event(), threading.Event()
+    is_away = threading.Event()
+    stop = threading.Event()
 
     def step() -> int:
         try:

@@ -1,4 +1,5 @@
-"""The bench itself: a run with tiny sizes gives every figure with its gate, and leaves nothing behind."""
+"""The bench itself: a run with tiny sizes gives every figure with its gate, and leaves nothing
+behind."""
 
 import json
 import os
@@ -30,9 +31,18 @@ PASSED = Gate(True, "done right")
 def run(out: Path, temporary: Path, *options: str) -> dict[str, Any]:
     """One tiny run; its temporary folders must be gone afterwards."""
     temporary.mkdir()
-    command = [sys.executable, str(ROOT / "bench" / "experience.py"), "--tiny", "--out", str(out), *options]
+    command = [
+        sys.executable,
+        str(ROOT / "bench" / "experience.py"),
+        "--tiny",
+        "--out",
+        str(out),
+        *options,
+    ]
     env = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(temporary.iterdir()) == []
     found: dict[str, Any] = json.loads((out / "experience.json").read_text())
@@ -79,7 +89,10 @@ def test_every_gate_passes_and_every_goal_has_a_verdict(result):
     figures = {one["name"]: one for _, one in report.figures(result)}
     assert figures.keys() >= GOALS
     assert {figures[goal]["verdict"] for goal in GOALS} <= {"met", "missed"}
-    assert all(one["gate"]["says"] and one["low"] <= one["median"] <= one["high"] for one in figures.values())
+    assert all(
+        one["gate"]["says"] and one["low"] <= one["median"] <= one["high"]
+        for one in figures.values()
+    )
 
 
 def test_each_peer_is_measured_or_skipped_with_a_reason(result):
@@ -109,23 +122,37 @@ def test_results_name_no_folder_of_this_machine(results):
 def test_a_figure_counts_only_while_its_gate_passes():
     good = Figure(name="speed", unit="steps/s", values=[9.0, 11.0, 12.0], goal=10.0, gate=PASSED)
     assert good.verdict == "met"
-    void = Figure(name="speed", unit="steps/s", values=[99.0], goal=10.0, gate=all_of(("stored once", False)))
+    void = Figure(
+        name="speed", unit="steps/s", values=[99.0], goal=10.0, gate=all_of(("stored once", False))
+    )
     assert void.verdict == "void"
-    late = Figure(name="lag", unit="ms", values=[200.0], goal=150.0, more_is_better=False, gate=PASSED)
+    late = Figure(
+        name="lag", unit="ms", values=[200.0], goal=150.0, more_is_better=False, gate=PASSED
+    )
     assert late.verdict == "missed"
 
 
 def test_a_failed_gate_makes_the_run_unsound():
-    found = Findings(figures=[Figure(name="x", unit="s", values=[1.0], gate=all_of(("right", False)))])
+    found = Findings(
+        figures=[Figure(name="x", unit="s", values=[1.0], gate=all_of(("right", False)))]
+    )
     result = {"passes": {"native": {"measurements": {"x": found.to_json()}, "syncs_ms": {}}}}
     assert not report.is_sound(result)
 
 
 def test_a_ratio_above_one_means_that_we_are_better():
-    faster = Ratio(name="rate", peer="p", unit="steps/s", ours=[4.0, 6.0], theirs=[2.0, 2.0], gate=PASSED)
+    faster = Ratio(
+        name="rate", peer="p", unit="steps/s", ours=[4.0, 6.0], theirs=[2.0, 2.0], gate=PASSED
+    )
     cheaper = Ratio(
-        name="cost", peer="p", unit="ms", ours=[1.0], theirs=[4.0], more_is_better=False, gate=PASSED
-    )  # fmt: skip
+        name="cost",
+        peer="p",
+        unit="ms",
+        ours=[1.0],
+        theirs=[4.0],
+        more_is_better=False,
+        gate=PASSED,
+    )
     assert faster.times == [2.0, 3.0]
     assert cheaper.times == [4.0]
 

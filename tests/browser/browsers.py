@@ -1,4 +1,5 @@
-"""A platform in processes of its own, real browsers on its play page, and a player with a keyboard."""
+"""A platform in processes of its own, real browsers on its play page, and a player with a
+keyboard."""
 
 import re
 import time
@@ -46,9 +47,12 @@ class Stage:
 
     def release(self, *, seed: int = 0) -> str:
         """Another champion, of random weights; its name."""
-        registry, (spec,) = self.deployment.registry, self.specs()
+        registry = self.deployment.registry
+        (spec,) = self.specs()
         epoch = registry.takeover(spec.game, owner="test")
-        manifest = registry.release(random_policy(spec, "argmax", seed=seed), Lineage(algorithm="dqn"), epoch=epoch)
+        manifest = registry.release(
+            random_policy(spec, "argmax", seed=seed), Lineage(algorithm="dqn"), epoch=epoch
+        )
         registry.point(spec.game, "champion", manifest.model_no, why="test")
         return manifest.name
 
@@ -69,7 +73,12 @@ class Stage:
 
 @contextmanager
 def stage(
-    folder: Path, game: str = "rally", *, with_bot: bool = True, roles: str = "gateway,ingest", **environment: str
+    folder: Path,
+    game: str = "rally",
+    *,
+    with_bot: bool = True,
+    roles: str = "gateway,ingest",
+    **environment: str,
 ) -> Iterator[Stage]:
     """These roles on a folder, with a champion of random weights if wanted."""
     data = DataFolder(folder / "D")
@@ -92,7 +101,11 @@ def stored(data: Path) -> list[Chunk]:
         cursor: Cursor | None = None
         while (tail := view.tail(cursor, max_items=1000, wait_s=0)).items:
             cursor = tail.cursor
-            chunks += [item.chunk for item in tail.items if isinstance(item, Stored) and item.chunk is not None]
+            chunks += [
+                item.chunk
+                for item in tail.items
+                if isinstance(item, Stored) and item.chunk is not None
+            ]
     return chunks
 
 
@@ -113,25 +126,43 @@ def episodes_of(chunks: list[Chunk]) -> list[Episode]:
     """Whole episodes, by session and order; a note that spans chunks is one episode."""
     found: list[Episode] = []
     for session in sorted({chunk.meta.session for chunk in chunks}):
-        mine = sorted((one for one in chunks if one.meta.session == session), key=lambda one: one.meta.chunk_no)
+        mine = sorted(
+            (one for one in chunks if one.meta.session == session),
+            key=lambda one: one.meta.chunk_no,
+        )
         assert [one.meta.chunk_no for one in mine] == list(range(len(mine))), "a chunk is missing"
         for chunk in mine:
             ends = [note.row for note in chunk.meta.episodes[1:]] + [len(chunk.columns["row"])]
             for note, end in zip(chunk.meta.episodes, ends, strict=True):
                 rows = slice(note.row, end)
                 is_step = chunk.columns["row"][rows] == 0
-                by = frozenset(By(int(one)).name.lower() for one in chunk.columns["by"][rows][is_step])
+                by = frozenset(
+                    By(int(one)).name.lower() for one in chunk.columns["by"][rows][is_step]
+                )
                 episode = Episode(
-                    note.seat, note.match, note.opponents, note.model, note.result, by, int(is_step.sum())
+                    note.seat,
+                    note.match,
+                    note.opponents,
+                    note.model,
+                    note.result,
+                    by,
+                    int(is_step.sum()),
                 )
                 if chunk.columns["is_first"][note.row]:
                     found.append(episode)
                 else:
                     last = found.pop()
-                    found.append(Episode(
-                        note.seat, note.match, note.opponents, note.model or last.model, note.result,
-                        last.by | episode.by, last.steps + episode.steps,
-                    ))  # fmt: skip
+                    found.append(
+                        Episode(
+                            note.seat,
+                            note.match,
+                            note.opponents,
+                            note.model or last.model,
+                            note.result,
+                            last.by | episode.by,
+                            last.steps + episode.steps,
+                        )
+                    )
     return found
 
 
@@ -177,17 +208,21 @@ class Tab:
 
 @contextmanager
 def tab(browser: Any, address: str, **how: Any) -> Iterator[Tab]:
-    """The page in a context of its own: no other tab's storage, and nothing that answers in the gateway's place."""
-    context = browser.new_context(**{
-        "viewport": {"width": 1100, "height": 800}, "service_workers": "block", **how,
-    })  # fmt: skip
+    """The page in a context of its own: no other tab's storage, and nothing that answers in the
+    gateway's place."""
+    context = browser.new_context(
+        **{"viewport": {"width": 1100, "height": 800}, "service_workers": "block", **how}
+    )
     try:
         found = Tab(context.new_page())
-        found.page.on("console", lambda said: found.errors.append(said.text) if said.type == "error" else None)
+        found.page.on(
+            "console", lambda said: found.errors.append(said.text) if said.type == "error" else None
+        )
         found.page.on("pageerror", lambda error: found.errors.append(str(error)))
         found.page.on("request", lambda request: found.hosts.add(urlsplit(request.url).netloc))
         found.page.on(
-            "response", lambda answer: found.answers.append(answer) if answer.url.endswith("/frames") else None
+            "response",
+            lambda answer: found.answers.append(answer) if answer.url.endswith("/frames") else None,
         )
         found.page.goto(address)
         found.page.wait_for_selector("body[data-phase=ready]")
@@ -205,17 +240,20 @@ def driver_error() -> type[Exception]:
 
 
 class Player:
-    """Follows the ball with the arrow keys, as a person would: it looks, and holds a key down or lets it go."""
+    """Follows the ball with the arrow keys, as a person would: it looks, and holds a key down or
+    lets it go."""
 
     def __init__(self, tab: Tab) -> None:
-        self.tab, self._held = tab, ""
+        self.tab = tab
+        self._held = ""
         self.seen: set[str] = set()
 
     def look(self) -> str:
         """Look once and move; the phase the page is in."""
         page = self.tab.page
         phase, place = page.evaluate(
-            "() => [document.body.dataset.phase, document.getElementById('court').dataset.place ?? '']"
+            "() => [document.body.dataset.phase, document.getElementById('court').dataset.place ?? "
+            "'']"
         )
         if place:
             self.seen.add(place)
@@ -251,8 +289,10 @@ def play_on(*players: Player, points_more: int = 1, timeout_s: float = 90.0) -> 
     """Everybody plays until each has seen so many more points, or the end of the match."""
     wanted = [sum(points(player.tab)) + points_more for player in players]
     deadline_s = time.monotonic() + timeout_s
-    while any(player.look() == "playing" and sum(points(player.tab)) < more
-              for player, more in zip(players, wanted, strict=True)):  # fmt: skip
+    while any(
+        player.look() == "playing" and sum(points(player.tab)) < more
+        for player, more in zip(players, wanted, strict=True)
+    ):
         assert time.monotonic() < deadline_s, "the points take too long"
         time.sleep(0.01)
 

@@ -1,4 +1,5 @@
-"""The first visit: the welcome fits a phone, and an address that asks for what there is not is answered in words."""
+"""The first visit: the welcome fits a phone, and an address that asks for what there is not is
+answered in words."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +27,9 @@ ROOM = """() => {
 
 
 @pytest.fixture(scope="module", params=["rally", "CartPole-v1"])
-def game(browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def game(
+    browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
     with stage(tmp_path_factory.mktemp("game"), str(request.param)) as found:
         yield found
 
@@ -43,7 +46,9 @@ def test_the_welcome_lies_inside_the_court_and_nothing_scrolls_sideways(
         assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         if height > width:
             for button in ("#start", "#quietly"):
-                assert seen.page.locator(button).bounding_box()["y"] < height, "seen without scrolling"
+                assert seen.page.locator(button).bounding_box()["y"] < height, (
+                    "seen without scrolling"
+                )
         seen.page.tap("#quietly")
         seen.page.wait_for_selector("body[data-phase=playing]")
         seen.shoot(f"{game.game}-playing-{width}")
@@ -65,13 +70,21 @@ def test_a_key_that_is_no_good_is_said_and_nobody_is_asked_for_consent(browser: 
     with tab(browser, game.address[:-4] + "AAAA", viewport={"width": 1000, "height": 700}) as seen:
         seen.page.wait_for_selector("#state[data-state=refused]")
         assert seen.text("#sending") == (
-            f"Nothing is recorded: this is no key of this deployment. Next: understudy play {game.game} --web --data D"
+            "Nothing is recorded: this is no key of this deployment. Next: understudy play "
+            f"{game.game} --web --data D"
         )
-        assert (seen.text("#start"), seen.page.is_hidden("#quietly"), seen.text("#detail")) == ("Play", True, "")
+        assert (seen.text("#start"), seen.page.is_hidden("#quietly"), seen.text("#detail")) == (
+            "Play",
+            True,
+            "",
+        )
         assert seen.page.evaluate(ROOM) >= 40, "the choice is read to its end"
         seen.page.click("#start")
         seen.page.wait_for_selector("body[data-phase=playing]")
-        assert (seen.page.is_checked("#consent"), seen.page.is_disabled("#consent")) == (False, True)
+        assert (seen.page.is_checked("#consent"), seen.page.is_disabled("#consent")) == (
+            False,
+            True,
+        )
 
 
 @pytest.mark.parametrize("asked", ["abc", "99"])
@@ -82,7 +95,9 @@ def test_a_bot_that_there_is_not_is_said_and_stands(browser: Any, game: Stage, a
     }[asked]
     with tab(browser, f"{game.address}&bot={asked}") as seen:
         wait_for(lambda: seen.text("#opponent-note") == said)
-        assert seen.page.locator("#opponent").input_value() == ("champion" if game.game == "rally" else "you")
+        assert seen.page.locator("#opponent").input_value() == (
+            "champion" if game.game == "rally" else "you"
+        )
         seen.page.click("#quietly")
         seen.page.wait_for_selector("#court[data-place]")
         assert seen.text("#opponent-note") == said

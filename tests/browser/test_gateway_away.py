@@ -1,4 +1,5 @@
-"""The gateway is killed in the middle of a match, under two browsers at once: play goes on, nothing acked is lost."""
+"""The gateway is killed in the middle of a match, under two browsers at once: play goes on,
+nothing acked is lost."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ SMALL = {"viewport": {"width": 480, "height": 640}}
 """Two courts at once must keep up with the clock."""
 
 
-def test_two_browsers_play_on_while_the_gateway_is_killed_and_nothing_acked_is_lost(browser: Any, tmp_path: Path):
+def test_two_browsers_play_on_while_the_gateway_is_killed_and_nothing_acked_is_lost(
+    browser: Any, tmp_path: Path
+):
     with (
         stage(tmp_path) as rally,
         tab(browser, rally.address, **SMALL) as one,
@@ -25,7 +28,9 @@ def test_two_browsers_play_on_while_the_gateway_is_killed_and_nothing_acked_is_l
             seen.page.wait_for_selector("body[data-bot='rally/1']")
             seen.page.click("#start")
         players = [Player(seen) for seen in tabs]
-        wait_for(lambda: look(*players) == {"playing"} and min(seen.count("acked") for seen in tabs) > 20)
+        wait_for(
+            lambda: look(*players) == {"playing"} and min(seen.count("acked") for seen in tabs) > 20
+        )
         before = [len(player.seen) for player in players]
         rally.up.kill("gateway")
         # Nobody has to wait: both courts move on while there is no gateway, and after it is back.
@@ -38,7 +43,8 @@ def test_two_browsers_play_on_while_the_gateway_is_killed_and_nothing_acked_is_l
                 seen.page.keyboard.press("Escape")
         for seen in tabs:
             seen.page.wait_for_function(ALL_ACKED)
-            # Whoever gets acknowledgements is not offline, however long its question for bots would wait.
+            # Whoever gets acknowledgements is not offline, however long its question for bots would
+            # wait.
             seen.page.wait_for_selector("#state[data-state=connected]", timeout=10_000)
         acked = [seen.count("acked") for seen in tabs]
         chunks = rally.chunks(steps=sum(acked))
@@ -47,11 +53,15 @@ def test_two_browsers_play_on_while_the_gateway_is_killed_and_nothing_acked_is_l
         for seen in tabs:
             promised = seen.promised()
             assert len(promised) > 2
-            assert promised <= {chunk.meta.id for chunk in chunks}, "what was promised on the wire is stored"
+            assert promised <= {chunk.meta.id for chunk in chunks}, (
+                "what was promised on the wire is stored"
+            )
         assert len({episode.match for episode in episodes}) == 2
         for seen in tabs:
             # What the browser itself says about a gateway that is gone; the page adds nothing.
-            assert all("ERR_" in error or "Failed to load" in error for error in seen.errors), seen.errors
+            assert all("ERR_" in error or "Failed to load" in error for error in seen.errors), (
+                seen.errors
+            )
 
 
 def test_a_gateway_that_stays_away_is_shown_and_steps_wait_for_it(browser: Any, tmp_path: Path):
@@ -61,7 +71,11 @@ def test_a_gateway_that_stays_away_is_shown_and_steps_wait_for_it(browser: Any, 
         player = Player(seen)
         wait_for(lambda: player.look() == "playing" and seen.count("acked") > 0)
         seen.page.context.set_offline(True)
-        wait_for(lambda: player.look() != "" and seen.page.get_attribute("#state", "data-state") == "offline")
+        wait_for(
+            lambda: (
+                player.look() != "" and seen.page.get_attribute("#state", "data-state") == "offline"
+            )
+        )
         wait_for(lambda: player.look() != "" and seen.count("waiting") > 20)
         seen.shoot("rally-offline")
         play_on(player)
@@ -73,7 +87,9 @@ def test_a_gateway_that_stays_away_is_shown_and_steps_wait_for_it(browser: Any, 
         assert sum(episode.steps for episode in episodes) == seen.count("acked")
 
 
-def test_steps_of_a_page_that_was_left_offline_are_sent_by_the_next_visit(browser: Any, tmp_path: Path):
+def test_steps_of_a_page_that_was_left_offline_are_sent_by_the_next_visit(
+    browser: Any, tmp_path: Path
+):
     with stage(tmp_path) as rally, tab(browser, rally.address) as seen:
         seen.page.wait_for_selector("body[data-bot='rally/1']")
         seen.page.click("#start")

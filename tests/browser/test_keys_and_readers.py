@@ -1,4 +1,5 @@
-"""Whoever plays by keyboard alone, or hears the page read out: where the focus goes, what is said and what is not."""
+"""Whoever plays by keyboard alone, or hears the page read out: where the focus goes, what is
+said and what is not."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -81,7 +82,9 @@ def test_by_keyboard_alone_a_match_is_begun_paused_and_gone_on_with(browser: Any
         assert seen.errors == []
 
 
-def test_the_focus_is_never_lost_and_goes_to_the_button_only_from_the_court(browser: Any, cartpole: Stage):
+def test_the_focus_is_never_lost_and_goes_to_the_button_only_from_the_court(
+    browser: Any, cartpole: Stage
+):
     with tab(browser, cartpole.address) as seen:
         seen.page.wait_for_selector("#state[data-state=connected]")
         seen.page.focus("#start")
@@ -115,7 +118,9 @@ def test_what_happens_is_said_once_and_counts_are_not(browser: Any, cartpole: St
         wait_for(lambda: seen.count("acked") > 0)
         assert heard(seen, "score") == [], "hundreds of steps are not counted aloud"
         for counted in ("recorded", "acked", "waiting", "held", "thinker"):
-            region = f"document.getElementById('{counted}').closest('[role=status], [aria-live=polite]')"
+            region = (
+                f"document.getElementById('{counted}').closest('[role=status], [aria-live=polite]')"
+            )
             assert seen.page.evaluate(f"{region} === null"), counted
 
 
@@ -170,12 +175,24 @@ def test_every_control_says_what_it_is(browser: Any, rally: Stage):
     phone = {"has_touch": True, "is_mobile": True, "viewport": {"width": 400, "height": 800}}
     with tab(browser, rally.address, **phone) as seen:
         for role, name in (
-            ("switch", "My games teach the bot"), ("switch", "Show what the bot thinks"), ("combobox", "Play against"),
-            ("button", "Play and teach the bot"), ("button", "Play, and record nothing"), ("button", "Pause"),
-            ("button", "up"), ("button", "down"), ("heading", "understudy rally"), ("main", ""),
-            ("complementary", "Settings"), ("region", "The game"),
-        ):  # fmt: skip
-            found = seen.page.get_by_role(role, name=name, exact=True) if name else seen.page.get_by_role(role)
+            ("switch", "My games teach the bot"),
+            ("switch", "Show what the bot thinks"),
+            ("combobox", "Play against"),
+            ("button", "Play and teach the bot"),
+            ("button", "Play, and record nothing"),
+            ("button", "Pause"),
+            ("button", "up"),
+            ("button", "down"),
+            ("heading", "understudy rally"),
+            ("main", ""),
+            ("complementary", "Settings"),
+            ("region", "The game"),
+        ):
+            found = (
+                seen.page.get_by_role(role, name=name, exact=True)
+                if name
+                else seen.page.get_by_role(role)
+            )
             assert found.count() == 1, (role, name)
         court = seen.page.get_by_role("application")
         assert "the first to 7 points wins" in str(court.get_attribute("aria-label"))

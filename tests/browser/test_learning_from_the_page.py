@@ -1,4 +1,5 @@
-"""The promise of the page: what a person plays there becomes the next bot, which appears there and plays them."""
+"""The promise of the page: what a person plays there becomes the next bot, which appears there
+and plays them."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from tests.cli.platforms import wait_for
 SOON = {"UNDERSTUDY_LEARNER_FIRST_STEPS": "150", "UNDERSTUDY_LEARNER_BC_UPDATES": "200"}
 
 
-def test_the_first_bot_learns_from_the_person_on_the_page_and_plays_them_without_a_reload(browser: Any, tmp_path: Path):
+def test_the_first_bot_learns_from_the_person_on_the_page_and_plays_them_without_a_reload(
+    browser: Any, tmp_path: Path
+):
     with stage(tmp_path, with_bot=False, roles="gateway,ingest,learner", **SOON) as rally:
         with tab(browser, rally.address) as seen:
             seen.page.click("#start")

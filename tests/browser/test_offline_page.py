@@ -1,4 +1,5 @@
-"""A visit without the platform: the page comes from the browser, a match is played with the last bot and sent later."""
+"""A visit without the platform: the page comes from the browser, a match is played with the last
+bot and sent later."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,7 +55,9 @@ def test_a_reload_without_the_gateway_shows_the_page_and_a_match_with_the_last_b
             seen.page.wait_for_function(ALL_ACKED, timeout=60_000)
             sent = [chunk_of(frame) for frame in again.streamed() if frame.kind is FrameKind.DATA]
     assert sum(chunk.meta.n_steps for chunk in sent) == recorded
-    assert {note.model for chunk in sent for note in chunk.meta.episodes if note.seat == 1} == {"rally/1"}
+    assert {note.model for chunk in sent for note in chunk.meta.episodes if note.seat == 1} == {
+        "rally/1"
+    }
 
 
 @pytest.fixture
@@ -96,7 +99,11 @@ def test_a_new_page_is_shown_at_once_and_takes_the_place_of_the_one_that_was_kep
 
 def test_only_the_keeper_may_answer_for_the_page_and_its_name_changes_with_any_file(newer: Any):
     before = pages.load_pages()
-    allowed = [name for name, page in before.items() if "service-worker-allowed" in (page.answer({}).headers or {})]
+    allowed = [
+        name
+        for name, page in before.items()
+        if "service-worker-allowed" in (page.answer({}).headers or {})
+    ]
     assert allowed == ["offline.js"]
     keeper = before["offline.js"].raw
     for address, name in pages.FILES.items():

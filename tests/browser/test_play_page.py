@@ -1,4 +1,5 @@
-"""People play on the page: a whole match by keyboard, what is stored of it, new bots, consent, and how it looks."""
+"""People play on the page: a whole match by keyboard, what is stored of it, new bots, consent,
+and how it looks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +8,18 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.browsers import Player, Stage, Tab, episodes_of, play_on, play_out, points, stage, stored, tab
+from tests.browser.browsers import (
+    Player,
+    Stage,
+    Tab,
+    episodes_of,
+    play_on,
+    play_out,
+    points,
+    stage,
+    stored,
+    tab,
+)
 from tests.cli.platforms import wait_for
 
 
@@ -24,7 +36,9 @@ def is_sound(seen: Tab, rally: Stage) -> bool:
     return True
 
 
-def test_a_match_by_keyboard_is_stored_with_the_person_in_one_seat_and_the_bot_in_the_other(browser: Any, rally: Stage):
+def test_a_match_by_keyboard_is_stored_with_the_person_in_one_seat_and_the_bot_in_the_other(
+    browser: Any, rally: Stage
+):
     with tab(browser, rally.address) as seen:
         assert "key" not in seen.page.url
         seen.page.wait_for_selector("body[data-bot='rally/1']")
@@ -41,7 +55,8 @@ def test_a_match_by_keyboard_is_stored_with_the_person_in_one_seat_and_the_bot_i
         assert max(mine, theirs) == 7
         assert f"You {mine}" in (seen.page.get_attribute("#court", "aria-label") or "")
         wait_for(lambda: seen.count("waiting") == 0)
-        recorded, acked = seen.count("recorded"), seen.count("acked")
+        recorded = seen.count("recorded")
+        acked = seen.count("acked")
         assert recorded == acked > 100
         assert is_sound(seen, rally)
     episodes = episodes_of(rally.chunks(steps=acked))
@@ -58,7 +73,9 @@ def test_a_match_by_keyboard_is_stored_with_the_person_in_one_seat_and_the_bot_i
     assert [one.result for one in bot].count("win") == theirs
 
 
-def test_a_new_champion_appears_without_a_reload_and_plays_the_next_serve(browser: Any, rally: Stage):
+def test_a_new_champion_appears_without_a_reload_and_plays_the_next_serve(
+    browser: Any, rally: Stage
+):
     with tab(browser, rally.address) as seen:
         seen.page.wait_for_selector("body[data-bot='rally/1']")
         seen.page.click("#start")
@@ -71,20 +88,23 @@ def test_a_new_champion_appears_without_a_reload_and_plays_the_next_serve(browse
         seen.shoot("rally-new-champion")
         wait_for(lambda: player.look() != "playing" or seen.text("#them") == name)
         assert seen.text("#them") == name
-        assert [one.get_attribute("value") for one in seen.page.query_selector_all("#opponent option")][:2] == [
-            "champion", "model 1",
-        ]  # fmt: skip
+        assert [
+            one.get_attribute("value") for one in seen.page.query_selector_all("#opponent option")
+        ][:2] == ["champion", "model 1"]
         assert is_sound(seen, rally)
 
 
 def test_a_canary_that_plays_a_serve_says_that_it_is_on_trial(browser: Any, tmp_path: Path):
     small = {"viewport": {"width": 320, "height": 568}}
     with stage(tmp_path) as found, tab(browser, f"{found.url}/play", **small) as seen:
-        registry, (spec,) = found.deployment.registry, found.specs()
+        registry = found.deployment.registry
+        (spec,) = found.specs()
         found.release(seed=1)
         registry.point(spec.game, "champion", 1, why="test")
         registry.point(spec.game, "canary", 2, why="test")
-        seen.page.add_init_script("Math.random = () => 0.1")  # every serve is among those that the canary gets
+        seen.page.add_init_script(
+            "Math.random = () => 0.1"
+        )  # every serve is among those that the canary gets
         seen.page.goto("about:blank")
         seen.page.goto(found.address)
         seen.page.wait_for_selector("body[data-bot='rally/1']")
@@ -94,8 +114,12 @@ def test_a_canary_that_plays_a_serve_says_that_it_is_on_trial(browser: Any, tmp_
         wait_for(lambda: seen.text("#them") == "rally/2 (on trial)")
         seen.shoot("rally-canary-320")
         assert seen.page.locator("#opponent option:checked").text_content() == "champion rally/1"
-        assert seen.page.locator(".score").bounding_box()["height"] == height, "the court does not jump"
-        assert seen.page.evaluate("(one => one.scrollHeight <= one.clientHeight + 1)(document.getElementById('them'))")
+        assert seen.page.locator(".score").bounding_box()["height"] == height, (
+            "the court does not jump"
+        )
+        assert seen.page.evaluate(
+            "(one => one.scrollHeight <= one.clientHeight + 1)(document.getElementById('them'))"
+        )
 
 
 def test_an_older_model_and_a_script_can_be_chosen(browser: Any, rally: Stage):
@@ -103,7 +127,9 @@ def test_an_older_model_and_a_script_can_be_chosen(browser: Any, rally: Stage):
     with tab(browser, rally.address) as seen:
         seen.page.wait_for_selector("#opponent option[value='model 1']", state="attached")
         seen.page.select_option("#opponent", "model 1")
-        seen.page.wait_for_function("document.getElementById('opponent-note').textContent.includes('is here')")
+        seen.page.wait_for_function(
+            "document.getElementById('opponent-note').textContent.includes('is here')"
+        )
         seen.page.click("#quietly")
         wait_for(lambda: seen.text("#them") == "rally/1")
         player = Player(seen)
@@ -118,7 +144,10 @@ def test_without_consent_nothing_is_recorded_at_all(browser: Any, rally: Stage):
     before = len(stored(rally.up.data))
     with tab(browser, rally.address) as seen:
         sent: list[str] = []
-        seen.page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+        seen.page.on(
+            "request",
+            lambda request: sent.append(request.url) if request.method == "POST" else None,
+        )
         seen.page.click("#quietly")
         play_on(Player(seen), points_more=2)
         assert (seen.count("recorded"), seen.count("acked"), seen.count("waiting")) == (0, 0, 0)
@@ -141,7 +170,8 @@ def test_switching_consent_off_in_a_serve_stops_at_once(browser: Any, rally: Sta
         assert seen.fact("recording") == "true"
         seen.page.uncheck("#consent")
         assert seen.fact("recording") == "false"
-        recorded, looked = seen.count("recorded"), len(player.seen)
+        recorded = seen.count("recorded")
+        looked = len(player.seen)
         wait_for(lambda: player.look() == "playing" and len(player.seen) > looked + 10)
         assert seen.count("recorded") <= recorded
         assert is_sound(seen, rally)
@@ -159,7 +189,8 @@ def test_consent_that_another_tab_switches_off_is_obeyed_at_once(browser: Any, r
         other.uncheck("#consent")
         wait_for(lambda: seen.fact("recording") == "false")
         assert not seen.page.is_checked("#consent")
-        # Where the answer itself is gone, going on is no new one: only the button that asks gives it.
+        # Where the answer itself is gone, going on is no new one: only the button that asks gives
+        # it.
         seen.page.keyboard.press("Escape")
         other.evaluate("localStorage.clear()")
         seen.page.click("#start")
@@ -172,7 +203,11 @@ def test_a_bot_that_fails_is_said_and_a_script_plays_the_serve(browser: Any, ral
     with tab(browser, f"{rally.url}/play") as seen:
 
         def break_it(route: Any) -> None:
-            body = route.fetch().text().replace("seen = [...seen", 'throw new Error("broken"); seen = [...seen')
+            body = (
+                route.fetch()
+                .text()
+                .replace("seen = [...seen", 'throw new Error("broken"); seen = [...seen')
+            )
             route.fulfill(body=body, content_type="text/javascript")
 
         seen.page.route("**/static/opponents.js", break_it)
@@ -230,9 +265,13 @@ def hold(seen: Tab, selector: str, down: float, is_there: Callable[[int], bool])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_small_phone_and_is_played_by_touch(browser: Any, rally: Stage, scheme: str):
     phone = {
-        "viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True, "is_mobile": True,
-        "color_scheme": scheme, "reduced_motion": "reduce",
-    }  # fmt: skip
+        "viewport": {"width": 360, "height": 740},
+        "device_scale_factor": 2,
+        "has_touch": True,
+        "is_mobile": True,
+        "color_scheme": scheme,
+        "reduced_motion": "reduce",
+    }
     with tab(browser, rally.address, **phone) as seen:
         seen.page.wait_for_selector("#state[data-state=connected]")
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -257,11 +296,13 @@ def test_it_fits_a_phone_that_lies_on_its_side(browser: Any, rally: Stage):
         seen.shoot("rally-landscape")
         stage_box, court, quietly = (
             seen.page.locator(one).bounding_box() for one in ("#stage", "#court", "#quietly")
-        )  # fmt: skip
+        )
         assert court["height"] <= 360 - 8 * 16 + 1
         assert abs(court["width"] / court["height"] - 4 / 3) < 0.02
         assert abs(2 * court["x"] + court["width"] - 740) < 4, "in the middle"
-        assert quietly["y"] + quietly["height"] <= stage_box["y"] + stage_box["height"], "nothing is cut off"
+        assert quietly["y"] + quietly["height"] <= stage_box["y"] + stage_box["height"], (
+            "nothing is cut off"
+        )
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 740
 
 
@@ -282,7 +323,8 @@ def test_every_control_is_reached_by_keyboard_with_a_visible_focus(browser: Any,
         for _ in range(12):
             seen.page.keyboard.press("Tab")
             name, width = seen.page.evaluate(
-                "() => [document.activeElement.id, getComputedStyle(document.activeElement).outlineWidth]"
+                "() => [document.activeElement.id, "
+                "getComputedStyle(document.activeElement).outlineWidth]"
             )
             reached.append(name)
             if name:
@@ -305,10 +347,15 @@ def test_cartpole_is_played_by_the_person_and_recorded(browser: Any, tmp_path: P
         seen.page.click("#start")
         wait_for(lambda: seen.fact("phase") == "over")
         seen.shoot("cartpole-bot")
-        wait_for(lambda: seen.count("acked") == seen.count("recorded") == steps + int(seen.text("#score")))
+        wait_for(
+            lambda: (
+                seen.count("acked") == seen.count("recorded") == steps + int(seen.text("#score"))
+            )
+        )
         episodes = episodes_of(found.chunks(steps=seen.count("acked")))
         assert [(one.by, one.model) for one in episodes] == [
-            (frozenset({"person"}), None), (frozenset({"bot"}), "CartPole-v1/1"),
-        ]  # fmt: skip
+            (frozenset({"person"}), None),
+            (frozenset({"bot"}), "CartPole-v1/1"),
+        ]
         assert episodes[0].result == steps
         assert is_sound(seen, found)

@@ -39,9 +39,12 @@ class Up:
         ]
         self._errors = (data.parent / f"{data.name}.err").open("w+")
         self.process = subprocess.Popen(
-            [*command, *arguments], stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
             env={**os.environ, **environment},
-        )  # fmt: skip
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         self.ready: dict[str, Any] = json.loads(line) if line else {}
@@ -81,11 +84,13 @@ class Up:
 
 
 class Sender:
-    """Sends session after session until each chunk is acknowledged, as a client with a spool does."""
+    """Sends session after session until each chunk is acknowledged, as a client with a spool
+    does."""
 
     def __init__(self, url: str, key: str, *, seed: int = 0) -> None:
         self._http = urllib3.PoolManager(retries=False, timeout=10.0)
-        self._url, self._headers = f"{url}/v1/games/{SPEC.game}", {"authorization": f"Bearer {key}"}
+        self._url = f"{url}/v1/games/{SPEC.game}"
+        self._headers = {"authorization": f"Bearer {key}"}
         self._rng = np.random.default_rng(seed)
         self.acked_steps = self.failures = 0
         self._stop = threading.Event()
@@ -96,7 +101,9 @@ class Sender:
         assert answer.status == 200, answer.data
 
     def send_session(self) -> None:
-        chunks = random_session(SPEC, self._rng, session=new_session(time.time(), self._rng.bytes(10)))
+        chunks = random_session(
+            SPEC, self._rng, session=new_session(time.time(), self._rng.bytes(10))
+        )
         for chunk in chunks:
             frame = chunk.frame()
             body = encode_parcel([frame], {frame.session: player_name("ada")})
@@ -107,10 +114,14 @@ class Sender:
 
     def _post(self, body: bytes) -> bool:
         try:
-            answer = self._http.request("POST", f"{self._url}/frames", body=body, headers=self._headers)
+            answer = self._http.request(
+                "POST", f"{self._url}/frames", body=body, headers=self._headers
+            )
         except urllib3.exceptions.HTTPError:
             return False
-        return answer.status == 200 and all(ack["accepted"] for ack in json.loads(answer.data)["acks"])
+        return answer.status == 200 and all(
+            ack["accepted"] for ack in json.loads(answer.data)["acks"]
+        )
 
     def sends_on(self, steps: int = 20) -> None:
         """Wait until some more steps are acknowledged."""

@@ -44,7 +44,9 @@ def test_config_is_made_once_shown_with_origins_and_checked(
     assert "insecure" in capsys.readouterr().err
 
 
-def test_config_init_needs_a_place(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_config_init_needs_a_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     assert run(["config", "init"]) == 2
     assert "--config FILE" in capsys.readouterr().err
 

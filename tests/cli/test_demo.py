@@ -1,4 +1,5 @@
-"""The demo as a user types it, where it does not come to play; what it shows while it runs; pictures of its output."""
+"""The demo as a user types it, where it does not come to play; what it shows while it runs;
+pictures of its output."""
 
 import io
 import re
@@ -17,12 +18,27 @@ from understudy.simulation.loop import Look, LoopConfig
 
 COURT = {"court": list(rally.serve(3)), "seat": 0, "score": [3, 5]}
 LOOK = Look(
-    elapsed_s=12.0, recorded_steps=2100, acked_steps=2000, stored_steps=1900, phase="dqn: learning", champion=2,
-    canary=3, updates=70, lag_s=0.014, points={"rally/10": (3, 4), "rally/2": (1, 4)}, view=COURT,
-)  # fmt: skip
+    elapsed_s=12.0,
+    recorded_steps=2100,
+    acked_steps=2000,
+    stored_steps=1900,
+    phase="dqn: learning",
+    champion=2,
+    canary=3,
+    updates=70,
+    lag_s=0.014,
+    points={"rally/10": (3, 4), "rally/2": (1, 4)},
+    view=COURT,
+)
 EARLIER = Look(
-    elapsed_s=10.0, recorded_steps=1600, acked_steps=1500, stored_steps=1400, phase="", champion=0, canary=0
-)  # fmt: skip
+    elapsed_s=10.0,
+    recorded_steps=1600,
+    acked_steps=1500,
+    stored_steps=1400,
+    phase="",
+    champion=0,
+    canary=0,
+)
 ADDRESS = "http://127.0.0.1:39141/play#game=rally&key=uk_3fA9-secret_of.somebody"
 DOCS = Path(__file__).parents[2] / "docs" / "images"
 
@@ -38,9 +54,13 @@ DOCS = Path(__file__).parents[2] / "docs" / "images"
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_made(
-    wrong: list[str], code: int, said: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    wrong: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
@@ -56,7 +76,12 @@ def test_a_missing_package_is_named_before_anything_is_made(
 ) -> None:
     monkeypatch.setitem(sys.modules, "botocore", None)
     monkeypatch.setitem(sys.modules, "botocore.session", None)
-    assert run_command(["demo", "--keep", str(tmp_path / "kept"), "--stream", "kinesis://x?region=eu-west-1"]) == 2
+    assert (
+        run_command(
+            ["demo", "--keep", str(tmp_path / "kept"), "--stream", "kinesis://x?region=eu-west-1"]
+        )
+        == 2
+    )
     out, err = capsys.readouterr()
     assert "pip install 'understudy[aws]'" in err
     assert "people play" not in out
@@ -70,19 +95,28 @@ def test_why_no_bot_came_is_said_with_what_was_asked_for() -> None:
     kept = no_bot(config, 134.2, "K")
     assert "--keep" not in kept
     assert kept.endswith("`understudy status --data K`")
-    assert "so the learner was never killed" in no_bot(LoopConfig(max_seconds=5, kill="learner"), 9.0, None)
+    assert "so the learner was never killed" in no_bot(
+        LoopConfig(max_seconds=5, kill="learner"), 9.0, None
+    )
 
 
-# --- While it runs ----------------------------------------------------------------------------------------------------
+# --- While it runs --------------------------------------------------------------------------------
 
 
-def shown(*looks: Look, width: int = 80, height: int = 24, term: str = "xterm", is_terminal: bool = True) -> str:
+def shown(
+    *looks: Look, width: int = 80, height: int = 24, term: str = "xterm", is_terminal: bool = True
+) -> str:
     """What is written for these looks."""
     written = io.StringIO()
     out = Console(
-        file=written, width=width, height=height, force_terminal=is_terminal, color_system=None, highlight=False,
+        file=written,
+        width=width,
+        height=height,
+        force_terminal=is_terminal,
+        color_system=None,
+        highlight=False,
         _environ={"TERM": term},
-    )  # fmt: skip
+    )
     with watching_loop(out, LoopConfig()) as show:
         for look in looks:
             show(look)
@@ -91,7 +125,14 @@ def shown(*looks: Look, width: int = 80, height: int = 24, term: str = "xterm", 
 
 def test_a_usual_terminal_has_room_for_all_of_the_picture():
     said = shown(EARLIER, LOOK)
-    for part in ("8 players", "2 000", "250/s", "14 ms", "person 3 : 5 bot", "rally/2 25%, rally/10 75%"):
+    for part in (
+        "8 players",
+        "2 000",
+        "250/s",
+        "14 ms",
+        "person 3 : 5 bot",
+        "rally/2 25%, rally/10 75%",
+    ):
         assert part in said
     assert "\n..." not in said, "cut by the terminal's end"
     assert "0 lost, 0 twice so far, by counts" in said
@@ -101,7 +142,9 @@ def test_what_is_not_stored_after_some_seconds_is_said():
     late = shown(EARLIER, replace(LOOK, stored_steps=1400))
     assert "100 steps acknowledged and not yet stored" in late
     assert "0 twice so far" not in late
-    assert "100 steps of others are stored as well" in shown(EARLIER, replace(LOOK, stored_steps=2200))
+    assert "100 steps of others are stored as well" in shown(
+        EARLIER, replace(LOOK, stored_steps=2200)
+    )
 
 
 def test_a_low_terminal_goes_without_the_court():
@@ -111,7 +154,14 @@ def test_a_low_terminal_goes_without_the_court():
 
 
 @pytest.mark.parametrize(
-    "kind", [{"width": 20, "height": 5}, {"width": 60}, {"height": 8}, {"term": "dumb"}, {"is_terminal": False}]
+    "kind",
+    [
+        {"width": 20, "height": 5},
+        {"width": 60},
+        {"height": 8},
+        {"term": "dumb"},
+        {"is_terminal": False},
+    ],
 )
 def test_where_a_picture_cannot_be_drawn_there_are_lines(kind: dict[str, object]):
     said = shown(EARLIER, LOOK, replace(LOOK, said="rally/3 is champion"), **kind)  # type: ignore[arg-type]
@@ -120,13 +170,17 @@ def test_where_a_picture_cannot_be_drawn_there_are_lines(kind: dict[str, object]
     assert " 12.0 s  rally/3 is champion\n" in said
 
 
-# --- Pictures: what is in them may be shown to anyone ----------------------------------------------------------------
+# --- Pictures: what is in them may be shown to anyone ---------------------------------------------
 
 
 def outside(svg: str) -> list[str]:
     """Addresses in it that are neither the format's own name nor this machine's."""
     found = re.findall(r"https?://[^\s\"'<>)]*", svg)
-    return [one for one in found if one != "http://www.w3.org/2000/svg" and not one.startswith("http://127.0.0.1:")]
+    return [
+        one
+        for one in found
+        if one != "http://www.w3.org/2000/svg" and not one.startswith("http://127.0.0.1:")
+    ]
 
 
 @pytest.mark.parametrize("width", [60, 112, 200])

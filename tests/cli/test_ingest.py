@@ -24,9 +24,16 @@ SPEC = cart_spec()
 @pytest.fixture
 def data(tmp_path: Path) -> DataFolder:
     """A folder whose stream holds three chunks that came in long ago."""
-    data, clock = DataFolder(tmp_path), ManualClock()
+    data = DataFolder(tmp_path)
+    clock = ManualClock()
     stream = FileStream(data.stream, clock=clock)
-    stream.append(list(stamped(random_session(SPEC, np.random.default_rng(2), n_chunks=3), received_s=clock.now())))
+    stream.append(
+        list(
+            stamped(
+                random_session(SPEC, np.random.default_rng(2), n_chunks=3), received_s=clock.now()
+            )
+        )
+    )
     stream.close()
     return data
 
@@ -38,7 +45,9 @@ def registered(request: pytest.FixtureRequest, data: DataFolder, monkeypatch: py
         yield
 
 
-def _register(server: SmallS3, data: DataFolder, monkeypatch: pytest.MonkeyPatch, *, is_elsewhere: bool) -> None:
+def _register(
+    server: SmallS3, data: DataFolder, monkeypatch: pytest.MonkeyPatch, *, is_elsewhere: bool
+) -> None:
     if is_elsewhere:
         monkeypatch.setenv("UNDERSTUDY_MODELS_URL", server.url)
         Registry(CloudObjects(server.url), trusted={}).register(SPEC)
@@ -87,7 +96,10 @@ run(["ingest", "--data", sys.argv[1]])
 
 def test_a_second_interrupt_ends_at_once_whatever_is_waited_for(tmp_path: Path):
     with subprocess.Popen(
-        [sys.executable, "-c", HANGS, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HANGS, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as command:
         assert command.stdout is not None
         assert command.stdout.readline().startswith("following ")

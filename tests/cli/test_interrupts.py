@@ -19,10 +19,16 @@ def ctrl_c() -> None:
 
 
 def test_an_interrupt_ends_the_block_and_the_handlers_are_as_before():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], sys.unraisablehook
+    before = (
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        sys.unraisablehook,
+    )
     with pytest.raises(KeyboardInterrupt), Interrupts():
         signal.raise_signal(signal.SIGTERM)
-    assert ([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], sys.unraisablehook) == before
+    assert (
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        sys.unraisablehook,
+    ) == before
 
 
 def test_a_terminal_that_closes_interrupts_unless_it_is_ignored():
@@ -38,7 +44,8 @@ def test_a_terminal_that_closes_interrupts_unless_it_is_ignored():
 
 
 def test_with_hurry_only_the_first_interrupt_is_raised():
-    hurried, cleaned = list[bool](), list[bool]()
+    hurried = list[bool]()
+    cleaned = list[bool]()
 
     def working() -> None:
         with Interrupts(hurry=lambda: hurried.append(True)):

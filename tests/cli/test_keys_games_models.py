@@ -36,7 +36,8 @@ class Asked:
     """Runs commands in this process with one data folder."""
 
     def __init__(self, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self._data, self._capsys = str(data), capsys
+        self._data = str(data)
+        self._capsys = capsys
 
     def __call__(self, line: str, *, code: int = 0) -> tuple[str, str]:
         got = run_command([*line.split(), "--data", self._data])
@@ -61,7 +62,12 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(ask: Asked, tmp_path: Path):
     keys = open_deployment(DataFolder(tmp_path / "D")).keys
     keys.follow()
     key = keys.check(made["key"])
-    assert (key.scopes, key.game, key.label, made["id"]) == (("play", "read"), "pong", "table", key.id)
+    assert (key.scopes, key.game, key.label, made["id"]) == (
+        ("play", "read"),
+        "pong",
+        "table",
+        key.id,
+    )
     secret = made["key"].split("_", 2)[2]
     kept = b"".join(path.read_bytes() for path in (tmp_path / "D").rglob("*") if path.is_file())
     assert secret.encode() not in kept
@@ -81,7 +87,9 @@ def test_names_that_look_like_markup_are_shown_as_they_are(ask: Asked):
     assert ask.json("data forget [/x]")["chunks"] == 0
 
 
-def test_a_new_key_is_printed_though_the_registry_does_not_answer(ask: Asked, monkeypatch: pytest.MonkeyPatch):
+def test_a_new_key_is_printed_though_the_registry_does_not_answer(
+    ask: Asked, monkeypatch: pytest.MonkeyPatch
+):
     def away(_: Registry) -> list[str]:
         raise StorageFailed("the models cannot be read")
 
@@ -90,7 +98,8 @@ def test_a_new_key_is_printed_though_the_registry_does_not_answer(ask: Asked, mo
 
 
 def test_a_key_can_be_revoked_by_its_beginning_or_by_itself(ask: Asked):
-    first, second = ask.json("keys create"), ask.json("keys create")
+    first = ask.json("keys create")
+    second = ask.json("keys create")
     assert ask.json(f"keys revoke {first['id'][:10]}") == {"revoked": first["id"]}
     said, _ = ask(f"keys revoke {second['key']}")
     assert second["key"] not in said
@@ -123,9 +132,16 @@ def test_wrong_use_is_told_in_one_message(ask: Asked, line: str, said: str):
 
 @pytest.mark.parametrize(
     "line",
-    ["keys list", "keys revoke abc", "games list", "models list", "models show g/1", "models promote g/1",
-     "models rollback g"],
-)  # fmt: skip
+    [
+        "keys list",
+        "keys revoke abc",
+        "games list",
+        "models list",
+        "models show g/1",
+        "models promote g/1",
+        "models rollback g",
+    ],
+)
 def test_a_folder_without_a_deployment_says_how_to_start_one(ask: Asked, tmp_path: Path, line: str):
     _, errors = ask(line, code=2)
     assert "understudy up --data" in errors
@@ -144,7 +160,9 @@ def test_games_are_added_from_gymnasium_or_a_file_listed_and_checked(ask: Asked,
     (tmp_path / "bad.json").write_text("{}")
     assert "spec" in ask(f"games add {tmp_path / 'bad.json'}", code=2)[1]
     (tmp_path / "bad.json").write_text("[1, 2]")
-    assert "JSON object with action" in (said := ask(f"games add {tmp_path / 'bad.json'}", code=2)[1])
+    assert "JSON object with action" in (
+        said := ask(f"games add {tmp_path / 'bad.json'}", code=2)[1]
+    )
     assert "Error" not in said
 
 
@@ -174,13 +192,21 @@ def test_games_are_checked_in_the_folder_that_the_environment_names(
 
 
 def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_path: Path):
-    first, second = a_run(tmp_path / "one"), a_run(tmp_path / "two", seed=1)
+    first = a_run(tmp_path / "one")
+    second = a_run(tmp_path / "two", seed=1)
     assert ask.json(f"models add {first}")["is_champion"]
     assert "models promote pong/2" in ask(f"models add {second}")[0]
     assert "no other champion" in ask("models rollback pong", code=2)[1]
-    assert ask.json("models promote pong/2 --why better") == {"game": "pong", "champion": 2, "before": 1}
+    assert ask.json("models promote pong/2 --why better") == {
+        "game": "pong",
+        "champion": 2,
+        "before": 1,
+    }
     rows = ask.json("models list pong")["models"]
-    assert [(row["model"], row["aliases"]) for row in rows] == [("pong/1", []), ("pong/2", ["champion"])]
+    assert [(row["model"], row["aliases"]) for row in rows] == [
+        ("pong/1", []),
+        ("pong/2", ["champion"]),
+    ]
     shown = ask.json("models show pong/2")
     assert [one["why"] for one in shown["champion_since"]] == ["better"]
     assert "bytes and signature fit" in ask("models show pong/1")[0]
@@ -204,21 +230,33 @@ def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Pat
     assert "bad_hash" in row["damage"]
     assert "(damaged)" in ask("models list")[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
-    assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["found"]) == ("red", True)
+    assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["found"]) == (
+        "red",
+        True,
+    )
     assert "restore the models" in checks["models"]["found"]
 
 
 def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, tmp_path: Path):
     ask(f"models add {a_run(tmp_path / 'one')}")
     (blob,) = (tmp_path / "D" / "models" / "blobs").iterdir()
-    assert "SHA-256" in ask(f"models export pong/champion --safetensors --out {tmp_path / 'p.safetensors'}")[0]
+    assert (
+        "SHA-256"
+        in ask(f"models export pong/champion --safetensors --out {tmp_path / 'p.safetensors'}")[0]
+    )
     assert (tmp_path / "p.safetensors").read_bytes() == blob.read_bytes()
-    facts = json.loads(ask(f"models export pong/1 --json --out {tmp_path / 'p.json'}")[0].splitlines()[-1])
-    assert (facts["model"], facts["policy_sha256"]) == ("pong/1", hashlib.sha256(blob.read_bytes()).hexdigest())
+    facts = json.loads(
+        ask(f"models export pong/1 --json --out {tmp_path / 'p.json'}")[0].splitlines()[-1]
+    )
+    assert (facts["model"], facts["policy_sha256"]) == (
+        "pong/1",
+        hashlib.sha256(blob.read_bytes()).hexdigest(),
+    )
     for name in ("p.safetensors", "p.json"):
         digest, named = (tmp_path / f"{name}.sha256").read_text().split()
         assert (digest, named) == (hashlib.sha256((tmp_path / name).read_bytes()).hexdigest(), name)
-    told, policy = json.loads((tmp_path / "p.json").read_text()), decode_policy(blob.read_bytes())
+    told = json.loads((tmp_path / "p.json").read_text())
+    policy = decode_policy(blob.read_bytes())
     assert told["game"] == json.loads(policy.game.to_json())
     for name, weights in policy.weights.items():
         assert np.asarray(told["weights"][name], np.float32).tobytes() == weights.tobytes()
@@ -235,7 +273,10 @@ def test_an_export_that_fails_leaves_everything_as_it_was(ask: Asked, tmp_path: 
     folder.mkdir()
     (folder / "p.json").write_text("old")
     (folder / "p.json.sha256").mkdir()
-    assert "p.json.sha256 is a folder" in ask(f"models export pong/1 --json --out {folder / 'p.json'}", code=2)[1]
+    assert (
+        "p.json.sha256 is a folder"
+        in ask(f"models export pong/1 --json --out {folder / 'p.json'}", code=2)[1]
+    )
     assert (folder / "p.json").read_text() == "old"
     assert "no folder" in ask(f"models export pong/1 --out {folder / 'p.json' / 'q'}", code=2)[1]
     assert "too long" in ask(f"models export pong/1 --out {folder / ('x' * 300)}", code=3)[1]
@@ -248,7 +289,10 @@ def test_an_export_replaces_no_device_and_no_link(ask: Asked, tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     for name in ("pipe", "link"):
-        assert "is a device or a pipe" in ask(f"models export pong/1 --out {tmp_path / name}", code=2)[1]
+        assert (
+            "is a device or a pipe"
+            in ask(f"models export pong/1 --out {tmp_path / name}", code=2)[1]
+        )
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "link").is_symlink()
     (tmp_path / "link").unlink()
@@ -278,10 +322,26 @@ def test_an_export_without_room_leaves_nothing(ask: Asked, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "command",
-    ["keys", "keys create", "keys list", "keys revoke", "games", "games add", "games list", "games check", "models",
-     "models list", "models show", "models add", "models promote", "models rollback", "models export", "arena",
-     "arena duel"],
-)  # fmt: skip
+    [
+        "keys",
+        "keys create",
+        "keys list",
+        "keys revoke",
+        "games",
+        "games add",
+        "games list",
+        "games check",
+        "models",
+        "models list",
+        "models show",
+        "models add",
+        "models promote",
+        "models rollback",
+        "models export",
+        "arena",
+        "arena duel",
+    ],
+)
 def test_every_command_has_help_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]):
     assert run_command([*command.split(), "--help"]) == 0
     assert capsys.readouterr().out.count("understudy ") >= 3

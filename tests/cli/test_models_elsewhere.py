@@ -1,4 +1,5 @@
-"""Commands on a data folder whose store is its own, while its games and models are registered elsewhere."""
+"""Commands on a data folder whose store is its own, while its games and models are registered
+elsewhere."""
 
 import json
 import shutil
@@ -20,7 +21,8 @@ from understudy.stores.view import StoreView
 @pytest.fixture
 def data(tmp_path: Path) -> DataFolder:
     """40 steps wait in the stream, of a game that is known at the registry alone."""
-    data, url = DataFolder(tmp_path / "D"), f"file://{tmp_path / 'elsewhere'}"
+    data = DataFolder(tmp_path / "D")
+    url = f"file://{tmp_path / 'elsewhere'}"
     play(data.root)
     registry = open_deployment(data, models=url).registry
     for path in data.games.glob("*/*.json"):
@@ -36,14 +38,18 @@ def play_more(data: DataFolder) -> None:
     shutil.rmtree(data.root / "models")
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, data: DataFolder, code: int = 0) -> dict[str, Any]:
+def said(
+    capsys: pytest.CaptureFixture[str], *words: str, data: DataFolder, code: int = 0
+) -> dict[str, Any]:
     capsys.readouterr()
     assert run_command([*words, "--data", str(data.root), "--json"]) == code
     fields: dict[str, Any] = json.loads(capsys.readouterr().out)
     return fields
 
 
-def test_verify_stores_what_waits_in_the_stream(data: DataFolder, capsys: pytest.CaptureFixture[str]):
+def test_verify_stores_what_waits_in_the_stream(
+    data: DataFolder, capsys: pytest.CaptureFixture[str]
+):
     found = said(capsys, "data", "verify", data=data, code=2)
     assert (found["steps"], found["quarantined_chunks"], found["parked_chunks"]) == (40, 0, 0)
 
@@ -60,7 +66,9 @@ def test_steps_are_exported(data: DataFolder, tmp_path: Path, capsys: pytest.Cap
     assert said(capsys, "data", "export", out, "--format", "parquet", data=data)["steps"] == 40
 
 
-def test_what_was_refused_without_the_registry_is_replayed(data: DataFolder, capsys: pytest.CaptureFixture[str]):
+def test_what_was_refused_without_the_registry_is_replayed(
+    data: DataFolder, capsys: pytest.CaptureFixture[str]
+):
     with IngestRole(data) as role:  # by itself it looks for games in the data folder
         role.service.drain()
     assert said(capsys, "data", "stats", data=data)["steps"] == 0
@@ -69,7 +77,9 @@ def test_what_was_refused_without_the_registry_is_replayed(data: DataFolder, cap
     assert said(capsys, "data", "stats", data=data)["steps"] == 40
 
 
-def test_a_backup_holds_the_registered_spec(data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_backup_holds_the_registered_spec(
+    data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     backup = tmp_path / "B"
     said(capsys, "data", "verify", data=data, code=2)
     play_more(data)
@@ -82,7 +92,11 @@ def test_a_restored_deployment_goes_on_with_its_stream_and_store_and_with_the_re
     data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (data.root / "understudy.toml").unlink()
-    places = {"stream.url": "kinesis://steps", "store.url": "", "models.url": f"file://{tmp_path / 'elsewhere'}"}
+    places = {
+        "stream.url": "kinesis://steps",
+        "store.url": "",
+        "models.url": f"file://{tmp_path / 'elsewhere'}",
+    }
     before = {**places, "ingest.engine": "native"}
     (data.root / "backends.json").write_text(json.dumps(before))
     shutil.rmtree(data.root / "stream")
@@ -98,7 +112,10 @@ def test_models_that_a_restored_file_names_elsewhere_are_told(
 ):
     said(capsys, "backup", str(tmp_path / "B"), data=data)
     assert run_command(["restore", str(tmp_path / "B"), "--data", str(tmp_path / "E")]) == 0
-    assert f"names models elsewhere (file://{tmp_path / 'elsewhere'}), which `up` will use" in capsys.readouterr().out
+    assert (
+        f"names models elsewhere (file://{tmp_path / 'elsewhere'}), which `up` will use"
+        in capsys.readouterr().out
+    )
 
 
 def test_what_needs_no_stream_does_without_one_that_is_away(

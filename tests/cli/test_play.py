@@ -50,12 +50,18 @@ def test_a_bot_plays_the_same_seeds_to_the_same_returns_and_is_filmed(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     def played(*more: str) -> dict[str, Any]:
-        assert run_command(["play", GAME, "--episodes", "3", "--seed", "5", "--data", data, "--json", *more]) == 0
+        assert (
+            run_command(
+                ["play", GAME, "--episodes", "3", "--seed", "5", "--data", data, "--json", *more]
+            )
+            == 0
+        )
         fields = json.loads(capsys.readouterr().out)
         assert isinstance(fields, dict)
         return fields
 
-    first, again = played(), played("--bot", "1", "--gif", str(tmp_path / "films"))
+    first = played()
+    again = played("--bot", "1", "--gif", str(tmp_path / "films"))
     assert first["returns"] == again["returns"] == played("--bot", "Switches-v0/1")["returns"]
     assert (first["bot"], len(first["returns"])) == ("Switches-v0/1", 3)
     assert [Path(path).read_bytes()[:3] for path in again["videos"]] == [b"GIF"] * 3
@@ -71,7 +77,9 @@ def test_without_a_terminal_each_episode_is_a_line(data: str, capsys: pytest.Cap
 def test_in_a_terminal_frames_are_drawn(data: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(play_module, "_FPS", 10_000)
     monkeypatch.setenv("TERM", "xterm-256color")
-    screen = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80, height=40)
+    screen = Console(
+        file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80, height=40
+    )
     monkeypatch.setattr(play_module, "console", lambda *, as_json: screen)
     assert run_command(["play", GAME, "--data", data]) == 0
     assert isinstance(screen.file, io.StringIO)
@@ -91,7 +99,9 @@ def test_moments_add_up(data: str):
     seen: list[Moment] = []
     policy = open_deployment(DataFolder(Path(data))).registry.policy("Switches-v0", 1)
     choice = GameChoice(game=GAME)
-    (total,) = watch(choice, policy, seeds=[0], shows_frames=False, see=lambda _, moment: seen.append(moment))
+    (total,) = watch(
+        choice, policy, seeds=[0], shows_frames=False, see=lambda _, moment: seen.append(moment)
+    )
     assert sum(moment.reward for moment in seen) == seen[-1].total == total
     assert [moment.has_ended for moment in seen] == [False] * 9 + [True]
 
@@ -109,18 +119,26 @@ def test_moments_add_up(data: str):
         ([GAME, "--episodes", "0"], "episodes"),
     ],
 )
-def test_what_cannot_play_is_told(data: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+def test_what_cannot_play_is_told(
+    data: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
     assert run_command(["play", *arguments, "--data", data]) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("game", "missing", "command"), [("CartPole-v1", "pygame", "pip install"), (GAME, "PIL", "pip install pillow")]
+    ("game", "missing", "command"),
+    [("CartPole-v1", "pygame", "pip install"), (GAME, "PIL", "pip install pillow")],
 )
 def test_a_film_without_its_packages_says_which_flag_and_what_to_install(
-    game: str, missing: str, command: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    game: str,
+    missing: str,
+    command: str,
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-):  # fmt: skip
+):
     monkeypatch.setitem(sys.modules, missing, None)
     films = tmp_path / "films"
     assert run_command(["play", game, "--gif", str(films), "--data", data]) == 2

@@ -1,4 +1,5 @@
-"""understudy play GAME --web: the address of the page with a key for that game alone, and nothing left behind."""
+"""understudy play GAME --web: the address of the page with a key for that game alone, and
+nothing left behind."""
 
 import json
 import os
@@ -39,7 +40,18 @@ from understudy.platform.play_web import (
 
 
 def command(data: Path, *more: str, game: str = "rally") -> list[str]:
-    return [sys.executable, "-m", "understudy.cli.main", "play", game, "--web", "--json", "--data", str(data), *more]
+    return [
+        sys.executable,
+        "-m",
+        "understudy.cli.main",
+        "play",
+        game,
+        "--web",
+        "--json",
+        "--data",
+        str(data),
+        *more,
+    ]
 
 
 def asked(url: str, path: str, key: str | None = None) -> Any:
@@ -53,7 +65,9 @@ def released(data: Path) -> Deployment:
     play_key(deployment, "rally")
     (spec,) = deployment.registry.specs("rally")
     epoch = deployment.registry.takeover("rally", owner="test")
-    deployment.registry.release(random_policy(spec, "argmax"), Lineage(algorithm="dqn"), epoch=epoch)
+    deployment.registry.release(
+        random_policy(spec, "argmax"), Lineage(algorithm="dqn"), epoch=epoch
+    )
     return deployment
 
 
@@ -63,7 +77,9 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     keep_port(DataFolder(data), port)
-    with subprocess.Popen(command(data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command(data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
@@ -73,17 +89,30 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
             assert urlsplit(ready["url"]).port == port, "the browser finds what it kept"
             assert b"<canvas" in asked(ready["url"], "/play").data
             assert asked(ready["url"], "/v1/games/rally", ready["key"]).json()["schemas"]
-            assert asked(ready["url"], "/v1/games/CartPole-v1", ready["key"]).json()["error"]["code"] == "wrong_game"
-            assert asked(ready["url"], "/metrics", ready["key"]).json()["error"]["code"] == "wrong_scope"
-            again = subprocess.run(command(data, "--bot", "1"), capture_output=True, text=True, check=True, timeout=60)
+            assert (
+                asked(ready["url"], "/v1/games/CartPole-v1", ready["key"]).json()["error"]["code"]
+                == "wrong_game"
+            )
+            assert (
+                asked(ready["url"], "/metrics", ready["key"]).json()["error"]["code"]
+                == "wrong_scope"
+            )
+            again = subprocess.run(
+                command(data, "--bot", "1"), capture_output=True, text=True, check=True, timeout=60
+            )
             found = json.loads(again.stdout)
             assert (found["url"], found["key"]) == (ready["url"], ready["key"])
             assert parse_qs(urlsplit(found["page"]).fragment)["bot"] == ["1"]
             # A key that the running gateway has never seen is not said before it takes it.
             (data / "play.json").unlink()
-            fresh = subprocess.run(command(data), capture_output=True, text=True, check=True, timeout=60)
+            fresh = subprocess.run(
+                command(data), capture_output=True, text=True, check=True, timeout=60
+            )
             assert json.loads(fresh.stdout)["key"] != ready["key"]
-            assert asked(ready["url"], "/v1/games/rally", json.loads(fresh.stdout)["key"]).status == 200
+            assert (
+                asked(ready["url"], "/v1/games/rally", json.loads(fresh.stdout)["key"]).status
+                == 200
+            )
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
@@ -96,7 +125,9 @@ def test_without_a_data_folder_it_plays_in_one_of_its_own_and_nothing_is_left(tm
     line = [sys.executable, "-m", "understudy.cli.main", "play", "rally", "--web", "--json"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     environment.pop("UNDERSTUDY_DATA", None)
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         try:
             assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
@@ -113,7 +144,11 @@ def test_without_a_data_folder_it_plays_in_one_of_its_own_and_nothing_is_left(tm
 
 def test_a_game_without_a_page_is_refused_with_those_that_have_one(tmp_path: Path):
     done = subprocess.run(
-        command(tmp_path / "D", game="Acrobot-v1"), capture_output=True, text=True, check=False, timeout=60
+        command(tmp_path / "D", game="Acrobot-v1"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 2
     assert "rally and CartPole-v1" in done.stderr
@@ -142,7 +177,11 @@ def test_the_key_is_kept_and_made_anew_only_when_it_was_revoked(tmp_path: Path, 
 
 def test_an_address_can_carry_any_key_and_name():
     address = page_address("http://127.0.0.1:1", "rally", key="uk_a&b=#", bot="7")
-    assert parse_qs(urlsplit(address).fragment) == {"game": ["rally"], "bot": ["7"], "key": ["uk_a&b=#"]}
+    assert parse_qs(urlsplit(address).fragment) == {
+        "game": ["rally"],
+        "bot": ["7"],
+        "key": ["uk_a&b=#"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -164,7 +203,9 @@ def test_sigterm_ends_it_well_also_before_it_is_ready(tmp_path: Path):
     line = [sys.executable, "-m", "understudy.cli.main", "play", "rally", "--web"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     environment.pop("UNDERSTUDY_DATA", None)
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         wait_for(lambda: bool(list(tmp_path.glob("understudy-play-*"))))
         process.send_signal(signal.SIGTERM)
         said, errors = process.communicate(timeout=60)
@@ -177,7 +218,9 @@ def test_sigterm_ends_it_well_also_before_it_is_ready(tmp_path: Path):
 def test_only_the_page_serves_until_it_is_asked_to_stop(
     more: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("understudy.cli.play._check_together", lambda **_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(
+        "understudy.cli.play._check_together", lambda **_: signal.raise_signal(signal.SIGTERM)
+    )
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert run_command(["play", "rally", *more]) == code
@@ -202,7 +245,8 @@ def test_the_port_is_kept_beside_the_keys_and_left_where_it_is_taken(tmp_path: P
 
 
 def test_only_the_standing_of_a_gateway_that_runs_is_believed(tmp_path: Path):
-    data, roles = DataFolder(tmp_path / "D"), tmp_path / "D" / "roles"
+    data = DataFolder(tmp_path / "D")
+    roles = tmp_path / "D" / "roles"
     assert running_url(data) is None
     roles.mkdir(parents=True)
     (roles / "gateway.json").write_text(json.dumps({"report": {"url": "http://127.0.0.1:9"}}))
@@ -224,7 +268,11 @@ def test_a_gateway_that_does_not_take_the_key_is_no_page_yet(tmp_path: Path):
 
 def test_a_bot_must_exist(tmp_path: Path):
     deployment = released(tmp_path / "D")
-    assert [check_bot(deployment, "rally", bot) for bot in ("champion", "1", "rally/1")] == ["champion", "1", "1"]
+    assert [check_bot(deployment, "rally", bot) for bot in ("champion", "1", "rally/1")] == [
+        "champion",
+        "1",
+        "1",
+    ]
     for bot in ("3", "worst", "CartPole-v1/1"):
         with pytest.raises(ConfigError):
             check_bot(deployment, "rally", bot)

@@ -20,9 +20,14 @@ from understudy.testing.clock import START_S, ManualClock
 
 ADVICE = "12 steps not learnt from: consent unknown; next: ask players"
 LEARNT = {
-    "phase": "bc", "doing": "wait", "why": "12 of 1000 steps", "error": "", "schedule": ["from 1000 steps: bc"],
-    "consent_unknown_steps": 12, "next": ADVICE,
-}  # fmt: skip
+    "phase": "bc",
+    "doing": "wait",
+    "why": "12 of 1000 steps",
+    "error": "",
+    "schedule": ["from 1000 steps: bc"],
+    "consent_unknown_steps": 12,
+    "next": ADVICE,
+}
 
 
 @pytest.fixture
@@ -38,9 +43,16 @@ def leave(data: Path, role: str, held: ExitStack | None, **more: Any) -> None:
     folder = data / "roles"
     folder.mkdir(parents=True, exist_ok=True)
     fields = {
-        "role": role, "state": "running", "pid": 1, "since_s": START_S, "restarts": 0, "last_error": "",
-        "at_s": START_S, "report": {}, "rates": {},
-    }  # fmt: skip
+        "role": role,
+        "state": "running",
+        "pid": 1,
+        "since_s": START_S,
+        "restarts": 0,
+        "last_error": "",
+        "at_s": START_S,
+        "report": {},
+        "rates": {},
+    }
     (folder / f"{role}.json").write_text(json.dumps(fields | more))
     lock = FileLock(folder / f"{role}.lock", what=role)
     held.enter_context(lock) if held is not None else lock.close()
@@ -68,7 +80,10 @@ def test_a_role_that_waits_fell_silent_or_ended_is_not_well(tmp_path: Path, held
     leave(tmp_path, "gateway", held, state="waiting", last_error="ended with 7: no luck")
     leave(tmp_path, "ingest", None)
     found = look(tmp_path)
-    assert [(role["state"], role["alive"]) for role in found["roles"]] == [("waiting", False), ("not running", False)]
+    assert [(role["state"], role["alive"]) for role in found["roles"]] == [
+        ("waiting", False),
+        ("not running", False),
+    ]
     assert found["next"][0] == "gateway waiting: ended with 7: no luck"
     assert not found["ok"]
     leave(tmp_path, "learner", held)
@@ -78,24 +93,41 @@ def test_a_role_that_waits_fell_silent_or_ended_is_not_well(tmp_path: Path, held
 
 
 def test_a_learner_whose_store_is_away_is_not_well(tmp_path: Path, held: ExitStack):
-    leave(tmp_path, "learner", held, report={"window": {"items": 7, "error": "db:9042 does not answer; is it up?"}})
+    leave(
+        tmp_path,
+        "learner",
+        held,
+        report={"window": {"items": 7, "error": "db:9042 does not answer; is it up?"}},
+    )
     found = look(tmp_path)
     assert not found["ok"]
     assert (
-        found["next"][0] == "learner gets no new steps and learns from those it has: db:9042 does not answer; is it up?"
+        found["next"][0]
+        == "learner gets no new steps and learns from those it has: db:9042 does not answer; is it "
+        "up?"
     )
     leave(tmp_path / "two", "learner", held, report={"window": {"items": 7, "error": ""}})
     assert look(tmp_path / "two")["ok"]
 
 
-def test_a_gateway_that_cannot_store_is_not_well(tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str]):
+def test_a_gateway_that_cannot_store_is_not_well(
+    tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str]
+):
     leave(tmp_path, "gateway", held, report={"storage_error": ""}, at_s=4e9)
     assert look(tmp_path)["ok"]
     held.close()
-    leave(tmp_path, "gateway", held, report={"storage_error": "no room for it; free some space"}, at_s=4e9)
+    leave(
+        tmp_path,
+        "gateway",
+        held,
+        report={"storage_error": "no room for it; free some space"},
+        at_s=4e9,
+    )
     found = look(tmp_path)
     assert not found["ok"]
-    assert found["next"] == ["gateway stores nothing, clients keep their steps: no room for it; free some space"]
+    assert found["next"] == [
+        "gateway stores nothing, clients keep their steps: no room for it; free some space"
+    ]
     assert run_command(["status", "--data", str(tmp_path)]) == 1
     assert "no room for it" in capsys.readouterr().out
 
@@ -136,8 +168,11 @@ def test_a_damaged_champion_is_not_well_and_the_way_back_is_shown(tmp_path: Path
     assert f"models rollback {GAME.game}" in look(data)["next"][0]
 
 
-def test_while_models_are_away_the_rest_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):
-    data, keys = tmp_path / "D", tmp_path / "keys"
+def test_while_models_are_away_the_rest_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
+    data = tmp_path / "D"
+    keys = tmp_path / "keys"
     open_deployment(DataFolder(data))
     keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
     place = f"s3://bots/here?endpoint=http://127.0.0.1:1&region=here&credentials={keys}"
@@ -145,17 +180,37 @@ def test_while_models_are_away_the_rest_is_shown(tmp_path: Path, capsys: pytest.
     leave(data, "learner", held, report={"games": {GAME.game: LEARNT}}, at_s=4e9)
     assert run_command(["status", "--data", str(data)]) == 1
     said = capsys.readouterr().out
-    for words in ("running", "pong: 0 steps, models unknown", "models cannot be read: ", "127.0.0.1:1"):
+    for words in (
+        "running",
+        "pong: 0 steps, models unknown",
+        "models cannot be read: ",
+        "127.0.0.1:1",
+    ):
         assert words in said
 
 
 def test_people_read_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):
     data = tmp_path / "D"
     release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
-    leave(data, "learner", held, report={"games": {GAME.game: LEARNT}}, at_s=4e9, restarts=3, last_error="[oops]")
+    leave(
+        data,
+        "learner",
+        held,
+        report={"games": {GAME.game: LEARNT}},
+        at_s=4e9,
+        restarts=3,
+        last_error="[oops]",
+    )
     assert run_command(["status", "--data", str(data)]) == 0
     said = capsys.readouterr().out
-    for words in ("learner", "[oops]", "champion pong/1", "bc, wait: 12 of 1000 steps", "from 1000 steps: bc", ADVICE):
+    for words in (
+        "learner",
+        "[oops]",
+        "champion pong/1",
+        "bc, wait: 12 of 1000 steps",
+        "from 1000 steps: bc",
+        ADVICE,
+    ):
         assert words in said
     assert run_command(["status", "--help"]) == 0
     assert capsys.readouterr().out.count("understudy ") >= 3

@@ -36,9 +36,18 @@ from understudy.training.folder import RunFolder
 
 SETS = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
 PROMISED = {
-    "solved", "return_mean", "episodes", "env_steps", "updates", "train_s", "compile_s", "startup_s", "resumed_at_step",
-    "env_class", "run",
-}  # fmt: skip
+    "solved",
+    "return_mean",
+    "episodes",
+    "env_steps",
+    "updates",
+    "train_s",
+    "compile_s",
+    "startup_s",
+    "resumed_at_step",
+    "env_class",
+    "run",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +61,9 @@ def signals() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = str(tmp_path_factory.mktemp("cli") / "R")
-    assert run(["train", GAME, "--seed", "3", "--steps", "1024", "--out", out, *SETS, "--json"]) == 0
+    assert (
+        run(["train", GAME, "--seed", "3", "--steps", "1024", "--out", out, *SETS, "--json"]) == 0
+    )
     return out
 
 
@@ -64,11 +75,21 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tupl
     return told.out, told.err
 
 
-# --- train -----------------------------------------------------------------------------------------------------------
+# --- train ----------------------------------------------------------------------------------------
 
 
 def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    words = ["--algorithm", "dqn", "--seed", "0", "--until", "9", "--out", str(tmp_path / "R"), "--json"]
+    words = [
+        "--algorithm",
+        "dqn",
+        "--seed",
+        "0",
+        "--until",
+        "9",
+        "--out",
+        str(tmp_path / "R"),
+        "--json",
+    ]
     out, err = said(capsys, "train", GAME, *words, *SETS)
     fields = json.loads(out)
     assert out.count("\n") == 1
@@ -100,24 +121,64 @@ def test_people_get_lines_a_summary_and_the_next_commands(
 
 
 def test_settings_come_from_files_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    (tmp_path / "mine.toml").write_text('algorithm = "dqn"\n[config]\nbatch = 32\n[knobs]\nlearning_rate = 1e-4\n')
+    (tmp_path / "mine.toml").write_text(
+        'algorithm = "dqn"\n[config]\nbatch = 32\n[knobs]\nlearning_rate = 1e-4\n'
+    )
     out, _ = said(
-        capsys, "train", GAME, "--config", str(tmp_path / "mine.toml"), "--set", "learning_rate={start=1e-2,end=1e-3}",
-        "--network", "8,8", "--env-kwargs", '{"presses": 3}', "--frame-skip", "2", "--wrapper",
-        "tests.platform.switches:Brighter", "--eval-every", "256", "--steps", "512", "--out", str(tmp_path / "R"),
-        *SETS, "--json",
-    )  # fmt: skip
+        capsys,
+        "train",
+        GAME,
+        "--config",
+        str(tmp_path / "mine.toml"),
+        "--set",
+        "learning_rate={start=1e-2,end=1e-3}",
+        "--network",
+        "8,8",
+        "--env-kwargs",
+        '{"presses": 3}',
+        "--frame-skip",
+        "2",
+        "--wrapper",
+        "tests.platform.switches:Brighter",
+        "--eval-every",
+        "256",
+        "--steps",
+        "512",
+        "--out",
+        str(tmp_path / "R"),
+        *SETS,
+        "--json",
+    )
     assert json.loads(out)["algorithm"] == "dqn"
     assert json.loads(out)["return_mean"] <= 3
     preset = (tmp_path / "R" / "preset.toml").read_text()
-    for told in ("batch = 32", "widths = [8, 8]", "start = 0.01, end = 0.001", "eval_every = 256", "steps = 512"):
+    for told in (
+        "batch = 32",
+        "widths = [8, 8]",
+        "start = 0.01, end = 0.001",
+        "eval_every = 256",
+        "steps = 512",
+    ):
         assert told in preset
     assert (tmp_path / "R" / "curve.csv").read_text().count("\n") == 3
 
 
-def test_the_same_command_with_resume_gives_an_ended_run_as_it_is(capsys: pytest.CaptureFixture[str], trained: str):
+def test_the_same_command_with_resume_gives_an_ended_run_as_it_is(
+    capsys: pytest.CaptureFixture[str], trained: str
+):
     out, _ = said(
-        capsys, "train", GAME, "--seed", "3", "--steps", "1024", "--out", trained, *SETS, "--json", "--resume"
+        capsys,
+        "train",
+        GAME,
+        "--seed",
+        "3",
+        "--steps",
+        "1024",
+        "--out",
+        trained,
+        *SETS,
+        "--json",
+        "--resume",
     )
     assert json.loads(out) == json.loads((Path(trained) / "result.json").read_text())
     out, _ = said(capsys, "train", "--resume", "--out", trained)
@@ -126,20 +187,38 @@ def test_the_same_command_with_resume_gives_an_ended_run_as_it_is(capsys: pytest
     assert "was begun with seed 3, and 4 was given; leave it out" in err
 
 
-def test_several_seeds_make_several_runs_and_one_summary(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    out, _ = said(capsys, "train", GAME, "--seeds", "2", "--steps", "256", "--out", str(tmp_path / "S"), *SETS)
+def test_several_seeds_make_several_runs_and_one_summary(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    out, _ = said(
+        capsys, "train", GAME, "--seeds", "2", "--steps", "256", "--out", str(tmp_path / "S"), *SETS
+    )
     assert "0 of 2 seeds solved: IQM of returns" in out
     assert "no interval below 5 seeds" in out
     out, _ = said(
-        capsys, "train", GAME, "--seeds", "2", "--steps", "256", "--out", str(tmp_path / "S"), *SETS, "--resume",
+        capsys,
+        "train",
+        GAME,
+        "--seeds",
+        "2",
+        "--steps",
+        "256",
+        "--out",
+        str(tmp_path / "S"),
+        *SETS,
+        "--resume",
         "--json",
-    )  # fmt: skip
+    )
     fields = json.loads(out)
     assert fields.keys() >= PROMISED | {"return_iqm", "return_low", "return_high"}
-    assert [one["run"] for one in fields["runs"]] == [str(tmp_path / "S" / f"seed-{seed}") for seed in (0, 1)]
+    assert [one["run"] for one in fields["runs"]] == [
+        str(tmp_path / "S" / f"seed-{seed}") for seed in (0, 1)
+    ]
 
 
-def test_a_run_from_another_ones_policy_and_a_video(capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: str):
+def test_a_run_from_another_ones_policy_and_a_video(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: str
+):
     words = ["--init-from", trained, "--steps", "256", "--video", "1", "--out", str(tmp_path / "R")]
     out, _ = said(capsys, "train", GAME, *words, *SETS)
     assert f"from {trained}: all 6 weights fit" in out
@@ -148,8 +227,14 @@ def test_a_run_from_another_ones_policy_and_a_video(capsys: pytest.CaptureFixtur
 
 def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.CaptureFixture[str]):
     out, _ = said(capsys, "train", "--list")
-    assert [name for name in ("bc", "dqn", "ppo") if f"\n{name}  " in "\n" + out] == ["bc", "dqn", "ppo"]
-    assert "n_step 3 1 to 100 steps per transition" in [" ".join(line.split()) for line in out.splitlines()]
+    assert [name for name in ("bc", "dqn", "ppo") if f"\n{name}  " in "\n" + out] == [
+        "bc",
+        "dqn",
+        "ppo",
+    ]
+    assert "n_step 3 1 to 100 steps per transition" in [
+        " ".join(line.split()) for line in out.splitlines()
+    ]
     assert "presets: " in out
     assert "double true true or false the online network" in " ".join(out.split())
     out, _ = said(capsys, "train", "--list", "--json")
@@ -203,12 +288,19 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--video", "-1"], "video is -1"),
         ([GAME, "--log", "paper"], "give one or more of mlflow, tensorboard, wandb"),
         ([GAME, "--lst"], "--lst"),
-        ([GAME, "--algorithm", "ppo", "--preset", "dqn-vector"], "--algorithm is for ppo, and --preset dqn-vector for"),
+        (
+            [GAME, "--algorithm", "ppo", "--preset", "dqn-vector"],
+            "--algorithm is for ppo, and --preset dqn-vector for",
+        ),
         (["Pendulum-v1", "--algorithm", "dqn"], "try ppo"),
     ],
 )
 def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
     out, err = said(capsys, "train", *words, code=2)
@@ -225,7 +317,10 @@ def test_a_game_without_its_renderer_and_a_log_without_its_package_are_refused_a
     for package in ("wandb", "pygame"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr("understudy.training.sinks.SINKS", {"wandb": ("no_such_package", None)})
-    assert "pip install 'understudy[wandb]'" in said(capsys, "train", GAME, "--log", "wandb", code=2)[1]
+    assert (
+        "pip install 'understudy[wandb]'"
+        in said(capsys, "train", GAME, "--log", "wandb", code=2)[1]
+    )
     assert "pygame" in said(capsys, "train", "CartPole-v1", "--video", "1", code=2)[1]
     assert list(tmp_path.iterdir()) == []
 
@@ -233,31 +328,70 @@ def test_a_game_without_its_renderer_and_a_log_without_its_package_are_refused_a
 def test_what_lies_in_the_folder_of_the_call_can_be_imported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "dimmer_of_mine.py").write_text("from tests.platform.switches import Brighter as Dimmer\n")
+    (tmp_path / "dimmer_of_mine.py").write_text(
+        "from tests.platform.switches import Brighter as Dimmer\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
-    said(capsys, "train", GAME, "--wrapper", "dimmer_of_mine:Dimmer", "--steps", "256", "--out", "R", *SETS)
+    said(
+        capsys,
+        "train",
+        GAME,
+        "--wrapper",
+        "dimmer_of_mine:Dimmer",
+        "--steps",
+        "256",
+        "--out",
+        "R",
+        *SETS,
+    )
     seen = RunFolder(Path("R")).policy().game.obs[""]
     assert isinstance(seen, Box)
     assert seen.high == 2.0  # the wrapper's own, twice the game's
 
 
 def test_one_update_is_called_one(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    text, _ = said(capsys, "train", GAME, "--algorithm", "ppo", "--steps", "1", "--out", str(tmp_path / "R"), *SETS)
+    text, _ = said(
+        capsys,
+        "train",
+        GAME,
+        "--algorithm",
+        "ppo",
+        "--steps",
+        "1",
+        "--out",
+        str(tmp_path / "R"),
+        *SETS,
+    )
     assert " steps and 1 update in " in text
 
 
-# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+# --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_done(number: int, tmp_path: Path):
     out = tmp_path / "R"
     process = subprocess.Popen(
-        [sys.executable, "-m", "understudy.cli.main", "train", GAME, "--algorithm", "dqn", "--out", str(out),
-         "--steps", "100000000", *SETS],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "understudy.cli.main",
+            "train",
+            GAME,
+            "--algorithm",
+            "dqn",
+            "--out",
+            str(out),
+            "--steps",
+            "100000000",
+            *SETS,
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
     deadline = time.monotonic() + 90
     while len(list(out.glob("checkpoints/*.safetensors"))) < 2:
         assert time.monotonic() < deadline, "no checkpoint came"
@@ -287,10 +421,13 @@ def test_a_full_disk_says_how_to_go_on(
     out = str(tmp_path / "R")
     _, err = said(capsys, "train", GAME, "--steps", "512", "--out", out, *SETS, code=3)
     assert f"there is no checkpoint yet; go on with: understudy train --resume --out {out}" in err
-    assert err.splitlines()[-1] == "understudy: no room for a checkpoint; free some space and try again"
+    assert (
+        err.splitlines()[-1]
+        == "understudy: no room for a checkpoint; free some space and try again"
+    )
 
 
-# --- evaluate --------------------------------------------------------------------------------------------------------
+# --- evaluate -------------------------------------------------------------------------------------
 
 
 def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], trained: str):
@@ -298,7 +435,9 @@ def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], tr
     fields = json.loads(out)
     assert fields["low"] <= fields["iqm"] <= fields["high"]
     assert {"episodes": 10, "seeds": 5, "run": trained}.items() <= fields.items()
-    out, _ = said(capsys, "evaluate", trained, "--episodes", "10", "--seeds", "2", "--policy", "last")
+    out, _ = said(
+        capsys, "evaluate", trained, "--episodes", "10", "--seeds", "2", "--policy", "last"
+    )
     assert "no interval below 5 seeds" in out
     assert "20 episodes of the last policy, 2 seeds of 10 each" in out
 
@@ -315,7 +454,11 @@ def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], tr
     ],
 )
 def test_wrong_use_of_evaluate_is_refused(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
     _, err = said(capsys, "evaluate", *words, code=2)
@@ -325,25 +468,42 @@ def test_wrong_use_of_evaluate_is_refused(
 @pytest.mark.parametrize(
     "words",
     [
-        ["CartPole-v1", "--set", "nope=1"], ["CartPole-v1", "--algorithm", "x"], ["CartPole-v1", "--preset", "x"],
-        ["CartPole-v1", "--network", "a"], ["CartPole-v1", "--steps", "-5"], ["CartPole-v2"], ["--list"],
+        ["CartPole-v1", "--set", "nope=1"],
+        ["CartPole-v1", "--algorithm", "x"],
+        ["CartPole-v1", "--preset", "x"],
+        ["CartPole-v1", "--network", "a"],
+        ["CartPole-v1", "--steps", "-5"],
+        ["CartPole-v2"],
+        ["--list"],
     ],
-)  # fmt: skip
-def test_what_is_wrong_and_what_there_is_are_told_without_waiting_for_jax(words: list[str], tmp_path: Path):
-    code = f"import sys; from understudy.cli.root import run; print(run(['train', *{words}]), 'jax' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+)
+def test_what_is_wrong_and_what_there_is_are_told_without_waiting_for_jax(
+    words: list[str], tmp_path: Path
+):
+    code = (
+        f"import sys; from understudy.cli.root import run; print(run(['train', *{words}]), "
+        "'jax' in sys.modules)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
     assert out.splitlines()[-1] == ("0 False" if words == ["--list"] else "2 False")
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 def test_help_has_examples_and_does_not_wait_for_jax(command: str):
-    code = f"import sys; from understudy.cli.root import run; run(['{command}', '--help']); print('jax' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = (
+        f"import sys; from understudy.cli.root import run; run(['{command}', '--help']); "
+        "print('jax' in sys.modules)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.count("understudy ") >= 3
     assert out.rstrip().endswith("False")
 
 
-# --- the view --------------------------------------------------------------------------------------------------------
+# --- the view -------------------------------------------------------------------------------------
 
 
 def events() -> list[Event]:
@@ -351,8 +511,12 @@ def events() -> list[Event]:
         Started(env_steps=0, run="R", game="g", algorithm="dqn", seed=0, steps=10_000, until=9.0),
         Episode(env_steps=500, env=0, return_=4.0, length=10),
         Compiling(env_steps=500, what="update"),
-        Update(env_steps=1_000, updates=100, version=1, replay_ratio=8.0, lag_versions=0, metrics={}),
-        Update(env_steps=3_000, updates=300, version=2, replay_ratio=8.0, lag_versions=1, metrics={}),
+        Update(
+            env_steps=1_000, updates=100, version=1, replay_ratio=8.0, lag_versions=0, metrics={}
+        ),
+        Update(
+            env_steps=3_000, updates=300, version=2, replay_ratio=8.0, lag_versions=1, metrics={}
+        ),
         Evaluation(env_steps=3_000, returns=[5.0], mean=5.0, low=4.5, high=5.5, is_best=True),
     ]
 
@@ -371,12 +535,19 @@ def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
     assert progress.left_s == pytest.approx(7_000 / steps_s)
     assert progress.train_return == 4.0
     shown = line(progress)
-    for part in ("3 000 steps", "300 updates", "return 5.0 (4.5 to 5.5)", "lag 1, replay ratio 8.0", "left at most"):
+    for part in (
+        "3 000 steps",
+        "300 updates",
+        "return 5.0 (4.5 to 5.5)",
+        "lag 1, replay ratio 8.0",
+        "left at most",
+    ):
         assert part in shown
 
 
 def test_a_terminal_gets_a_table_that_shows_compiling():
-    progress, out = Progress(), Console(file=io.StringIO(), force_terminal=True, width=100)
+    progress = Progress()
+    out = Console(file=io.StringIO(), force_terminal=True, width=100)
     with watching_run(out, progress) as hear:
         for event in events()[:3]:
             hear(event)
@@ -386,7 +557,15 @@ def test_a_terminal_gets_a_table_that_shows_compiling():
         hear(Guarded(env_steps=3_000, what="a chunk was refused", chunks=["s/1"]))
         out.print(table(progress))
     shown = out.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("compiling ...", "3 000 of 10 000", "5.0 (4.5 to 5.5)", "goal 9", "lag 1", "time left", "guarded"):
+    for part in (
+        "compiling ...",
+        "3 000 of 10 000",
+        "5.0 (4.5 to 5.5)",
+        "goal 9",
+        "lag 1",
+        "time left",
+        "guarded",
+    ):
         assert part in shown
 
 
@@ -400,9 +579,17 @@ def test_lines_are_few():
 
 def test_guards_of_a_kind_are_shown_a_few_times_and_then_counted():
     out = Console(file=io.StringIO(), width=200)
-    refused = [Guarded(env_steps=step, what=f"a chunk was refused: {step}", chunks=["s/1"]) for step in range(100)]
+    refused = [
+        Guarded(env_steps=step, what=f"a chunk was refused: {step}", chunks=["s/1"])
+        for step in range(100)
+    ]
     with watching_run(out, Progress()) as hear:
-        for event in [*events(), *refused, Guarded(env_steps=3_000, what="weights of step 9 restored"), events()[-1]]:
+        for event in [
+            *events(),
+            *refused,
+            Guarded(env_steps=3_000, what="weights of step 9 restored"),
+            events()[-1],
+        ]:
             hear(event)
     told = out.file.getvalue()  # type: ignore[attr-defined]
     assert told.count("a chunk was refused") == 3
@@ -413,9 +600,17 @@ def test_guards_of_a_kind_are_shown_a_few_times_and_then_counted():
 
 def test_a_run_from_a_store_is_counted_in_updates_alone():
     started = Started(
-        env_steps=64, run="R", game="g", algorithm="bc", seed=0, steps=10_000, until=None, is_from_store=True
+        env_steps=64,
+        run="R",
+        game="g",
+        algorithm="bc",
+        seed=0,
+        steps=10_000,
+        until=None,
+        is_from_store=True,
     )
-    progress, out = Progress(), Console(file=io.StringIO(), width=200)
+    progress = Progress()
+    out = Console(file=io.StringIO(), width=200)
     with watching_run(out, progress) as hear:
         for event in [started, *events()[2:]]:
             hear(event)
@@ -434,7 +629,9 @@ def test_what_fitted_of_another_run_is_one_line():
     assert fitted(InitFrom(run="S", fit=[], new=names)).endswith("trunk.5.kernel and 3 more")
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0.4, "0 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "?"), (0.4, "0 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")]
+)
 def test_durations_are_for_people(seconds: float | None, text: str):
     assert duration(seconds) == text
 

@@ -25,7 +25,14 @@ from understudy.cli.root import run as run_command
 from understudy.cli.status import look as status
 from understudy.cli.up import _print_ready, _View, _words
 from understudy.platform.config import resolve
-from understudy.platform.platform import GAME, DevelopmentKeys, Platform, Role, Standing, development_keys
+from understudy.platform.platform import (
+    GAME,
+    DevelopmentKeys,
+    Platform,
+    Role,
+    Standing,
+    development_keys,
+)
 from understudy.platform.play_web import answer_of, for_others, page_address, play_key
 
 ROLES = ("--role", "gateway,ingest")
@@ -41,7 +48,12 @@ def signals() -> Iterator[None]:
 
 def test_up_does_not_wait_for_gymnasium_or_jax():
     code = "import sys, understudy.cli.up; print(sorted({'gymnasium', 'jax'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lost(tmp_path: Path):
@@ -61,11 +73,15 @@ def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lo
             now = status(DataFolder(data))
             assert now["ok"], now
             assert now["url"] == up.ready["url"]
-            assert {role["role"]: (role["restarts"], role["last_error"]) for role in now["roles"]} == dict.fromkeys(
-                ("gateway", "ingest"), (1, "was killed by signal 9")
-            )
+            assert {
+                role["role"]: (role["restarts"], role["last_error"]) for role in now["roles"]
+            } == dict.fromkeys(("gateway", "ingest"), (1, "was killed by signal 9"))
             assert 0 < now["steps"] == now["games"][0]["steps"]
-            wait_for(lambda: any(role["rates"].get("stored") for role in status(DataFolder(data))["roles"]))
+            wait_for(
+                lambda: any(
+                    role["rates"].get("stored") for role in status(DataFolder(data))["roles"]
+                )
+            )
         # Asked to stop right after the last ack: what it acknowledged is stored before it ends.
         assert up.stop() == 0, up.errors
         assert up.process.stdout is not None
@@ -80,7 +96,10 @@ def test_each_role_is_killed_while_a_client_sends_and_nothing_acknowledged_is_lo
     assert {role["state"] for role in after["roles"]} == {"not running"}
     # The same keys and the same folder at the next start.
     with Up(data, *ROLES) as again:
-        assert (again.ready["key"], again.ready["admin_key"]) == (up.ready["key"], up.ready["admin_key"])
+        assert (again.ready["key"], again.ready["admin_key"]) == (
+            up.ready["key"],
+            up.ready["admin_key"],
+        )
         assert again.stop(signal.SIGINT) == 130
     assert processes_of(data) == []
 
@@ -104,13 +123,23 @@ def test_a_revoked_key_is_refused_within_two_seconds_and_up_makes_another(
     assert development_keys(open_deployment(DataFolder(data))) == again
 
 
-def test_the_game_that_up_prints_runs_as_it_is_and_a_killed_supervisor_takes_its_roles_with_it(tmp_path: Path):
+def test_the_game_that_up_prints_runs_as_it_is_and_a_killed_supervisor_takes_its_roles_with_it(
+    tmp_path: Path,
+):
     data = tmp_path / "D"
     with Up(data, *ROLES) as up:
-        environment = {"UNDERSTUDY_URL": up.ready["url"], "UNDERSTUDY_KEY": up.ready["key"], "HOME": str(tmp_path)}
+        environment = {
+            "UNDERSTUDY_URL": up.ready["url"],
+            "UNDERSTUDY_KEY": up.ready["key"],
+            "HOME": str(tmp_path),
+        }
         done = subprocess.run(
-            [sys.executable, "-c", GAME], capture_output=True, text=True, timeout=60, env=environment
-        )  # fmt: skip
+            [sys.executable, "-c", GAME],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment,
+        )
         assert done.returncode == 0, done.stderr
         assert len(processes_of(data)) == 2
         up.process.kill()
@@ -136,10 +165,15 @@ def test_a_full_disk_is_in_the_status_while_it_lasts(tmp_path: Path):
             sender.register()
             with sender:
                 sender.sends_on()
-                with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+                with (
+                    contextlib.suppress(OSError),
+                    (disk / "ballast").open("wb", buffering=0) as ballast,
+                ):
                     while ballast.write(bytes(4096)):
                         pass
-                wait_for(lambda: any("gateway stores nothing" in said for said in status(data)["next"]))
+                wait_for(
+                    lambda: any("gateway stores nothing" in said for said in status(data)["next"])
+                )
                 time.sleep(6)  # longer than a supervisor may be silent
                 full = status(data)
                 assert not full["ok"]
@@ -161,13 +195,16 @@ def test_the_learner_runs_beside_them_and_is_restarted(tmp_path: Path):
         wait_for(lambda: bool(up.standing("learner")["report"].get("games")))
         up.kill("learner")
         wait_for(partial(up.is_back, "learner"))
-        wait_for(lambda: "of 1000 steps of people" in status(DataFolder(data))["games"][0].get("why", ""))
+        wait_for(
+            lambda: "of 1000 steps of people" in status(DataFolder(data))["games"][0].get("why", "")
+        )
         assert up.stop() == 0, up.errors
     assert processes_of(data) == []
 
 
 def test_nobody_waits_for_a_reader_of_the_log(monkeypatch: pytest.MonkeyPatch):
-    is_read, written = threading.Event(), list[str]()
+    is_read = threading.Event()
+    written = list[str]()
 
     class Unread:
         def write(self, text: str) -> None:
@@ -188,12 +225,17 @@ def test_nobody_waits_for_a_reader_of_the_log(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_events_are_words_in_a_terminal():
-    assert _words('{"event": "store_full", "next": "free some", "level": "warning"}') == "store_full next=free some"
+    assert (
+        _words('{"event": "store_full", "next": "free some", "level": "warning"}')
+        == "store_full next=free some"
+    )
     for line in ("plain", "[1]", "{}", '{"event": 1'):
         assert _words(line) == line
 
 
-def test_what_cannot_work_is_told_in_one_line_and_leaves_no_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_what_cannot_work_is_told_in_one_line_and_leaves_no_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     data = tmp_path / "D"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -233,7 +275,10 @@ def test_why_a_role_ended_is_shown_once_however_often_it_says_so():
     view = _View(Console(file=written, force_terminal=True, width=200), is_json=False)
     standing = Standing(Role(name="ingest", command=lambda _: [], drains_s=1.0))
     view.standings = {"ingest": standing}
-    for said in ("ended with 3: no broker; restart 1 in 0.1 s", "ended with 3 as before; restart 2 in 0.2 s"):
+    for said in (
+        "ended with 3: no broker; restart 1 in 0.1 s",
+        "ended with 3 as before; restart 2 in 0.2 s",
+    ):
         view.log("ingest", "no broker")
         standing.last_error = "ended with 3: no broker"
         view.tell(standing, said)
@@ -252,8 +297,20 @@ def test_asked_to_stop_before_anything_runs_it_ends_as_later(
 
 
 def test_sigterm_ends_it_well_also_while_roles_start(tmp_path: Path):
-    command = [sys.executable, "-m", "understudy.cli.main", "up", "--data", str(tmp_path / "D"), "--port", "0", *ROLES]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "understudy.cli.main",
+        "up",
+        "--data",
+        str(tmp_path / "D"),
+        "--port",
+        "0",
+        *ROLES,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         wait_for(lambda: (tmp_path / "D" / "roles" / "gateway.json").exists())
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
@@ -278,16 +335,21 @@ def test_where_others_can_reach_it_no_development_key_is_made(tmp_path: Path):
 def said_when_ready(keys: DevelopmentKeys | None, **more: Any) -> str:
     """What `up` prints for people."""
     written = io.StringIO()
-    _print_ready(Console(file=written, width=40), "http://127.0.0.1:8600", keys, **{"pages": {}, **more})
+    _print_ready(
+        Console(file=written, width=40), "http://127.0.0.1:8600", keys, **{"pages": {}, **more}
+    )
     return written.getvalue()
 
 
 def test_the_play_page_is_said_where_the_key_is():
-    url, keys = "http://127.0.0.1:8600", DevelopmentKeys("uk_play", "uk_admin")
+    url = "http://127.0.0.1:8600"
+    keys = DevelopmentKeys("uk_play", "uk_admin")
     address = page_address(url, "rally", key="uk_play")
     said = said_when_ready(keys, pages={"rally": address})
     assert f"play rally in a browser: {address}\n" in said
-    assert "play CartPole-v1 in a browser: 'understudy play CartPole-v1 --web' on this folder" in said
+    assert (
+        "play CartPole-v1 in a browser: 'understudy play CartPole-v1 --web' on this folder" in said
+    )
     assert said.index("/play#") < said.index(f"export UNDERSTUDY_URL={url}\n") < said.index(GAME)
     assert "other machines" not in said
 
@@ -297,28 +359,43 @@ def test_what_other_machines_use_is_said_where_there_is_no_development_key():
     said = said_when_ready(None, others=others)
     assert said.startswith("ready at http://127.0.0.1:8600;")
     assert "other machines are refused until gateway.hosts has this machine's name\n" in said
-    assert for_others("http://[::]:8600", ("play.example",)) == "other machines use http://play.example:8600"
+    assert (
+        for_others("http://[::]:8600", ("play.example",))
+        == "other machines use http://play.example:8600"
+    )
 
 
 def test_a_game_with_a_page_is_played_with_the_development_key(tmp_path: Path):
     play_key(open_deployment(DataFolder(tmp_path / "D")), "rally")
     with Up(tmp_path / "D", "--role", "gateway") as up:
-        url, key = up.ready["url"], up.ready["key"]
+        url = up.ready["url"]
+        key = up.ready["key"]
         assert up.ready["pages"] == {"rally": page_address(url, "rally", key=key)}
         assert answer_of(url, "rally", key=key) == ""
 
 
 def test_a_program_gets_an_address_that_opens_also_where_it_listens_everywhere(tmp_path: Path):
-    with Up(tmp_path / "D", "--role", "gateway", "--host", "0.0.0.0", UNDERSTUDY_GATEWAY_INSECURE="true") as up:
+    with Up(
+        tmp_path / "D", "--role", "gateway", "--host", "0.0.0.0", UNDERSTUDY_GATEWAY_INSECURE="true"
+    ) as up:
         assert up.ready.pop("url") == f"http://127.0.0.1:{up.standing('gateway')['report']['port']}"
         assert up.ready == {"admin_key": None, "key": None, "pages": {}}
 
 
 def test_the_next_start_and_other_commands_go_on_where_the_last_one_was(tmp_path: Path):
-    data, elsewhere = tmp_path / "D", tmp_path / "shared models"
+    data = tmp_path / "D"
+    elsewhere = tmp_path / "shared models"
 
     def say(*words: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "understudy.cli.main", *words, "--data", str(data), "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "understudy.cli.main",
+            *words,
+            "--data",
+            str(data),
+            "--json",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
@@ -339,7 +416,9 @@ def test_the_next_start_and_other_commands_go_on_where_the_last_one_was(tmp_path
 
 
 def test_a_start_that_failed_is_not_gone_on_with(tmp_path: Path):
-    with Up(tmp_path / "D", "--stream", "kinesis://games?region=x&endpoint=http://127.0.0.1:9&retry_s=0") as up:
+    with Up(
+        tmp_path / "D", "--stream", "kinesis://games?region=x&endpoint=http://127.0.0.1:9&retry_s=0"
+    ) as up:
         assert up.process.wait(60) != 0
     assert not (tmp_path / "D" / "backends.json").exists()
 
@@ -349,4 +428,8 @@ def test_an_address_that_other_commands_will_not_see_is_said(tmp_path: Path):
     data.mkdir()
     (data / "understudy.toml").write_text('[models]\nurl = "folder"\n')
     with Up(data, "--role", "gateway", "--models", str(tmp_path / "M")) as up:
-        wait_for(lambda: "other commands on this folder go by models.url of its understudy.toml" in up.errors)
+        wait_for(
+            lambda: (
+                "other commands on this folder go by models.url of its understudy.toml" in up.errors
+            )
+        )

@@ -1,4 +1,5 @@
-"""Signed bots for the client's tests: a registry in a folder, and what a platform would tell of it."""
+"""Signed bots for the client's tests: a registry in a folder, and what a platform would tell of
+it."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ SPEC = game_spec("my-game", obs=2, actions=3)
 SIGNER = Signer(bytes(range(32)))
 
 
-def constant_policy(action: int, spec: GameSpec = SPEC, kind: str = "argmax", **facts: Any) -> Policy:
+def constant_policy(
+    action: int, spec: GameSpec = SPEC, kind: str = "argmax", **facts: Any
+) -> Policy:
     """Always takes the same action, whatever it sees."""
     head = head_for(spec, kind)
     inputs = {name: Input(space.shape, space.dtype) for name, space in spec.obs_columns.items()}
@@ -36,13 +39,17 @@ def constant_policy(action: int, spec: GameSpec = SPEC, kind: str = "argmax", **
 class Platform:
     """A registry, and a link that tells of it when asked to."""
 
-    def __init__(self, folder: Path, signer: Signer = SIGNER, link: MemoryLink | None = None) -> None:
+    def __init__(
+        self, folder: Path, signer: Signer = SIGNER, link: MemoryLink | None = None
+    ) -> None:
         self.link = MemoryLink() if link is None else link
         trusted = {signer.key_id: signer.public}
         self.registry = Registry(FolderObjects(folder / "registry"), trusted=trusted, signer=signer)
         self.trust = (public_key_text(signer.public),)
 
-    def release(self, policy: Policy | None = None, alias: str = "champion", *, share: float = 0.2) -> int:
+    def release(
+        self, policy: Policy | None = None, alias: str = "champion", *, share: float = 0.2
+    ) -> int:
         """A model, pointed to and told."""
         policy = random_policy(SPEC, "categorical") if policy is None else policy
         game = policy.game.game

@@ -1,4 +1,5 @@
-"""What the client tests share: a clock that stands still, a link in memory, and a walk over what it received."""
+"""What the client tests share: a clock that stands still, a link in memory, and a walk over what
+it received."""
 
 import itertools
 import random
@@ -26,7 +27,8 @@ class FakeClock:
     """Moves only when told; waiting costs nothing."""
 
     def __init__(self, now_s: float = 1_800_000_000.0) -> None:
-        self.now_s, self.up_s = now_s, 1000.0
+        self.now_s = now_s
+        self.up_s = 1000.0
 
     def now(self) -> float:
         return self.now_s
@@ -43,7 +45,8 @@ class FakeClock:
 
 
 class MemoryLink:
-    """Keeps what arrives, in order; `plan` answers the next sends (an error is raised after or before delivery)."""
+    """Keeps what arrives, in order; `plan` answers the next sends (an error is raised after or
+    before delivery)."""
 
     address = "memory"
 
@@ -68,7 +71,11 @@ class MemoryLink:
         self.specs.append(spec)
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         self.n_sends += 1
         assert len(frames) + skipped_steps > 0
@@ -136,7 +143,9 @@ def walk(chunk: Chunk, *, padded_final: bool = False) -> Iterator[tuple[bool, Tr
                 as_bytes({name: column[at] for name, column in obs.items()}),
                 as_bytes({name: column[at] for name, column in action.items()}),
                 float(columns["reward"][at]),
-                None if is_padded else as_bytes({name: column[at + 1] for name, column in obs.items()}),
+                None
+                if is_padded
+                else as_bytes({name: column[at + 1] for name, column in obs.items()}),
                 bool(columns["terminated"][at]),
                 bool(columns["truncated"][at]),
             ),
@@ -144,7 +153,8 @@ def walk(chunk: Chunk, *, padded_final: bool = False) -> Iterator[tuple[bool, Tr
 
 
 def chunks(frames: Mapping[int, Frame]) -> list[Chunk]:
-    """A session's chunks in order, checked: numbers are dense but for reported drops, steps follow one another."""
+    """A session's chunks in order, checked: numbers are dense but for reported drops, steps
+    follow one another."""
     dropped: set[int] = set()
     for frame in frames.values():
         if frame.kind is FrameKind.DROP:
@@ -153,7 +163,11 @@ def chunks(frames: Mapping[int, Frame]) -> list[Chunk]:
         if frame.kind is FrameKind.CLOSE:
             assert read_close(frame).n_chunks == max(frames) == frame.chunk_no
     assert set(range(max(frames) + 1)) - set(frames) <= dropped
-    found = [chunk_of(frames[number]) for number in sorted(frames) if frames[number].kind is FrameKind.DATA]
+    found = [
+        chunk_of(frames[number])
+        for number in sorted(frames)
+        if frames[number].kind is FrameKind.DATA
+    ]
     for before, after in itertools.pairwise(found):
         step = before.meta.first_step + before.meta.n_steps
         numbers = set(range(before.meta.chunk_no + 1, after.meta.chunk_no))
@@ -177,7 +191,11 @@ def client(link: Link, tmp_path: Path, **settings: Any) -> Game:
     settings.setdefault("clock", FakeClock())
     seed = settings.pop("rng_seed", 0)
     settings.setdefault("sender", SenderConfig(linger_s=1.0))
-    shape = {name: settings.pop(name) for name in list(settings) if name not in ClientConfig.__dataclass_fields__}
+    shape = {
+        name: settings.pop(name)
+        for name in list(settings)
+        if name not in ClientConfig.__dataclass_fields__
+    }
     if "spec" not in shape:
         shape = {"game": "my-game", "obs": 2, "actions": 3, **shape}
     config = ClientConfig(background=False, rng=random.Random(seed), **settings)

@@ -1,4 +1,5 @@
-"""Episode.act and Recorder.act: the bot decides, the game never waits, and what is recorded says who decided."""
+"""Episode.act and Recorder.act: the bot decides, the game never waits, and what is recorded says
+who decided."""
 
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_the_canary_plays_whole_episodes(tmp_path):
     assert models == [f"my-game/{action}" for action in played]
 
 
-# --- Without a bot ----------------------------------------------------------------------------------------------------
+# --- Without a bot --------------------------------------------------------------------------------
 
 
 def test_without_a_bot_any_action_is_taken_and_told_as_a_scripts(tmp_path):
@@ -200,7 +201,7 @@ def test_what_the_games_own_function_raises_is_the_games(tmp_path):
     game.close()
 
 
-# --- Bad input --------------------------------------------------------------------------------------------------------
+# --- Bad input ------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "shape": (([0.0] * 3,), {}),
@@ -215,9 +216,16 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("what", "has_bot"),
-    [(what, has_bot) for what in BAD for has_bot in (False, True) if not has_bot or "otherwise" not in what],
+    [
+        (what, has_bot)
+        for what in BAD
+        for has_bot in (False, True)
+        if not has_bot or "otherwise" not in what
+    ],
 )
-def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(tmp_path, what, has_bot):
+def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(
+    tmp_path, what, has_bot
+):
     spec = game_spec("my-game", obs=2, actions=3, has_legal=True)
     platform, game = playing(tmp_path, constant_policy(1, spec) if has_bot else None, spec=spec)
     arguments, keywords = BAD[what]
@@ -260,7 +268,7 @@ def test_after_the_end_the_bot_still_answers_and_nothing_is_recorded(tmp_path):
     assert ep.act(OBS) == 2
 
 
-# --- The Gymnasium-shaped layer ---------------------------------------------------------------------------------------
+# --- The Gymnasium-shaped layer -------------------------------------------------------------------
 
 
 def test_a_recorder_records_the_bots_action_when_the_env_takes_it(tmp_path):
@@ -279,13 +287,23 @@ def test_a_recorder_records_the_bots_action_when_the_env_takes_it(tmp_path):
 
 def test_a_recorded_env_plays_with_the_bot(tmp_path):
     platform = Platform(tmp_path)
-    env = record(gymnasium.make("CartPole-v1"), "cart", link=platform.link, spool=tmp_path / "spool", background=False)
+    env = record(
+        gymnasium.make("CartPole-v1"),
+        "cart",
+        link=platform.link,
+        spool=tmp_path / "spool",
+        background=False,
+    )
     obs, _ = env.reset(seed=0)
     for _ in range(60):
-        obs, _, terminated, truncated, _ = env.step(env.act(obs, otherwise=lambda obs: int(obs[2] > 0)))
+        obs, _, terminated, truncated, _ = env.step(
+            env.act(obs, otherwise=lambda obs: int(obs[2] > 0))
+        )
         if terminated or truncated:
             obs, _ = env.reset()
     env.close()
     found = [chunk for frames in platform.link.by_session().values() for chunk in chunks(frames)]
     assert sum(chunk.meta.n_steps for chunk in found) >= 59
-    assert {code for chunk in found for code in chunk.columns["by"][chunk.columns["row"] == 0]} == {By.SCRIPT}
+    assert {code for chunk in found for code in chunk.columns["by"][chunk.columns["row"] == 0]} == {
+        By.SCRIPT
+    }

@@ -1,4 +1,5 @@
-"""Bots in a game: the last good one at once and offline, newer ones when every check is passed, never an older one."""
+"""Bots in a game: the last good one at once and offline, newer ones when every check is passed,
+never an older one."""
 
 import dataclasses
 import json
@@ -21,11 +22,18 @@ from understudy.experience.game import game_spec
 OTHER = Signer(bytes(range(1, 33)))
 
 
-def bots_of(link: MemoryLink, tmp_path, *, clock=None, trust=(), seed=0, has_thread=False, spec=SPEC) -> Bots:
+def bots_of(
+    link: MemoryLink, tmp_path, *, clock=None, trust=(), seed=0, has_thread=False, spec=SPEC
+) -> Bots:
     return Bots(
-        link, spec, tmp_path / "bots", clock=clock or FakeClock(), rng=random.Random(seed), trust=trust,
+        link,
+        spec,
+        tmp_path / "bots",
+        clock=clock or FakeClock(),
+        rng=random.Random(seed),
+        trust=trust,
         has_thread=has_thread,
-    )  # fmt: skip
+    )
 
 
 def name(bots: Bots) -> str:
@@ -34,7 +42,8 @@ def name(bots: Bots) -> str:
 
 
 def test_a_bot_that_passes_every_check_plays(tmp_path):
-    platform, bots = Platform(tmp_path), bots_of(link := MemoryLink(), tmp_path)
+    platform = Platform(tmp_path)
+    bots = bots_of(link := MemoryLink(), tmp_path)
     platform.link = link
     assert name(bots) == ""
     assert bots.step() == 1.0  # it did not wait, so we do
@@ -85,7 +94,7 @@ SABOTAGES = {
     "another's pointer": lambda link: _put(link, champion=link.casting.champion_release),
     "no document": lambda link: _put(link, champion="{"),
     "no object": lambda link: _put(link, champion="[]"),
-}  # fmt: skip
+}
 
 
 def _put(link: MemoryLink, **facts) -> None:
@@ -115,7 +124,8 @@ def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
 
 
 def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
-    platform, clock = Platform(tmp_path), FakeClock()
+    platform = Platform(tmp_path)
+    clock = FakeClock()
     platform.release(constant_policy(1))
     good = platform.link.policies[1]
     platform.link.policies[1] = good[:100]
@@ -201,7 +211,9 @@ def test_a_bot_of_another_schema_does_not_play(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["bot.json", "trust.json", "*.safetensors"])
-@pytest.mark.parametrize("how", [lambda raw: b"", lambda raw: raw[: len(raw) // 2], lambda raw: b"{}" + raw])
+@pytest.mark.parametrize(
+    "how", [lambda raw: b"", lambda raw: raw[: len(raw) // 2], lambda raw: b"{}" + raw]
+)
 def test_a_damaged_cache_means_fetching_again(tmp_path, what, how):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
@@ -348,10 +360,17 @@ def test_a_program_may_wait_for_its_bot(tmp_path, background):
 
 
 def test_games_without_threads_pump_their_bots(tmp_path):
-    platform, clock = Platform(tmp_path), FakeClock()
+    platform = Platform(tmp_path)
+    clock = FakeClock()
     platform.release(constant_policy(1))
     game = connect(
-        "my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool", background=False, clock=clock
+        "my-game",
+        obs=2,
+        actions=3,
+        link=platform.link,
+        spool=tmp_path / "spool",
+        background=False,
+        clock=clock,
     )
     game.pump()
     assert platform.link.n_polls == 0
@@ -371,7 +390,9 @@ def test_games_without_threads_pump_their_bots(tmp_path):
 def test_a_forked_child_plays_on_with_the_bots_it_has(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(2))
-    game = connect("my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool", background=False)
+    game = connect(
+        "my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool", background=False
+    )
     ep = game.episode(player="ada")
     ep.act([0, 0])
     game.pump()

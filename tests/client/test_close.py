@@ -73,7 +73,9 @@ def test_steps_that_are_left_are_told_of(tmp_path):
     link.is_down = True
     game = client(link, tmp_path)
     play(game.episode(player="anna"), 3)
-    with pytest.warns(RecordingWarning, match="they stay spooled on this machine and are sent by the next start"):
+    with pytest.warns(
+        RecordingWarning, match="they stay spooled on this machine and are sent by the next start"
+    ):
         assert not game.close()
 
 
@@ -124,7 +126,8 @@ def test_two_threads_that_pump_at_once_count_an_answer_once(tmp_path):
 
 
 def test_sessions_too_old_to_be_sent_are_shown(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock)
     play(game.episode(player="anna"), 3)

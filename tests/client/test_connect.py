@@ -27,11 +27,12 @@ def obs(i: float) -> np.ndarray:
     return np.array([i, -i], np.float32)
 
 
-# --- Games of every shape ---------------------------------------------------------------------------------------------
+# --- Games of every shape -------------------------------------------------------------------------
 
 
 def test_a_real_time_loop_that_decides_every_fourth_frame(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
     for frame in range(120):
@@ -44,12 +45,18 @@ def test_a_real_time_loop_that_decides_every_fourth_frame(tmp_path):
     game.close()
     (frames,) = link.by_session().values()
     (steps,) = episodes(frames)
-    assert [(step.obs, step.reward) for step in steps] == [((obs(i * 4).tobytes(),), 1.0) for i in range(30)]
+    assert [(step.obs, step.reward) for step in steps] == [
+        ((obs(i * 4).tobytes(),), 1.0) for i in range(30)
+    ]
     columns = [chunk.columns for chunk in chunks(frames)]
     is_step = [column["row"] == 0 for column in columns]
-    times = np.concatenate([column["t_ms"][at] for column, at in zip(columns, is_step, strict=True)])
+    times = np.concatenate(
+        [column["t_ms"][at] for column, at in zip(columns, is_step, strict=True)]
+    )
     assert abs(np.diff(times.astype(int)) - 4000 / 60).max() <= 1
-    assert {int(n) for column, at in zip(columns, is_step, strict=True) for n in column["frames"][at]} == {4}
+    assert {
+        int(n) for column, at in zip(columns, is_step, strict=True) for n in column["frames"][at]
+    } == {4}
     assert len(columns) > 1
 
 
@@ -67,16 +74,20 @@ def test_a_turn_based_game_of_two(tmp_path):
             seats[1].reward(-1.0)
             for seat, ep in enumerate(seats):
                 ep.end(obs(99), result="won" if seat == 0 else "lost")
-    by_player = {str(link.players[session]): frames for session, frames in link.by_session().items()}
+    by_player = {
+        str(link.players[session]): frames for session, frames in link.by_session().items()
+    }
     assert set(by_player) == {"anna", "ben"}
-    anna, ben = episodes(by_player["anna"]), episodes(by_player["ben"])
+    anna = episodes(by_player["anna"])
+    ben = episodes(by_player["ben"])
     assert ([len(one) for one in anna], [len(one) for one in ben]) == ([5, 5], [4, 4])
     assert (anna[0][-1].reward, ben[0][-1].reward) == (1.0, -1.0)
     assert anna[1][1].obs == (obs(102).tobytes(),)
     notes = [note for chunk in chunks(by_player["ben"]) for note in chunk.meta.episodes]
     assert [(note.match, note.seat, note.result, note.opponents) for note in notes] == [
-        ("m0", 1, "lost", ("person",)), ("m1", 1, "lost", ("person",)),
-    ]  # fmt: skip
+        ("m0", 1, "lost", ("person",)),
+        ("m1", 1, "lost", ("person",)),
+    ]
 
 
 def test_sixteen_players_on_threads_of_one_process(tmp_path):
@@ -107,7 +118,9 @@ def test_sixteen_players_on_threads_of_one_process(tmp_path):
     for session, frames in link.by_session().items():
         number = int(link.players[session][1:])
         for episode, steps in enumerate(episodes(frames)):
-            expected = [(obs(number * 10_000 + episode * 1000 + at).tobytes(),) for at in range(300)]
+            expected = [
+                (obs(number * 10_000 + episode * 1000 + at).tobytes(),) for at in range(300)
+            ]
             assert [step.obs for step in steps] == expected
 
 
@@ -131,7 +144,11 @@ def test_episodes_share_a_session_unless_they_are_open_at_once(tmp_path):
             ep = game.episode(player="anna")
             ep.acted(obs(0), 0)
             ep.end(obs(1))
-        both = [game.episode(player="anna"), game.episode(player="anna"), game.episode(player="anna", seat=1)]
+        both = [
+            game.episode(player="anna"),
+            game.episode(player="anna"),
+            game.episode(player="anna", seat=1),
+        ]
         for ep in both:
             ep.acted(obs(0), 0)
             ep.end(obs(1))
@@ -147,8 +164,10 @@ def test_consent_is_kept_per_chunk(tmp_path):
             ep.end(obs(1))
     (frames,) = link.by_session().values()
     assert [(chunk.meta.consent, chunk.meta.n_steps) for chunk in chunks(frames)] == [
-        ("granted", 1), ("denied", 2), ("granted", 1),
-    ]  # fmt: skip
+        ("granted", 1),
+        ("denied", 2),
+        ("granted", 1),
+    ]
 
 
 def test_names_stand_for_actions(tmp_path):
@@ -188,7 +207,7 @@ def test_without_a_name_the_player_is_a_random_one_that_stays(tmp_path):
     assert own_player(tmp_path / "elsewhere") != name
 
 
-# --- Doing it wrong ---------------------------------------------------------------------------------------------------
+# --- Doing it wrong -------------------------------------------------------------------------------
 
 HALF: Any = 1.5
 BAD = [
@@ -218,7 +237,11 @@ def test_bad_input_raises_on_the_first_decision(tmp_path, call, reason):
 
 @pytest.mark.parametrize(
     ("call", "reason"),
-    [*BAD, (lambda ep: ep.reward(float("nan")), "not_finite"), (lambda ep: ep.reward(None), "bad_dtype")],
+    [
+        *BAD,
+        (lambda ep: ep.reward(float("nan")), "not_finite"),
+        (lambda ep: ep.reward(None), "bad_dtype"),
+    ],
 )
 def test_bad_input_later_is_counted_warned_once_and_cuts_that_episode(tmp_path, call, reason):
     link = MemoryLink()
@@ -310,7 +333,11 @@ def test_an_episode_without_a_decision_leaves_nothing(tmp_path):
         ({"game": "x", "obs": 2, "actions": 2, "spool_cap_bytes": 5}, ConfigError, "65536"),
         ({"game": "x", "obs": 2, "actions": 2, "data": "d"}, ConfigError, "link"),
         ({"game": "my-game", "obs": 2, "spec": SPEC}, ConfigError, "spec and obs"),
-        ({"spec": SPEC, "actions": 3, "max_episode_steps": 5}, ConfigError, "actions, max_episode_steps"),
+        (
+            {"spec": SPEC, "actions": 3, "max_episode_steps": 5},
+            ConfigError,
+            "actions, max_episode_steps",
+        ),
         ({"spec": SPEC, "has_legal": False}, ConfigError, "has_legal"),
         ({"game": "x", "spec": SPEC}, ConfigError, "'my-game'"),
     ],
@@ -328,7 +355,14 @@ def test_without_a_place_to_record_to_it_says_what_to_give(monkeypatch):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"seat": -1}, {"match": "m" * 200}, {"opponents": ["x"] * 65}, {"seed": -1}, {"consent": "maybe"}, {"player": ""}],
+    [
+        {"seat": -1},
+        {"match": "m" * 200},
+        {"opponents": ["x"] * 65},
+        {"seed": -1},
+        {"consent": "maybe"},
+        {"player": ""},
+    ],
 )
 def test_an_episode_with_impossible_notes_is_refused_and_frees_its_session(tmp_path, wrong):
     game = client(MemoryLink(), tmp_path)
@@ -345,7 +379,9 @@ def test_an_address_comes_from_an_argument_a_variable_or_the_file_it_names(tmp_p
     assert place_of(None, None, None) == Address("http://127.0.0.1:1", "uk_file")
     monkeypatch.setenv("UNDERSTUDY_KEY", "uk_variable")
     assert place_of(None, None, None) == Address("http://127.0.0.1:1", "uk_variable")
-    assert place_of(None, "http://127.0.0.1:2", "uk_argument") == Address("http://127.0.0.1:2", "uk_argument")
+    assert place_of(None, "http://127.0.0.1:2", "uk_argument") == Address(
+        "http://127.0.0.1:2", "uk_argument"
+    )
     assert place_of(tmp_path, None, None) == tmp_path
 
 
@@ -366,17 +402,31 @@ def test_the_config_alone_can_say_everything(tmp_path):
 def test_keywords_go_before_the_config_and_shape_the_spec(tmp_path):
     config = ClientConfig(background=False, clock=FakeClock(), kind="player", strict=False)
     with connect(
-        "my-game", obs=2, actions=3, has_legal=True, max_episode_steps=9, kind="actor", strict=True, linger_s=0.25,
-        link=MemoryLink(), spool=tmp_path, config=config,
-    ) as game:  # fmt: skip
+        "my-game",
+        obs=2,
+        actions=3,
+        has_legal=True,
+        max_episode_steps=9,
+        kind="actor",
+        strict=True,
+        linger_s=0.25,
+        link=MemoryLink(),
+        spool=tmp_path,
+        config=config,
+    ) as game:
         assert (game.spec.has_legal, game.spec.max_episode_steps) == (True, 9)
         used = game._config
-        assert (used.kind, used.strict, used.sender.linger_s, used.clock) == ("actor", True, 0.25, config.clock)
+        assert (used.kind, used.strict, used.sender.linger_s, used.clock) == (
+            "actor",
+            True,
+            0.25,
+            config.clock,
+        )
     with connect("my-game", spec=SPEC, link=MemoryLink(), spool=tmp_path, config=config) as game:
         assert game.spec is SPEC
 
 
-# --- Processes --------------------------------------------------------------------------------------------------------
+# --- Processes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -415,7 +465,10 @@ def test_a_forked_child_cannot_use_its_parents_game(tmp_path):
         print(sum(chunk.meta.n_steps for chunk in chunks(frames)))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr
 
@@ -440,17 +493,24 @@ def test_leaving_the_program_closes_the_game(tmp_path):
             ep.acted([at, 0], 0)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[0, 2]"), done.stderr
 
 
 def test_importing_understudy_is_silent_and_light():
     script = (
-        "import sys, understudy; assert 'numpy' not in sys.modules; understudy.connect; understudy.__version__; "
-        "print(sorted({'gymnasium', 'jax', 'urllib3', 'cryptography', 'understudy.streams'} & set(sys.modules)))"
+        "import sys, understudy; assert 'numpy' not in sys.modules; understudy.connect; "
+        "understudy.__version__; "
+        "print(sorted({'gymnasium', 'jax', 'urllib3', 'cryptography', 'understudy.streams'} & "
+        "set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
@@ -476,16 +536,22 @@ def test_a_data_folder_is_all_a_local_game_needs(tmp_path, monkeypatch):
     assert [frame.kind for frame in frames] == [FrameKind.DATA, FrameKind.CLOSE]
     assert len({frame.player for frame in frames}) == 1
     assert frames[0].player != bytes(16)
-    assert (tmp_path / "models" / "games" / "my-game" / f"{game.spec.schema}.json").read_bytes() == game.spec.to_json()
+    assert (
+        tmp_path / "models" / "games" / "my-game" / f"{game.spec.schema}.json"
+    ).read_bytes() == game.spec.to_json()
 
 
 @pytest.mark.parametrize("part", ["stream", "models"])
 def test_a_folder_whose_platform_looks_elsewhere_takes_no_steps(tmp_path: Path, part: str):
     used = {"stream.url": "", "store.url": "", "models.url": ""}
-    (tmp_path / "backends.json").write_text(json.dumps({**used, "store.url": "cassandra://db/games"}))
+    (tmp_path / "backends.json").write_text(
+        json.dumps({**used, "store.url": "cassandra://db/games"})
+    )
     connect("pong", obs=2, actions=2, data=tmp_path).close()
     (tmp_path / "backends.json").write_text(json.dumps({**used, f"{part}.url": "far://away"}))
-    with pytest.raises(ConfigError, match=f"has its {part} elsewhere .far://away.*record over HTTP"):
+    with pytest.raises(
+        ConfigError, match=f"has its {part} elsewhere .far://away.*record over HTTP"
+    ):
         connect("pong", obs=2, actions=2, data=tmp_path)
     (tmp_path / "backends.json").write_text("{")
     with pytest.raises(ConfigError, match=r"cannot be read .JSONDecodeError.; restore it"):

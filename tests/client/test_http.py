@@ -1,4 +1,5 @@
-"""The link over HTTP: what a gateway says, what a game's developer is told, and that nothing is lost meanwhile."""
+"""The link over HTTP: what a gateway says, what a game's developer is told, and that nothing is
+lost meanwhile."""
 
 import json
 import socket
@@ -60,7 +61,7 @@ def http_client(url, key, tmp_path, **settings):
     return connect(spec=SPEC, url=url, key=key, spool=tmp_path / "spool", linger_s=0.05, **settings)
 
 
-# --- A real gateway ---------------------------------------------------------------------------------------------------
+# --- A real gateway -------------------------------------------------------------------------------
 
 
 def test_what_is_played_arrives_in_the_platforms_stream(tmp_path, monkeypatch):
@@ -76,7 +77,9 @@ def test_what_is_played_arrives_in_the_platforms_stream(tmp_path, monkeypatch):
     by_session: dict[uuid.UUID, dict[int, Frame]] = {frame.session: {} for frame in frames}
     for frame in frames:
         by_session[frame.session][frame.chunk_no] = frame
-    assert sorted(sum(chunk.meta.n_steps for chunk in chunks(found)) for found in by_session.values()) == [600, 600]
+    assert sorted(
+        sum(chunk.meta.n_steps for chunk in chunks(found)) for found in by_session.values()
+    ) == [600, 600]
     assert len({frame.player for frame in frames}) == 2
 
 
@@ -120,7 +123,9 @@ def test_a_key_that_asks_too_often_is_patient(tmp_path):
     with running(tmp_path / "D") as gateway:
         key = gateway.key("play", registers=True, requests_s=4.0)
         link = HttpLink(Address(gateway.url, key), "my-game")
-        failed = next(failed for failed in (failure(lambda: link.register(SPEC)) for _ in range(50)) if failed)
+        failed = next(
+            failed for failed in (failure(lambda: link.register(SPEC)) for _ in range(50)) if failed
+        )
         assert failed.code == "too_many"
         assert 0 < failed.retry_after_s < 5
         link.close()
@@ -128,7 +133,8 @@ def test_a_key_that_asks_too_often_is_patient(tmp_path):
 
 def test_a_gateway_that_comes_late_gets_everything(tmp_path):
     with running(tmp_path / "D") as gateway:
-        url, key = gateway.url, gateway.key("play", registers=True)
+        url = gateway.url
+        key = gateway.key("play", registers=True)
         port = gateway.server.port
     game = http_client(url, key, tmp_path)
     play(game)
@@ -155,8 +161,12 @@ def test_the_share_a_gateway_asks_for_is_heard(tmp_path):
 
 def test_a_certificate_that_this_machine_does_not_know_is_no_platform(tmp_path, monkeypatch):
     crt, key_file = certificate(tmp_path)
-    with running(tmp_path / "D", listen=Listen(certificate=crt, certificate_key=key_file)) as gateway:
-        place = Address(f"https://localhost:{gateway.server.port}", gateway.key("play", registers=True))
+    with running(
+        tmp_path / "D", listen=Listen(certificate=crt, certificate_key=key_file)
+    ) as gateway:
+        place = Address(
+            f"https://localhost:{gateway.server.port}", gateway.key("play", registers=True)
+        )
         link = HttpLink(place, "my-game")
         with pytest.raises(LinkFailed, match="certificate verify failed"):
             link.register(SPEC)
@@ -167,7 +177,7 @@ def test_a_certificate_that_this_machine_does_not_know_is_no_platform(tmp_path, 
         link.close()
 
 
-# --- Answers of all kinds ---------------------------------------------------------------------------------------------
+# --- Answers of all kinds -------------------------------------------------------------------------
 
 
 class Scripted:
@@ -191,7 +201,9 @@ class Scripted:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 outer.asked.append((self.command, self.path, len(body)))
                 time.sleep(outer.pause_s)
-                status, headers, raw = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                status, headers, raw = (
+                    outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                )
                 self.send_response(status)
                 for name, value in ({"content-length": str(len(raw))} | headers).items():
                     self.send_header(name, value)
@@ -207,7 +219,9 @@ class Scripted:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def say(self, status: int, value: object = None, raw: bytes | None = None, **headers: str) -> None:
+    def say(
+        self, status: int, value: object = None, raw: bytes | None = None, **headers: str
+    ) -> None:
         self.answers.append((status, headers, json.dumps(value).encode() if raw is None else raw))
 
 
@@ -225,7 +239,9 @@ def scripted():
 
 def sent(n_frames: int = 1):
     session = new_session(time.time())
-    return [data_frame(session, at, b"body") for at in range(n_frames)], {session: player_name("ada")}
+    return [data_frame(session, at, b"body") for at in range(n_frames)], {
+        session: player_name("ada")
+    }
 
 
 ACK = {"accepted": True, "refused": None, "retry_after_s": 0.0, "error": ""}
@@ -246,9 +262,27 @@ def test_acks_are_told_one_by_one():
 @pytest.mark.parametrize(
     ("status", "value", "headers", "code", "retry_after_s"),
     [
-        (401, {"error": {"code": "revoked_key", "detail": "gone", "retry_after_s": None}}, {}, "revoked_key", 0.0),
-        (429, {"error": {"code": "too_many", "detail": "slowly", "retry_after_s": 2.5}}, {}, "too_many", 2.5),
-        (503, {"error": {"code": "not_available", "detail": "disk"}}, {"retry-after": "4"}, "not_available", 4.0),
+        (
+            401,
+            {"error": {"code": "revoked_key", "detail": "gone", "retry_after_s": None}},
+            {},
+            "revoked_key",
+            0.0,
+        ),
+        (
+            429,
+            {"error": {"code": "too_many", "detail": "slowly", "retry_after_s": 2.5}},
+            {},
+            "too_many",
+            2.5,
+        ),
+        (
+            503,
+            {"error": {"code": "not_available", "detail": "disk"}},
+            {"retry-after": "4"},
+            "not_available",
+            4.0,
+        ),
         (502, "<html>", {}, "status_502", 0.0),
         (500, {"error": "?"}, {}, "status_500", 0.0),
         (301, "", {"location": "http://127.0.0.1:1/"}, "status_301", 0.0),
@@ -257,10 +291,18 @@ def test_acks_are_told_one_by_one():
         (200, [], {}, "strange_answer", 0.0),
         (200, "x" * 1_100_000, {}, "strange_answer", 0.0),
         (200, {"acks": [ACK], "keep_share": 1}, {"content-length": "400"}, "unreachable", 0.0),
-        (503, {"error": {"code": "x\x1b[31m" * 99, "detail": 7, "retry_after_s": "soon"}}, {}, "x [31mx [31mx", 0.0),
+        (
+            503,
+            {"error": {"code": "x\x1b[31m" * 99, "detail": 7, "retry_after_s": "soon"}},
+            {},
+            "x [31mx [31mx",
+            0.0,
+        ),
     ],
-)  # fmt: skip
-def test_a_request_that_fails_is_told_in_words_and_tried_again(status, value, headers, code, retry_after_s):
+)
+def test_a_request_that_fails_is_told_in_words_and_tried_again(
+    status, value, headers, code, retry_after_s
+):
     with scripted() as server:
         server.say(status, value, **headers)
         link = HttpLink(Address(server.url, KEY), "my-game", timeout_s=1.0)
@@ -389,14 +431,26 @@ def test_a_sender_counts_each_failed_request_and_warns_of_each_kind_once(tmp_pat
         game.close()
 
 
-# --- Addresses and keys -----------------------------------------------------------------------------------------------
+# --- Addresses and keys ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "url",
-    ["", "play.example.org", "ftp://a", "http://", "https://a:b@c", "https://a?x=1", "https://a#x", "https://a:99999",
-     "http://play.example.org", "http://127.0.0.1.evil.example", "http://192.168.0.7:8080", "https://a\n"],
-)  # fmt: skip
+    [
+        "",
+        "play.example.org",
+        "ftp://a",
+        "http://",
+        "https://a:b@c",
+        "https://a?x=1",
+        "https://a#x",
+        "https://a:99999",
+        "http://play.example.org",
+        "http://127.0.0.1.evil.example",
+        "http://192.168.0.7:8080",
+        "https://a\n",
+    ],
+)
 def test_addresses_that_cannot_be_or_would_show_the_key_are_refused(tmp_path, url):
     with pytest.raises(ConfigError):
         connect(spec=SPEC, url=url, key=KEY, spool=tmp_path)
@@ -404,9 +458,14 @@ def test_addresses_that_cannot_be_or_would_show_the_key_are_refused(tmp_path, ur
 
 @pytest.mark.parametrize(
     "url",
-    ["https://play.example.org", "https://play.example.org:8443/understudy/", "http://127.0.0.1:8080", "http://[::1]:1",
-     "http://localhost"],
-)  # fmt: skip
+    [
+        "https://play.example.org",
+        "https://play.example.org:8443/understudy/",
+        "http://127.0.0.1:8080",
+        "http://[::1]:1",
+        "http://localhost",
+    ],
+)
 def test_addresses_that_are_taken(url):
     link = HttpLink(Address(url, KEY), "my-game")
     assert link.address == url.rstrip("/")
@@ -415,7 +474,9 @@ def test_addresses_that_are_taken(url):
 
 
 def test_plain_http_to_other_machines_must_be_asked_for(tmp_path):
-    game = connect(spec=SPEC, url="http://192.0.2.1", key=KEY, spool=tmp_path, insecure=True, background=False)
+    game = connect(
+        spec=SPEC, url="http://192.0.2.1", key=KEY, spool=tmp_path, insecure=True, background=False
+    )
     game.close()
 
 
@@ -451,7 +512,8 @@ print(threading.active_count(), sorted({{"urllib3", "cryptography", "ssl", "unde
 
 
 def test_threads_that_ask_first_at_the_same_time_load_what_they_need_once() -> None:
-    """The sender and the bots' thread begin together; half a loaded library must not be what either of them finds."""
+    """The sender and the bots' thread begin together; half a loaded library must not be what
+    either of them finds."""
     script = """
 import threading
 from understudy.client.http import HttpLink

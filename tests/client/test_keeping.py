@@ -1,4 +1,5 @@
-"""keep_share: the platform asks for a share of episodes, the client records whole ones and counts the others."""
+"""keep_share: the platform asks for a share of episodes, the client records whole ones and
+counts the others."""
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ def play(game, n_steps, player="ada"):
 
 def with_share(share, tmp_path, **settings):
     """A game that has heard of a share."""
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.keep_share = share
     game = client(link, tmp_path, clock=clock, **settings)
     play(game, 1)
@@ -49,7 +51,11 @@ def test_whole_episodes_are_kept_with_the_share_and_the_rest_is_counted(tmp_path
     starts = sum(int(chunk.columns["is_first"].sum()) for chunk in found)
     ends = sum(int((chunk.columns["row"] == RowKind.FINAL).sum()) for chunk in found)
     assert starts == ends == 1 + (stats.recorded_steps - 1) // 7
-    assert sum(chunk.meta.n_steps for chunk in found) == stats.recorded_steps == game.stats().acked_steps
+    assert (
+        sum(chunk.meta.n_steps for chunk in found)
+        == stats.recorded_steps
+        == game.stats().acked_steps
+    )
 
 
 def test_an_episode_that_is_not_kept_works_as_usual(tmp_path):
@@ -70,7 +76,12 @@ def test_an_episode_that_is_not_kept_works_as_usual(tmp_path):
     clock.advance(2)
     game.pump()
     stats = game.stats()
-    assert (stats.recorded_steps, stats.skipped_steps, stats.bad_inputs, stats.open_episodes) == (1, 3004, 0, 0)
+    assert (stats.recorded_steps, stats.skipped_steps, stats.bad_inputs, stats.open_episodes) == (
+        1,
+        3004,
+        0,
+        0,
+    )
     assert game.close()
     assert game.stats().acked_steps == 1
     assert list((tmp_path / "spool").glob("*/*/session.json")) == []
@@ -125,7 +136,8 @@ def test_what_could_not_be_told_is_told_later(tmp_path):
                 raise LinkFailed("unreachable", "down", retry_after_s=1.0)
             return super().send(frames, players, skipped_steps=skipped_steps)
 
-    link, clock = Away(), FakeClock()
+    link = Away()
+    clock = FakeClock()
     link.keep_share = 0.0
     game = client(link, tmp_path, clock=clock)
     play(game, 1)
@@ -169,15 +181,21 @@ def chunks_in(frame):
     return [chunk_of(frame)] if frame.kind is FrameKind.DATA else []
 
 
-@pytest.mark.parametrize(("n_players", "target_steps_s", "seconds"), [(10, 10.0, 200), (1000, 50.0, 60)])
+@pytest.mark.parametrize(
+    ("n_players", "target_steps_s", "seconds"), [(10, 10.0, 200), (1000, 50.0, 60)]
+)
 def test_however_many_players_there_are_the_platform_gets_what_it_asked_for(
     tmp_path, n_players, target_steps_s, seconds
 ):
-    clock, warm_s, n_steps = FakeClock(), 20, 4
+    clock = FakeClock()
+    warm_s = 20
+    n_steps = 4
     quota = Quota(target_steps_s, clock)
     # One client each for ten players; a thousand sit in ten clients, as on a server of matches.
     links = [QuotaLink(quota) for _ in range(10)]
-    games = [client(link, tmp_path / str(at), clock=clock, rng_seed=at) for at, link in enumerate(links)]
+    games = [
+        client(link, tmp_path / str(at), clock=clock, rng_seed=at) for at, link in enumerate(links)
+    ]
     kept_before = n_episodes = 0
     for second in range(seconds):
         if second == warm_s:

@@ -20,7 +20,9 @@ ANNA = player_name("anna")
 
 
 def link_over(stream, tmp_path, clock=CLOCK):
-    return LocalLink(stream, door=Door(KEY, game_name("my-game"), clock), specs_folder=tmp_path / "games")
+    return LocalLink(
+        stream, door=Door(KEY, game_name("my-game"), clock), specs_folder=tmp_path / "games"
+    )
 
 
 def frame():
@@ -54,7 +56,8 @@ def test_a_spec_is_written_once_where_ingest_looks(tmp_path):
 
 def test_what_enters_is_stamped_and_acknowledged(tmp_path):
     stream = MemoryStream()
-    good, nameless = frame(), frame()
+    good = frame()
+    nameless = frame()
     acks = link_over(stream, tmp_path).send([nameless, good], {good.session: ANNA})
     assert [ack.accepted for ack in acks] == [False, True]
     assert acks[0].refused is not None
@@ -73,20 +76,28 @@ def test_what_enters_is_stamped_and_acknowledged(tmp_path):
         (Ack(False, None, 3.0), 3.0, ""),
     ],
 )
-def test_a_stream_that_cannot_store_now_means_later_and_says_why(tmp_path, answer, retry_after_s, error):
+def test_a_stream_that_cannot_store_now_means_later_and_says_why(
+    tmp_path, answer, retry_after_s, error
+):
     good = frame()
     (ack,) = link_over(Broken(answer), tmp_path).send([good], {good.session: ANNA})
     assert ack == Ack(False, refused=None, retry_after_s=retry_after_s, error=error)
 
 
-@pytest.mark.parametrize("ack", [Ack(False, "too_large: no"), Ack(False), Ack(False, None, 3.0, "busy"), Ack(True)])
+@pytest.mark.parametrize(
+    "ack", [Ack(False, "too_large: no"), Ack(False), Ack(False, None, 3.0, "busy"), Ack(True)]
+)
 def test_the_ack_of_the_stream_is_the_ack_of_the_link(tmp_path, ack):
     good = frame()
     assert link_over(Broken(ack), tmp_path).send([good], {good.session: ANNA}) == [ack]
 
 
 def test_a_frame_no_stream_will_ever_take_is_not_tried_for_ever(tmp_path):
-    game = client(link_over(Broken(Ack(False, "too_large: no")), tmp_path, clock := FakeClock()), tmp_path, clock=clock)
+    game = client(
+        link_over(Broken(Ack(False, "too_large: no")), tmp_path, clock := FakeClock()),
+        tmp_path,
+        clock=clock,
+    )
     ep = game.episode(player="anna")
     ep.acted([0, 0], 0)
     ep.end([1, 1])

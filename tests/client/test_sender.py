@@ -1,4 +1,5 @@
-"""Retries, losses and their reports: what the platform holds in the end is exactly what was not reported as dropped."""
+"""Retries, losses and their reports: what the platform holds in the end is exactly what was not
+reported as dropped."""
 
 import threading
 import time
@@ -25,11 +26,14 @@ def play(ep, start, n):
 
 
 def stored_steps(link):
-    return sum(chunk.meta.n_steps for frames in link.by_session().values() for chunk in chunks(frames))
+    return sum(
+        chunk.meta.n_steps for frames in link.by_session().values() for chunk in chunks(frames)
+    )
 
 
 def test_a_pause_sends_what_is_closed_after_the_linger(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
     play(ep, 0, 4)
@@ -50,7 +54,8 @@ def test_a_pause_sends_what_is_closed_after_the_linger(tmp_path):
 
 
 def test_a_timeout_after_success_sends_again_and_changes_nothing(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.loses_answers = 3
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -67,7 +72,8 @@ def test_a_timeout_after_success_sends_again_and_changes_nothing(tmp_path):
 
 
 def test_retries_wait_a_random_time_that_grows_to_its_cap(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -90,7 +96,8 @@ def test_retries_wait_a_random_time_that_grows_to_its_cap(tmp_path):
 
 
 def test_the_platform_says_when_to_come_back(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.retry_after_s = 12.0
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -141,7 +148,8 @@ def test_a_session_whose_reports_are_refused_is_given_up(tmp_path):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_at_the_spool_cap_the_reports_name_exactly_what_is_missing(tmp_path, seed):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     rng = np.random.default_rng(seed)
     game = client(link, tmp_path, clock=clock, spool_cap_bytes=128 * 1024)
     eps = [game.episode(player=f"p{n}") for n in range(3)]
@@ -157,12 +165,21 @@ def test_at_the_spool_cap_the_reports_name_exactly_what_is_missing(tmp_path, see
         game.pump()
     game.close()
     assert game.stats().dropped_steps > 0
-    missing, reported, stored = 0, 0, 0
+    missing = 0
+    reported = 0
+    stored = 0
     for frames in link.by_session().values():
         lost = set(range(max(frames) + 1)) - set(frames)
-        ranges = [pair for frame in frames.values() if frame.kind is FrameKind.DROP for pair in read_drop(frame).ranges]
+        ranges = [
+            pair
+            for frame in frames.values()
+            if frame.kind is FrameKind.DROP
+            for pair in read_drop(frame).ranges
+        ]
         assert lost == {number for first, last in ranges for number in range(first, last + 1)}
-        reported += sum(read_drop(frame).n_steps for frame in frames.values() if frame.kind is FrameKind.DROP)
+        reported += sum(
+            read_drop(frame).n_steps for frame in frames.values() if frame.kind is FrameKind.DROP
+        )
         stored += sum(chunk.meta.n_steps for chunk in chunks(frames))
         assert frames[max(frames)].kind is FrameKind.CLOSE
         missing += len(lost)
@@ -199,7 +216,8 @@ def test_the_oldest_block_makes_room_when_nobody_empties_the_hand_off(tmp_path):
 
 
 def test_a_session_without_an_episode_is_closed_and_its_folder_goes(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
     play(ep, 0, 3)
@@ -214,7 +232,8 @@ def test_a_session_without_an_episode_is_closed_and_its_folder_goes(tmp_path):
 
 
 def test_an_episode_the_game_forgot_is_cut(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
     play(ep, 0, 5)
@@ -231,7 +250,8 @@ def test_an_episode_the_game_forgot_is_cut(tmp_path):
 
 
 def test_a_disk_that_refuses_the_spool_costs_nothing_while_the_link_works(tmp_path, monkeypatch):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     monkeypatch.setattr("understudy.core.log._pwrite", full)
     ep = game.episode(player="anna")
@@ -247,7 +267,8 @@ def full(*_):
 
 def test_frames_beyond_the_memory_budget_are_read_back_from_disk(tmp_path, monkeypatch):
     monkeypatch.setattr("understudy.client.sender._MEMORY_BYTES", 20_000)
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -280,8 +301,11 @@ def test_a_real_thread_flushes_within_its_time(tmp_path):
 
 def test_a_sender_that_trips_goes_on(tmp_path, monkeypatch):
     link = MemoryLink()
-    with connect("my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool", linger_s=0.01) as game:
-        true_step, tripped = game._sender.step, threading.Event()
+    with connect(
+        "my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool", linger_s=0.01
+    ) as game:
+        true_step = game._sender.step
+        tripped = threading.Event()
 
         def step():
             if not tripped.is_set():
@@ -325,7 +349,8 @@ def test_times_must_be_above_zero():
 
 @pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
 def test_a_drop_report_is_sent_before_the_numbers_behind_its_gap(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock, spool_cap_bytes=64 * 1024)
     ep = game.episode(player="anna")
@@ -339,6 +364,11 @@ def test_a_drop_report_is_sent_before_the_numbers_behind_its_gap(tmp_path):
         clock.advance(31)
         game.pump()
     kinds = [frame.kind for frame in link.frames]
-    gap_end = max(last for frame in link.frames if frame.kind is FrameKind.DROP for _, last in read_drop(frame).ranges)
+    gap_end = max(
+        last
+        for frame in link.frames
+        if frame.kind is FrameKind.DROP
+        for _, last in read_drop(frame).ranges
+    )
     sent_before = link.frames[: len(kinds) - kinds[::-1].index(FrameKind.DROP)]
     assert all(frame.chunk_no < gap_end for frame in sent_before if frame.kind is FrameKind.DATA)

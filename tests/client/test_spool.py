@@ -42,7 +42,9 @@ def spool_of(folder: Path, clock: FakeClock | None = None) -> tuple[Spool, Sessi
 
 
 def fill(one: SessionSpool, n: int, *, size: int = 100) -> list[Entry]:
-    return [one.add(data_frame(one.session, one.next_no, bytes([at]) * size), 10) for at in range(n)]
+    return [
+        one.add(data_frame(one.session, one.next_no, bytes([at]) * size), 10) for at in range(n)
+    ]
 
 
 def adopted(folder: Path) -> tuple[SessionSpool, list[Entry]]:
@@ -59,7 +61,12 @@ def test_unfinished_frames_are_found_again_in_order(tmp_path):
     one.close()
     other, found = adopted(tmp_path)
     assert [entry.chunk_no for entry in found] == [2, 3, 4]
-    assert (other.next_no, other.n_steps, other.player, other.spec.schema) == (5, 50, "anna", SPEC.schema)
+    assert (other.next_no, other.n_steps, other.player, other.spec.schema) == (
+        5,
+        50,
+        "anna",
+        SPEC.schema,
+    )
     frame = other.read(found[0])
     assert frame is not None
     assert frame.body == bytes([2]) * 100
@@ -195,7 +202,9 @@ def test_a_folder_that_does_not_say_so_is_corrupt_and_skipped(tmp_path, raw):
 
 
 def test_forgetting_deletes_a_players_unlocked_sessions_and_no_others(tmp_path):
-    left = [left_by(tmp_path / tag, name) for tag, name in (("a", "anna"), ("b", "anna"), ("a", "ben"))]
+    left = [
+        left_by(tmp_path / tag, name) for tag, name in (("a", "anna"), ("b", "anna"), ("a", "ben"))
+    ]
     unreadable = tmp_path / "a" / left[0].name / "session.json"
     unreadable.write_bytes(unreadable.read_bytes().replace(b"obs_names", b"of a later build"))
     with pytest.raises(SpecError):
@@ -217,7 +226,8 @@ def left_by(folder: Path, name: str) -> Path:
 
 
 def test_what_killed_games_left_is_sent_without_a_game(tmp_path):
-    clock, link = FakeClock(), MemoryLink()
+    clock = FakeClock()
+    link = MemoryLink()
     left_by(tmp_path, "anna")
     assert send_leftovers(tmp_path, lambda spec: link, clock=clock) == 2
     assert [frame.kind for frame in link.frames] == [FrameKind.DATA, FrameKind.CLOSE]
@@ -243,7 +253,8 @@ def test_strangers_in_the_spool_folder_are_ignored(tmp_path):
 
 
 def test_the_next_start_sends_what_a_closed_game_could_not(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -308,7 +319,9 @@ VICTIM = """
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is a POSIX signal")
 def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
     victim = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(VICTIM), str(tmp_path / "spool")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(VICTIM), str(tmp_path / "spool")],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert victim.stdout is not None
     spooled = 0
@@ -320,7 +333,10 @@ def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
     link = MemoryLink()
     game = connect("my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool")
     deadline = time.monotonic() + 30
-    while not any(frame.kind is FrameKind.CLOSE for frame in link.frames) and time.monotonic() < deadline:
+    while (
+        not any(frame.kind is FrameKind.CLOSE for frame in link.frames)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     game.close()
     (frames,) = link.by_session().values()

@@ -1,4 +1,5 @@
-"""The proof that what is stored is what happened: every transition, bit for bit, however it was cut."""
+"""The proof that what is stored is what happened: every transition, bit for bit, however it was
+cut."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,14 @@ def test_a_scripted_game_is_stored_as_it_was_played(tmp_path):
     ]
     assert episodes(frames) == [
         [
-            Transition((obs.tobytes(),), (np.int32(action).tobytes(),), reward, (after.tobytes(),), ended, False)
+            Transition(
+                (obs.tobytes(),),
+                (np.int32(action).tobytes(),),
+                reward,
+                (after.tobytes(),),
+                ended,
+                False,
+            )
             for obs, action, reward, after, ended in expected
         ]
     ]
@@ -54,19 +62,25 @@ LEAVES = st.one_of(
         Box,
         st.lists(st.integers(1, 4), max_size=3).map(tuple),
         st.sampled_from(
-            [DTYPES[name] for name in ("F16", "F32", "F64", "U8", "I8", "I16", "U16", "I32", "I64", "U64")]
+            [
+                DTYPES[name]
+                for name in ("F16", "F32", "F64", "U8", "I8", "I16", "U16", "I32", "I64", "U64")
+            ]
         ),
     ),
     st.builds(Box, st.just((24, 24)), st.just(DTYPES["U8"])),
     st.builds(Discrete, st.integers(1, 9), st.integers(-3, 3)),
     st.builds(
-        lambda counts: MultiDiscrete(tuple(counts), (len(counts),)), st.lists(st.integers(1, 5), min_size=1, max_size=3)
+        lambda counts: MultiDiscrete(tuple(counts), (len(counts),)),
+        st.lists(st.integers(1, 5), min_size=1, max_size=3),
     ),
     st.builds(MultiBinary, st.just((5,))),
 )
 PARTS = st.one_of(
     LEAVES.map(lambda leaf: {"": leaf}),
-    st.dictionaries(st.sampled_from(["a", "b.c", "b.d", "0", "x-y"]), LEAVES, min_size=1, max_size=3),
+    st.dictionaries(
+        st.sampled_from(["a", "b.c", "b.d", "0", "x-y"]), LEAVES, min_size=1, max_size=3
+    ),
 )
 
 
@@ -88,11 +102,14 @@ def sample(space: Space, rng: np.random.Generator) -> np.ndarray:
     if space.dtype.kind == "f":
         return np.asarray(rng.normal(size=space.shape)).astype(space.dtype)
     info = np.iinfo(space.dtype)
-    return np.asarray(rng.integers(info.min, info.max, space.shape, dtype=space.dtype, endpoint=True))
+    return np.asarray(
+        rng.integers(info.min, info.max, space.shape, dtype=space.dtype, endpoint=True)
+    )
 
 
 def tree(values: Mapping[str, Any]) -> Any:
-    """Values by dotted path as a game would hand them over: nested mappings, or the value itself."""
+    """Values by dotted path as a game would hand them over: nested mappings, or the value
+    itself."""
     if set(values) == {""}:
         return values[""]
     nested: dict[str, Any] = {}
@@ -108,7 +125,9 @@ def tree(values: Mapping[str, Any]) -> Any:
 PLAN = st.lists(
     st.tuples(
         st.integers(1, 12),
-        st.sampled_from(["terminated", "truncated", "both_unseen", "truncated_unseen", "cut", "result"]),
+        st.sampled_from(
+            ["terminated", "truncated", "both_unseen", "truncated_unseen", "cut", "result"]
+        ),
         st.sampled_from(["granted", "denied", "unknown"]),
     ),
     min_size=1,
@@ -118,11 +137,15 @@ PLAN = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(
-    spec=specs(), plans=st.lists(PLAN, min_size=1, max_size=3), seed=st.integers(0, 2**32 - 1),
-    cuts=st.sampled_from([0.0, 0.1, 0.5]), small=st.booleans(),
-)  # fmt: skip
+    spec=specs(),
+    plans=st.lists(PLAN, min_size=1, max_size=3),
+    seed=st.integers(0, 2**32 - 1),
+    cuts=st.sampled_from([0.0, 0.1, 0.5]),
+    small=st.booleans(),
+)
 def test_every_stored_transition_is_the_true_one(spec, plans, seed, cuts, small):
-    """Random spaces, lengths and cuts; interleaved sessions; ends with and without a last observation."""
+    """Random spaces, lengths and cuts; interleaved sessions; ends with and without a last
+    observation."""
     rng = np.random.default_rng(seed)
     link = MemoryLink()
     with TemporaryDirectory() as folder:
@@ -140,17 +163,29 @@ def test_every_stored_transition_is_the_true_one(spec, plans, seed, cuts, small)
         assert len(found) == len(expected)
         for mine, true in zip(found, expected, strict=True):
             assert mine == [
-                one if one.next_obs is not None else Transition(
-                    one.obs, one.action, one.reward, mine[at].next_obs, one.terminated, one.truncated
+                one
+                if one.next_obs is not None
+                else Transition(
+                    one.obs,
+                    one.action,
+                    one.reward,
+                    mine[at].next_obs,
+                    one.terminated,
+                    one.truncated,
                 )
                 for at, one in enumerate(true)
-            ]  # fmt: skip
+            ]
 
 
-def play(game: Any, spec: GameSpec, plans: list[Any], rng: np.random.Generator, cuts: float) -> dict[str, list[Any]]:
+def play(
+    game: Any, spec: GameSpec, plans: list[Any], rng: np.random.Generator, cuts: float
+) -> dict[str, list[Any]]:
     """Play one script per player, interleaved at random; what truly happened, by player."""
     truth: dict[str, list[Any]] = {f"player {n}": [] for n in range(len(plans))}
-    scripts = [script(game, spec, f"player {n}", plan, rng, truth[f"player {n}"]) for n, plan in enumerate(plans)]
+    scripts = [
+        script(game, spec, f"player {n}", plan, rng, truth[f"player {n}"])
+        for n, plan in enumerate(plans)
+    ]
     while scripts:
         one = scripts[int(rng.integers(len(scripts)))]
         if next(one, "over") == "over":
@@ -162,7 +197,14 @@ def play(game: Any, spec: GameSpec, plans: list[Any], rng: np.random.Generator, 
     return truth
 
 
-def script(game: Any, spec: GameSpec, player: str, plan: list[Any], rng: np.random.Generator, truth: list[Any]) -> Any:
+def script(
+    game: Any,
+    spec: GameSpec,
+    player: str,
+    plan: list[Any],
+    rng: np.random.Generator,
+    truth: list[Any],
+) -> Any:
     for n_steps, ending, consent in plan:
         ep = game.episode(player=player, consent=consent)
         obs = {path: sample(space, rng) for path, space in spec.obs.items()}
@@ -178,11 +220,14 @@ def script(game: Any, spec: GameSpec, player: str, plan: list[Any], rng: np.rand
             terminated = last and ending in ("terminated", "both_unseen", "result")
             steps.append(
                 Transition(
-                    as_bytes(obs), as_bytes(action), reward,
+                    as_bytes(obs),
+                    as_bytes(action),
+                    reward,
                     None if last and ending == "both_unseen" else as_bytes(after),
-                    terminated, last and ending == "truncated",
+                    terminated,
+                    last and ending == "truncated",
                 )
-            )  # fmt: skip
+            )
             obs = after
         finish(ep, ending, tree(obs))
         if ending in ("truncated_unseen", "cut"):

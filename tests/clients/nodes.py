@@ -1,4 +1,5 @@
-"""Node, for tests that compare the JavaScript client with Python; they are skipped by name where it is missing."""
+"""Node, for tests that compare the JavaScript client with Python; they are skipped by name where
+it is missing."""
 
 import functools
 import json
@@ -19,11 +20,19 @@ _NODE = shutil.which("node")
 def why_not() -> str:
     """Why Node cannot be used here; empty when it can."""
     if _NODE is None:
-        return "node is missing: install Node.js 20 or newer to run the tests of the JavaScript client"
+        return (
+            "node is missing: install Node.js 20 or newer to run the tests of the JavaScript client"
+        )
     major = int(
-        subprocess.run([_NODE, "--version"], capture_output=True, text=True, check=True).stdout[1:].split(".")[0]
+        subprocess.run([_NODE, "--version"], capture_output=True, text=True, check=True)
+        .stdout[1:]
+        .split(".")[0]
     )
-    return "" if major >= OLDEST else f"node {major} is too old: the JavaScript client wants {OLDEST} or newer"
+    return (
+        ""
+        if major >= OLDEST
+        else f"node {major} is too old: the JavaScript client wants {OLDEST} or newer"
+    )
 
 
 needs_node = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -32,7 +41,11 @@ needs_node = pytest.mark.skipif(bool(why_not()), reason=why_not())
 def ask(script: str, given: Any = None, *, timeout_s: float = 120.0) -> Any:
     """What a script of this folder printed as JSON for what it was given as JSON."""
     done = subprocess.run(
-        [_NODE or "node", HERE / script], input=json.dumps(given), capture_output=True, text=True, timeout=timeout_s
+        [_NODE or "node", HERE / script],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(done.stdout)

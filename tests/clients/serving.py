@@ -1,4 +1,5 @@
-"""A gateway in a process of its own, to be killed: `python -m tests.clients.serving FOLDER PORT`; says "ready"."""
+"""A gateway in a process of its own, to be killed: `python -m tests.clients.serving FOLDER
+PORT`; says "ready"."""
 
 import sys
 import time

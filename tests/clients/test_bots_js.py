@@ -1,4 +1,5 @@
-"""Bots in JavaScript: what was signed plays, every kind of forgery is refused, older numbers never come back."""
+"""Bots in JavaScript: what was signed plays, every kind of forgery is refused, older numbers
+never come back."""
 
 import dataclasses
 import json
@@ -30,9 +31,12 @@ class Told:
     """A platform, and each of its states as a step of a scenario."""
 
     def __init__(self, folder: Path, spec: GameSpec = SPEC, signer: Signer = SIGNER) -> None:
-        self.platform, self.spec = Platform(folder, signer), spec
+        self.platform = Platform(folder, signer)
+        self.spec = spec
 
-    def release(self, policy: Policy | int, alias: str = "champion", **facts: Any) -> dict[str, Any]:
+    def release(
+        self, policy: Policy | int, alias: str = "champion", **facts: Any
+    ) -> dict[str, Any]:
         policy = constant_policy(policy, self.spec) if isinstance(policy, int) else policy
         self.platform.release(policy, alias, **facts)
         return self.now()
@@ -43,7 +47,11 @@ class Told:
         casting = dataclasses.asdict(link.casting) | changed
         catalogue = self.platform.registry.catalogue(self.spec.game)
         models = {no: catalogue.signed[f"{self.spec.game}/{no}"].decode() for no in link.policies}
-        return {"tell": casting, "policies": {no: raw.hex() for no, raw in link.policies.items()}, "models": models}
+        return {
+            "tell": casting,
+            "policies": {no: raw.hex() for no, raw in link.policies.items()},
+            "models": models,
+        }
 
 
 def played(*steps: dict[str, Any], spec: GameSpec = SPEC) -> Any:
@@ -53,7 +61,11 @@ def played(*steps: dict[str, Any], spec: GameSpec = SPEC) -> Any:
 
 
 def test_a_document_that_a_trusted_key_signed_is_opened():
-    entries: list[Any] = [{}, {"a": 1}, {"text": 'ä"\\ ,"key_id":"0123456789abcdef"', "n": [1.5, None, {"b": "}"}]}]
+    entries: list[Any] = [
+        {},
+        {"a": 1},
+        {"text": 'ä"\\ ,"key_id":"0123456789abcdef"', "n": [1.5, None, {"b": "}"}]},
+    ]
     signed = [[SIGNER.sign(entry).decode(), TRUST] for entry in entries]
     assert ask("bots.mjs", {"signed": signed})["checked"] == [{"entry": entry} for entry in entries]
 
@@ -66,19 +78,31 @@ def test_every_kind_of_forged_document_is_refused():
     loose = next(letter for letter in "ABCDEFGH" if letter != signature[-3])
     forged = {
         "bad_signature": [
-            text.replace('"number":7', '"number":8'), text.replace('"number":7', '"number":7 '),
+            text.replace('"number":7', '"number":8'),
+            text.replace('"number":7', '"number":7 '),
             json.dumps(document | {"signature": other["signature"]}, separators=(",", ":")),
-            text.replace(signature, signature[:-3] + loose + "=="), text.replace('"kind"', '"Kind"'),
+            text.replace(signature, signature[:-3] + loose + "=="),
+            text.replace('"kind"', '"Kind"'),
         ],
-        "unknown_key": [OTHER.sign(document["entry"]).decode(), text.replace(document["key_id"], "0" * 16)],
+        "unknown_key": [
+            OTHER.sign(document["entry"]).decode(),
+            text.replace(document["key_id"], "0" * 16),
+        ],
         "bad_entry": [
-            "", "{", "[]", json.dumps(document), text + " ", text[:-1], text.replace('{"entry":', '{"entry": '),
-            json.dumps({**document, "more": 1}, separators=(",", ":")), text.replace(signature, signature[:-2]),
+            "",
+            "{",
+            "[]",
+            json.dumps(document),
+            text + " ",
+            text[:-1],
+            text.replace('{"entry":', '{"entry": '),
+            json.dumps({**document, "more": 1}, separators=(",", ":")),
+            text.replace(signature, signature[:-2]),
             json.dumps({**document, "entry": [1]}, separators=(",", ":")),
             text.replace(document["key_id"], document["key_id"].upper() + "A"),
         ],
         "too_large": ["x" * 300_000],
-    }  # fmt: skip
+    }
     asked = [(code, one) for code, some in forged.items() for one in some]
     found = ask("bots.mjs", {"signed": [[one, TRUST] for _, one in asked]})["checked"]
     assert found == [{"code": code} for code, _ in asked]
@@ -90,7 +114,11 @@ def test_a_bot_that_passes_every_check_plays_and_a_newer_one_takes_its_place(tmp
     told = Told(tmp_path)
     found = played({}, told.release(1), told.release(2))
     assert [one["bot"] for one in found["seen"]] == ["", "my-game/1", "my-game/2"]
-    assert [one["models"] for one in found["seen"]] == [[["", 0]], [["my-game/1", 1]], [["my-game/2", 2]]]
+    assert [one["models"] for one in found["seen"]] == [
+        [["", 0]],
+        [["my-game/1", 1]],
+        [["my-game/2", 2]],
+    ]
     assert found["names"] == ["my-game/1", "my-game/2"]
     assert [(one["refused"], one["error"]) for one in found["seen"]] == [(0, "")] * 3
 
@@ -118,8 +146,14 @@ def wrong_golden(told: Told) -> dict[str, Any]:
 
 
 SABOTAGES: dict[str, Any] = {
-    "wrong hash": ("bad_hash", lambda told: told.now() | {"policies": {2: told.now()["policies"][1]}}),
-    "truncated": ("bad_hash", lambda told: told.now() | {"policies": {2: told.now()["policies"][2][:-2]}}),
+    "wrong hash": (
+        "bad_hash",
+        lambda told: told.now() | {"policies": {2: told.now()["policies"][1]}},
+    ),
+    "truncated": (
+        "bad_hash",
+        lambda told: told.now() | {"policies": {2: told.now()["policies"][2][:-2]}},
+    ),
     "not a policy": ("bad_hash", lambda told: told.now() | {"policies": {2: "00"}}),
     "changed pointer": (
         "bad_signature",
@@ -127,18 +161,25 @@ SABOTAGES: dict[str, Any] = {
     ),
     "changed release": (
         "bad_signature",
-        lambda told: told.now(champion_release=changed(told.now()["tell"]["champion_release"], epoch=77)),
+        lambda told: told.now(
+            champion_release=changed(told.now()["tell"]["champion_release"], epoch=77)
+        ),
     ),
     "another's key": (
         "unknown_key",
-        lambda told: told.now(champion=OTHER.sign(json.loads(told.now()["tell"]["champion"])["entry"]).decode()),
+        lambda told: told.now(
+            champion=OTHER.sign(json.loads(told.now()["tell"]["champion"])["entry"]).decode()
+        ),
     ),
     "release missing": ("bad_entry", lambda told: told.now(champion_release=None)),
     "pointer missing": ("old_bot", lambda told: told.now(champion=None)),
-    "release as pointer": ("bad_entry", lambda told: told.now(champion=told.now()["tell"]["champion_release"])),
+    "release as pointer": (
+        "bad_entry",
+        lambda told: told.now(champion=told.now()["tell"]["champion_release"]),
+    ),
     "no document": ("bad_entry", lambda told: told.now(champion="{")),
     "another's golden outputs": ("bad_golden", wrong_golden),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("how", SABOTAGES)
@@ -148,7 +189,9 @@ def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
     first = told.release(1)
     told.release(2)
     bad = sabotage(told)
-    found = played(first, bad, {"start": {"isOffline": True}}, {"start": {}} | told.release(0))["seen"]
+    found = played(first, bad, {"start": {"isOffline": True}}, {"start": {}} | told.release(0))[
+        "seen"
+    ]
     assert [one["bot"] for one in found] == ["my-game/1", "my-game/1", "my-game/1", "my-game/3"]
     assert found[1]["refused"] == 1
     assert found[1]["error"].startswith(code)
@@ -179,20 +222,29 @@ def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
 
 
 def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
-    told, stranger = Told(tmp_path), Told(tmp_path / "stranger", signer=OTHER)
+    told = Told(tmp_path)
+    stranger = Told(tmp_path / "stranger", signer=OTHER)
     first = told.release(1)
     for _ in range(5):
         strange = stranger.release(2)
-    found = played(first, strange, {"start": {}} | strange | {"tell": strange["tell"] | {"number": 999}})["seen"]
+    found = played(
+        first, strange, {"start": {}} | strange | {"tell": strange["tell"] | {"number": 999}}
+    )["seen"]
     assert [one["bot"] for one in found] == ["my-game/1"] * 3
     assert found[2]["error"].startswith("unknown_key")
 
 
 def test_a_deployment_that_was_set_up_anew_at_the_same_address_is_met_anew_with_its_key(tmp_path):
-    old, new = Told(tmp_path), Told(tmp_path / "new", signer=OTHER)
-    first, second = old.release(1), new.release(1)
-    found = played(first, {"start": {"key": "uk_new"}} | second, {"start": {"isOffline": True}})["seen"]
-    assert [(one["bot"], one["error"].partition(":")[0]) for one in found[:2]] == [("my-game/1", "")] * 2
+    old = Told(tmp_path)
+    new = Told(tmp_path / "new", signer=OTHER)
+    first = old.release(1)
+    second = new.release(1)
+    found = played(first, {"start": {"key": "uk_new"}} | second, {"start": {"isOffline": True}})[
+        "seen"
+    ]
+    assert [(one["bot"], one["error"].partition(":")[0]) for one in found[:2]] == [
+        ("my-game/1", "")
+    ] * 2
     assert found[1]["models"][0][0] == "my-game/1"
     assert found[2]["bot"] == "my-game/1", "the old key still knows its own"
 
@@ -206,14 +258,18 @@ def test_trust_goes_before_what_the_platform_says(tmp_path):
 
 
 def test_a_bot_of_another_schema_does_not_play(tmp_path):
-    (found,) = played(Told(tmp_path).release(1), spec=game_spec("my-game", obs=2, actions=3))["seen"]
+    (found,) = played(Told(tmp_path).release(1), spec=game_spec("my-game", obs=2, actions=3))[
+        "seen"
+    ]
     assert (found["bot"], found["error"].partition(":")[0]) == ("", "wrong_schema")
 
 
 @pytest.mark.parametrize("what", ["/bot", "/policy/"])
 def test_a_damaged_storage_means_fetching_again(tmp_path, what):
     release = Told(tmp_path).release(1)
-    found = played(release, {"spoil": what, "start": {"isOffline": True}}, {"start": {}} | release)["seen"]
+    found = played(release, {"spoil": what, "start": {"isOffline": True}}, {"start": {}} | release)[
+        "seen"
+    ]
     assert [one["bot"] for one in found] == ["my-game/1", "", "my-game/1"]
 
 
@@ -230,7 +286,11 @@ def test_the_canary_plays_its_share_of_episodes_and_a_bad_one_plays_nowhere(tmp_
     assert {tuple(one) for one in found[1]["models"]} == {("my-game/1", 1), ("my-game/2", 2)}
     # Who asks before an episode begins gets the same draw.
     assert sum(name == "my-game/2" for name in found[1]["cast"]) == pytest.approx(1000, abs=120)
-    assert [set(one["cast"]) for one in found] == [{"my-game/1"}, {"my-game/1", "my-game/2"}, {"my-game/1"}]
+    assert [set(one["cast"]) for one in found] == [
+        {"my-game/1"},
+        {"my-game/1", "my-game/2"},
+        {"my-game/1"},
+    ]
 
 
 def test_while_there_is_no_bot_nobody_is_cast():
@@ -246,8 +306,10 @@ def test_a_canary_that_cannot_be_fetched_holds_up_nobody_and_plays_once_it_can(t
     found = played(away, offline, {"start": {}} | both | {"episodes": 50})["seen"]
     assert [one["bot"] for one in found] == ["my-game/1"] * 3
     assert [{name for name, _ in one["models"]} for one in found] == [
-        {"my-game/1"}, {"my-game/1"}, {"my-game/1", "my-game/2"},
-    ]  # fmt: skip
+        {"my-game/1"},
+        {"my-game/1"},
+        {"my-game/1", "my-game/2"},
+    ]
 
 
 def test_keys_are_pinned_only_when_one_of_them_has_signed(tmp_path):
@@ -256,12 +318,18 @@ def test_keys_are_pinned_only_when_one_of_them_has_signed(tmp_path):
     lie["tell"]["trust"] = [public_key_text(OTHER.public)]
     found = played(lie, told.release(2))["seen"]
     assert [one["error"].partition(":")[0] for one in found] == ["unknown_key", ""]
-    assert (found[1]["bot"], "trust" in found[0]["kept"], "trust" in found[1]["kept"]) == ("my-game/2", False, True)
+    assert (found[1]["bot"], "trust" in found[0]["kept"], "trust" in found[1]["kept"]) == (
+        "my-game/2",
+        False,
+        True,
+    )
 
 
 def test_a_number_that_another_page_saw_is_never_written_back(tmp_path):
     told = Told(tmp_path)
-    found = played(told.release(1), {"otherPageSaw": {"champion": 999, "canary": 7}} | told.release(2))["seen"]
+    found = played(
+        told.release(1), {"otherPageSaw": {"champion": 999, "canary": 7}} | told.release(2)
+    )["seen"]
     assert found[1]["bot"] == "my-game/2"
     assert json.loads(found[1]["record"])["seen"] == {"champion": 999, "canary": 7}
 
@@ -284,11 +352,13 @@ def test_an_older_model_can_be_asked_for_and_is_checked_too(tmp_path):
 
 
 def test_golden_outputs_are_drawn_and_checked_alike_for_every_policy(tmp_path):
-    """Every kind of input, and one so large that all branches of the normal distribution are taken."""
+    """Every kind of input, and one so large that all branches of the normal distribution are
+    taken."""
     spec = game_spec("net", obs=Box((30_000,), DTYPES["F32"]), actions=3)
     network = NetworkSpec({"obs": Input((30_000,), DTYPES["F32"])}, (), {"q": (Dense(3),)})
     weights = {
-        name: np.random.default_rng(5).normal(size=shape).astype(np.float32) for name, shape in network.shapes().items()
+        name: np.random.default_rng(5).normal(size=shape).astype(np.float32)
+        for name, shape in network.shapes().items()
     }
     policies = [policy_of(made, seed) for seed, made in enumerate(CASES.values())]
     policies.append(Policy(spec, network, weights, head_for(spec, "argmax")))
@@ -303,4 +373,6 @@ def test_golden_outputs_are_drawn_and_checked_alike_for_every_policy(tmp_path):
         tell = {"start": {}, "tell": casting, "policies": {1: raw.hex()}, "episodes": 0}
         scenarios.append({"spec": json.loads(policy.game.to_json()), "steps": [tell]})
     found = ask("bots.mjs", {"scenarios": scenarios})["scenarios"]
-    assert [(one["seen"][0]["bot"], one["seen"][0]["error"]) for one in found] == [("net/1", "")] * len(policies)
+    assert [(one["seen"][0]["bot"], one["seen"][0]["error"]) for one in found] == [
+        ("net/1", "")
+    ] * len(policies)

@@ -24,18 +24,35 @@ F32, F64, U8, I64 = (DTYPES[name] for name in ("F32", "F64", "U8", "I64"))
 SPECS: list[dict[str, Any]] = [
     {"game": "cart", "obs": 2, "actions": ["left", "right"]},
     {"game": "guess-js", "obs": ["low", "high"], "actions": 16},
-    {"game": "rally", "obs": list(rally.OBS_NAMES), "actions": list(rally.ACTION_NAMES), "max_episode_steps": 600},
+    {
+        "game": "rally",
+        "obs": list(rally.OBS_NAMES),
+        "actions": list(rally.ACTION_NAMES),
+        "max_episode_steps": 600,
+    },
     {"game": "Bild.7_x", "obs": [84, 84], "actions": 3, "has_legal": True},
-    {"game": "names", "obs": ["größe", "速度", "\U0001f3d3", "\uff5e", 'q"\\'], "actions": ["a", "é"]},
+    {
+        "game": "names",
+        "obs": ["größe", "速度", "\U0001f3d3", "\uff5e", 'q"\\'],
+        "actions": ["a", "é"],
+    },
     {"game": "box", "obs": Box((3,), F32, -0.1, 1e-5), "actions": Box((2,), F32, (-1, -2.5), 1)},
-    {"game": "odd", "obs": Box((2,), F64, (-1e300, 1e-5), (1e22, 1234.125)), "actions": Box((1,), F64, -0.0, 5e-324)},
-    {"game": "image", "obs": Box((8, 8, 3), U8, 0, 255), "actions": Box((2, 2), U8, (0, 1, 2, 3), 9)},
+    {
+        "game": "odd",
+        "obs": Box((2,), F64, (-1e300, 1e-5), (1e22, 1234.125)),
+        "actions": Box((1,), F64, -0.0, 5e-324),
+    },
+    {
+        "game": "image",
+        "obs": Box((8, 8, 3), U8, 0, 255),
+        "actions": Box((2, 2), U8, (0, 1, 2, 3), 9),
+    },
     {
         "game": "parts",
         "obs": {"b": Discrete(5, 2, I64), "a.x": MultiBinary((4,)), "a.c": Box((2,), F32)},
         "actions": {"go": Discrete(3), "aim": MultiDiscrete((3, 4), (2,))},
     },
-]  # fmt: skip
+]
 
 
 def plain(shape: Any) -> Any:
@@ -73,20 +90,38 @@ def test_bounds_that_say_nothing_are_left_out_as_python_does():
 
 def test_what_is_no_game_is_refused_before_it_is_sent():
     bad = [
-        {"game": "no/name", "obs": 2, "actions": 2}, {"game": "g", "obs": 0, "actions": 2},
-        {"game": "g", "obs": 2, "actions": []}, {"game": "g", "obs": ["a", "a"], "actions": 2},
-        {"game": "g", "obs": {}, "actions": 2}, {"game": "g", "obs": 2, "actions": [1, 2]},
-        {"game": "g", "obs": ["a\n"], "actions": 2}, {"game": "g", "obs": 2, "actions": ["up", "\u202edown"]},
-    ]  # fmt: skip
+        {"game": "no/name", "obs": 2, "actions": 2},
+        {"game": "g", "obs": 0, "actions": 2},
+        {"game": "g", "obs": 2, "actions": []},
+        {"game": "g", "obs": ["a", "a"], "actions": 2},
+        {"game": "g", "obs": {}, "actions": 2},
+        {"game": "g", "obs": 2, "actions": [1, 2]},
+        {"game": "g", "obs": ["a\n"], "actions": 2},
+        {"game": "g", "obs": 2, "actions": ["up", "\u202edown"]},
+    ]
     assert ask("bytes.mjs", {"refused": bad})["refused"] == ["bad_name", *["bad_spec"] * 7]
 
 
 def test_canonical_json_is_that_of_python():
     values: list[Any] = [
-        None, True, 0, -7, 2**53 - 1, 0.1, -0.25, 1.5e-7, 123456.789, "é\n\"\\\u2028\x01", [], {}, [1, [2, {"b": 1}]],
+        None,
+        True,
+        0,
+        -7,
+        2**53 - 1,
+        0.1,
+        -0.25,
+        1.5e-7,
+        123456.789,
+        'é\n"\\\u2028\x01',
+        [],
+        {},
+        [1, [2, {"b": 1}]],
         {"\U0001f3d3": 1, "\uff5e": 2, "a": 3, "Z": 4, "_": 5},
-    ]  # fmt: skip
-    assert ask("bytes.mjs", {"values": values})["json"] == [canonical_json(value).decode() for value in values]
+    ]
+    assert ask("bytes.mjs", {"values": values})["json"] == [
+        canonical_json(value).decode() for value in values
+    ]
 
 
 def test_sums_and_session_ids_are_those_of_python():
@@ -95,7 +130,10 @@ def test_sums_and_session_ids_are_those_of_python():
     sessions = [(1_763_000_000_000 + at, rng.bytes(10)) for at in range(20)]
     found = ask(
         "bytes.mjs",
-        {"raw": [one.hex() for one in raw], "sessions": [(ms, random.hex()) for ms, random in sessions]},
+        {
+            "raw": [one.hex() for one in raw],
+            "sessions": [(ms, random.hex()) for ms, random in sessions],
+        },
     )
     assert found["sums"] == [[zlib.crc32(one), sha256(one).hexdigest()] for one in raw]
     assert found["sessions"] == [str(new_session(ms / 1000, random)) for ms, random in sessions]
@@ -104,12 +142,21 @@ def test_sums_and_session_ids_are_those_of_python():
 def test_tensors_are_read_and_written_exactly_and_nothing_else_is():
     rng = np.random.default_rng(1)
     columns = {
-        f"c{name}": (rng.integers(0, 2, (3, 2)) if name == "BOOL" else rng.normal(0, 9, (3, 2))).astype(dtype)
+        f"c{name}": (
+            rng.integers(0, 2, (3, 2)) if name == "BOOL" else rng.normal(0, 9, (3, 2))
+        ).astype(dtype)
         for name, dtype in DTYPES.items()
         if name != "F16"
     }
     whole = tensors.encode(columns, {"a": "b", "ü": "\n"})
-    bad = [whole[:-1], whole + b"\0", whole[:7], b"", whole.replace(b'"F32"', b'"F33"'), b"\xff" * 8 + whole[8:]]
+    bad = [
+        whole[:-1],
+        whole + b"\0",
+        whole[:7],
+        b"",
+        whole.replace(b'"F32"', b'"F33"'),
+        b"\xff" * 8 + whole[8:],
+    ]
     bad.append(whole.replace(b'"data_offsets":[0', b'"data_offsets":[1'))
     found = ask("bytes.mjs", {"tensors": [raw.hex() for raw in (whole, *bad)]})["tensors"]
     assert found == [whole.hex(), *["bad_tensors"] * len(bad)]

@@ -1,4 +1,5 @@
-"""The guide of the JavaScript client is true: its examples run as they stand, and its types hold."""
+"""The guide of the JavaScript client is true: its examples run as they stand, and its types
+hold."""
 
 import os
 import re
@@ -19,14 +20,20 @@ RALLY = game_spec("rally", obs=list(rally.OBS_NAMES), actions=list(rally.ACTION_
 
 
 def run(gateway: Running, folder: Path, example: str) -> str:
-    """What an example prints, beside a copy of the client and with the two variables that `understudy up` prints."""
+    """What an example prints, beside a copy of the client and with the two variables that
+    `understudy up` prints."""
     for file in CLIENT.glob("*.js*"):
         shutil.copy(file, folder)
     (folder / "example.mjs").write_text(example)
     key = gateway.key("play", registers=True)
     environment = {**os.environ, "UNDERSTUDY_URL": gateway.url, "UNDERSTUDY_KEY": key}
     done = subprocess.run(
-        ["node", "example.mjs"], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        ["node", "example.mjs"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -63,10 +70,14 @@ def typescript() -> str | None:
 
 @pytest.mark.skipif(
     typescript() is None,
-    reason="typescript is missing: `npm install` in clients/js, or `npm install --global typescript`, brings tsc",
+    reason="typescript is missing: `npm install` in clients/js, or `npm install --global "
+    "typescript`, brings tsc",
 )
 def test_every_type_of_the_client_holds():
     done = subprocess.run(
-        [typescript() or "tsc", "--project", str(CLIENT / "tsconfig.json")], capture_output=True, text=True, timeout=120
+        [typescript() or "tsc", "--project", str(CLIENT / "tsconfig.json")],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout

@@ -1,4 +1,5 @@
-"""What the JavaScript client sends is what was played: every row, whatever the cuts, ends, masks and lost answers."""
+"""What the JavaScript client sends is what was played: every row, whatever the cuts, ends, masks
+and lost answers."""
 
 import uuid
 from collections import defaultdict
@@ -22,27 +23,86 @@ from understudy.ingest.check import check
 pytestmark = needs_node
 
 ENDS = ["terminated", "terminated unseen", "truncated", "truncated unseen", "cancelled"]
-PARTS: dict[str, Space] = {"far.away": Box((2,), DTYPES["F64"]), "on": Discrete(2, 0, DTYPES["I64"])}
+PARTS: dict[str, Space] = {
+    "far.away": Box((2,), DTYPES["F64"]),
+    "on": Discrete(2, 0, DTYPES["I64"]),
+}
 PLANS: dict[str, dict[str, Any]] = {
-    "many lengths": {"size": 3, "n": 4, "episodes": 60, "lengths": [1, 2, 3, 7, 20, 0, 33], "ends": ENDS},
-    "cut by linger": {
-        "size": 3, "n": 4, "episodes": 25, "lengths": [9, 1, 30], "ends": ENDS, "lingerS": 0.001, "pauses": 0.2,
+    "many lengths": {
+        "size": 3,
+        "n": 4,
+        "episodes": 60,
+        "lengths": [1, 2, 3, 7, 20, 0, 33],
+        "ends": ENDS,
     },
-    "cut by length": {"size": 2, "n": 2, "episodes": 3, "lengths": [1300, 511, 513], "ends": ENDS[:3]},
+    "cut by linger": {
+        "size": 3,
+        "n": 4,
+        "episodes": 25,
+        "lengths": [9, 1, 30],
+        "ends": ENDS,
+        "lingerS": 0.001,
+        "pauses": 0.2,
+    },
+    "cut by length": {
+        "size": 2,
+        "n": 2,
+        "episodes": 3,
+        "lengths": [1300, 511, 513],
+        "ends": ENDS[:3],
+    },
     "cut by size": {"size": 5000, "n": 2, "episodes": 3, "lengths": [50], "ends": ENDS},
     "cut by notes": {"size": 1, "n": 2, "episodes": 900, "lengths": [1], "ends": ENDS[:1]},
-    "masks": {"size": 3, "n": 5, "episodes": 30, "lengths": [4, 11], "ends": ENDS, "hasLegal": True},
-    "two seats": {"size": 3, "n": 3, "episodes": 20, "lengths": [5, 8], "ends": ENDS, "seats": 2, "pauses": 0.1},
+    "masks": {
+        "size": 3,
+        "n": 5,
+        "episodes": 30,
+        "lengths": [4, 11],
+        "ends": ENDS,
+        "hasLegal": True,
+    },
+    "two seats": {
+        "size": 3,
+        "n": 3,
+        "episodes": 20,
+        "lengths": [5, 8],
+        "ends": ENDS,
+        "seats": 2,
+        "pauses": 0.1,
+    },
     "parts": {"look": "parts", "n": 3, "episodes": 20, "lengths": [6], "ends": ENDS},
-    "consents": {"size": 3, "n": 3, "episodes": 30, "lengths": [1, 4], "ends": ENDS, "consents": True},
+    "consents": {
+        "size": 3,
+        "n": 3,
+        "episodes": 30,
+        "lengths": [1, 4],
+        "ends": ENDS,
+        "consents": True,
+    },
     "lost answers": {
-        "size": 3, "n": 3, "episodes": 12, "lengths": [9], "ends": ENDS, "lingerS": 0.001, "pauses": 0.3, "loses": 0.3,
+        "size": 3,
+        "n": 3,
+        "episodes": 12,
+        "lengths": [9],
+        "ends": ENDS,
+        "lingerS": 0.001,
+        "pauses": 0.3,
+        "loses": 0.3,
     },
     "everything goes wrong": {
-        "size": 3, "n": 3, "episodes": 100, "lengths": [9, 3, 40], "ends": ENDS, "lingerS": 0.001, "pauses": 0.3,
-        "seats": 2, "consents": True, "hasLegal": True, "chaos": 0.4,
+        "size": 3,
+        "n": 3,
+        "episodes": 100,
+        "lengths": [9, 3, 40],
+        "ends": ENDS,
+        "lingerS": 0.001,
+        "pauses": 0.3,
+        "seats": 2,
+        "consents": True,
+        "hasLegal": True,
+        "chaos": 0.4,
     },
-}  # fmt: skip
+}
 
 
 def spec_of(plan: dict[str, Any]) -> GameSpec:
@@ -56,7 +116,9 @@ def played() -> dict[str, Any]:
         plan
         | {
             "seed": seed,
-            "obs": {path: space.to_json() for path, space in PARTS.items()} if plan.get("look") else plan["size"],
+            "obs": {path: space.to_json() for path, space in PARTS.items()}
+            if plan.get("look")
+            else plan["size"],
             "actions": plan["n"],
         }
         for seed, plan in enumerate(PLANS.values())
@@ -67,8 +129,10 @@ def played() -> dict[str, Any]:
 def taken(
     spec: GameSpec, parcels: list[str], *, closed: bool = True
 ) -> tuple[dict[uuid.UUID, list[Chunk]], dict[uuid.UUID, str], int]:
-    """Chunks and player by session as door, checks and session rule let them through, and how often one came again."""
-    door, again = Door(bytes(32), spec.game, SystemClock()), 0
+    """Chunks and player by session as door, checks and session rule let them through, and how
+    often one came again."""
+    door = Door(bytes(32), spec.game, SystemClock())
+    again = 0
     states: dict[uuid.UUID, SessionState] = {}
     chunks: dict[uuid.UUID, list[Chunk]] = defaultdict(list)
     seen: dict[tuple[uuid.UUID, int], Frame] = {}
@@ -90,12 +154,14 @@ def taken(
             chunk = chunk_of(frame) if frame.kind is FrameKind.DATA else None
             drop = read_drop(frame) if frame.kind is FrameKind.DROP else None
             arrival = Arrival(
-                number=frame.chunk_no, player=frame.player, received_s=frame.received_s,
+                number=frame.chunk_no,
+                player=frame.player,
+                received_s=frame.received_s,
                 kind="data" if chunk else "drop" if drop else "close",
                 first_step=chunk.meta.first_step if chunk else -1,
                 n_steps=chunk.meta.n_steps if chunk else drop.n_steps if drop else 0,
                 dropped=drop.ranges if drop else (),
-            )  # fmt: skip
+            )
             states[frame.session], verdict = admit(states.get(frame.session), arrival)
             assert verdict == ""
             if chunk:
@@ -116,25 +182,35 @@ def flat(spec: GameSpec, obs: Any) -> list[float]:
 
 
 def wanted_steps(spec: GameSpec, episode: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """What must be stored of an episode: obs, action, reward, next obs, terminated, truncated, first, by, legal."""
-    steps, end, last = episode["steps"], episode["end"], episode["last"]
+    """What must be stored of an episode: obs, action, reward, next obs, terminated, truncated,
+    first, by, legal."""
+    steps = episode["steps"]
+    end = episode["end"]
+    last = episode["last"]
     is_cut = end in ("truncated unseen", "cancelled")
     seen = [flat(spec, step["obs"]) for step in steps]
     after = [*seen[1:], flat(spec, last) if last is not None else (seen[-1] if seen else None)]
     rows = [
         (
-            seen[at], step["action"], float(np.float32(step["reward"])), after[at],
-            end.startswith("terminated") and at == len(steps) - 1, end == "truncated" and at == len(steps) - 1, at == 0,
-            By[step["by"].upper()], step["legal"],
+            seen[at],
+            step["action"],
+            float(np.float32(step["reward"])),
+            after[at],
+            end.startswith("terminated") and at == len(steps) - 1,
+            end == "truncated" and at == len(steps) - 1,
+            at == 0,
+            By[step["by"].upper()],
+            step["legal"],
         )
         for at, step in enumerate(steps)
-    ]  # fmt: skip
+    ]
     return rows[:-1] if is_cut else rows
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_row_is_the_true_one(played: dict[str, Any], name: str):
-    spec, found = spec_of(PLANS[name]), played[name]
+    spec = spec_of(PLANS[name])
+    found = played[name]
     chunks, players, again = taken(spec, found["parcels"])
     wanted: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for episode in found["truth"]:
@@ -147,11 +223,19 @@ def test_every_row_is_the_true_one(played: dict[str, Any], name: str):
             columns = chunk.columns
             for at in np.flatnonzero(columns["row"] == RowKind.STEP).tolist():
                 legal = columns["legal"][at].tolist() if "legal" in columns else None
-                rows.append((
-                    obs_at(spec, chunk, at), int(columns["action"][at]), float(columns["reward"][at]),
-                    obs_at(spec, chunk, at + 1), bool(columns["terminated"][at]), bool(columns["truncated"][at]),
-                    bool(columns["is_first"][at]), By(int(columns["by"][at])), legal,
-                ))  # fmt: skip
+                rows.append(
+                    (
+                        obs_at(spec, chunk, at),
+                        int(columns["action"][at]),
+                        float(columns["reward"][at]),
+                        obs_at(spec, chunk, at + 1),
+                        bool(columns["terminated"][at]),
+                        bool(columns["truncated"][at]),
+                        bool(columns["is_first"][at]),
+                        By(int(columns["by"][at])),
+                        legal,
+                    )
+                )
         seat = some[0].meta.episodes[0].seat
         assert (players[session], seat) not in got, "one session for each player and seat"
         got[players[session], seat] = rows
@@ -159,16 +243,24 @@ def test_every_row_is_the_true_one(played: dict[str, Any], name: str):
     stats = found["stats"]
     assert found["isAll"]
     assert stats["recorded"] == stats["acked"] == sum(len(rows) for rows in got.values())
-    assert (stats["waiting"], stats["refused"], stats["dropped"], stats["badInputs"]) == (0, 0, 0, 0)
+    assert (stats["waiting"], stats["refused"], stats["dropped"], stats["badInputs"]) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert (again > 0) == (name in ("lost answers", "everything goes wrong"))
-    skipped = sum(len(wanted_steps(spec, episode)) for episode in found["truth"] if not episode["isKept"])
+    skipped = sum(
+        len(wanted_steps(spec, episode)) for episode in found["truth"] if not episode["isKept"]
+    )
     assert stats["skipped"] == skipped
     assert (skipped > 0) == (name == "everything goes wrong")
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_notes_say_what_is_known_of_each_episode(played: dict[str, Any], name: str):
-    spec, found = spec_of(PLANS[name]), played[name]
+    spec = spec_of(PLANS[name])
+    found = played[name]
     chunks, _, _ = taken(spec, found["parcels"])
     truth = {(episode["seat"], episode["number"]): episode for episode in found["truth"]}
     ends: dict[tuple[int, int], Any] = {}
@@ -187,7 +279,12 @@ def test_notes_say_what_is_known_of_each_episode(played: dict[str, Any], name: s
 
 
 def test_chunks_are_cut_where_they_must_be(played: dict[str, Any]):
-    for name, least in {"cut by linger": 6, "cut by length": 4, "cut by size": 6, "cut by notes": 2}.items():
+    for name, least in {
+        "cut by linger": 6,
+        "cut by length": 4,
+        "cut by size": 6,
+        "cut by notes": 2,
+    }.items():
         chunks, _, _ = taken(spec_of(PLANS[name]), played[name]["parcels"])
         assert sum(len(some) for some in chunks.values()) >= least, name
     consents = [

@@ -1,4 +1,5 @@
-"""The JavaScript client at a real gateway over HTTP: what is acked is stored once, whatever happens to the gateway."""
+"""The JavaScript client at a real gateway over HTTP: what is acked is stored once, whatever
+happens to the gateway."""
 
 import contextlib
 import json
@@ -43,7 +44,10 @@ class Page:
 
     def __init__(self, url: str, key: str, **more: Any) -> None:
         self._process = subprocess.Popen(
-            ["node", str(HERE / "live.mjs")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ["node", str(HERE / "live.mjs")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.tell(url=url, key=key, consent="granted", **more)
         self.told: dict[str, Any] = {}
@@ -89,22 +93,34 @@ def page() -> Iterator[Callable[..., Page]]:
 
 
 def stored(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
-    """What ingest stores from a gateway's stream, by serve and seat; and that it holds no step twice."""
+    """What ingest stores from a gateway's stream, by serve and seat; and that it holds no step
+    twice."""
     store = LocalStore(folder / "store")
     stream = FileStream(folder / "stream")
     service = IngestService(stream, store, KnownSpecs(SPEC), owner="test")
     while service.step():
         pass
     assert service.stats.refusals == {}
-    chunks = [item.chunk for item in store.tail(None, max_items=100_000, wait_s=0).items if isinstance(item, Stored)]
+    chunks = [
+        item.chunk
+        for item in store.tail(None, max_items=100_000, wait_s=0).items
+        if isinstance(item, Stored)
+    ]
     audit = store.audit()
-    assert (audit.duplicate_steps, audit.gap_chunks, audit.quarantined, list(audit.corrupt)) == (0, 0, 0, [])
+    assert (audit.duplicate_steps, audit.gap_chunks, audit.quarantined, list(audit.corrupt)) == (
+        0,
+        0,
+        0,
+        [],
+    )
     stream.close()
     store.close()
     serves: dict[tuple[int, int], dict[str, Any]] = defaultdict(
         lambda: {"rows": [], "models": set(), "consents": set()}
     )
-    for chunk in sorted((one for one in chunks if one), key=lambda one: (str(one.meta.session), one.meta.chunk_no)):
+    for chunk in sorted(
+        (one for one in chunks if one), key=lambda one: (str(one.meta.session), one.meta.chunk_no)
+    ):
         starts = [note.row for note in chunk.meta.episodes] + [chunk.n_rows]
         for note, (begin, end) in zip(chunk.meta.episodes, pairwise(starts), strict=True):
             serve = serves[int(note.seed or 0), note.seat]
@@ -112,13 +128,16 @@ def stored(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
             serve["consents"] |= {chunk.meta.consent}
             for at in range(begin, end):
                 if chunk.columns["row"][at] == RowKind.STEP:
-                    serve["rows"].append({name: column[at] for name, column in chunk.columns.items()})
+                    serve["rows"].append(
+                        {name: column[at] for name, column in chunk.columns.items()}
+                    )
                     serve["rows"][-1]["next"] = chunk.columns["obs"][at + 1]
     return dict(serves)
 
 
 def assert_true(told: dict[str, Any], serves: dict[tuple[int, int], dict[str, Any]]) -> int:
-    """That every kept serve is stored as it was played, computed again by Python; how many steps that were."""
+    """That every kept serve is stored as it was played, computed again by Python; how many steps
+    that were."""
     n_steps = 0
     for one in told["truth"]:
         for seat in (0, 1):
@@ -164,11 +183,17 @@ def test_steps_are_recorded_and_a_bot_arrives_and_acts(gateway: Running, page: C
     serves = stored(gateway.folder)
     by = {(seat, int(row["by"])) for (_, seat), serve in serves.items() for row in serve["rows"]}
     assert by == {(0, By.PERSON), (1, By.SCRIPT), (1, By.BOT)}
-    models = {seat: set.union(*(one["models"] for (_, at), one in serves.items() if at == seat)) for seat in (0, 1)}
+    models = {
+        seat: set.union(*(one["models"] for (_, at), one in serves.items() if at == seat))
+        for seat in (0, 1)
+    }
     assert models == {0: {None}, 1: {None, "rally/1", "rally/2"}}
     for (_, seat), serve in serves.items():
         assert serve["consents"] == {"granted"}
-        assert all(("logp" in row) == (seat == 1) or row["by"] == By.SCRIPT or seat == 0 for row in serve["rows"])
+        assert all(
+            ("logp" in row) == (seat == 1) or row["by"] == By.SCRIPT or seat == 0
+            for row in serve["rows"]
+        )
     assert assert_true(told, serves) == told["stats"]["recorded"] == told["stats"]["acked"]
     assert (told["isAll"], told["stats"]["lastError"]) == (True, "")
 
@@ -193,15 +218,22 @@ def serving(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_gateway_is_killed_and_back_and_nothing_is_lost_or_twice_and_play_never_stops(tmp_path, page):
-    objects, port = FolderObjects(tmp_path / "models"), free_port()
+def test_a_gateway_is_killed_and_back_and_nothing_is_lost_or_twice_and_play_never_stops(
+    tmp_path, page
+):
+    objects = FolderObjects(tmp_path / "models")
+    port = free_port()
     registry = Registry(objects, trusted=TRUSTED, signer=SIGNER)
     registry.register(SPEC)
     manifest = registry.release(
-        random_policy(SPEC, "categorical"), Lineage(algorithm="dqn"), epoch=registry.takeover("rally", owner="test")
+        random_policy(SPEC, "categorical"),
+        Lineage(algorithm="dqn"),
+        epoch=registry.takeover("rally", owner="test"),
     )
     registry.point("rally", "champion", manifest.model_no, why="test")
-    key, _ = Keys(objects, trusted=TRUSTED, signer=SIGNER, clock=SystemClock()).create(("play",), **PLENTY)
+    key, _ = Keys(objects, trusted=TRUSTED, signer=SIGNER, clock=SystemClock()).create(
+        ("play",), **PLENTY
+    )
     with serving(tmp_path, port) as process:
         game = page(f"http://127.0.0.1:{port}", key)
         game.until(lambda told: told["acked"] > 100 and told["bot"] == "rally/1")
@@ -221,7 +253,9 @@ def test_a_gateway_is_killed_and_back_and_nothing_is_lost_or_twice_and_play_neve
     assert told["slow"] <= told["decisions"] / 100, "decisions waited"
 
 
-def test_a_key_that_ends_stops_sending_and_says_so_and_another_goes_on(gateway: Running, page: Callable[..., Page]):
+def test_a_key_that_ends_stops_sending_and_says_so_and_another_goes_on(
+    gateway: Running, page: Callable[..., Page]
+):
     key = gateway.key("play")
     game = page(gateway.url, key)
     game.until(lambda told: told["acked"] > 20)
@@ -256,7 +290,9 @@ def test_a_share_of_episodes_is_kept_as_whole_ones_and_the_rest_is_counted(tmp_p
     assert stats["acked"] + stats["skipped"] == played
 
 
-def test_connecting_says_why_a_game_is_not_taken(gateway: Running, page: Callable[..., Page], tmp_path):
+def test_connecting_says_why_a_game_is_not_taken(
+    gateway: Running, page: Callable[..., Page], tmp_path
+):
     with running(tmp_path / "empty") as other:
         assert page(other.url, other.key("play")).hear()["failed"] == "not_registered"
         said = page(other.url, other.key("play")).hear()["detail"]
@@ -279,4 +315,6 @@ def test_a_game_that_starts_without_its_gateway_plays_and_sends_later(tmp_path, 
     with serving(tmp_path, port):
         game.until(lambda told: told["acked"] > 50)
         told = game.stop()
-    assert assert_true(told, stored(tmp_path)) == told["stats"]["acked"] == told["stats"]["recorded"]
+    assert (
+        assert_true(told, stored(tmp_path)) == told["stats"]["acked"] == told["stats"]["recorded"]
+    )

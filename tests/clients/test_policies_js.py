@@ -1,4 +1,5 @@
-"""A policy gives the same in JavaScript as in NumPy: every kind of layer, every head, masks, stacks and ranks."""
+"""A policy gives the same in JavaScript as in NumPy: every kind of layer, every head, masks,
+stacks and ranks."""
 
 import json
 from pathlib import Path
@@ -39,16 +40,36 @@ ERROR = 1e-5
 VECTORS = 1_000
 F32, F64, U8, I64, BOOL = (DTYPES[name] for name in ("F32", "F64", "U8", "I64", "BOOL"))
 
-Case = tuple[GameSpec, str, dict[str, tuple[Layer, ...]], tuple[Layer, ...], dict[str, tuple[Layer, ...]], int]
+Case = tuple[
+    GameSpec,
+    str,
+    dict[str, tuple[Layer, ...]],
+    tuple[Layer, ...],
+    dict[str, tuple[Layer, ...]],
+    int,
+]
 
 
 def case(
-    obs: Any, *trunk: Layer, kind: str = "argmax", actions: Any = 3, inputs: dict[str, tuple[Layer, ...]] | None = None,
-    heads: dict[str, tuple[Layer, ...]] | None = None, stack: int = 1, has_legal: bool = False,
-) -> Case:  # fmt: skip
+    obs: Any,
+    *trunk: Layer,
+    kind: str = "argmax",
+    actions: Any = 3,
+    inputs: dict[str, tuple[Layer, ...]] | None = None,
+    heads: dict[str, tuple[Layer, ...]] | None = None,
+    stack: int = 1,
+    has_legal: bool = False,
+) -> Case:
     game = game_spec("net", obs=obs, actions=actions, has_legal=has_legal)
     head = head_for(game, kind)
-    return game, kind, inputs or {}, trunk, heads or {name: (Dense(head.size, 1.0),) for name in head.outputs}, stack
+    return (
+        game,
+        kind,
+        inputs or {},
+        trunk,
+        heads or {name: (Dense(head.size, 1.0),) for name in head.outputs},
+        stack,
+    )
 
 
 ARM = Box((3,), F32, (-1.0, -2.0, 0.0), (1.0, 2.0, 0.5))
@@ -58,9 +79,14 @@ CASES: dict[str, Case] = {
     "wide": case(64, Dense(256), Activation("relu"), Dense(256), Activation("relu"), actions=18),
     "deep": case(6, *(Dense(32), LayerNorm(), Activation("silu")) * 6),
     "nothing but a head": case(4, kind="epsilon_greedy"),
-    "activation alone": case(5, Activation("gelu"), Dense(4), heads={"q": (Activation("elu"), Dense(3))}),
+    "activation alone": case(
+        5, Activation("gelu"), Dense(4), heads={"q": (Activation("elu"), Dense(3))}
+    ),
     "observation norm": case(
-        Box((2, 3), F64), Dense(8), inputs={"obs": (ObservationNorm(), Flatten())}, kind="categorical"
+        Box((2, 3), F64),
+        Dense(8),
+        inputs={"obs": (ObservationNorm(), Flatten())},
+        kind="categorical",
     ),
     "dueling": case(5, Dense(16), heads={"q": (Dueling(3),)}),
     "dueling with hidden layers": case(
@@ -68,29 +94,58 @@ CASES: dict[str, Case] = {
     ),
     "grey image": case(
         Box((9, 10), U8),
-        inputs={"obs": (ScaleImage(), Channels(), Conv(4, 3, 2), Activation("relu"), Conv(3, 2), Flatten())},
+        inputs={
+            "obs": (
+                ScaleImage(),
+                Channels(),
+                Conv(4, 3, 2),
+                Activation("relu"),
+                Conv(3, 2),
+                Flatten(),
+            )
+        },
     ),
-    "colour image": case(Box((9, 8, 3), U8), inputs={"obs": (ScaleImage(), Conv(4, 3), LayerNorm(), Flatten())}),
+    "colour image": case(
+        Box((9, 8, 3), U8), inputs={"obs": (ScaleImage(), Conv(4, 3), LayerNorm(), Flatten())}
+    ),
     "stacked colour images": case(
-        Box((9, 8, 3), U8), stack=4,
-        inputs={"obs": (ScaleImage(), Channels((0, 3)), Conv(5, 4, 3), Activation("gelu"), Flatten())},
+        Box((9, 8, 3), U8),
+        stack=4,
+        inputs={
+            "obs": (ScaleImage(), Channels((0, 3)), Conv(5, 4, 3), Activation("gelu"), Flatten())
+        },
     ),
-    "stacked vectors": case(3, Dense(8), stack=3, inputs={"obs": (Flatten(), Dense(8), Activation("tanh"))}),
+    "stacked vectors": case(
+        3, Dense(8), stack=3, inputs={"obs": (Flatten(), Dense(8), Activation("tanh"))}
+    ),
     "choices and switches": case(
-        {"one": Discrete(4, 2, I64), "many": MultiBinary((3,)), "on": Box((2,), BOOL), "far.away": Box((2,), F64)},
-        Dense(8), Activation("tanh"), kind="categorical",
+        {
+            "one": Discrete(4, 2, I64),
+            "many": MultiBinary((3,)),
+            "on": Box((2,), BOOL),
+            "far.away": Box((2,), F64),
+        },
+        Dense(8),
+        Activation("tanh"),
+        kind="categorical",
         inputs={"obs.one": (OneHot(4, 2),), "obs.many": (OneHot(2), Flatten())},
     ),
     "masked values": case(5, Dense(16), Activation("relu"), actions=Discrete(7, 3), has_legal=True),
-    "masked logits": case(5, Dense(16), kind="categorical", actions=["a", "b", "c", "d"], has_legal=True),
+    "masked logits": case(
+        5, Dense(16), kind="categorical", actions=["a", "b", "c", "d"], has_legal=True
+    ),
     "gaussian": case(
-        4, Dense(8), kind="gaussian_clipped", actions=ARM, heads={"mean": (Dense(3),), "log_std": (Constant(3, -0.5),)}
+        4,
+        Dense(8),
+        kind="gaussian_clipped",
+        actions=ARM,
+        heads={"mean": (Dense(3),), "log_std": (Constant(3, -0.5),)},
     ),
     "gaussian in one number": case(4, kind="gaussian_clipped", actions=Box((), F32, -2.0, 2.0)),
     "gaussian without ends": case(4, kind="gaussian_clipped", actions=Box((2,), F32, 0.0, None)),
     "gaussian in float64": case(4, kind="gaussian_clipped", actions=Box((2, 2), F64, -0.1, 0.3)),
     "gaussian through tanh": case(4, Dense(8), kind="gaussian_tanh", actions=ARM),
-}  # fmt: skip
+}
 
 
 def policy_of(made: Case, seed: int) -> Policy:
@@ -103,7 +158,9 @@ def policy_of(made: Case, seed: int) -> Policy:
     network = NetworkSpec(inputs, trunk, heads)
     weights = random_weights(network, np.random.default_rng(seed))
     for name, array in weights.items():
-        if array.ndim == 2:  # as large as those of a network that has learned: outputs stay near 1 however wide it is
+        if (
+            array.ndim == 2
+        ):  # as large as those of a network that has learned: outputs stay near 1 however wide it is
             weights[name] = array * np.float32(min(1.0, 2 / np.sqrt(len(array))))
     return Policy(game, network, weights, head_for(game, kind), stack=stack, version=7)
 
@@ -111,9 +168,12 @@ def policy_of(made: Case, seed: int) -> Policy:
 def observations(policy: Policy, rng: np.random.Generator) -> dict[str, Array]:
     columns: dict[str, Array] = {}
     for name, one in policy.network.inputs.items():
-        shape, space = (VECTORS, *one.shape), policy.game.obs_columns[name]
+        shape = (VECTORS, *one.shape)
+        space = policy.game.obs_columns[name]
         if isinstance(space, Discrete):
-            columns[name] = rng.integers(space.start, space.start + space.n, shape).astype(one.dtype)
+            columns[name] = rng.integers(space.start, space.start + space.n, shape).astype(
+                one.dtype
+            )
         elif one.dtype.kind == "f":
             columns[name] = rng.normal(0, 2, shape).astype(one.dtype)
         else:
@@ -125,11 +185,14 @@ def observations(policy: Policy, rng: np.random.Generator) -> dict[str, Array]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every case run in both languages."""
-    folder, asked, wanted = tmp_path_factory.mktemp("policies"), [], {}
+    folder = tmp_path_factory.mktemp("policies")
+    asked = []
+    wanted = {}
     for seed, (name, made) in enumerate(CASES.items()):
         rng = np.random.default_rng(seed)
         policy = policy_of(made, seed)
-        columns, n = observations(policy, rng), policy.head.size
+        columns = observations(policy, rng)
+        n = policy.head.size
         legal = rng.random((VECTORS, n)) < 0.5 if policy.game.has_legal else None
         if legal is not None:
             legal[np.arange(VECTORS), rng.integers(0, n, VECTORS)] = True
@@ -137,7 +200,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         files["policy"].write_bytes(policy.encode())
         files["obs"].write_bytes(tensors.encode(columns, {}))
         asked.append(
-            {name: str(file) for name, file in files.items()} | {"legal": None if legal is None else legal.tolist()}
+            {name: str(file) for name, file in files.items()}
+            | {"legal": None if legal is None else legal.tolist()}
         )
         wanted[name] = (policy, columns, legal)
     found = ask("policies.mjs", {"runs": asked})["runs"]
@@ -178,7 +242,9 @@ def test_the_same_actions_are_chosen(runs: dict[str, Any], name: str):
         assert np.abs(got - decision.action).max() <= ERROR
 
 
-def assert_same_choice(policy: Policy, columns: dict[str, Array], wanted: Array, got: Any, legal: Array | None) -> None:
+def assert_same_choice(
+    policy: Policy, columns: dict[str, Array], wanted: Array, got: Any, legal: Array | None
+) -> None:
     """The same actions, but where two are as good as equal."""
     scores = policy.outputs(columns)[policy.head.outputs[0]]
     start = policy.game.discrete.start if policy.game.discrete else 0
@@ -198,10 +264,18 @@ def test_ranks_are_those_of_the_gateway(runs: dict[str, Any]):
             mask = None if legal is None else legal[at : at + 1]
             row = {column: array[at : at + 1] for column, array in columns.items()}
             wanted = _advise(stage, row, mask, policy.game).actions
-            assert [(one["action"], one["name"]) for one in got] == [(one.action, one.name) for one in wanted]
+            assert [(one["action"], one["name"]) for one in got] == [
+                (one.action, one.name) for one in wanted
+            ]
             for one, other in zip(got, wanted, strict=True):
-                assert one["value"] == pytest.approx(other.value, abs=ERROR) or one["value"] is other.value is None
-                assert one["probability"] == pytest.approx(other.probability, abs=ERROR) or one["probability"] is None
+                assert (
+                    one["value"] == pytest.approx(other.value, abs=ERROR)
+                    or one["value"] is other.value is None
+                )
+                assert (
+                    one["probability"] == pytest.approx(other.probability, abs=ERROR)
+                    or one["probability"] is None
+                )
 
 
 def test_chance_draws_by_the_probabilities_and_within_the_ends(tmp_path: Path):
@@ -209,14 +283,18 @@ def test_chance_draws_by_the_probabilities_and_within_the_ends(tmp_path: Path):
     network = NetworkSpec({"obs": Input((2,), F32)}, (), {"logits": (Dense(4),)})
     bias = np.log(np.array([0.5, 0.25, 0.15, 0.1], np.float32))
     weights = {"heads.logits.0.kernel": np.zeros((2, 4), np.float32), "heads.logits.0.bias": bias}
-    (tmp_path / "a").write_bytes(Policy(game, network, weights, head_for(game, "categorical")).encode())
+    (tmp_path / "a").write_bytes(
+        Policy(game, network, weights, head_for(game, "categorical")).encode()
+    )
     (tmp_path / "b").write_bytes(policy_of(CASES["gaussian"], 1).encode())
     asked: list[Any] = [{"policy": str(tmp_path / "a"), "obs": [0, 0], "draws": 20_000}]
     asked.append({**asked[0], "legal": [True, False, True, False]})
     asked.append({"policy": str(tmp_path / "b"), "obs": [1, -1, 2, 0.5], "draws": 2_000})
     free, legal, boxed = ask("policies.mjs", {"drawn": asked})["drawn"]
     assert np.bincount(free) / 20_000 == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.02)
-    assert np.bincount(legal, minlength=4) / 20_000 == pytest.approx([0.5 / 0.65, 0, 0.15 / 0.65, 0], abs=0.02)
+    assert np.bincount(legal, minlength=4) / 20_000 == pytest.approx(
+        [0.5 / 0.65, 0, 0.15 / 0.65, 0], abs=0.02
+    )
     drawn = np.array(boxed)
     assert (drawn >= [-1, -2, 0]).all()
     assert (drawn <= [1, 2, 0.5]).all()
@@ -233,11 +311,22 @@ def test_what_is_no_policy_is_refused():
     other = json.loads(facts["network"])
     other["trunk"][0]["layer"] = "magic"
     bad = [
-        raw[:-1], b"no", tensors.encode(few, facts), tensors.encode(odd, facts), tensors.encode(more, facts),
+        raw[:-1],
+        b"no",
+        tensors.encode(few, facts),
+        tensors.encode(odd, facts),
+        tensors.encode(more, facts),
         tensors.encode(columns, {**facts, "format": "understudy-policy/2"}),
         tensors.encode(columns, {**facts, "network": json.dumps(other)}),
         tensors.encode(columns, {**facts, "head": '{"kind":"dice","size":3,"low":[],"high":[]}'}),
         tensors.encode(columns, {**facts, "game": "{}"}),
-    ]  # fmt: skip
+    ]
     found = ask("policies.mjs", {"refused": [one.hex() for one in (raw, *bad)]})["refused"]
-    assert found == ["taken", "bad_tensors", "bad_tensors", *["bad_policy"] * 3, "bad_version", *["bad_policy"] * 3]
+    assert found == [
+        "taken",
+        "bad_tensors",
+        "bad_tensors",
+        *["bad_policy"] * 3,
+        "bad_version",
+        *["bad_policy"] * 3,
+    ]

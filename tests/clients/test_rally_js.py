@@ -18,7 +18,9 @@ pytestmark = needs_node
 
 def random_courts(rng: np.random.Generator, count: int) -> list[Court]:
     """Courts that a match comes to, and many that it does not: near walls, faces and edges."""
-    speeds = rng.integers(rally.SERVE_SPEED, rally.MAX_SPEED + 1, count) * rng.choice([-1, 1], count)
+    speeds = rng.integers(rally.SERVE_SPEED, rally.MAX_SPEED + 1, count) * rng.choice(
+        [-1, 1], count
+    )
     xs = np.where(
         rng.random(count) < 0.5,
         rng.integers(-100, rally.WIDTH + 100, count),
@@ -30,14 +32,20 @@ def random_courts(rng: np.random.Generator, count: int) -> list[Court]:
     lefts, rights = rng.integers(rally.PADDLE, rally.HEIGHT - rally.PADDLE + 1, (2, count))
     close = rng.random(count) < 0.5
     lefts = np.where(close, np.clip(ys + rng.integers(-400, 401, count), rally.PADDLE, 2752), lefts)
-    return [Court(*(int(part) for part in parts)) for parts in zip(xs, ys, speeds, steep, lefts, rights, strict=True)]
+    return [
+        Court(*(int(part) for part in parts))
+        for parts in zip(xs, ys, speeds, steep, lefts, rights, strict=True)
+    ]
 
 
 def played(seed: int, skills: list[list[int]]) -> dict[str, Any]:
     court = rally.serve(seed)
     for decision in range(rally.MAX_DECISIONS):
         drawn = [rally.drawn_at(seed, decision), rally.drawn_at(seed + 7, decision)]
-        chosen = [rally.scripted(Ints, rally.seen(court, seat), Skill(*skills[seat]), drawn[seat]) for seat in (0, 1)]
+        chosen = [
+            rally.scripted(Ints, rally.seen(court, seat), Skill(*skills[seat]), drawn[seat])
+            for seat in (0, 1)
+        ]
         court, point = rally.step(Ints, court, *chosen)
         if point:
             return {"court": list(court), "point": point, "decisions": decision + 1}
@@ -65,10 +73,14 @@ def test_a_random_walk_of_ten_thousand_frames_ends_at_the_same_court():
 
 
 def test_both_seats_see_the_same_bits():
-    views = [(court, at % 2) for at, court in enumerate(random_courts(np.random.default_rng(3), 2_000))]
+    views = [
+        (court, at % 2) for at, court in enumerate(random_courts(np.random.default_rng(3), 2_000))
+    ]
     found = ask("rally.mjs", {"views": views})
     assert found["views"] == [list(rally.seen(court, seat)) for court, seat in views]
-    assert found["observations"] == [rally.observed(court, seat).tobytes().hex() for court, seat in views]
+    assert found["observations"] == [
+        rally.observed(court, seat).tobytes().hex() for court, seat in views
+    ]
 
 
 def test_serves_and_draws_are_equal_for_small_large_and_negative_seeds():
@@ -88,7 +100,9 @@ def test_scripted_opponents_choose_alike_at_every_skill():
         for at, court in enumerate(random_courts(rng, 500))
     ]
     found = ask("rally.mjs", {"scripted": asked})["scripted"]
-    assert found == [rally.scripted(Ints, view, rally.SKILLS[skill], drawn) for view, skill, drawn in asked]
+    assert found == [
+        rally.scripted(Ints, view, rally.SKILLS[skill], drawn) for view, skill, drawn in asked
+    ]
     assert set(found) == {0, 1, 2}
 
 

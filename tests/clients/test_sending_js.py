@@ -1,4 +1,5 @@
-"""The JavaScript sender: nothing waits, nothing is lost without a word, nothing is sent under another number."""
+"""The JavaScript sender: nothing waits, nothing is lost without a word, nothing is sent under
+another number."""
 
 from typing import Any
 
@@ -55,7 +56,11 @@ def test_what_is_refused_for_good_is_counted_reported_and_never_sent_again(found
 
 def drops(one: dict[str, Any]) -> list[Any]:
     frames = [frame for raw in one["parcels"] for frame in decode_parcel(bytes.fromhex(raw)).frames]
-    return [read_drop(frame) for frame in frames if isinstance(frame, Frame) and frame.kind is FrameKind.DROP]
+    return [
+        read_drop(frame)
+        for frame in frames
+        if isinstance(frame, Frame) and frame.kind is FrameKind.DROP
+    ]
 
 
 def test_a_parcel_that_is_too_large_is_halved_until_it_passes(found):
@@ -80,7 +85,11 @@ def test_a_way_that_is_too_slow_for_a_parcel_is_given_half_of_it(found):
 
 def test_only_a_gateway_refuses_for_good_and_not_somebody_on_the_way(found):
     one = found["inBetween"]
-    assert (one["stats"]["refused"], one["stats"]["stopped"], one["stats"]["failedSends"]) == (0, "", 5)
+    assert (one["stats"]["refused"], one["stats"]["stopped"], one["stats"]["failedSends"]) == (
+        0,
+        "",
+        5,
+    )
     assert (steps(one), one["stats"]["acked"], one["isAll"]) == (5, 5, True)
 
 
@@ -96,16 +105,25 @@ def test_numbers_of_64_bits_are_exact_or_refused_and_so_are_masks(found):
     assert one["masks"] == [*["bad_dtype"] * 9, "bad_shape"]
     assert one["good"] == [""] * 4
     whole = {"u": Box((), DTYPES["U64"]), "i": Box((), DTYPES["I64"])}
-    (chunks,) = taken(game_spec("test", obs=whole, actions=4, has_legal=True), one["parcels"])[0].values()
+    (chunks,) = taken(game_spec("test", obs=whole, actions=4, has_legal=True), one["parcels"])[
+        0
+    ].values()
     (chunk,) = chunks
     assert chunk.columns["obs.u"].tolist()[::2] == [2**64 - 1, 2**63, 0, 0]
     assert chunk.columns["obs.i"].tolist()[::2] == [-(2**63), 2**63 - 1, 0, 0]
-    assert chunk.columns["legal"].tolist()[4::2] == [[True, True, False, False], [False, True, False, False]]
+    assert chunk.columns["legal"].tolist()[4::2] == [
+        [True, True, False, False],
+        [False, True, False, False],
+    ]
 
 
 def test_a_network_that_is_back_wakes_whoever_follows_the_bots(found):
     one = found["online"]
-    assert (one["lastFollowError"].partition(":")[0], one["lastError"], one["before"]) == ("not_ready", "", 1)
+    assert (one["lastFollowError"].partition(":")[0], one["lastError"], one["before"]) == (
+        "not_ready",
+        "",
+        1,
+    )
     assert one["after"][0] >= 2
     assert one["after"][1] == ""
 
@@ -113,14 +131,18 @@ def test_a_network_that_is_back_wakes_whoever_follows_the_bots(found):
 def test_a_program_that_ends_with_steps_unsent_is_told_so_once(found):
     assert found["unsent"]["isAll"] == [[False, False], [False, False]]
     (said,) = found["unsent"]["said"]
-    assert said.startswith("understudy: 5 steps were not acknowledged before close() gave up (unreachable: ")
+    assert said.startswith(
+        "understudy: 5 steps were not acknowledged before close() gave up (unreachable: "
+    )
     assert said.endswith("; there is no storage that keeps them")
 
 
 def test_steps_that_are_acknowledged_end_what_the_follower_waits_out(found):
     one = found["answered"]
     assert (one["before"], one["lastFollowError"]) == (1, ""), "a page shows this as offline"
-    assert one["asked"][:2] == ["wait_s=25", "wait_s=0"], "it is known at once whether there is an answer"
+    assert one["asked"][:2] == ["wait_s=25", "wait_s=0"], (
+        "it is known at once whether there is an answer"
+    )
 
 
 def test_whoever_does_not_follow_the_bots_waits_in_nobodys_place(found):
@@ -138,8 +160,11 @@ def test_one_frame_that_spoils_its_parcel_is_found_and_refused_alone(found):
 
 def test_too_much_that_waits_is_dropped_oldest_first_and_said_so(found):
     one = found["full"]
-    stats, away = one["stats"], one["away"]
-    assert away["dropped"] > 200  # how many exactly depends on what was tried before, which is never dropped
+    stats = one["stats"]
+    away = one["away"]
+    assert (
+        away["dropped"] > 200
+    )  # how many exactly depends on what was tried before, which is never dropped
     assert (away["recorded"], away["dropped"] + away["waiting"], away["acked"]) == (1200, 1200, 0)
     assert stats["acked"] + stats["dropped"] == 1200
     assert steps(one) == stats["acked"]
@@ -152,13 +177,21 @@ def test_what_an_earlier_page_could_not_send_is_sent_by_the_next(found):
     assert (one["isFirstAll"], one["first"]["acked"], one["left"], one["after"]) == (False, 0, 1, 0)
     assert (one["stats"]["adopted"], one["stats"]["recorded"], one["stats"]["acked"]) == (7, 3, 3)
     frames = [frame for raw in one["parcels"] for frame in decode_parcel(bytes.fromhex(raw)).frames]
-    sessions = {frame.session for frame in frames if isinstance(frame, Frame) and frame.kind is FrameKind.DATA}
+    sessions = {
+        frame.session
+        for frame in frames
+        if isinstance(frame, Frame) and frame.kind is FrameKind.DATA
+    }
     assert len(sessions) == 2
 
 
 def test_what_waits_when_a_key_ends_is_sent_with_the_next_key(found):
     one = found["newKey"]
-    assert (one["stopped"].partition(":")[0], one["waiting"], one["isFirstAll"]) == ("revoked_key", 7, False)
+    assert (one["stopped"].partition(":")[0], one["waiting"], one["isFirstAll"]) == (
+        "revoked_key",
+        7,
+        False,
+    )
     assert (one["stats"]["adopted"], one["isAll"], one["left"]) == (7, True, 0)
     assert arrived(one) == {0: 7}
 
@@ -180,7 +213,12 @@ def test_what_a_closed_page_could_not_keep_is_reported_as_dropped_by_the_next(fo
     one = found["beyondTheShelf"]
     assert (one["first"]["recorded"], one["first"]["dropped"], one["isFirstAll"]) == (400, 0, False)
     assert one["letters"] <= 2 * 1024 * 1024
-    assert (one["stats"]["adopted"], one["stats"]["dropped"], one["keys"], one["isAll"]) == (180, 220, [], True)
+    assert (one["stats"]["adopted"], one["stats"]["dropped"], one["keys"], one["isAll"]) == (
+        180,
+        220,
+        [],
+        True,
+    )
     (report,) = drops(one)
     assert (report.ranges, report.n_steps) == (((3, 6),), 220)
     kept = arrived(one)
@@ -203,7 +241,8 @@ def test_what_a_page_keeps_is_taken_up_once_that_page_is_gone_and_not_before(fou
 def test_a_page_that_slept_and_was_taken_for_gone_goes_on_without_a_number_twice(found):
     one = found["asleep"]
     assert (one["asleepAt"]["recorded"], one["asleepAt"]["acked"]) == (409, 0)
-    adopted, dropped = one["taken"]["adopted"], one["taken"]["dropped"]
+    adopted = one["taken"]["adopted"]
+    dropped = one["taken"]["dropped"]
     assert adopted + dropped == 409
     assert min(adopted, dropped) > 100
     # Under the platform's own rules nothing is in conflict; some came twice, and count once.
@@ -217,7 +256,9 @@ def test_a_page_that_slept_and_was_taken_for_gone_goes_on_without_a_number_twice
 
 
 @pytest.mark.parametrize("has_arrived", [False, True])
-def test_what_was_under_way_and_not_kept_when_a_page_closed_is_reported_by_the_next(found, has_arrived):
+def test_what_was_under_way_and_not_kept_when_a_page_closed_is_reported_by_the_next(
+    found, has_arrived
+):
     one = found["underWay"]
     assert one["seen"] == [1, 7]
     (report,) = drops(one)
@@ -225,7 +266,9 @@ def test_what_was_under_way_and_not_kept_when_a_page_closed_is_reported_by_the_n
     assert (one["stats"]["dropped"], one["isAll"]) == (7, True)
     # Whether it came or not, the platform knows of every number, and keeps what came.
     chunks, _, _ = taken(SPEC, (one["lost"] if has_arrived else []) + one["parcels"], closed=False)
-    assert sum(chunk.meta.n_steps for some in chunks.values() for chunk in some) == (7 if has_arrived else 0)
+    assert sum(chunk.meta.n_steps for some in chunks.values() for chunk in some) == (
+        7 if has_arrived else 0
+    )
 
 
 def test_a_gateway_that_forgot_the_game_is_told_again(found):
@@ -243,7 +286,8 @@ def test_bad_input_throws_at_first_and_later_only_ends_its_episode(found):
     assert one["codes"][:4] == ["bad_shape", "bad_player", "bad_metadata", "bad_metadata"]
     assert one["codes"][4:] == [""] * 11
     assert one["stats"]["badInputs"] == 11
-    # Of each of the 8 spoiled episodes one step; of the 3 with a bad action the second too: what followed it is known.
+    # Of each of the 8 spoiled episodes one step; of the 3 with a bad action the second too: what
+    # followed it is known.
     assert steps(one) == one["stats"]["acked"] == 5 + 8 + 3
     assert one["isAll"]
 
@@ -279,7 +323,11 @@ def test_images_are_compressed_and_a_page_that_is_hidden_does_not_wait_for_that(
     assert letters > 10 * 84 * 84
     spec = game_spec("test", obs=Box((84, 84), DTYPES["U8"]), actions=4)
     (chunks,) = taken(spec, one["parcels"])[0].values()
-    seen = [int(row[0, 0]) for chunk in chunks for row in chunk.columns["obs"][chunk.columns["row"] == 0]]
+    seen = [
+        int(row[0, 0])
+        for chunk in chunks
+        for row in chunk.columns["obs"][chunk.columns["row"] == 0]
+    ]
     assert seen == [*range(150), *range(10)]
     assert all((row == row[0, 0]).all() for chunk in chunks for row in chunk.columns["obs"])
 

@@ -1,4 +1,5 @@
-"""Several tabs of a real browser: what one keeps is sent by another once it is gone, and none keeps others waiting."""
+"""Several tabs of a real browser: what one keeps is sent by another once it is gone, and none
+keeps others waiting."""
 
 import json
 import time
@@ -36,7 +37,8 @@ def test_a_tab_takes_up_what_another_left_and_only_when_it_is_gone(tmp_path: Pat
         tabs = browser.new_context()
         try:
             facts = [gateway.key("play", origins=(gateway.url,)), json.loads(spec.to_json())]
-            first, second = tabs.new_page(), tabs.new_page()
+            first = tabs.new_page()
+            second = tabs.new_page()
             for tab in (first, second):
                 tab.goto(f"{gateway.url}/play")
             assert first.evaluate(CONNECT, facts) == 0
@@ -77,7 +79,9 @@ class Polls:
             self.most = max(self.most, len(self.open))
 
 
-def test_many_tabs_send_at_once_and_all_get_a_new_bot_while_one_of_them_waits_for_it(tmp_path: Path, browser: Any):  # noqa: F811
+def test_many_tabs_send_at_once_and_all_get_a_new_bot_while_one_of_them_waits_for_it(
+    tmp_path: Path, browser: Any
+):  # noqa: F811
     with running(tmp_path) as gateway:
         spec = gateway.register(CART)
         context = browser.new_context()
@@ -90,7 +94,9 @@ def test_many_tabs_send_at_once_and_all_get_a_new_bot_while_one_of_them_waits_fo
                 tab.evaluate(CONNECT, facts)
             for tab in tabs:
                 begun_s = time.monotonic()
-                assert tab.evaluate(PLAY.replace("flush(0.2)", "flush(8)")) == 0, "nothing waits any more"
+                assert tab.evaluate(PLAY.replace("flush(0.2)", "flush(8)")) == 0, (
+                    "nothing waits any more"
+                )
                 assert time.monotonic() - begun_s < 8
             (watching,) = polls.open.values()
             gateway.release(spec, "categorical")
@@ -100,7 +106,10 @@ def test_many_tabs_send_at_once_and_all_get_a_new_bot_while_one_of_them_waits_fo
             tabs[watching].close()
             rest = [tab for at, tab in enumerate(tabs) if at != watching]
             wait_for(
-                lambda: rest[0].wait_for_timeout(100) is None and any(one != watching for one in polls.open.values())
+                lambda: (
+                    rest[0].wait_for_timeout(100) is None
+                    and any(one != watching for one in polls.open.values())
+                )
             )
             assert polls.most <= 2
         finally:

@@ -34,7 +34,9 @@ class TestPpoOfContinuousActions(AlgorithmContract):
     lane_tolerance = 1e-4
 
     def make(self) -> Algorithm:
-        return Ppo(PULL, PpoConfig(widths=(16,), rollout=8, envs=4, epochs=1, observation_norm=True))
+        return Ppo(
+            PULL, PpoConfig(widths=(16,), rollout=8, envs=4, epochs=1, observation_norm=True)
+        )
 
 
 class TestBc(AlgorithmContract):

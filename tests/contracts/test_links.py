@@ -22,7 +22,8 @@ from understudy.testing import LinkContract
 class _WithRegistry(LinkContract):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> Iterator[None]:
-        self.data, self.seed = tmp_path, 0
+        self.data = tmp_path
+        self.seed = 0
         with ExitStack() as self.stack:
             yield
 

@@ -13,7 +13,8 @@ from understudy.testing.stores import StoreAdminContract, StoreContract
 class TestLocalStore(StoreContract, StoreAdminContract):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
-        self.path, self.made = tmp_path, 0
+        self.path = tmp_path
+        self.made = 0
 
     def make(self, clock: Clock) -> FullStore:
         self.made += 1

@@ -10,7 +10,11 @@ from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import Refused
 
 values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=12,
 )
@@ -25,8 +29,12 @@ def test_what_is_written_is_read_back_and_written_the_same(value: Any) -> None:
 
 
 def test_the_order_of_keys_does_not_show() -> None:
-    assert canonical_json({"b": 1, "a": [True, None, "ü"]}) == '{"a":[true,null,"ü"],"b":1}'.encode()
-    assert canonical_json({"a": [True, None, "ü"], "b": 1}) == canonical_json({"b": 1, "a": [True, None, "ü"]})
+    assert (
+        canonical_json({"b": 1, "a": [True, None, "ü"]}) == '{"a":[true,null,"ü"],"b":1}'.encode()
+    )
+    assert canonical_json({"a": [True, None, "ü"], "b": 1}) == canonical_json(
+        {"b": 1, "a": [True, None, "ü"]}
+    )
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])

@@ -31,7 +31,8 @@ def group_of(log: Log, *, most: int = 100) -> GroupCommit[int, int]:
 
 
 def submit_all(group: GroupCommit[int, int], items: Sequence[int], log: Log) -> dict[int, object]:
-    """Submit from a thread each while the first commit is held up, so that the rest wait together."""
+    """Submit from a thread each while the first commit is held up, so that the rest wait
+    together."""
     found: dict[int, object] = {}
 
     def submit(item: int) -> None:

@@ -21,14 +21,23 @@ def test_an_address_is_taken_apart():
     found = parse_location("cassandra://a:9042,b,[::1]:7/games?consistency=QUORUM&tls=true&ttl_s=5")
     assert found.hosts == (("a", 9042), ("b", None), ("::1", 7))
     assert (found.scheme, found.path) == ("cassandra", "games")
-    assert (found.text("consistency"), found.flag("tls"), found.number("ttl_s", 0)) == ("QUORUM", True, 5.0)
+    assert (found.text("consistency"), found.flag("tls"), found.number("ttl_s", 0)) == (
+        "QUORUM",
+        True,
+        5.0,
+    )
     assert parse_location("kinesis://steps") == Location("kinesis", (("steps", None),))
 
 
-@pytest.mark.parametrize("odd", ["plain", "a b", "a&b=c", "a#b?c", "100%41", "a+b", "Zürich/ö", "a;b'\"c", "[x]:@"])
+@pytest.mark.parametrize(
+    "odd", ["plain", "a b", "a&b=c", "a#b?c", "100%41", "a+b", "Zürich/ö", "a;b'\"c", "[x]:@"]
+)
 def test_an_address_that_was_written_is_read_back_whatever_is_in_it(odd: str):
     one = Location(
-        "cassandra", (("a", 9042), ("b", None), ("::1", 7)), f"x/{odd}", {"credentials": f"/{odd}/c", odd: "1"}
+        "cassandra",
+        (("a", 9042), ("b", None), ("::1", 7)),
+        f"x/{odd}",
+        {"credentials": f"/{odd}/c", odd: "1"},
     )
     assert parse_location(one.url) == one
     assert " " not in one.url
@@ -68,7 +77,10 @@ def test_whole_numbers_are_digits_within_their_range():
     given = parse_location(f"kafka://h/t?a=64&b=2.5&c=-1&d=99&e=²&f={'0' * 20}99&g={'9' * 5000}&h=")
     assert (given.whole("a", 1, most=64), given.whole("none", 7, least=5, most=9)) == (64, 7)
     for name in "bcdefgh":
-        with pytest.raises(ConfigError, match=f"{name} of kafka:// is .*; give a whole number from 1 to 64, such as 8"):
+        with pytest.raises(
+            ConfigError,
+            match=f"{name} of kafka:// is .*; give a whole number from 1 to 64, such as 8",
+        ):
             given.whole(name, 8, least=1, most=64)
 
 
@@ -80,7 +92,9 @@ def test_credentials_come_from_a_file_and_are_not_shown(tmp_path: Path):
     assert "hush" not in repr(found)
 
 
-@pytest.mark.parametrize("content", [None, "hush =", 'password = "hush"', "username = 1\npassword = 'hush'"])
+@pytest.mark.parametrize(
+    "content", [None, "hush =", 'password = "hush"', "username = 1\npassword = 'hush'"]
+)
 def test_a_bad_credentials_file_is_named_and_not_shown(tmp_path: Path, content: str | None):
     path = tmp_path / "credentials.toml"
     if content is not None:
@@ -95,19 +109,31 @@ pytest.importorskip("botocore", reason="pip install 'understudy[aws]'")
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment without keys, whose shared files have the profiles `default`, `games`, `half`, `role`, `asks`."""
+    """An environment without keys, whose shared files have the profiles `default`, `games`,
+    `half`, `role`, `asks`."""
     (tmp_path / "credentials").write_text(
         "[default]\naws_access_key_id = shared\naws_secret_access_key = s1\n"
-        "[games]\naws_access_key_id = games\naws_secret_access_key = 100%s2\naws_session_token = t2\n"
+        "[games]\naws_access_key_id = games\naws_secret_access_key = 100%s2\naws_session_token = "
+        "t2\n"
         "[half]\naws_access_key_id = half\n"
     )
     (tmp_path / "config").write_text(
-        "[default]\nregion = eu-west-1\n[profile games]\nregion = eu-north-1\ns3 =\n  max_concurrent_requests = 20\n"
-        "[profile role]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = games\nregion = ap-south-1\n"
+        "[default]\nregion = eu-west-1\n[profile games]\nregion = eu-north-1\ns3 =\n  "
+        "max_concurrent_requests = 20\n"
+        "[profile role]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = games\nregion = "
+        "ap-south-1\n"
         "[profile empty]\nregion = eu-west-1\n"
     )
-    (tmp_path / "own").write_text("[default]\naws_access_key_id = own\naws_secret_access_key = s4\n")
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    (tmp_path / "own").write_text(
+        "[default]\naws_access_key_id = own\naws_secret_access_key = s4\n"
+    )
+    for name in (
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -130,8 +156,14 @@ def keys(**named: str) -> tuple[str, str, str | None]:
 def test_a_named_file_is_the_only_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_PROFILE", "games")
     assert keys(credentials=str(tmp_path / "own")) == ("own", "s4", None)
-    assert keys(credentials=str(tmp_path / "credentials"), profile="games") == ("games", "100%s2", "t2")
-    with pytest.raises(ConfigError, match=r"\[games\] of credentials file .*own has no AWS keys.*aws_access_key_id"):
+    assert keys(credentials=str(tmp_path / "credentials"), profile="games") == (
+        "games",
+        "100%s2",
+        "t2",
+    )
+    with pytest.raises(
+        ConfigError, match=r"\[games\] of credentials file .*own has no AWS keys.*aws_access_key_id"
+    ):
         keys(credentials=str(tmp_path / "own"), profile="games")
 
 
@@ -142,7 +174,9 @@ def test_a_named_profile_goes_before_keys_in_the_environment():
 
 
 @pytest.mark.usefixtures("keys_around")
-def test_without_either_the_environment_goes_before_the_shared_files(monkeypatch: pytest.MonkeyPatch):
+def test_without_either_the_environment_goes_before_the_shared_files(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setenv("AWS_PROFILE", "games")
     assert keys() == ("env", "env-secret", "env-token")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -150,22 +184,30 @@ def test_without_either_the_environment_goes_before_the_shared_files(monkeypatch
     assert keys() == ("games", "100%s2", "t2")
 
 
-def test_a_token_of_the_environment_is_not_used_with_the_keys_of_a_file(monkeypatch: pytest.MonkeyPatch):
+def test_a_token_of_the_environment_is_not_used_with_the_keys_of_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "env-token")
     assert keys() == ("shared", "s1", None)
 
 
-def test_a_region_comes_from_the_address_then_the_environment_then_the_profile(monkeypatch: pytest.MonkeyPatch):
+def test_a_region_comes_from_the_address_then_the_environment_then_the_profile(
+    monkeypatch: pytest.MonkeyPatch,
+):
     assert aws_session("s3").get_config_variable("region") == "eu-west-1"
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     assert aws_session("s3").get_config_variable("region") == "eu-central-1"
     assert aws_session("s3", region="us-west-2").get_config_variable("region") == "us-west-2"
 
 
-def test_where_nothing_is_named_the_machines_own_role_stays_in_the_chain(tmp_path, monkeypatch: pytest.MonkeyPatch):
+def test_where_nothing_is_named_the_machines_own_role_stays_in_the_chain(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no"))
     session = aws_session("s3")
-    methods = {provider.METHOD for provider in session.get_component("credential_provider").providers}
+    methods = {
+        provider.METHOD for provider in session.get_component("credential_provider").providers
+    }
     assert {"env", "iam-role", "container-role"} <= methods
 
 
@@ -175,10 +217,14 @@ def test_the_keys_of_a_role_are_not_asked_for_when_a_session_is_made():
 
 @pytest.mark.parametrize("profile", ["nobody", "half", "empty"])
 @pytest.mark.parametrize("around", [False, True])
-def test_a_named_profile_without_keys_is_refused_and_no_other_keys_are_used(request, profile: str, around: bool):
+def test_a_named_profile_without_keys_is_refused_and_no_other_keys_are_used(
+    request, profile: str, around: bool
+):
     if around:
         request.getfixturevalue("keys_around")
-    with pytest.raises(ConfigError, match=rf"profile \[{profile}\] has no AWS keys: .*; it needs aws_access_key_id"):
+    with pytest.raises(
+        ConfigError, match=rf"profile \[{profile}\] has no AWS keys: .*; it needs aws_access_key_id"
+    ):
         aws_session("s3", profile=profile)
 
 
@@ -208,17 +254,23 @@ def test_a_key_without_its_secret_in_the_environment_is_refused(monkeypatch: pyt
     ],
 )
 @pytest.mark.usefixtures("keys_around")
-def test_a_named_file_that_holds_no_keys_is_refused_and_never_quoted(tmp_path: Path, inside: bytes | None):
+def test_a_named_file_that_holds_no_keys_is_refused_and_never_quoted(
+    tmp_path: Path, inside: bytes | None
+):
     if inside is not None:
         (tmp_path / "c").write_bytes(inside)
-    with pytest.raises(ConfigError, match=r"\[default\] of credentials file \S+c has no AWS keys: ") as caught:
+    with pytest.raises(
+        ConfigError, match=r"\[default\] of credentials file \S+c has no AWS keys: "
+    ) as caught:
         aws_session("s3", credentials=str(tmp_path / "c"))
     assert "hush" not in str(caught.value)
 
 
 def test_without_the_package_the_install_command_is_in_the_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "botocore.session", None)
-    with pytest.raises(MissingExtra, match=r"s3:// needs the package boto3 .*; pip install 'understudy\[aws\]'"):
+    with pytest.raises(
+        MissingExtra, match=r"s3:// needs the package boto3 .*; pip install 'understudy\[aws\]'"
+    ):
         aws_session("s3")
 
 

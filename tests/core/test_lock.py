@@ -26,7 +26,10 @@ sys.stdin.readline()
 
 def hold(path: Path) -> "subprocess.Popen[str]":
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
@@ -36,7 +39,9 @@ def hold(path: Path) -> "subprocess.Popen[str]":
 def test_a_second_process_is_told_who_holds_what(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / ".lock"
     with hold(path) as holder:
-        with pytest.raises(Locked, match=r"spool is in use by another process .*\.lock.*; stop that process"):
+        with pytest.raises(
+            Locked, match=r"spool is in use by another process .*\.lock.*; stop that process"
+        ):
             FileLock(path, what="spool")
         assert is_locked(path)
         assert holder.stdin is not None
@@ -79,7 +84,9 @@ def test_asking_makes_no_file_and_closing_twice_is_fine(tmp_path: Path) -> None:
 def test_a_child_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     lock = FileLock(path, what="store")
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
+    ) as child:
         lock.close()
         with FileLock(path, what="store"):
             pass

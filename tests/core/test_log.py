@@ -1,4 +1,5 @@
-"""The log: torn at any byte it gives back what came before; damage, full disks and failed syncs are told apart."""
+"""The log: torn at any byte it gives back what came before; damage, full disks and failed syncs
+are told apart."""
 
 import errno
 import os
@@ -47,7 +48,8 @@ def payloads_of(path: Path) -> list[bytes]:
 
 
 def readable_end(reader: LogReader) -> int:
-    """Where the readable entries of a file end; Corrupt when more follow: then it is damage and no torn write."""
+    """Where the readable entries of a file end; Corrupt when more follow: then it is damage and
+    no torn write."""
     end = max((entry.end for entry in reader.entries()), default=0)
     if reader.next_readable(end) is not None:
         raise Corrupt(f"damaged at byte {end}")
@@ -126,7 +128,8 @@ def test_a_flipped_byte_in_the_last_entry_leaves_those_before(tmp_path: Path) ->
 
 
 def test_a_torn_entry_that_carries_a_log_inside_is_still_a_torn_end(tmp_path: Path) -> None:
-    # A player chooses the bytes of an observation; they must not be able to make a torn write look like damage.
+    # A player chooses the bytes of an observation; they must not be able to make a torn write look
+    # like damage.
     write(tmp_path / "inner.log", [b"inner"])
     inner = (tmp_path / "inner.log").read_bytes()
     ends = write(tmp_path / "outer.log", [b"first", b"xx" + inner + b"yy"])
@@ -154,8 +157,14 @@ def test_a_file_is_never_appended_to_by_a_second_writer(tmp_path: Path) -> None:
 
 def test_each_entry_is_synced_before_it_is_acknowledged(tmp_path: Path) -> None:
     synced: list[int] = []
-    file = LogFile(tmp_path / "a.log", sync=lambda descriptor: synced.append(os.fstat(descriptor).st_size))
-    assert [file.append([b"x" * n]).end for n in (3, 5)] == synced == [HEAD_BYTES + 3, 2 * HEAD_BYTES + 8]
+    file = LogFile(
+        tmp_path / "a.log", sync=lambda descriptor: synced.append(os.fstat(descriptor).st_size)
+    )
+    assert (
+        [file.append([b"x" * n]).end for n in (3, 5)]
+        == synced
+        == [HEAD_BYTES + 3, 2 * HEAD_BYTES + 8]
+    )
     file.close()
     file.close()
     with pytest.raises(Closed):
@@ -173,7 +182,9 @@ def test_a_closed_reader_says_so(tmp_path: Path) -> None:
         _ = reader.size_bytes
 
 
-def test_an_entry_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_no_reader_would_take_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log, "MAX_ENTRY_BYTES", 10)
     file = LogFile(tmp_path / "a.log")
     with pytest.raises(Refused) as caught:
@@ -239,7 +250,9 @@ def test_after_a_failed_sync_the_file_takes_nothing_more(tmp_path: Path) -> None
     assert b"never" not in (tmp_path / "a.log").read_bytes()
 
 
-def test_a_file_that_cannot_be_cut_back_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_cut_back_takes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(descriptor: int, length: int) -> None:
         raise OSError(errno.EIO, "no")
 
@@ -303,15 +316,19 @@ for number in range(400):
 
 def test_another_process_reads_while_one_appends(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdout is not None
         promised = int(writer.stdout.readline())
-        seen, at = 0, 0
+        seen = 0
+        at = 0
         with LogReader(path) as reader:
             while seen < 400:
                 while (entry := reader.at(at)) is not None:
                     assert entry.payload == seen.to_bytes(4, "little") * (seen % 37)
-                    seen, at = seen + 1, entry.end
+                    seen = seen + 1
+                    at = entry.end
                 # Whatever was acknowledged can be read at once.
                 assert at >= promised
                 line = writer.stdout.readline()

@@ -8,15 +8,78 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.core.errors import ConfigError, InvalidName
-from understudy.core.names import game_name, game_name_of_env, new_session, player_name, session_time_s
+from understudy.core.names import (
+    game_name,
+    game_name_of_env,
+    new_session,
+    player_name,
+    session_time_s,
+)
 
 HOSTILE_GAMES: list[Any] = [
-    "", ".", "..", "...", "../etc", "a/b", "a\\b", "/abs", "C:", "C:x", "a:b", "~", "~root", "-rf", "_x", ".hidden",
-    "a.", "a..", "a b", " a", "a ", "a\n", "a\r\n", "a\0b", "\0", "a\tb", "a\x1b[31m", "a%2e%2e", "a%00",
-    "$(id)", "`id`", "a;b", "a|b", "a&b", "a'b", 'a"b', "a*b", "a?b", "a<b", "a>b", "é", "\uff41", "\u0430", "a\u200b",
-    "a\u202eb", "\ud800", "😀", "x" * 64, "con", "CON", "con.txt", "Nul", "aux.a.b", "prn", "com1", "COM9.x", "lpt0",
-    None, 7, b"game", ["a"], True,
-]  # fmt: skip
+    "",
+    ".",
+    "..",
+    "...",
+    "../etc",
+    "a/b",
+    "a\\b",
+    "/abs",
+    "C:",
+    "C:x",
+    "a:b",
+    "~",
+    "~root",
+    "-rf",
+    "_x",
+    ".hidden",
+    "a.",
+    "a..",
+    "a b",
+    " a",
+    "a ",
+    "a\n",
+    "a\r\n",
+    "a\0b",
+    "\0",
+    "a\tb",
+    "a\x1b[31m",
+    "a%2e%2e",
+    "a%00",
+    "$(id)",
+    "`id`",
+    "a;b",
+    "a|b",
+    "a&b",
+    "a'b",
+    'a"b',
+    "a*b",
+    "a?b",
+    "a<b",
+    "a>b",
+    "é",
+    "\uff41",
+    "\u0430",
+    "a\u200b",
+    "a\u202eb",
+    "\ud800",
+    "😀",
+    "x" * 64,
+    "con",
+    "CON",
+    "con.txt",
+    "Nul",
+    "aux.a.b",
+    "prn",
+    "com1",
+    "COM9.x",
+    "lpt0",
+    None,
+    7,
+    b"game",
+    ["a"],
+    True,
+]
 
 
 @pytest.mark.parametrize("text", HOSTILE_GAMES, ids=[ascii(text)[:30] for text in HOSTILE_GAMES])
@@ -28,7 +91,19 @@ def test_a_hostile_game_name_is_refused(text: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "rally", "CartPole-v1", "my-game", "2048", "a.b_c-d", "x" * 63, "console", "com10", "nulls"]
+    "text",
+    [
+        "a",
+        "rally",
+        "CartPole-v1",
+        "my-game",
+        "2048",
+        "a.b_c-d",
+        "x" * 63,
+        "console",
+        "com10",
+        "nulls",
+    ],
 )
 def test_a_plain_game_name_passes(text: str) -> None:
     assert game_name(text) == text
@@ -54,7 +129,9 @@ def test_gymnasium_ids_become_names() -> None:
         game_name_of_env("")
 
 
-@pytest.mark.parametrize("text", ["p-17", "Änne", "名前", "a b", "../../etc/passwd", "x" * 256, "😀"])
+@pytest.mark.parametrize(
+    "text", ["p-17", "Änne", "名前", "a b", "../../etc/passwd", "x" * 256, "😀"]
+)
 def test_a_player_may_have_any_printable_name(text: str) -> None:
     assert player_name(text) == text
 

@@ -83,8 +83,16 @@ def test_a_text_means_what_its_setting_is(variable: str, text: str, value: Any):
 @pytest.mark.parametrize(
     ("variable", "text", "said"),
     [
-        ("OVEN_HEAT", "hot", r"oven.heat is 'hot' \(UNDERSTUDY_OVEN_HEAT\); give a number: Degrees."),
-        ("OVEN_HEAT", "301", r"oven.heat is 301 \(UNDERSTUDY_OVEN_HEAT\); give 30 to 300: Degrees."),
+        (
+            "OVEN_HEAT",
+            "hot",
+            r"oven.heat is 'hot' \(UNDERSTUDY_OVEN_HEAT\); give a number: Degrees.",
+        ),
+        (
+            "OVEN_HEAT",
+            "301",
+            r"oven.heat is 301 \(UNDERSTUDY_OVEN_HEAT\); give 30 to 300: Degrees.",
+        ),
         ("OVEN_HEAT", "nan", "give 30 to 300"),
         ("OVEN_FAN", "perhaps", "give true or false"),
         ("HOURS", "early", r"give a list, such as \[64, 64\]"),
@@ -99,8 +107,12 @@ def test_what_does_not_fit_is_refused_with_where_it_came_from(variable: str, tex
 
 
 def test_a_tree_is_checked_like_a_file():
-    assert from_tree(Kitchen, {"hours": [1, 2], "oven": {"fan": True}}, where="x").oven == Oven(fan=True)
-    with pytest.raises(ConfigError, match=r"x sets oven.haet, which does not exist; did you mean oven.heat?"):
+    assert from_tree(Kitchen, {"hours": [1, 2], "oven": {"fan": True}}, where="x").oven == Oven(
+        fan=True
+    )
+    with pytest.raises(
+        ConfigError, match=r"x sets oven.haet, which does not exist; did you mean oven.heat?"
+    ):
         from_tree(Kitchen, {"oven": {"haet": 1}}, where="x")
 
 
@@ -116,7 +128,9 @@ def test_only_what_may_move_takes_a_schedule():
 def test_toml_gives_every_value_back():
     for leaf in leaves(Kitchen):
         text = toml_text(leaf.default)
-        assert check_value(leaf, parse_text(Leaf(leaf.name, (), None), f"[{text}]")[0]) == leaf.default
+        assert (
+            check_value(leaf, parse_text(Leaf(leaf.name, (), None), f"[{text}]")[0]) == leaf.default
+        )
 
 
 def test_a_path_leads_to_what_it_names():

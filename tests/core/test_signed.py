@@ -8,7 +8,14 @@ import pytest
 
 from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.signed import MAX_SIGNED_BYTES, Signer, key_id, open_signed, public_key_text, trusted_keys
+from understudy.core.signed import (
+    MAX_SIGNED_BYTES,
+    Signer,
+    key_id,
+    open_signed,
+    public_key_text,
+    trusted_keys,
+)
 
 SIGNER = Signer(bytes(range(32)))
 TRUSTED = {SIGNER.key_id: SIGNER.public}
@@ -21,7 +28,8 @@ def test_a_signed_document_opens_as_what_was_signed():
 
 
 def test_every_flipped_bit_is_refused():
-    raw, rng = SIGNER.sign(ENTRY), np.random.default_rng(0)
+    raw = SIGNER.sign(ENTRY)
+    rng = np.random.default_rng(0)
     last = raw.index(b'"}') * 8  # the unused bits of the last base64 character are there too
     for at in [*range(last - 32, last), *rng.integers(0, len(raw) * 8, 1000)]:
         flipped = bytearray(raw)

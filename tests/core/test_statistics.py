@@ -15,7 +15,8 @@ def test_the_interquartile_mean_is_the_mean_of_the_middle_half() -> None:
 
 def test_intervals_hold_the_mean_and_narrow_with_more_values() -> None:
     rng = np.random.default_rng(3)
-    few, many = mean(rng.normal(10, 2, 20)), mean(rng.normal(10, 2, 2_000))
+    few = mean(rng.normal(10, 2, 20))
+    many = mean(rng.normal(10, 2, 2_000))
     for one in (few, many):
         assert one.low is not None
         assert one.high is not None
@@ -30,7 +31,8 @@ def test_below_five_there_is_no_interval() -> None:
 
 def test_a_bootstrap_over_groups_is_wider_than_one_over_their_values() -> None:
     groups = [[value] * 50 for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
-    over_groups, over_values = bootstrap(groups, iqm), mean([value for group in groups for value in group])
+    over_groups = bootstrap(groups, iqm)
+    over_values = mean([value for group in groups for value in group])
     assert over_groups.high - over_groups.low > 2 * (over_values.high - over_values.low)  # type: ignore[operator]
 
 

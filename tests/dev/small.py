@@ -1,4 +1,5 @@
-"""A small server with a real process and a real port, so that what is around servers is tested without big ones."""
+"""A small server with a real process and a real port, so that what is around servers is tested
+without big ones."""
 
 import sys
 import urllib.request
@@ -28,7 +29,12 @@ def prepare(place: Place) -> None:
 
 
 def launch(place: Place, mood: str = "works") -> Launch:
-    words: list[str | Path] = [sys.executable, place.folder / "program.py", str(place.ports["client"]), mood]
+    words: list[str | Path] = [
+        sys.executable,
+        place.folder / "program.py",
+        str(place.ports["client"]),
+        mood,
+    ]
     return Launch(words, {"SECRET": place.credentials["password"]})
 
 
@@ -49,7 +55,9 @@ BROKEN = replace(SMALL, launch=lambda place: launch(place, "breaks"))
 """Ends before it answers."""
 
 
-def instead_of_kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: Recipe = SMALL) -> None:
+def instead_of_kafka(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: Recipe = SMALL
+) -> None:
     """From now on `kafka` is the small server, and it need not be fetched."""
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(RECIPES, "kafka", recipe)

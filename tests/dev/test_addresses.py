@@ -17,12 +17,14 @@ class Somewhere:
 
 
 def test_an_address_is_read_back_whatever_the_folder_is_called():
-    store, models = (
-        on_host(Somewhere(), "cassandra", "games", replication="1"),
-        on_aws(Somewhere(), "s3", "bots", "a b"),
-    )
+    store = on_host(Somewhere(), "cassandra", "games", replication="1")
+    models = on_aws(Somewhere(), "s3", "bots", "a b")
     for one in (store, models):
         assert parse_location(one.url) == one
         assert one.options["credentials"] == "/my keys & more/100%?/file"
     assert (store.hosts, store.options["replication"]) == ((("127.0.0.1", 9042),), "1")
-    assert (models.hosts, models.path, models.options["region"]) == ((("bots", None),), "a b", "here")
+    assert (models.hosts, models.path, models.options["region"]) == (
+        (("bots", None),),
+        "a b",
+        "here",
+    )

@@ -1,4 +1,5 @@
-"""`understudy dev servers`: what a person or a program sees, on a small server in place of a big one."""
+"""`understudy dev servers`: what a person or a program sees, on a small server in place of a big
+one."""
 
 import json
 import os
@@ -52,7 +53,10 @@ sys.exit(run(sys.argv[2:]))
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     instead_of_kafka(monkeypatch, tmp_path)
     yield
     run(["dev", "servers", "stop"])
@@ -139,7 +143,10 @@ def test_a_folder_that_no_server_made_is_neither_erased_nor_used(capsys, tmp_pat
         mode = mine.stat().st_mode
         code, fields = said(capsys, *words, "--folder", str(tmp_path / "here"))
         assert code == 3
-        assert "holds 'thesis.txt' and no server.json of ours, so kafka leaves it as it is" in fields["kafka"]["error"]
+        assert (
+            "holds 'thesis.txt' and no server.json of ours, so kafka leaves it as it is"
+            in fields["kafka"]["error"]
+        )
         assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
         assert mine.stat().st_mode == mode
     assert (tmp_path / "here" / "s3").exists()
@@ -185,15 +192,21 @@ def test_a_port_that_others_took_meanwhile_is_named(capsys):
 
 
 def test_two_starts_at_once_start_one(tmp_path):
-    words, place = ["dev", "servers", "start", "kafka", "--json"], ["--folder", str(tmp_path / "here")]
+    words = ["dev", "servers", "start", "kafka", "--json"]
+    place = ["--folder", str(tmp_path / "here")]
     starters = [
         subprocess.Popen(
-            [sys.executable, "-c", TOGETHER, str(tmp_path / str(number)), *words, *place], cwd=ROOT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [sys.executable, "-c", TOGETHER, str(tmp_path / str(number)), *words, *place],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         for number in range(3)
-    ]  # fmt: skip
-    answers = [json.loads(one.communicate(timeout=PATIENCE_S)[0].splitlines()[-1]) for one in starters]
+    ]
+    answers = [
+        json.loads(one.communicate(timeout=PATIENCE_S)[0].splitlines()[-1]) for one in starters
+    ]
     assert [one.returncode for one in starters] == [0, 0, 0]
     assert answers[0] == answers[1] == answers[2]
     assert len(running(str(tmp_path / "here" / "kafka" / "program.py"))) == 1
@@ -236,9 +249,15 @@ def test_an_unknown_name_is_wrong_use(capsys):
 def test_an_interrupted_start_leaves_nothing_behind(tmp_path, how):
     folder = tmp_path / "interrupted"
     command = [sys.executable, "-c", SLOW, str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as starter:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as starter:
         deadline = time.monotonic() + PATIENCE_S
-        while not (folder / "asked").exists() and starter.poll() is None and time.monotonic() < deadline:
+        while (
+            not (folder / "asked").exists()
+            and starter.poll() is None
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
         program = str(folder / "cache" / "running" / "kafka" / "program.py")
         assert running(program)
@@ -256,5 +275,7 @@ def gone(pid: int) -> None:
 
 
 def running(program: str) -> list[str]:
-    listed = subprocess.run(["ps", "-e", "-ww", "-o", "args="], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-e", "-ww", "-o", "args="], capture_output=True, text=True
+    ).stdout
     return [line for line in listed.splitlines() if program in line]

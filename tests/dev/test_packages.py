@@ -92,7 +92,10 @@ def test_a_changed_byte_is_found_by_the_next_fetch():
 
 
 def test_two_at_once_download_once(root):
-    threads = [threading.Thread(target=cache.fetch, args=("kafka",), kwargs={"package": shelf()}) for _ in range(4)]
+    threads = [
+        threading.Thread(target=cache.fetch, args=("kafka",), kwargs={"package": shelf()})
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -102,7 +105,9 @@ def test_two_at_once_download_once(root):
 
 def test_a_missing_tool_is_named_with_the_next_step(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ServerFailed, match=r"kafka 4\.\S+ cannot be fetched: mvn is not installed; install Maven"):
+    with pytest.raises(
+        ServerFailed, match=r"kafka 4\.\S+ cannot be fetched: mvn is not installed; install Maven"
+    ):
         cache.fetch("kafka")
 
 
@@ -118,7 +123,9 @@ def tool(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
 
 def test_a_tool_that_fails_is_quoted(monkeypatch, tmp_path):
     tool(monkeypatch, tmp_path, "echo 'Could not transfer artifact'\nexit 1")
-    with pytest.raises(ServerFailed, match=r"is there a network(.|\n)*try again(.|\n)*Could not transfer artifact"):
+    with pytest.raises(
+        ServerFailed, match=r"is there a network(.|\n)*try again(.|\n)*Could not transfer artifact"
+    ):
         cache.fetch("kafka")
     assert cache.cached("kafka") is None
 
@@ -126,13 +133,19 @@ def test_a_tool_that_fails_is_quoted(monkeypatch, tmp_path):
 def test_a_tool_that_takes_too_long_is_stopped_and_the_limit_is_told(monkeypatch, tmp_path):
     tool(monkeypatch, tmp_path, "echo 'Downloading from central'\nsleep 300")
     monkeypatch.setattr("understudy.dev.packages._FETCH_S", 6.0)
-    with pytest.raises(ServerFailed, match=r"^[^-]*mvn did not end within 0\.1 minutes(.|\n)*Downloading from central"):
+    with pytest.raises(
+        ServerFailed,
+        match=r"^[^-]*mvn did not end within 0\.1 minutes(.|\n)*Downloading from central",
+    ):
         cache.fetch("kafka")
     assert cache.cached("kafka") is None
 
 
 def test_each_part_is_named_as_it_comes(monkeypatch, tmp_path):
-    said = "\n".join(f"echo '[INFO] Downloaded from central: https://repo/a/{n}.jar (9 kB at 1 MB/s)'" for n in "ab")
+    said = "\n".join(
+        f"echo '[INFO] Downloaded from central: https://repo/a/{n}.jar (9 kB at 1 MB/s)'"
+        for n in "ab"
+    )
     tool(monkeypatch, tmp_path, f"{said}\nmkdir lib\necho x > lib/a.jar")
     parts: list[str] = []
     assert cache.fetch("kafka", tell=parts.append)
@@ -140,7 +153,11 @@ def test_each_part_is_named_as_it_comes(monkeypatch, tmp_path):
 
 
 def test_a_tool_ends_with_whoever_asked_for_it(monkeypatch, tmp_path):
-    tool(monkeypatch, tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid\necho Downloaded from x: /one.jar\nwait")
+    tool(
+        monkeypatch,
+        tmp_path,
+        f"sleep 300 & echo $! > {tmp_path}/pid\necho Downloaded from x: /one.jar\nwait",
+    )
 
     def interrupted(part: str) -> None:
         raise KeyboardInterrupt
@@ -160,5 +177,7 @@ def test_what_a_tool_itself_needs_is_named_too(monkeypatch, tmp_path, name):
     (tmp_path / "bin" / name).unlink()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(ServerFailed, match=rf"kafka 4\S+ cannot be fetched: {name} is not installed; install"):
+    with pytest.raises(
+        ServerFailed, match=rf"kafka 4\S+ cannot be fetched: {name} is not installed; install"
+    ):
         cache.fetch("kafka")

@@ -47,13 +47,22 @@ def begin(command: list[str], folder: Path) -> Process:
 def group_of(pid: int) -> list[int]:
     """Who lives in this process group."""
     words = ["ps", "-e", "-o", "pid=,pgid=,stat="]
-    rows = [line.split() for line in subprocess.run(words, capture_output=True, text=True).stdout.splitlines()]
-    return [int(member) for member, group, state in rows if int(group) == pid and not state.startswith("Z")]
+    rows = [
+        line.split()
+        for line in subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
+    ]
+    return [
+        int(member)
+        for member, group, state in rows
+        if int(group) == pid and not state.startswith("Z")
+    ]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_dies_with_a_starter_that_is_killed(tmp_path, how):
-    with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), "keeps"], stdout=subprocess.PIPE) as starter:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path), "keeps"], stdout=subprocess.PIPE
+    ) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         assert identify(pid) is not None
@@ -81,7 +90,15 @@ def test_a_released_server_outlives_its_starter_and_has_no_watcher(tmp_path):
 
 
 def test_python_has_nothing_to_say_about_a_released_server(tmp_path):
-    words = [sys.executable, "-X", "dev", "-c", STARTER.replace("time.sleep(300)", ""), str(tmp_path), "releases"]
+    words = [
+        sys.executable,
+        "-X",
+        "dev",
+        "-c",
+        STARTER.replace("time.sleep(300)", ""),
+        str(tmp_path),
+        "releases",
+    ]
     for ends_first in (False, True):
         ending = "process.kill()" if ends_first else ""
         words[4] = f"{words[4]}\n{ending}"

@@ -30,13 +30,16 @@ def small(monkeypatch, tmp_path):
 
 
 def command_line(pid: int) -> str:
-    return subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
+    ).stdout
 
 
 @pytest.mark.usefixtures("small")
 def test_a_server_is_killed_comes_back_on_the_same_port_and_stops(tmp_path):
     with start("kafka", tmp_path / "k") as server:
-        first, address = server.pid, server.address
+        first = server.pid
+        address = server.address
         server.kill()
         assert identify(first) is None
         server.restart()
@@ -85,7 +88,9 @@ def test_one_that_does_not_end_is_told_and_not_forgotten(monkeypatch, tmp_path):
         for name in ("kill", "killpg"):
             deaf.setattr(f"understudy.dev.process.os.{name}", lambda pid, number: None)
         server.detach()
-        with pytest.raises(ServerFailed, match=f"kafka .pid {server.pid}. does not end; look at it with ps"):
+        with pytest.raises(
+            ServerFailed, match=f"kafka .pid {server.pid}. does not end; look at it with ps"
+        ):
             server.stop()
     found = attach(tmp_path / "k")
     assert found is not None
@@ -105,7 +110,9 @@ def test_a_taken_port_is_one_clear_error(tmp_path):
 
 def test_one_that_ends_while_it_starts_is_quoted(monkeypatch, tmp_path):
     instead_of_kafka(monkeypatch, tmp_path, BROKEN)
-    with pytest.raises(ServerFailed, match=r"ended while it started(.|\n)*not enough of everything"):
+    with pytest.raises(
+        ServerFailed, match=r"ended while it started(.|\n)*not enough of everything"
+    ):
         start("kafka", tmp_path / "k")
     assert attach(tmp_path / "k") is None
 
@@ -116,7 +123,11 @@ def test_another_process_finds_a_detached_server_and_stops_it(tmp_path):
     server.detach()
     other = attach(tmp_path / "k")
     assert other is not None
-    assert (other.pid, other.address, other.credentials) == (server.pid, server.address, server.credentials)
+    assert (other.pid, other.address, other.credentials) == (
+        server.pid,
+        server.address,
+        server.credentials,
+    )
     other.stop()
     assert not server.is_alive
     assert attach(tmp_path / "k") is None
@@ -140,7 +151,8 @@ def test_a_state_file_whose_number_is_now_a_strangers_kills_nobody(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"name": "kafka"}', '{"name": "x", "pid": 1, "started": "", "ports": {}}']
+    "text",
+    ["", "{", "[]", '{"name": "kafka"}', '{"name": "x", "pid": 1, "started": "", "ports": {}}'],
 )
 def test_a_state_file_that_says_nothing_is_nobody(tmp_path, text):
     (tmp_path / "server.json").write_text(text)
@@ -156,7 +168,12 @@ def test_every_server_tells_what_is_missing_and_the_next_step(monkeypatch, tmp_p
             assert len(reason.splitlines()) == 1
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    for name, tool in (("cassandra", "java"), ("kafka", "java"), ("kinesis", "node"), ("kinesalite", "node")):
+    for name, tool in (
+        ("cassandra", "java"),
+        ("kafka", "java"),
+        ("kinesis", "node"),
+        ("kinesalite", "node"),
+    ):
         assert f"{name}: {tool} is not installed; install" in (why_not(name) or "")
         with pytest.raises(ServerFailed, match=f"{tool} is not installed"):
             start(name, tmp_path / name)
@@ -173,7 +190,9 @@ def test_a_java_that_is_too_old_is_named(monkeypatch, tmp_path):
 
 
 def test_an_unknown_server_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match="there is no server 'redis'; give one of cassandra, kafka"):
+    with pytest.raises(
+        ConfigError, match="there is no server 'redis'; give one of cassandra, kafka"
+    ):
         start("redis", tmp_path)
 
 

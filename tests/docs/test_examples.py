@@ -27,7 +27,10 @@ def commands(text: str) -> list[str]:
 def test_examples_run_as_they_stand(page: str, tmp_path: Path) -> None:
     found = blocks(page)
     assert found, f"{page} shows no example"
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     environment.pop("UNDERSTUDY_DATA", None)
     for language, text in found:
         if language == "sh" and page == "README.md":
@@ -37,12 +40,20 @@ def test_examples_run_as_they_stand(page: str, tmp_path: Path) -> None:
             resolve({"data": str(tmp_path)}, environ={}).config.check()
             (tmp_path / "understudy.toml").unlink()
             continue
-        assert language in ("python", "console"), f"{page} has a block of {language}, which nobody runs"
-        runs = [[sys.executable, "-c", text]] if language == "python" else [line.split() for line in commands(text)]
+        assert language in ("python", "console"), (
+            f"{page} has a block of {language}, which nobody runs"
+        )
+        runs = (
+            [[sys.executable, "-c", text]]
+            if language == "python"
+            else [line.split() for line in commands(text)]
+        )
         for run in runs:
             if run[0] == "make":
                 continue
-            done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(
+                run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+            )
             assert done.returncode == 0, f"{page}: {run}\n{done.stdout}\n{done.stderr}"
 
 
@@ -65,7 +76,9 @@ def test_first_screen_of_the_readme_is_short() -> None:
 
 
 def test_the_figures_of_the_readme_are_those_of_the_result_files() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "figures.py"), "--check"], timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "figures.py"), "--check"], timeout=60
+    )
     assert done.returncode == 0, "run scripts/figures.py: README and bench/results differ"
 
 

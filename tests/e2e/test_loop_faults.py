@@ -1,4 +1,5 @@
-"""The closed loop under one fault after another: nothing acknowledged is lost, and nobody is left without a bot."""
+"""The closed loop under one fault after another: nothing acknowledged is lost, and nobody is
+left without a bot."""
 
 import contextlib
 import threading
@@ -84,27 +85,38 @@ class Guest:
 
 
 class Stage:
-    """The platform, its people and its guests; every wait looks after the roles and at everybody's bot."""
+    """The platform, its people and its guests; every wait looks after the roles and at
+    everybody's bot."""
 
     def __init__(self, folder: Path, platform: Platform) -> None:
-        self.data, self.platform, self._folder = platform.data, platform, folder
+        self.data = platform.data
+        self.platform = platform
+        self._folder = folder
         self.deployment = open_deployment(self.data)
         self._people: Child | None = None
         self.have_bot = False
         self.wait(lambda: platform.supervisor.is_ready, "the platform is ready")
         assert platform.url is not None
         assert platform.keys is not None
-        self.url, self.key = platform.url, platform.keys.key
+        self.url = platform.url
+        self.key = platform.keys.key
         self.guests: list[Guest] = []
         settings = PeopleSettings(
-            data=str(self.data.root), url=self.url, key=self.key, env_id=ENV, names=NAMES, rate=100.0
+            data=str(self.data.root),
+            url=self.url,
+            key=self.key,
+            env_id=ENV,
+            names=NAMES,
+            rate=100.0,
         )
         (self._people,) = Groups("people", [settings]).children
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s, and still not: {what}"
+            assert time.monotonic() < deadline_s, (
+                f"waited {PATIENCE_S:.0f} s, and still not: {what}"
+            )
             self.look()
             time.sleep(0.02)
 
@@ -112,7 +124,9 @@ class Stage:
         self.platform.supervisor.step()
         if self._people is not None:
             assert self.people.exit_code is None, self.people.errors
-            assert not (self.have_bot and not self.people.latest.get("bot")), "people lost their bot"
+            assert not (self.have_bot and not self.people.latest.get("bot")), (
+                "people lost their bot"
+            )
             self.have_bot |= bool(self.people.latest.get("bot"))
 
     def guest(self, name: str, key: str) -> Guest:
@@ -132,9 +146,13 @@ class Stage:
         """SIGKILL, then wait until another process does the work."""
         standing = self.platform.supervisor.standings[role]
         assert standing.child is not None
-        before, restarts = standing.child.pid, standing.restarts
+        before = standing.child.pid
+        restarts = standing.restarts
         standing.child.kill()
-        self.wait(lambda: standing.restarts > restarts and standing.state == "running", f"the {role} runs again")
+        self.wait(
+            lambda: standing.restarts > restarts and standing.state == "running",
+            f"the {role} runs again",
+        )
         assert standing.child.pid != before
 
 
@@ -168,14 +186,18 @@ def damage(path: Path) -> bytes:
 def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_without_a_bot(
     tmp_path: Path, card: Card, bar: Callable[[float], float]
 ) -> None:
-    """Takes more than 20 seconds: one platform goes through five faults and has to learn a bot before the first."""
+    """Takes more than 20 seconds: one platform goes through five faults and has to learn a bot
+    before the first."""
     with staged(tmp_path) as stage:
         deployment = stage.deployment
         key, known = deployment.keys.create(["play"], registers=True, label="revoked later")
         revoked = stage.guest("revoked", key)
         watcher = stage.guest("watcher", stage.key)
         game = revoked.game.spec.game
-        stage.wait(lambda: revoked.by_bot > 0 and watcher.by_bot > 0 and stage.have_bot, "the first bot plays")
+        stage.wait(
+            lambda: revoked.by_bot > 0 and watcher.by_bot > 0 and stage.have_bot,
+            "the first bot plays",
+        )
 
         # A model file goes bad, and the gateway that had it in memory is killed.
         first = deployment.registry.catalogue(game).models[1]
@@ -187,14 +209,18 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
         stage.kill("gateway")
         newcomer = stage.guest("newcomer", stage.key)
         stage.wait(lambda: stage.acked > acked, "people's steps are acknowledged again")
-        stage.wait(lambda: newcomer.game.stats().acked_steps > 0, "the newcomer's steps are acknowledged")
+        stage.wait(
+            lambda: newcomer.game.stats().acked_steps > 0, "the newcomer's steps are acknowledged"
+        )
         is_only_one = deployment.registry.catalogue(game).points_to("champion") == 1
         assert not (is_only_one and newcomer.by_bot), "a damaged model played"
 
         # A key is revoked while its client plays.
         revoked_at_s = time.monotonic()
         deployment.keys.revoke(known.id)
-        stage.wait(lambda: "revoked" in revoked.game.stats().last_error, "the revoked client is refused")
+        stage.wait(
+            lambda: "revoked" in revoked.game.stats().last_error, "the revoked client is refused"
+        )
         acked = stage.acked
 
         stage.kill("ingest")
@@ -224,7 +250,9 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
         assert stats.spooled_steps > stats.acked_steps > 0
         assert (stats.refused_frames, stats.dropped_steps) == (0, 0)
         heir = stage.guest("revoked", deployment.keys.create(["play"], registers=True)[0])
-        stage.wait(lambda: heir.game.stats().adopted_sessions > 0, "the spool is sent with the new key")
+        stage.wait(
+            lambda: heir.game.stats().adopted_sessions > 0, "the spool is sent with the new key"
+        )
 
         for guest in (watcher, again, heir):
             assert guest.leave(30.0)
@@ -239,12 +267,21 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
 
     assert restarts == {"gateway": 1, "ingest": 1, "learner": 1}
     found = verify(DataFolder(tmp_path / "D"))
-    assert (found.lost_steps, found.lost_chunks, found.duplicate_steps, found.corrupt) == (0, 0, 0, ())
+    assert (found.lost_steps, found.lost_chunks, found.duplicate_steps, found.corrupt) == (
+        0,
+        0,
+        0,
+        (),
+    )
     assert (found.gap_chunks, found.quarantined_chunks, found.recovered_frames) == (0, 0, 0)
     assert found.exit_code == 0
     assert found.ledger_steps == found.steps >= 1_000
     card.line("killed gateway, ingest, learner; damaged model; revoked key", tried=5, held=5)
-    card.line("steps acknowledged over HTTP", tried=found.ledger_steps, held=found.ledger_steps - found.lost_steps)
+    card.line(
+        "steps acknowledged over HTTP",
+        tried=found.ledger_steps,
+        held=found.ledger_steps - found.lost_steps,
+    )
 
 
 def _updates(stage: Stage, game: str) -> int:

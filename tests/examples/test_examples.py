@@ -24,10 +24,15 @@ MOST_LINES = {"guess.py": 30, "cartpole.py": 10, "node_client.mjs": 40}
 
 def run(gateway: Running, folder: Path, *words: str, says: str = "") -> str:
     environment = {
-        **os.environ, "UNDERSTUDY_URL": gateway.url, "UNDERSTUDY_KEY": gateway.key("play", registers=True),
-        "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder),
-    }  # fmt: skip
-    done = subprocess.run(words, env=environment, input=says, capture_output=True, text=True, timeout=120, cwd=folder)
+        **os.environ,
+        "UNDERSTUDY_URL": gateway.url,
+        "UNDERSTUDY_KEY": gateway.key("play", registers=True),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "HOME": str(folder),
+    }
+    done = subprocess.run(
+        words, env=environment, input=says, capture_output=True, text=True, timeout=120, cwd=folder
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -38,12 +43,18 @@ def played(gateway: Running, game: str) -> list[Chunk]:
 
 
 def deciders(chunks: list[Chunk]) -> set[int]:
-    return {int(code) for one in chunks for code in one.columns["by"][one.columns["row"] == RowKind.STEP]}
+    return {
+        int(code)
+        for one in chunks
+        for code in one.columns["by"][one.columns["row"] == RowKind.STEP]
+    }
 
 
 def release(registry: Registry, spec: GameSpec) -> None:
     epoch = registry.takeover(spec.game, owner="test")
-    manifest = registry.release(random_policy(spec, "categorical"), Lineage(algorithm="bc"), epoch=epoch)
+    manifest = registry.release(
+        random_policy(spec, "categorical"), Lineage(algorithm="bc"), epoch=epoch
+    )
     registry.point(spec.game, "champion", manifest.model_no, why="test")
 
 
@@ -51,14 +62,25 @@ def release(registry: Registry, spec: GameSpec) -> None:
 def test_examples_are_as_short_as_promised(name: str) -> None:
     lines = (EXAMPLES / name).read_text().splitlines()
     most = MOST_LINES[name]
-    assert len(lines) <= most or (name == "cartpole.py" and len([line for line in lines if line.strip()]) <= most)
+    assert len(lines) <= most or (
+        name == "cartpole.py" and len([line for line in lines if line.strip()]) <= most
+    )
 
 
 def test_a_game_of_ones_own_is_recorded_and_then_played_by_its_bot(tmp_path: Path) -> None:
     guess = (sys.executable, str(EXAMPLES / "guess.py"))
     with running(tmp_path / "D") as gateway:
-        assert run(gateway, tmp_path, *guess, "script", "30").startswith("script won 30 of 30 rounds; the bot is not")
-        run(gateway, tmp_path, *guess, "person", "1", says="\n".join(["7", "0"] + ["99"] * 20).replace("99", "15"))
+        assert run(gateway, tmp_path, *guess, "script", "30").startswith(
+            "script won 30 of 30 rounds; the bot is not"
+        )
+        run(
+            gateway,
+            tmp_path,
+            *guess,
+            "person",
+            "1",
+            says="\n".join(["7", "0"] + ["99"] * 20).replace("99", "15"),
+        )
         first = played(gateway, "guess")
         assert deciders(first) == {By.SCRIPT, By.PERSON}
         (spec,) = gateway.registry.specs("guess")
@@ -81,7 +103,9 @@ def test_a_gymnasium_env_is_recorded_and_played_in_ten_lines(tmp_path: Path) -> 
 def test_a_client_in_plain_javascript_plays_and_sends(tmp_path: Path) -> None:
     node = ("node", str(EXAMPLES / "node_client.mjs"), "15")
     with running(tmp_path / "D") as gateway:
-        says = re.fullmatch(r"won (\d+) of 15 rounds in (\d+) guesses", run(gateway, tmp_path, *node))
+        says = re.fullmatch(
+            r"won (\d+) of 15 rounds in (\d+) guesses", run(gateway, tmp_path, *node)
+        )
         assert says is not None
         chunks = played(gateway, "guess-js")
         assert len(chunks) == 15

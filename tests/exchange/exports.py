@@ -41,28 +41,44 @@ def random_chunks(seed: int, *, n_sessions: int = 2) -> tuple[GameSpec, list[Chu
     """Sessions of any game, some columns in some chunks."""
     rng = np.random.default_rng(seed)
     spec = random_spec(rng)
-    chunks = [one for _ in range(n_sessions) for one in random_session(spec, rng, n_chunks=3, optional=OPTIONAL)]
+    chunks = [
+        one
+        for _ in range(n_sessions)
+        for one in random_session(spec, rng, n_chunks=3, optional=OPTIONAL)
+    ]
     return spec, chunks
 
 
 def file_of_steps(
-    folder: Path, spec: GameSpec, *, n_sessions: int = 3, n_chunks: int = 5, began_s: float = START_S
+    folder: Path,
+    spec: GameSpec,
+    *,
+    n_sessions: int = 3,
+    n_chunks: int = 5,
+    began_s: float = START_S,
 ) -> tuple[Path, int]:
-    """A file of some sessions, and the steps in it; by themselves so old that they enter under new ids."""
+    """A file of some sessions, and the steps in it; by themselves so old that they enter under
+    new ids."""
     rng = np.random.default_rng(0)
     chunks = [
         chunk
         for _ in range(n_sessions)
-        for chunk in random_session(spec, rng, n_chunks=n_chunks, session=new_session(began_s, rng.bytes(10)))
+        for chunk in random_session(
+            spec, rng, n_chunks=n_chunks, session=new_session(began_s, rng.bytes(10))
+        )
     ]
     path = folder / "a.parquet"
     to_parquet(recorded(folder / "source", spec, chunks), path)
     return path, sum(chunk.meta.n_steps for chunk in chunks)
 
 
-def to_parquet(data: DataFolder, path: Path, *, with_player: bool = False, **wanted: Any) -> Written:
+def to_parquet(
+    data: DataFolder, path: Path, *, with_player: bool = False, **wanted: Any
+) -> Written:
     with StoreView(data.store) as view:
-        return write_parquet(open_history(data, view, Wanted(**wanted)), path, with_player=with_player)
+        return write_parquet(
+            open_history(data, view, Wanted(**wanted)), path, with_player=with_player
+        )
 
 
 def to_minari(data: DataFolder, path: Path, **wanted: Any) -> WrittenDataset:
@@ -77,8 +93,14 @@ def from_parquet(data: DataFolder, *paths: Path, **options: Any) -> Imported:
 def steps_in(path: Path) -> list[tuple[Any, ...]]:
     """A file's rows as bits, in order; the session as what stays of it."""
     table = pq.read_table(path)
-    noise = {text: noise_of(uuid.UUID(text)) for text in table.column("session").unique().to_pylist()}
-    columns = [_bits(table.column(name).combine_chunks()) for name in table.column_names if name != "session"]
+    noise = {
+        text: noise_of(uuid.UUID(text)) for text in table.column("session").unique().to_pylist()
+    }
+    columns = [
+        _bits(table.column(name).combine_chunks())
+        for name in table.column_names
+        if name != "session"
+    ]
     sessions = [noise[text] for text in table.column("session").to_pylist()]
     return sorted(zip(sessions, *columns, strict=True), key=lambda row: (row[0], row[5], row[7]))
 
@@ -86,7 +108,9 @@ def steps_in(path: Path) -> list[tuple[Any, ...]]:
 def _bits(values: Any) -> list[Any]:
     if pa.types.is_floating(values.type):
         whole = np.nan_to_num(values.to_numpy(zero_copy_only=False))
-        return list(zip(values.is_null().to_pylist(), [one.tobytes() for one in whole], strict=True))
+        return list(
+            zip(values.is_null().to_pylist(), [one.tobytes() for one in whole], strict=True)
+        )
     rows: list[Any] = [str(one) if isinstance(one, list) else one for one in values.to_pylist()]
     return rows
 
@@ -99,7 +123,9 @@ def stored(data: DataFolder) -> list[Chunk]:
         while (page := view.tail(cursor, max_items=1024, wait_s=0.0)).items:
             cursor = page.cursor
             assert not any(isinstance(one, Forgotten) for one in page.items)
-            found += [one.chunk for one in page.items if isinstance(one, Stored) and one.chunk is not None]
+            found += [
+                one.chunk for one in page.items if isinstance(one, Stored) and one.chunk is not None
+            ]
     return found
 
 

@@ -1,4 +1,5 @@
-"""Imports into a store on other machines: they go by the stream, ingest stores them, and each step counts once."""
+"""Imports into a store on other machines: they go by the stream, ingest stores them, and each
+step counts once."""
 
 import threading
 import time
@@ -41,7 +42,8 @@ class There:
     """The store elsewhere as an import sees it: it reads, others write."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self.is_away = folder, False
+        self._folder = folder
+        self.is_away = False
 
     def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
         if self.is_away:
@@ -59,9 +61,13 @@ class Deployment:
     """A data folder whose config puts the store elsewhere."""
 
     def __init__(self, root: Path, path: Path) -> None:
-        self.data, self.folder, self.path = DataFolder(root / "D"), root / "there", path
+        self.data = DataFolder(root / "D")
+        self.folder = root / "there"
+        self.path = path
         self.there = There(self.folder)
-        self.place = Destination(self.data, Config(store=StoreSection(url="cassandra://there/games")), wait_s=0.0)
+        self.place = Destination(
+            self.data, Config(store=StoreSection(url="cassandra://there/games")), wait_s=0.0
+        )
 
     def bring(self, **options: Any) -> Imported:
         """Import the file."""
@@ -71,9 +77,11 @@ class Deployment:
     def ingest(self) -> Iterator[IngestRole]:
         specs = SpecFolder(self.data.games)
         with IngestRole(
-            self.data, specs=specs, open_stream=lambda: FileStream(self.data.stream),
+            self.data,
+            specs=specs,
+            open_stream=lambda: FileStream(self.data.stream),
             open_store=lambda: LocalStore(self.folder, specs=specs),
-        ) as role:  # fmt: skip
+        ) as role:
             yield role
 
     def drained(self) -> Audit:
@@ -87,7 +95,9 @@ class Deployment:
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     path, _ = file_of_steps(tmp_path, SPEC)
     deployment = Deployment(tmp_path, path)
-    monkeypatch.setattr("understudy.exchange.destination.open_store", lambda *_, **__: deployment.there)
+    monkeypatch.setattr(
+        "understudy.exchange.destination.open_store", lambda *_, **__: deployment.there
+    )
     return deployment
 
 
@@ -100,7 +110,12 @@ def test_what_nobody_stores_yet_is_told_with_the_next_step_and_stored_once_howev
     again = made.bring()
     assert (again.stored_steps, again.waiting_steps) == (0, first.steps)
     audit = made.drained()
-    assert (audit.steps, audit.sessions, audit.duplicate_steps, audit.gap_steps) == (first.steps, 3, 0, 0)
+    assert (audit.steps, audit.sessions, audit.duplicate_steps, audit.gap_steps) == (
+        first.steps,
+        3,
+        0,
+        0,
+    )
     last = made.bring()
     assert (last.stored_steps, last.there_steps, last.waiting_steps) == (0, first.steps, 0)
     assert not Begun(made.data.root).sessions
@@ -128,7 +143,11 @@ def test_while_ingest_runs_an_import_waits_until_all_is_stored(made: Deployment)
         finally:
             stop.set()
             runner.join()
-    assert (result.stored_steps, result.waiting_steps, result.by_running_ingest) == (result.steps, 0, True)
+    assert (result.stored_steps, result.waiting_steps, result.by_running_ingest) == (
+        result.steps,
+        0,
+        True,
+    )
     assert not (made.data.root / "import.json").exists()
 
 
@@ -141,7 +160,8 @@ class Killed(BaseException):
 def test_an_import_that_was_killed_ends_with_each_step_once(
     made: Deployment, monkeypatch: pytest.MonkeyPatch, after: int, stores_between: bool
 ) -> None:
-    sends, send = [0], LocalLink.send
+    sends = [0]
+    send = LocalLink.send
 
     def kill(link: LocalLink, *arguments: Any, **named: Any) -> Sequence[Ack]:
         sends[0] += 1
@@ -159,11 +179,18 @@ def test_an_import_that_was_killed_ends_with_each_step_once(
         made.drained()
     result = made.bring()
     audit = made.drained()
-    assert (audit.steps, audit.sessions, audit.duplicate_steps, audit.gap_steps) == (result.steps, 3, 0, 0)
+    assert (audit.steps, audit.sessions, audit.duplicate_steps, audit.gap_steps) == (
+        result.steps,
+        3,
+        0,
+        0,
+    )
     assert made.bring().there_steps == result.steps
 
 
-def test_a_player_who_is_forgotten_while_nothing_is_stored_may_be_imported_again(made: Deployment) -> None:
+def test_a_player_who_is_forgotten_while_nothing_is_stored_may_be_imported_again(
+    made: Deployment,
+) -> None:
     made.bring(player=ADA)
     with made.ingest() as role:
         forget_elsewhere(made.data, role.store, "ada", known=[SPEC.game], game=None)
@@ -177,7 +204,10 @@ def test_an_import_under_another_name_or_after_too_long_is_not_mixed_up(made: De
     with pytest.raises(ConfigError, match="give the same --player"):
         made.bring(player=player_name("bob"))
     sessions = Begun(made.data.root).sessions
-    old = {noise: Sent(new_session(START_S - 30 * DAY_S, bytes(10)), one.player) for noise, one in sessions.items()}
+    old = {
+        noise: Sent(new_session(START_S - 30 * DAY_S, bytes(10)), one.player)
+        for noise, one in sessions.items()
+    }
     Begun(made.data.root).add(old)
     with pytest.raises(ConfigError, match="too long ago"):
         made.bring(player=ADA)
@@ -187,7 +217,8 @@ def test_a_store_that_is_away_while_an_import_waits_does_not_end_it(
     made: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Destination(made.data, made.place.config, wait_s=30.0)
-    clock, waits = ManualClock(time.time()), [0]
+    clock = ManualClock(time.time())
+    waits = [0]
     wait = clock.wait
 
     def come_back(event: threading.Event, timeout_s: float) -> bool:
@@ -209,7 +240,10 @@ class Busy(FileStream):
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         taken = super().append(frames[::3])
-        return [taken[at // 3] if at % 3 == 0 else Ack(False, None, 0.1, "slow down") for at in range(len(frames))]
+        return [
+            taken[at // 3] if at % 3 == 0 else Ack(False, None, 0.1, "slow down")
+            for at in range(len(frames))
+        ]
 
 
 class Shut(FileStream):
@@ -222,10 +256,16 @@ def test_a_stream_that_is_busy_is_tried_again_and_one_that_is_away_is_told(
 ) -> None:
     clock = ManualClock(time.time())
     with monkeypatch.context() as patched:
-        patched.setattr("understudy.backends.deployment.open_stream", lambda _, data: Shut(data.stream))
-        with pytest.raises(StorageFailed, match="the broker does not answer; mend that, then run the same command"):
+        patched.setattr(
+            "understudy.backends.deployment.open_stream", lambda _, data: Shut(data.stream)
+        )
+        with pytest.raises(
+            StorageFailed, match="the broker does not answer; mend that, then run the same command"
+        ):
             made.bring(clock=clock)
-    monkeypatch.setattr("understudy.backends.deployment.open_stream", lambda _, data: Busy(data.stream))
+    monkeypatch.setattr(
+        "understudy.backends.deployment.open_stream", lambda _, data: Busy(data.stream)
+    )
     result = made.bring(clock=clock)
     audit = made.drained()
     assert (audit.steps, audit.duplicate_steps, audit.gap_steps) == (result.steps, 0, 0)

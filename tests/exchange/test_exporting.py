@@ -1,4 +1,5 @@
-"""Exporting: the copy of a store elsewhere holds what it holds; a missing package is named with its command."""
+"""Exporting: the copy of a store elsewhere holds what it holds; a missing package is named with
+its command."""
 
 import sys
 from pathlib import Path
@@ -22,11 +23,15 @@ from understudy.testing.samples import PLAYER, random_session
 
 def chunks_in(view: StoreView) -> list[Chunk]:
     page = view.tail(None, max_items=10_000, wait_s=0.0)
-    return [item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None]
+    return [
+        item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None
+    ]
 
 
 def copy_of(desk: Desk, folder: Path) -> list[Chunk]:
-    with copied(desk.store, KnownSpecs(SPEC), Wanted(game=SPEC.game), beside=folder / "out.parquet") as view:
+    with copied(
+        desk.store, KnownSpecs(SPEC), Wanted(game=SPEC.game), beside=folder / "out.parquet"
+    ) as view:
         return chunks_in(view)
 
 
@@ -36,21 +41,31 @@ def test_a_forgotten_player_who_played_again_is_copied_with_what_is_new(
     desk.put(*random_session(SPEC, rng, n_chunks=2))
     desk.store.forget(PLAYER)
     desk.clock.advance(10.0)
-    fresh = random_session(SPEC, rng, session=new_session(desk.clock.now(), rng.bytes(10)), n_chunks=3)
+    fresh = random_session(
+        SPEC, rng, session=new_session(desk.clock.now(), rng.bytes(10)), n_chunks=3
+    )
     desk.put(*fresh)
     assert copy_of(desk, tmp_path) == fresh
     assert [path.name for path in tmp_path.iterdir()] == ["remote"], "the copy is gone"
 
 
-def test_quarantined_and_dropped_numbers_are_no_hindrance(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_quarantined_and_dropped_numbers_are_no_hindrance(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
     chunks = random_session(SPEC, rng, n_chunks=1300)
-    session, left = chunks[0].meta.session, chunks[1200:]
+    session = chunks[0].meta.session
+    left = chunks[1200:]
     report = DropReport(((1, 1199),), sum(chunk.meta.n_steps for chunk in chunks[1:1200]))
     desk.put(chunks[0])
-    desk.write([Candidate(drop_frame(session, 1300, report).stamped(PLAYER, int(desk.clock.now())), None)])
+    desk.write(
+        [Candidate(drop_frame(session, 1300, report).stamped(PLAYER, int(desk.clock.now())), None)]
+    )
     desk.put(*left)
     desk.store.quarantine([(session, 1250)], reason="guard")
-    assert copy_of(desk, tmp_path) == [chunks[0], *(one for one in left if one.meta.chunk_no != 1250)]
+    assert copy_of(desk, tmp_path) == [
+        chunks[0],
+        *(one for one in left if one.meta.chunk_no != 1250),
+    ]
 
 
 def test_a_store_that_is_written_to_all_the_time_is_copied_to_an_end(
@@ -92,7 +107,9 @@ def test_a_missing_package_gives_one_line_with_the_install_command(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtra, match=r"needs the package .*; pip install 'understudy\[export\]'$"):
+    with pytest.raises(
+        MissingExtra, match=r"needs the package .*; pip install 'understudy\[export\]'$"
+    ):
         extra(module)
 
 

@@ -51,10 +51,17 @@ def test_the_same_file_twice_is_stored_once_and_says_so(tmp_path: Path) -> None:
     assert (again.stored_steps, again.there_steps, again.there_sessions) == (0, n_steps, 3)
     other = from_parquet(data, path, path, player=player_name("bob"))
     assert (other.stored_steps, other.there_steps) == (0, n_steps)
-    assert {info.player for info in sessions(data)} == {pseudonym(deployment_key(data.root), SPEC.game, ADA)}
+    assert {info.player for info in sessions(data)} == {
+        pseudonym(deployment_key(data.root), SPEC.game, ADA)
+    }
     assert all(info.closed and not info.missing for info in sessions(data))
     found = verify(data)
-    assert (found.exit_code, found.steps, found.ledger_steps, found.gap_steps) == (0, n_steps, n_steps, 0)
+    assert (found.exit_code, found.steps, found.ledger_steps, found.gap_steps) == (
+        0,
+        n_steps,
+        n_steps,
+        0,
+    )
 
 
 def test_what_was_recorded_here_is_not_imported_again(tmp_path: Path) -> None:
@@ -97,7 +104,8 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
     whole = DataFolder(tmp_path / "whole")
     from_parquet(whole, path)
     data = DataFolder(tmp_path / "D")
-    sends, send = [0], LocalLink.send
+    sends = [0]
+    send = LocalLink.send
 
     def kill(link: LocalLink, *arguments: Any, **named: Any) -> Sequence[Ack]:
         sends[0] += 1
@@ -117,11 +125,15 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
     assert all(info.closed and not info.missing for info in sessions(data))
     for name, folder in (("whole", whole), ("D", data)):
         to_parquet(folder, tmp_path / f"{name}.parquet")
-    assert steps_in(tmp_path / "whole.parquet") == steps_in(tmp_path / "D.parquet") == steps_in(path)
+    assert (
+        steps_in(tmp_path / "whole.parquet") == steps_in(tmp_path / "D.parquet") == steps_in(path)
+    )
     assert verify(data).exit_code == 0
 
 
-def test_a_narrower_export_keeps_its_gaps_and_is_not_mixed_with_a_fuller_one(tmp_path: Path) -> None:
+def test_a_narrower_export_keeps_its_gaps_and_is_not_mixed_with_a_fuller_one(
+    tmp_path: Path,
+) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=1)
     table = pq.read_table(path)
     numbers = np.array(table.column("chunk_no").to_pylist())
@@ -147,13 +159,17 @@ def test_players_of_a_file_with_pseudonyms_stay_apart_and_can_be_forgotten(tmp_p
     from_parquet(data, tmp_path / "named.parquet")
     (player,) = {info.player for info in sessions(source)}
     name = f"imported-{player.hex()}"
-    assert {info.player for info in sessions(data)} == {pseudonym(deployment_key(data.root), SPEC.game, name)}
+    assert {info.player for info in sessions(data)} == {
+        pseudonym(deployment_key(data.root), SPEC.game, name)
+    }
     assert forget_player(data, name, game=None, timeout_s=10.0)["chunks"] == 15
     # Asked to, it comes back.
     assert from_parquet(data, path, player=ADA).stored_steps == n_steps
 
 
-def test_an_import_that_was_left_for_too_long_is_not_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_was_left_for_too_long_is_not_mixed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=1)
     data = DataFolder(tmp_path / "D")
     from_parquet(data, path)
@@ -162,9 +178,17 @@ def test_an_import_that_was_left_for_too_long_is_not_mixed_up(tmp_path: Path, mo
     # Finished ones are there for ever.
     assert from_parquet(data, path, clock=ManualClock(later)).there_steps == n_steps
     unfinished = SessionInfo(
-        session=info.session, game=info.game, player=info.player, n_chunks=2, n_steps=3, high=2, missing=(),
-        dropped_steps=0, closed=False, last_received_s=info.last_received_s,
-    )  # fmt: skip
+        session=info.session,
+        game=info.game,
+        player=info.player,
+        n_chunks=2,
+        n_steps=3,
+        high=2,
+        missing=(),
+        dropped_steps=0,
+        closed=False,
+        last_received_s=info.last_received_s,
+    )
     plan = Plan(0, survey(ParquetFile(path))[noise_of(info.session)], importing.NOBODY)
     with pytest.raises(ConfigError, match="too long ago"):
         placed(plan, unfinished, info.player, now_s=later)
@@ -175,7 +199,8 @@ def test_an_import_that_was_left_for_too_long_is_not_mixed_up(tmp_path: Path, mo
 
 def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path: Path) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
-    data, stop = DataFolder(tmp_path / "D"), threading.Event()
+    data = DataFolder(tmp_path / "D")
+    stop = threading.Event()
     data.root.mkdir()
     with IngestRole(data) as role:
         running = threading.Thread(target=role.run, args=(stop,))
@@ -189,7 +214,9 @@ def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path:
             running.join()
 
 
-def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_export(tmp_path: Path) -> None:
+def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_export(
+    tmp_path: Path,
+) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=1, began_s=time.time() - 60)
     source = DataFolder(tmp_path / "source")
     (played,) = sessions(source)
@@ -202,7 +229,10 @@ def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_ex
 def test_two_imports_at_once_take_turns(tmp_path: Path) -> None:
     path, _ = file_of_steps(tmp_path, SPEC)
     data = DataFolder(tmp_path / "D")
-    with FileLock(data.root / "import.lock", what="an import"), pytest.raises(Locked, match="in use"):
+    with (
+        FileLock(data.root / "import.lock", what="an import"),
+        pytest.raises(Locked, match="in use"),
+    ):
         from_parquet(data, path)
 
 

@@ -42,12 +42,17 @@ from understudy.experience.game import game_spec
 from understudy.experience.spaces import Box
 from understudy.testing.clock import START_S
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore::UserWarning:minari")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning:gymnasium", "ignore::UserWarning:minari"
+)
 
 
-def from_minari(data: DataFolder, path: Path, *, game: str | None = None, consent: str = "granted") -> Imported:
+def from_minari(
+    data: DataFolder, path: Path, *, game: str | None = None, consent: str = "granted"
+) -> Imported:
     return import_files(
-        Destination(data), [MinariDataset(path, game=None if game is None else game_name(game), consent=consent)]
+        Destination(data),
+        [MinariDataset(path, game=None if game is None else game_name(game), consent=consent)],
     )
 
 
@@ -55,13 +60,23 @@ def bits(path: Path) -> list[tuple[Any, ...]]:
     """A dataset's episodes as bits, whatever their order."""
     found = []
     for one in minari.MinariDataset(path / "data"):
-        arrays = {**flattened(one.observations, "obs"), **flattened(one.actions, "action"), **(one.infos or {})}
-        columns = tuple((name, arrays[name].dtype, arrays[name].tobytes()) for name in sorted(arrays))
-        found.append((one.rewards.tobytes(), one.terminations.tobytes(), one.truncations.tobytes(), *columns))
+        arrays = {
+            **flattened(one.observations, "obs"),
+            **flattened(one.actions, "action"),
+            **(one.infos or {}),
+        }
+        columns = tuple(
+            (name, arrays[name].dtype, arrays[name].tobytes()) for name in sorted(arrays)
+        )
+        found.append(
+            (one.rewards.tobytes(), one.terminations.tobytes(), one.truncations.tobytes(), *columns)
+        )
     return sorted(found, key=str)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_whole_episodes_of_any_game_go_out_and_come_back(quick_path: Path, seed: int) -> None:
     root = quick_path / f"{seed}-{len(list(quick_path.iterdir()))}"
@@ -72,10 +87,15 @@ def test_whole_episodes_of_any_game_go_out_and_come_back(quick_path: Path, seed:
     with suppress(ConfigError):
         written = to_minari(data, root / "a-v0")
         dataset = minari.MinariDataset(root / "a-v0" / "data")
-        assert (len(dataset), dataset.total_steps) == (written.written.episodes, written.written.steps)
+        assert (len(dataset), dataset.total_steps) == (
+            written.written.episodes,
+            written.written.steps,
+        )
         assert sorted(one.rewards.tobytes() for one in dataset) == sorted(expected)
         for one in dataset:
-            assert {len(rows) for rows in flattened(one.observations, "obs").values()} == {len(one) + 1}
+            assert {len(rows) for rows in flattened(one.observations, "obs").values()} == {
+                len(one) + 1
+            }
         result = from_minari(DataFolder(root / "after"), root / "a-v0")
         assert (result.stored_steps, result.refused_steps) == (written.written.steps, 0)
         assert result.schema == spec.schema
@@ -86,12 +106,14 @@ def test_whole_episodes_of_any_game_go_out_and_come_back(quick_path: Path, seed:
 
 
 def whole_episodes(chunks: list[Chunk]) -> Iterator[bytes]:
-    """The rewards of each episode that begins and ends, by walking the rows of one session after the other."""
+    """The rewards of each episode that begins and ends, by walking the rows of one session after
+    the other."""
     rewards: list[Any] | None = None
     session: uuid.UUID | None = None
     for chunk in sorted(chunks, key=lambda one: (one.meta.session.bytes, one.meta.chunk_no)):
         if chunk.meta.session != session:
-            session, rewards = chunk.meta.session, None
+            session = chunk.meta.session
+            rewards = None
         columns = chunk.columns
         for row in range(chunk.n_rows):
             if columns["row"][row] == RowKind.STEP:
@@ -110,7 +132,11 @@ def test_minari_loads_it_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made = recording(DataFolder(tmp_path / "D"))
     steps = made.play(person(0.2), 4, model="cart/3")
     written = to_minari(made.data, tmp_path / "people-v0")
-    assert (written.dataset_id, written.written.steps, written.written.episodes) == ("people-v0", steps, 4)
+    assert (written.dataset_id, written.written.steps, written.written.episodes) == (
+        "people-v0",
+        steps,
+        4,
+    )
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     dataset = minari.load_dataset("people-v0")
     assert dataset.total_steps == steps
@@ -130,7 +156,9 @@ def test_episodes_that_are_not_whole_are_counted_and_left_out(tmp_path: Path) ->
     session = new_session(START_S, b"0123456789")
     chunks = list(chunks_of(played, session))
     cut = opened(chunks[1], is_cut=True)
-    torn, rest = opened(chunks[2], is_cut=False), chunks[4]  # chunk 3 is lost
+    # chunk 3 is lost
+    torn = opened(chunks[2], is_cut=False)
+    rest = chunks[4]
     unfinished = opened(chunks[5], is_cut=False)
     made.store([chunks[0], cut, torn, rest, unfinished])
     written = to_minari(made.data, tmp_path / "a-v0")
@@ -143,7 +171,9 @@ def opened(chunk: Chunk, *, is_cut: bool) -> Chunk:
     columns = {name: column.copy() for name, column in chunk.columns.items()}
     columns["terminated"][:] = columns["truncated"][:] = False
     columns["row"][-1] = RowKind.BOOTSTRAP
-    return Chunk(replace(chunk.meta, episodes=(EpisodeNote(row=0, cut=is_cut),)), columns).validate()
+    return Chunk(
+        replace(chunk.meta, episodes=(EpisodeNote(row=0, cut=is_cut),)), columns
+    ).validate()
 
 
 def test_a_store_without_a_whole_episode_gives_no_dataset(tmp_path: Path) -> None:
@@ -155,7 +185,9 @@ def test_a_store_without_a_whole_episode_gives_no_dataset(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["D"]
 
 
-def test_steps_without_consent_are_not_in_a_dataset_by_default_of_the_command(tmp_path: Path) -> None:
+def test_steps_without_consent_are_not_in_a_dataset_by_default_of_the_command(
+    tmp_path: Path,
+) -> None:
     made = recording(DataFolder(tmp_path / "D"))
     steps = made.play(person(0.2), 1)
     made.play(person(0.2), 2, consent="denied")
@@ -168,32 +200,42 @@ def test_long_episodes_cross_chunks_and_stay_whole(tmp_path: Path) -> None:
     assert from_minari(data, path, game="walk").stored_steps == 1500
     assert [chunk.meta.n_steps for chunk in stored(data)] == [512, 512, 476]
     to_minari(data, tmp_path / "again-v0")
-    (one,), (other,) = minari.MinariDataset(path / "data"), minari.MinariDataset(tmp_path / "again-v0" / "data")
+    (one,), (other,) = (
+        minari.MinariDataset(path / "data"),
+        minari.MinariDataset(tmp_path / "again-v0" / "data"),
+    )
     assert (one.observations["pos"].astype(np.float32) == other.observations["pos"]).all()
     assert (one.actions == other.actions).all()
 
 
 def foreign(path: Path, *, lengths: list[int], **changes: Any) -> Path:
-    """A dataset as Minari's users make them: Dict observations, 64-bit rewards, infos of their own."""
+    """A dataset as Minari's users make them: Dict observations, 64-bit rewards, infos of their
+    own."""
     rng = np.random.default_rng(0)
     path.mkdir()
     storage = MinariStorage.new(
         path / "data",
-        observation_space=gymnasium.spaces.Dict({
-            "pos": gymnasium.spaces.Box(-9, 9, (2,), np.float32), "room": gymnasium.spaces.Discrete(5)
-        }),
+        observation_space=gymnasium.spaces.Dict(
+            {
+                "pos": gymnasium.spaces.Box(-9, 9, (2,), np.float32),
+                "room": gymnasium.spaces.Discrete(5),
+            }
+        ),
         action_space=gymnasium.spaces.Box(-1, 1, (3,), np.float32),
-    )  # fmt: skip
+    )
     buffers = []
     for n in lengths:
         fields: dict[str, Any] = {
             "observations": {
-                "pos": rng.uniform(-1, 1, (n + 1, 2)).astype(np.float32), "room": rng.integers(0, 5, n + 1)
+                "pos": rng.uniform(-1, 1, (n + 1, 2)).astype(np.float32),
+                "room": rng.integers(0, 5, n + 1),
             },
-            "actions": rng.uniform(-1, 1, (n, 3)).astype(np.float32), "rewards": rng.normal(size=n),
-            "terminations": np.zeros(n, bool), "truncations": np.arange(n) == n - 1,
+            "actions": rng.uniform(-1, 1, (n, 3)).astype(np.float32),
+            "rewards": rng.normal(size=n),
+            "terminations": np.zeros(n, bool),
+            "truncations": np.arange(n) == n - 1,
             "infos": {"seen": np.arange(n + 1)},
-        }  # fmt: skip
+        }
         buffers.append(EpisodeBuffer(id=None, seed=7, options=None, **{**fields, **changes}))
     storage.update_episodes(buffers)
     storage.update_metadata({"dataset_id": path.name, "minari_version": minari.__version__})
@@ -210,17 +252,26 @@ def test_datasets_of_others_are_taken_as_they_are(tmp_path: Path) -> None:
     assert from_minari(data, path / "data", game="walk").there_steps == 11
     assert from_minari(data, path / "data" / "main_data.hdf5", game="walk").stored_steps == 0
     one = stored(data)[0]
-    assert (one.meta.consent, one.meta.client, one.meta.episodes[0].seed) == ("unknown", "minari-import/1", 7)
+    assert (one.meta.consent, one.meta.client, one.meta.episodes[0].seed) == (
+        "unknown",
+        "minari-import/1",
+        7,
+    )
     assert one.columns["obs.pos"].dtype == np.float32
     assert one.columns["obs.room"].dtype == np.int64
 
 
 def test_equal_episodes_are_as_many_as_there_are(tmp_path: Path) -> None:
     observations = {"pos": np.zeros((3, 2), np.float32), "room": np.zeros(3, int)}
-    actions, rewards = np.zeros((2, 3), np.float32), np.ones(2)
+    actions = np.zeros((2, 3), np.float32)
+    rewards = np.ones(2)
     path = foreign(
-        tmp_path / "walk-v0", lengths=[2, 2, 2], observations=observations, actions=actions, rewards=rewards
-    )  # fmt: skip
+        tmp_path / "walk-v0",
+        lengths=[2, 2, 2],
+        observations=observations,
+        actions=actions,
+        rewards=rewards,
+    )
     data = DataFolder(tmp_path / "D")
     assert from_minari(data, path, game="walk").stored_steps == 6
     assert from_minari(data, path, game="walk").stored_steps == 0
@@ -229,11 +280,16 @@ def test_equal_episodes_are_as_many_as_there_are(tmp_path: Path) -> None:
 def test_images_are_kept_pixel_for_pixel(tmp_path: Path) -> None:
     spec = game_spec("screen", obs=Box((84, 84, 3), np.dtype(np.uint8)), actions=3)
     rng = np.random.default_rng(0)
-    obs, n = rng.integers(0, 256, (41, 84, 84, 3), np.uint8), 40
+    obs = rng.integers(0, 256, (41, 84, 84, 3), np.uint8)
+    n = 40
     episode = Episode(
-        session=session_of("screen"), obs={"obs": obs}, action={"action": rng.integers(0, 3, n).astype(np.int32)},
-        reward=np.ones(n, np.float32), terminated=True, truncated=False,
-    )  # fmt: skip
+        session=session_of("screen"),
+        obs={"obs": obs},
+        action={"action": rng.integers(0, 3, n).astype(np.int32)},
+        reward=np.ones(n, np.float32),
+        terminated=True,
+        truncated=False,
+    )
     chunks = list(episode_chunks(episode, spec, consent="granted", client="test"))
     assert len(chunks) > 1  # noise does not shrink, so that it takes several frames
     assert [one.meta.chunk_no for one in chunks] == list(range(len(chunks)))
@@ -263,23 +319,40 @@ def say(metadata: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("missing", "no metadata.json"), ("an empty folder", "no metadata.json"), ("no HDF5", "no readable Minari"),
-        ("truncated", "no readable Minari"), ("empty file", "no readable"), ("bad metadata", "no readable Minari"),
-        ("arrow", "Minari #351"), ("NaN", "not_finite"), ("too few observations", "bad_shape"),
-        ("goes on after its end", "goes on after"), ("an action outside", "bad_action"), ("no episodes", "no steps"),
-        ("no spaces", "no readable Minari"), ("an episode too few", "speak of 2 episodes, and there are 1"),
-        ("no count", "'total_episodes' is missing"), ("a count in words", "speak of many episodes"),
-        ("a name too long", "wrong type or size"), ("a bad spec", "no readable game spec"),
+        ("missing", "no metadata.json"),
+        ("an empty folder", "no metadata.json"),
+        ("no HDF5", "no readable Minari"),
+        ("truncated", "no readable Minari"),
+        ("empty file", "no readable"),
+        ("bad metadata", "no readable Minari"),
+        ("arrow", "Minari #351"),
+        ("NaN", "not_finite"),
+        ("too few observations", "bad_shape"),
+        ("goes on after its end", "goes on after"),
+        ("an action outside", "bad_action"),
+        ("no episodes", "no steps"),
+        ("no spaces", "no readable Minari"),
+        ("an episode too few", "speak of 2 episodes, and there are 1"),
+        ("no count", "'total_episodes' is missing"),
+        ("a count in words", "speak of many episodes"),
+        ("a name too long", "wrong type or size"),
+        ("a bad spec", "no readable game spec"),
     ],
-)  # fmt: skip
-def test_a_bad_dataset_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path, what: str, said: str) -> None:
+)
+def test_a_bad_dataset_is_refused_in_one_line_and_nothing_is_stored(
+    tmp_path: Path, what: str, said: str
+) -> None:
     bad: dict[str, dict[str, Any]] = {
-        "NaN": {"rewards": np.array([1.0, np.nan, 1.0])}, "too few observations": {"rewards": np.ones(4)},
+        "NaN": {"rewards": np.array([1.0, np.nan, 1.0])},
+        "too few observations": {"rewards": np.ones(4)},
         "goes on after its end": {"terminations": np.array([True, False, False])},
         "an action outside": {"actions": np.full((3, 3), 7, np.float32)},
-    }  # fmt: skip
-    path = foreign(tmp_path / "walk-v0", lengths=[] if what == "no episodes" else [3], **bad.get(what, {}))
-    main, metadata = path / "data" / "main_data.hdf5", path / "data" / "metadata.json"
+    }
+    path = foreign(
+        tmp_path / "walk-v0", lengths=[] if what == "no episodes" else [3], **bad.get(what, {})
+    )
+    main = path / "data" / "main_data.hdf5"
+    metadata = path / "data" / "metadata.json"
     match what:
         case "missing":
             path = tmp_path / "nothing"
@@ -323,12 +396,16 @@ def test_spaces_that_cannot_be_recorded_are_named(tmp_path: Path) -> None:
     path = foreign(tmp_path / "walk-v0", lengths=[3])
     metadata = path / "data" / "metadata.json"
     text = {"type": "Text", "max_length": 5, "min_length": 0, "charset": "ab"}
-    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "observation_space": json.dumps(text)}))
+    metadata.write_text(
+        json.dumps({**json.loads(metadata.read_text()), "observation_space": json.dumps(text)})
+    )
     with pytest.raises(SpecError, match="Text space"):
         from_minari(DataFolder(tmp_path / "D"), path, game="walk")
 
 
-@pytest.mark.parametrize(("name", "dataset_id"), [("a-v3", "a-v3"), ("out", "out-v0"), ("my.data", "my-data-v0")])
+@pytest.mark.parametrize(
+    ("name", "dataset_id"), [("a-v3", "a-v3"), ("out", "out-v0"), ("my.data", "my-data-v0")]
+)
 def test_a_folder_of_any_name_has_an_id(name: str, dataset_id: str) -> None:
     assert dataset_name(Path("x") / name) == dataset_id
 

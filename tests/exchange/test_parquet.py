@@ -1,4 +1,5 @@
-"""Parquet: what is exported and imported again is the same, bit for bit; what is not ours is refused."""
+"""Parquet: what is exported and imported again is the same, bit for bit; what is not ours is
+refused."""
 
 import json
 from contextlib import closing
@@ -13,7 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.exchange.exports import from_parquet, is_untouched, random_chunks, recorded, steps_in, stored, to_parquet
+from tests.exchange.exports import (
+    from_parquet,
+    is_untouched,
+    random_chunks,
+    recorded,
+    steps_in,
+    stored,
+    to_parquet,
+)
 from tests.simulation.recordings import GAME, person, recording
 from understudy.backends.data import DataFolder
 from understudy.core.errors import ConfigError
@@ -30,7 +39,9 @@ from understudy.ingest.specs import SpecFolder
 from understudy.testing.samples import cart_spec, random_session
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_steps_of_any_game_come_back_bit_for_bit(quick_path: Path, seed: int) -> None:
     root = quick_path / f"{seed}-{len(list(quick_path.iterdir()))}"
@@ -46,7 +57,8 @@ def test_steps_of_any_game_come_back_bit_for_bit(quick_path: Path, seed: int) ->
     assert steps_in(root / "a.parquet") == steps_in(root / "b.parquet")
     same = {(noise_of(chunk.meta.session), chunk.meta.chunk_no): chunk for chunk in stored(after)}
     for chunk in chunks:
-        again, is_step = same[noise_of(chunk.meta.session), chunk.meta.chunk_no], chunk.columns["row"] == RowKind.STEP
+        again = same[noise_of(chunk.meta.session), chunk.meta.chunk_no]
+        is_step = chunk.columns["row"] == RowKind.STEP
         assert again.meta.episodes == chunk.meta.episodes
         assert again.columns.keys() == chunk.columns.keys()
         for name, column in chunk.columns.items():
@@ -68,7 +80,9 @@ def test_pandas_and_others_see_plain_columns(tmp_path: Path) -> None:
     assert table.column("terminated").to_pylist().count(True) == 3
     assert table.column("episode").unique().to_pylist() == [0, 1, 2]
     assert table.column("step").to_pylist() == list(range(steps))
-    obs, after = (np.array(table.column(name).to_pylist(), np.float32) for name in ("obs", "next_obs"))
+    obs, after = (
+        np.array(table.column(name).to_pylist(), np.float32) for name in ("obs", "next_obs")
+    )
     ends = np.flatnonzero(table.column("terminated").to_numpy())
     inside = np.setdiff1d(np.arange(steps), ends)
     assert (after[inside] == obs[inside + 1]).all()
@@ -82,9 +96,13 @@ def test_a_store_elsewhere_is_exported_like_one_that_is_here(tmp_path: Path) -> 
     steps = made.play(person(0.2), 3)
     made.play(person(0.2), 2, player=b"b" * 16)
     to_parquet(made.data, tmp_path / "here.parquet")
-    out, specs = tmp_path / "there.parquet", SpecFolder(made.data.games)
+    out = tmp_path / "there.parquet"
+    specs = SpecFolder(made.data.games)
     nowhere = DataFolder(tmp_path / "nowhere")
-    with closing(made.open()) as store, copied(store, specs, Wanted(game="cart"), beside=out) as view:
+    with (
+        closing(made.open()) as store,
+        copied(store, specs, Wanted(game="cart"), beside=out) as view,
+    ):
         write_parquet(open_history(nowhere, view, Wanted(game="cart"), specs=specs), out)
     assert steps_in(out) == steps_in(tmp_path / "here.parquet")
     with closing(made.open()) as store:
@@ -96,7 +114,11 @@ def test_a_store_elsewhere_is_exported_like_one_that_is_here(tmp_path: Path) -> 
             pytest.raises(ConfigError, match="nothing"),
         ):
             open_history(nowhere, view, Wanted(), specs=specs)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["D", "here.parquet", "there.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "D",
+        "here.parquet",
+        "there.parquet",
+    ]
 
 
 def test_filters_leave_out_players_consents_and_the_past(tmp_path: Path) -> None:
@@ -113,19 +135,28 @@ def test_filters_leave_out_players_consents_and_the_past(tmp_path: Path) -> None
         to_parquet(data, tmp_path / "none.parquet", since_s=later_s, consent=("granted",))
     with pytest.raises(ConfigError, match="data stats"):
         to_parquet(data, tmp_path / "none.parquet", game="other")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["D", "granted.parquet", "late.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "D",
+        "granted.parquet",
+        "late.parquet",
+    ]
 
 
-def test_an_export_holds_one_row_group_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_holds_one_row_group_in_memory_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parquet, "GROUP_ROWS", 20)
-    spec, rng = cart_spec(), np.random.default_rng(1)
+    spec = cart_spec()
+    rng = np.random.default_rng(1)
     data = recorded(tmp_path / "D", spec, random_session(spec, rng, n_chunks=40))
     to_parquet(data, tmp_path / "a.parquet")
     groups = pq.ParquetFile(tmp_path / "a.parquet").metadata
     sizes = [groups.row_group(one).num_rows for one in range(groups.num_row_groups)]
     assert len(sizes) > 4
     assert max(sizes) < 20 + 8
-    assert from_parquet(DataFolder(tmp_path / "E"), tmp_path / "a.parquet").stored_steps == sum(sizes)
+    assert from_parquet(DataFolder(tmp_path / "E"), tmp_path / "a.parquet").stored_steps == sum(
+        sizes
+    )
 
 
 def test_an_export_replaces_nothing_and_leaves_nothing_half_done(
@@ -148,7 +179,9 @@ def changed(path: Path, **columns: Any) -> None:
     table = pq.read_table(path)
     for name, values in columns.items():
         at = table.column_names.index(name)
-        table = table.set_column(at, table.schema.field(name), pa.array(values, table.schema.field(name).type))
+        table = table.set_column(
+            at, table.schema.field(name), pa.array(values, table.schema.field(name).type)
+        )
     pq.write_table(table, path)
 
 
@@ -168,18 +201,33 @@ def notes_of(table: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("truncated", "no readable Parquet"), ("empty", "no readable Parquet"), ("a folder", "is no file"),
-        ("missing", "is no file"), ("of somebody else", "somebody else's"), ("without a column", "other columns"),
-        ("of another type", "other columns"), ("no rows", "no steps"), ("NaN", "not_finite"),
-        ("an impossible action", "bad_action"), ("a missing step", "do not follow one another"),
-        ("another next_obs", "'next_obs' is not the 'obs'"), ("no spec", "no readable game spec"),
-        ("a bad session", "badly formed"), ("flipped bits", "damaged"), ("a column twice", "other columns"),
-        ("a session of another kind", "no UUIDv7"), ("a note without end", "recursion"), ("far numbers", "too far on"),
-        ("nulls allowed", "other columns than its game: action"), ("a chunk too long", "more than 512 steps"),
+        ("truncated", "no readable Parquet"),
+        ("empty", "no readable Parquet"),
+        ("a folder", "is no file"),
+        ("missing", "is no file"),
+        ("of somebody else", "somebody else's"),
+        ("without a column", "other columns"),
+        ("of another type", "other columns"),
+        ("no rows", "no steps"),
+        ("NaN", "not_finite"),
+        ("an impossible action", "bad_action"),
+        ("a missing step", "do not follow one another"),
+        ("another next_obs", "'next_obs' is not the 'obs'"),
+        ("no spec", "no readable game spec"),
+        ("a bad session", "badly formed"),
+        ("flipped bits", "damaged"),
+        ("a column twice", "other columns"),
+        ("a session of another kind", "no UUIDv7"),
+        ("a note without end", "recursion"),
+        ("far numbers", "too far on"),
+        ("nulls allowed", "other columns than its game: action"),
+        ("a chunk too long", "more than 512 steps"),
         ("a name too long", "wrong type or size"),
     ],
-)  # fmt: skip
-def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path, what: str, said: str) -> None:
+)
+def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(
+    tmp_path: Path, what: str, said: str
+) -> None:
     path, table = exported(tmp_path)
     n = table.num_rows
     match what:
@@ -198,7 +246,9 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path,
             pq.write_table(table.drop_columns(["next_obs"]), path)
         case "of another type":
             at = table.column_names.index("reward")
-            pq.write_table(table.set_column(at, "reward", table.column("reward").cast(pa.float64())), path)
+            pq.write_table(
+                table.set_column(at, "reward", table.column("reward").cast(pa.float64())), path
+            )
         case "no rows":
             pq.write_table(table.slice(0, 0), path)
         case "NaN":
@@ -210,11 +260,15 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path,
         case "another next_obs":
             changed(path, next_obs=[[0.0] * 4] * n)
         case "no spec":
-            pq.write_table(table.replace_schema_metadata({**table.schema.metadata, SPEC_KEY: b"{}"}), path)
+            pq.write_table(
+                table.replace_schema_metadata({**table.schema.metadata, SPEC_KEY: b"{}"}), path
+            )
         case "a bad session":
             changed(path, session=["x"] * n)
         case "a column twice":
-            pq.write_table(table.append_column(table.schema.field("reward"), table.column("reward")), path)
+            pq.write_table(
+                table.append_column(table.schema.field("reward"), table.column("reward")), path
+            )
         case "a session of another kind":
             first = table.column("session").to_pylist()[0]
             mine = table.filter(pc.equal(table.column("session"), first))
@@ -223,7 +277,10 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path,
         case "a note without end":
             changed(path, note=["[" * 100_000] * n)
         case "far numbers":
-            changed(path, chunk_no=[(number + 1) * 10**9 for number in table.column("chunk_no").to_pylist()])
+            changed(
+                path,
+                chunk_no=[(number + 1) * 10**9 for number in table.column("chunk_no").to_pylist()],
+            )
         case "nulls allowed":
             fields = [field.with_nullable(True) for field in table.schema]
             pq.write_table(table.cast(pa.schema(fields, metadata=table.schema.metadata)), path)
@@ -233,7 +290,12 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path,
             session = table.column("session").to_pylist()[0]
             changed(path, session=[session] * (n * many), chunk_no=[0] * (n * many))
         case "a name too long":
-            changed(path, note=[json.dumps({**json.loads(one), "model": "x" * 5_000}) for one in notes_of(table)])
+            changed(
+                path,
+                note=[
+                    json.dumps({**json.loads(one), "model": "x" * 5_000}) for one in notes_of(table)
+                ],
+            )
         case "flipped bits":
             raw = bytearray(path.read_bytes())
             raw[200:1200] = bytes(b ^ 0xFF for b in raw[200:1200])
@@ -255,8 +317,10 @@ def test_one_bad_file_among_good_ones_stores_nothing(tmp_path: Path) -> None:
 
 
 def test_files_that_hold_different_steps_of_a_session_are_not_mixed(tmp_path: Path) -> None:
-    spec, rng = cart_spec(), np.random.default_rng(1)
-    path, narrow = tmp_path / "a.parquet", tmp_path / "narrow.parquet"
+    spec = cart_spec()
+    rng = np.random.default_rng(1)
+    path = tmp_path / "a.parquet"
+    narrow = tmp_path / "narrow.parquet"
     to_parquet(recorded(tmp_path / "D", spec, random_session(spec, rng, n_chunks=4)), path)
     table = pq.read_table(path)
     pq.write_table(table.filter(pc.less(table.column("chunk_no"), 3)), narrow)

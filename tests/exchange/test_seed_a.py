@@ -1,4 +1,5 @@
-"""The original pipeline's records: sorted, doubled ones once, the shift repaired or kept out of learners' reach."""
+"""The original pipeline's records: sorted, doubled ones once, the shift repaired or kept out of
+learners' reach."""
 
 import json
 import random
@@ -35,16 +36,24 @@ def trajectory(episode: int, n: int) -> list[np.ndarray[Any, Any]]:
     return list(rng.uniform(-1, 1, (n + 1, 4)).astype(np.float32).astype(np.float64).round(10))
 
 
-def records(episode: int, n: int, *, is_done: bool = True, game_id: str = GAME_ID) -> list[dict[str, Any]]:
+def records(
+    episode: int, n: int, *, is_done: bool = True, game_id: str = GAME_ID
+) -> list[dict[str, Any]]:
     """What the pipeline wrote for an episode: `state` is already the one after the action."""
     states = trajectory(episode, n)
     return [
         {
-            "episode": episode, "step": at, "state": states[at + 1].tolist(), "action": at % 2, "reward": 1.0,
-            "next_state": states[at + 1].tolist(), "done": is_done and at == n - 1, "game_id": game_id,
+            "episode": episode,
+            "step": at,
+            "state": states[at + 1].tolist(),
+            "action": at % 2,
+            "reward": 1.0,
+            "next_state": states[at + 1].tolist(),
+            "done": is_done and at == n - 1,
+            "game_id": game_id,
         }
         for at in range(n)
-    ]  # fmt: skip
+    ]
 
 
 def written(path: Path, rows: list[dict[str, Any]], *, as_arrays: bool = True) -> Path:
@@ -52,7 +61,9 @@ def written(path: Path, rows: list[dict[str, Any]], *, as_arrays: bool = True) -
     return path
 
 
-def imported(data: DataFolder, *paths: Path, mode: str = "repair-shift", **options: Any) -> Imported:
+def imported(
+    data: DataFolder, *paths: Path, mode: str = "repair-shift", **options: Any
+) -> Imported:
     if "game" in options:
         options["game"] = game_name(options["game"])
     made = SeedOptions(mode=mode, **{"consent": "granted", **options})  # type: ignore[arg-type]
@@ -71,10 +82,15 @@ def test_the_shift_is_repaired_and_the_first_step_of_each_episode_is_lost(tmp_pa
     result = imported(data, written(tmp_path / "a.jsonl", doubled))
     fields = result.to_json()
     assert (fields["records"], fields["duplicates"], fields["episodes"]) == (19, 6, 2)
-    assert (fields["lost_first_steps"], fields["stored_steps"], fields["derived_truncations"]) == (2, 11, 0)
+    assert (fields["lost_first_steps"], fields["stored_steps"], fields["derived_truncations"]) == (
+        2,
+        11,
+        0,
+    )
     assert fields["game_id"] == fields["game"] == GAME_ID
     for episode, n in ((0, 8), (1, 5)):
-        chunk, states = by_length(data)[n - 1], np.array(trajectory(episode, n), np.float32)
+        chunk = by_length(data)[n - 1]
+        states = np.array(trajectory(episode, n), np.float32)
         # (state[t-1], action[t], reward[t], state[t]), for t from 1
         assert (chunk.columns["obs"] == states[1:]).all()
         assert chunk.columns["action"][:-1].tolist() == [at % 2 for at in range(1, n)]
@@ -88,7 +104,10 @@ def test_the_shift_is_repaired_and_the_first_step_of_each_episode_is_lost(tmp_pa
 
 def test_objects_arrays_of_one_and_single_files_are_the_same(tmp_path: Path) -> None:
     rows = records(0, 6)
-    forms = [written(tmp_path / "arrays.jsonl", rows), written(tmp_path / "objects.jsonl", rows, as_arrays=False)]
+    forms = [
+        written(tmp_path / "arrays.jsonl", rows),
+        written(tmp_path / "objects.jsonl", rows, as_arrays=False),
+    ]
     forms.append(tmp_path / "one-line.json")
     forms[-1].write_text("".join(json.dumps([row]) for row in rows))
     for number, row in enumerate(rows):
@@ -111,12 +130,21 @@ def test_an_end_at_the_limit_is_a_truncation_and_flagged_as_derived(tmp_path: Pa
     path = written(tmp_path / "a.jsonl", [*records(0, 200), *records(1, 199)])
     data = DataFolder(tmp_path / "D")
     fields = imported(data, path).to_json()  # CartPole-v0 stops at 200 by itself, says Gymnasium
-    assert (fields["spec_is_from"], fields["limit"], fields["derived_truncations"]) == ("gymnasium", 200, 1)
-    at_limit, before = by_length(data)[199].columns, by_length(data)[198].columns
+    assert (fields["spec_is_from"], fields["limit"], fields["derived_truncations"]) == (
+        "gymnasium",
+        200,
+        1,
+    )
+    at_limit = by_length(data)[199].columns
+    before = by_length(data)[198].columns
     assert (at_limit["truncated"].sum(), at_limit["terminated"].sum()) == (1, 0)
     assert (before["truncated"].sum(), before["terminated"].sum()) == (0, 1)
     fields = imported(DataFolder(tmp_path / "E"), path, game="old-cart", limit=199).to_json()
-    assert (fields["spec_is_from"], fields["limit"], fields["derived_truncations"]) == ("records", 199, 1)
+    assert (fields["spec_is_from"], fields["limit"], fields["derived_truncations"]) == (
+        "records",
+        199,
+        1,
+    )
     fields = imported(DataFolder(tmp_path / "F"), path, game="old-cart").to_json()
     assert (fields["limit"], fields["derived_truncations"]) == (None, 0)
 
@@ -126,16 +154,28 @@ def learner(data: DataFolder, chunk: Chunk, **how: Any) -> FromStore:
     spec = SpecFolder(data.games).spec(chunk.meta.game, chunk.meta.schema)
     assert spec is not None
     config = LearnerConfig(limiter=None, updates_per_call=4, replay=ReplayConfig(capacity=512))
-    made = Learner(Dqn(spec, DqnConfig(widths=(8,), batch=8)), DqnKnobs(), root_seed=0, config=config)
-    return FromStore(made, StoreFollower(data.store), steps=8, clock=ManualClock(), on_event=lambda _: None, **how)
+    made = Learner(
+        Dqn(spec, DqnConfig(widths=(8,), batch=8)), DqnKnobs(), root_seed=0, config=config
+    )
+    return FromStore(
+        made,
+        StoreFollower(data.store),
+        steps=8,
+        clock=ManualClock(),
+        on_event=lambda _: None,
+        **how,
+    )
 
 
 def test_records_kept_as_they_are_are_marked_and_no_learner_reads_them(tmp_path: Path) -> None:
     rows = [*records(0, 8), *records(1, 5)]
     data = DataFolder(tmp_path / "D")
-    fields = imported(data, written(tmp_path / "a.jsonl", rows), mode="as-is", consent="granted").to_json()
+    fields = imported(
+        data, written(tmp_path / "a.jsonl", rows), mode="as-is", consent="granted"
+    ).to_json()
     assert (fields["stored_steps"], fields["lost_first_steps"], fields["mode"]) == (13, 0, "as-is")
-    chunk, states = by_length(data)[8], np.array(trajectory(0, 8), np.float32)
+    chunk = by_length(data)[8]
+    states = np.array(trajectory(0, 8), np.float32)
     assert (chunk.columns["obs"] == [*states[1:], states[-1]]).all()
     assert (chunk.meta.consent, chunk.meta.client) == ("denied", "seed-a-import/1 misaligned")
     # A learner leaves them out as it is by default; one that asks for them finds them.
@@ -185,15 +225,23 @@ def test_conflicting_records_refuse_their_episode_by_name(tmp_path: Path) -> Non
 def test_missing_records_part_an_episode(tmp_path: Path) -> None:
     rows = records(0, 10)
     data = DataFolder(tmp_path / "D")
-    fields = imported(data, written(tmp_path / "a.jsonl", [*rows[:4], *rows[5:8], rows[9]])).to_json()
+    fields = imported(
+        data, written(tmp_path / "a.jsonl", [*rows[:4], *rows[5:8], rows[9]])
+    ).to_json()
     # Steps 0-3 give three transitions, 5-7 two, and 9 alone none.
     assert (fields["gaps"], fields["lost_first_steps"], fields["stored_steps"]) == (2, 3, 5)
-    assert all(chunk.meta.episodes[0].cut and chunk.columns["row"][-1] == RowKind.BOOTSTRAP for chunk in stored(data))
+    assert all(
+        chunk.meta.episodes[0].cut and chunk.columns["row"][-1] == RowKind.BOOTSTRAP
+        for chunk in stored(data)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3, 17])
 def test_states_of_any_length_are_taken(tmp_path: Path, size: int) -> None:
-    rows = [{**one, "state": [0.5] * size, "next_state": [0.5] * size} for one in records(0, 4, game_id="own")]
+    rows = [
+        {**one, "state": [0.5] * size, "next_state": [0.5] * size}
+        for one in records(0, 4, game_id="own")
+    ]
     data = DataFolder(tmp_path / "D")
     assert imported(data, written(tmp_path / "a.jsonl", rows)).stored_steps == 3
     assert stored(data)[0].columns["obs"].shape == (4, size)
@@ -222,7 +270,8 @@ def test_the_spec_that_is_registered_here_is_taken_where_it_fits(tmp_path: Path)
     again = imported(data, other).to_json()
     assert (again["spec_is_from"], again["schema"]) == ("registered", first["schema"])
     wide = written(
-        tmp_path / "c.jsonl", [{**one, "state": [1.0], "next_state": [1.0]} for one in records(1, 7, game_id="own")]
+        tmp_path / "c.jsonl",
+        [{**one, "state": [1.0], "next_state": [1.0]} for one in records(1, 7, game_id="own")],
     )
     with pytest.raises(ConfigError, match="registered here with other spaces"):
         imported(data, wide)
@@ -236,7 +285,9 @@ def test_records_without_the_shift_are_pointed_at(tmp_path: Path) -> None:
         {**one, "state": states[at].tolist(), "next_state": states[at + 1].tolist()}
         for at, one in enumerate(records(0, 6))
     ]
-    shifted = imported(DataFolder(tmp_path / "D"), written(tmp_path / "a.jsonl", records(0, 6))).to_json()
+    shifted = imported(
+        DataFolder(tmp_path / "D"), written(tmp_path / "a.jsonl", records(0, 6))
+    ).to_json()
     found = imported(DataFolder(tmp_path / "E"), written(tmp_path / "b.jsonl", aligned)).to_json()
     assert (shifted["looks_aligned"], found["looks_aligned"]) == (False, True)
 
@@ -244,23 +295,45 @@ def test_records_without_the_shift_are_pointed_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no records"), ("{", "no JSON"), ("\x00\xff", "no JSON"), ("[]", "an array of 0"),
+        ("", "holds no records"),
+        ("{", "no JSON"),
+        ("\x00\xff", "no JSON"),
+        ("[]", "an array of 0"),
         ("7", "a record is"),
-        ('{"episode": 1}', "its keys differ"), ("{row}\n[{row}, {row}]", "record 2 of"), ("{row} x", "no JSON"),
-        ("{NaN}", "NaN is no number"), ("{huge}", "wanted finite numbers"), ("{text}", "wanted finite numbers"),
-        ("{done}", "done is 1"), ("{action}", "action is '0.5'"), ("{negative}", "step is '-1'"),
-        ("{row}\n{short}", "wanted 4 in all"), ("{pixels}", "state is"), ("{more}", "its keys differ: extra"),
-        ("{number}", "game_id is 3"), ("{twice}", "a key twice"), ("{row}\n{many}", "say so with --actions"),
+        ('{"episode": 1}', "its keys differ"),
+        ("{row}\n[{row}, {row}]", "record 2 of"),
+        ("{row} x", "no JSON"),
+        ("{NaN}", "NaN is no number"),
+        ("{huge}", "wanted finite numbers"),
+        ("{text}", "wanted finite numbers"),
+        ("{done}", "done is 1"),
+        ("{action}", "action is '0.5'"),
+        ("{negative}", "step is '-1'"),
+        ("{row}\n{short}", "wanted 4 in all"),
+        ("{pixels}", "state is"),
+        ("{more}", "its keys differ: extra"),
+        ("{number}", "game_id is 3"),
+        ("{twice}", "a key twice"),
+        ("{row}\n{many}", "say so with --actions"),
     ],
-)  # fmt: skip
-def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(tmp_path: Path, text: str, said: str) -> None:
+)
+def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(
+    tmp_path: Path, text: str, said: str
+) -> None:
     row = records(0, 3)[0]
     variants = {
-        "row": row, "NaN": {**row, "reward": float("nan")}, "huge": {**row, "state": [1e39, 0, 0, 0]},
-        "text": {**row, "state": ["1", 0, 0, 0]}, "done": {**row, "done": 1}, "action": {**row, "action": 0.5},
-        "negative": {**row, "step": -1}, "short": {**row, "step": 1, "state": [1.0]}, "pixels": {**row, "state": {}},
-        "more": {**row, "extra": 1}, "number": {**row, "game_id": 3},
-    }  # fmt: skip
+        "row": row,
+        "NaN": {**row, "reward": float("nan")},
+        "huge": {**row, "state": [1e39, 0, 0, 0]},
+        "text": {**row, "state": ["1", 0, 0, 0]},
+        "done": {**row, "done": 1},
+        "action": {**row, "action": 0.5},
+        "negative": {**row, "step": -1},
+        "short": {**row, "step": 1, "state": [1.0]},
+        "pixels": {**row, "state": {}},
+        "more": {**row, "extra": 1},
+        "number": {**row, "game_id": 3},
+    }
     many = {**row, "step": 1, "action": 1 << 20, "game_id": "my-game"}
     texts = {name: json.dumps(value) for name, value in variants.items()}
     texts |= {"twice": json.dumps(row)[:-1] + ', "step": 7}', "many": json.dumps(many)}
@@ -285,12 +358,16 @@ def test_a_game_that_gymnasium_knows_and_cannot_make_here_is_taken_from_the_reco
         raise ImportError("MuJoCo is not installed")
 
     monkeypatch.setattr("gymnasium.make", fails)
-    result = imported(DataFolder(tmp_path / "D"), written(tmp_path / "a.jsonl", records(0, 6))).to_json()
+    result = imported(
+        DataFolder(tmp_path / "D"), written(tmp_path / "a.jsonl", records(0, 6))
+    ).to_json()
     assert (result["spec_is_from"], result["stored_steps"]) == ("records", 5)
 
 
 def test_the_tables_own_key_is_no_obstacle_and_a_folder_is_no_file(tmp_path: Path) -> None:
     rows = [{**one, "pk": "5f0c3b1e"} for one in records(0, 4)]
-    assert imported(DataFolder(tmp_path / "D"), written(tmp_path / "a.jsonl", rows)).stored_steps == 3
+    assert (
+        imported(DataFolder(tmp_path / "D"), written(tmp_path / "a.jsonl", rows)).stored_steps == 3
+    )
     with pytest.raises(ConfigError, match="is no file"):
         imported(DataFolder(tmp_path / "D"), tmp_path)

@@ -18,18 +18,24 @@ from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscre
 SESSION = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 
 shapes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
-whole = st.sampled_from(["U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"]).map(DTYPES.__getitem__)
+whole = st.sampled_from(["U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"]).map(
+    DTYPES.__getitem__
+)
 floats = st.sampled_from(["F16", "F32", "F64"]).map(DTYPES.__getitem__)
 
 
 @st.composite
 def spaces(draw: st.DrawFn) -> Space:
     """Any space a column may have."""
-    kind = draw(st.sampled_from(["box", "int box", "image", "discrete", "multi_discrete", "multi_binary"]))
+    kind = draw(
+        st.sampled_from(["box", "int box", "image", "discrete", "multi_discrete", "multi_binary"])
+    )
     shape = draw(shapes)
     if kind == "box":
         low, high = sorted(draw(st.tuples(st.integers(-8, 8), st.integers(-8, 8))))
-        bounds = draw(st.sampled_from([(None, None), (float(low), float(high)), (None, float(high))]))
+        bounds = draw(
+            st.sampled_from([(None, None), (float(low), float(high)), (None, float(high))])
+        )
         return Box(shape, draw(floats), *bounds)
     if kind == "int box":
         return Box(shape, draw(whole))
@@ -38,7 +44,9 @@ def spaces(draw: st.DrawFn) -> Space:
     if kind == "discrete":
         return Discrete(draw(st.integers(1, 9)), draw(st.integers(0, 3)), draw(whole))
     if kind == "multi_discrete":
-        counts = tuple(draw(st.lists(st.integers(1, 5), min_size=math.prod(shape), max_size=math.prod(shape))))
+        counts = tuple(
+            draw(st.lists(st.integers(1, 5), min_size=math.prod(shape), max_size=math.prod(shape)))
+        )
         return MultiDiscrete(counts, shape, draw(whole))
     return MultiBinary(shape)
 
@@ -54,13 +62,21 @@ def specs(draw: st.DrawFn) -> GameSpec:
     actions = draw(spaces() | some | st.integers(1, 6))
     has_legal = isinstance(actions, int | Discrete) and draw(st.booleans())
     return game_spec(
-        "rally", obs=obs, actions=actions, has_legal=has_legal, max_episode_steps=draw(st.none() | st.just(9))
+        "rally",
+        obs=obs,
+        actions=actions,
+        has_legal=has_legal,
+        max_episode_steps=draw(st.none() | st.just(9)),
     )
 
 
 def values(draw: st.DrawFn, space: Space, n: int) -> Any:
     """Random bytes of a column's type: what a chunk carries is not looked at, only kept."""
-    return draw(hnp.arrays(space.dtype, (n, *space.shape), elements=_elements(space.dtype), fill=st.nothing()))
+    return draw(
+        hnp.arrays(
+            space.dtype, (n, *space.shape), elements=_elements(space.dtype), fill=st.nothing()
+        )
+    )
 
 
 def _elements(dtype: Any) -> Any:
@@ -70,14 +86,18 @@ def _elements(dtype: Any) -> Any:
 @st.composite
 def chunks(draw: st.DrawFn, *, min_steps: int = 1) -> Chunk:
     """Valid chunks of random games, with some of the optional columns."""
-    trajectory: Trajectory = draw(trajectories().filter(lambda found: len(found.steps) >= min_steps))
+    trajectory: Trajectory = draw(
+        trajectories().filter(lambda found: len(found.steps) >= min_steps)
+    )
     spec = draw(specs())
     columns = rows_of(list(trajectory.steps))
     del columns["obs"]
     n = len(columns["row"])
     for name, space in {**spec.obs_columns, **spec.action_columns}.items():
         columns[name] = (
-            np.random.default_rng(draw(st.integers(0, 9))).integers(0, 2, (n, *space.shape)).astype(space.dtype)
+            np.random.default_rng(draw(st.integers(0, 9)))
+            .integers(0, 2, (n, *space.shape))
+            .astype(space.dtype)
         )
         if columns[name].size < 64:
             columns[name] = values(draw, space, n)
@@ -88,7 +108,9 @@ def chunks(draw: st.DrawFn, *, min_steps: int = 1) -> Chunk:
     return chunk_with(columns, schema=spec.schema)
 
 
-def chunk_with(columns: dict[str, Any], *, chunk_no: int = 0, schema: str = "0" * 64, **more: Any) -> Chunk:
+def chunk_with(
+    columns: dict[str, Any], *, chunk_no: int = 0, schema: str = "0" * 64, **more: Any
+) -> Chunk:
     """A chunk around columns whose metadata fits them."""
     starts = np.flatnonzero(columns["is_first"]).tolist()
     starts = starts if starts and starts[0] == 0 else [0, *starts]

@@ -11,8 +11,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from understudy.core.errors import Refused
 from understudy.core.names import new_session
 from understudy.core.tensors import DTYPES
-from understudy.experience.builder import MAX_NOTE_BYTES, BlockPool, ChunkBuilder, Extras, encode_block
-from understudy.experience.chunk import CUT_BYTES, MAX_STEPS, By, Chunk, EpisodeNote, RowKind, chunk_of
+from understudy.experience.builder import (
+    MAX_NOTE_BYTES,
+    BlockPool,
+    ChunkBuilder,
+    Extras,
+    encode_block,
+)
+from understudy.experience.chunk import (
+    CUT_BYTES,
+    MAX_STEPS,
+    By,
+    Chunk,
+    EpisodeNote,
+    RowKind,
+    chunk_of,
+)
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.spaces import Box, Discrete
 
@@ -51,10 +65,17 @@ def test_an_episode_becomes_steps_and_a_final_row():
     chunk = taken(one)
     columns = {name: column.tolist() for name, column in chunk.columns.items()}
     assert columns == {
-        "obs": [[0, 0], [1, -1], [2, -2]], "action": [1, 2, 0], "reward": [0.75, 0, 0], "row": [0, 0, 1],
-        "terminated": [False, True, False], "truncated": [False] * 3, "is_first": [True, False, False],
-        "by": [1, 2, 0], "frames": [4, 1, 0], "t_ms": [10, 20, 0],
-    }  # fmt: skip
+        "obs": [[0, 0], [1, -1], [2, -2]],
+        "action": [1, 2, 0],
+        "reward": [0.75, 0, 0],
+        "row": [0, 0, 1],
+        "terminated": [False, True, False],
+        "truncated": [False] * 3,
+        "is_first": [True, False, False],
+        "by": [1, 2, 0],
+        "frames": [4, 1, 0],
+        "t_ms": [10, 20, 0],
+    }
     assert chunk.meta.episodes == (EpisodeNote(row=0, seat=2, match="m", seed=7, result="won"),)
     assert (chunk.meta.n_steps, chunk.meta.consent, chunk.meta.kind, chunk.meta.client) == (
         2,
@@ -117,7 +138,10 @@ def test_a_cut_drops_the_open_step_and_keeps_its_observation():
     assert chunk.columns["reward"].tolist() == [1.0, 0.0, 0.0, 0.0]
     assert chunk.columns["action"].tolist() == [1, 0, 0, 0]
     assert "logp" not in chunk.columns
-    assert [(note.row, note.cut, note.result) for note in chunk.meta.episodes] == [(0, True, 0.5), (2, False, None)]
+    assert [(note.row, note.cut, note.result) for note in chunk.meta.episodes] == [
+        (0, True, 0.5),
+        (2, False, None),
+    ]
 
 
 def test_a_cut_without_a_closed_step_leaves_nothing():
@@ -159,7 +183,9 @@ def test_a_staged_observation_is_a_bootstrap_row_without_loss():
 
 
 def test_an_unseen_end_is_padded_with_something_in_the_space():
-    spec = game_spec("my-game", obs={"n": Discrete(3, 5), "b": Box((2,), DTYPES["I16"], 1, 9)}, actions=2)
+    spec = game_spec(
+        "my-game", obs={"n": Discrete(3, 5), "b": Box((2,), DTYPES["I16"], 1, 9)}, actions=2
+    )
     one = builder(spec)
     one.begin(NOTE)
     one.decide({"n": 6, "b": [1, 9]}, 1)
@@ -173,7 +199,9 @@ def test_an_unseen_end_is_padded_with_something_in_the_space():
 def test_optional_columns_are_there_when_a_step_used_them():
     one = builder()
     one.begin(NOTE)
-    one.decide(obs(0), 1, extras=Extras(logp=-0.5, value=2.0, priority=0.1, version=7, raw_action=1.5))
+    one.decide(
+        obs(0), 1, extras=Extras(logp=-0.5, value=2.0, priority=0.1, version=7, raw_action=1.5)
+    )
     one.decide(obs(1), 2)
     one.decide(obs(2), 2)
     chunk = taken(one)
@@ -195,8 +223,11 @@ def test_legal_masks_stand_beside_every_observation():
 
 @pytest.mark.parametrize("named_after", range(4))
 @pytest.mark.parametrize("taken_after", [1, 2, 3, None])
-def test_a_model_is_named_from_its_first_decision_on_and_in_no_other_episode(named_after, taken_after):
-    one, found = builder(), []
+def test_a_model_is_named_from_its_first_decision_on_and_in_no_other_episode(
+    named_after, taken_after
+):
+    one = builder()
+    found = []
     one.begin(EpisodeNote(row=0, match="before"))
     one.decide(obs(0), 0)
     one.finish(obs(1), terminated=True)
@@ -265,16 +296,35 @@ def test_a_block_is_full_at_its_steps_rows_or_notes():
         (lambda one: (one.begin(NOTE), one.act(0)), "bad_order"),
         (lambda one: (one.begin(NOTE), one.begin(NOTE)), "bad_order"),
         (lambda one: (one.begin(NOTE), one.finish(obs(0), terminated=True)), "bad_order"),
-        (lambda one: (one.begin(NOTE), one.decide(obs(0), 0), one.finish(obs(0), terminated=False)), "bad_order"),
+        (
+            lambda one: (
+                one.begin(NOTE),
+                one.decide(obs(0), 0),
+                one.finish(obs(0), terminated=False),
+            ),
+            "bad_order",
+        ),
         (lambda one: (one.begin(NOTE), one.decide(obs(0), 0), one.add_reward(1e39)), "not_finite"),
-        (lambda one: (one.begin(NOTE), one.decide(obs(0), 0, extras=Extras(logp=float("nan")))), "not_finite"),
-        (lambda one: (one.begin(NOTE), one.decide(obs(0), 0, extras=Extras(version=-1))), "not_finite"),
-        (lambda one: (one.begin(NOTE), one.decide(obs(0), 0, extras=Extras(version=HALF))), "bad_dtype"),
+        (
+            lambda one: (one.begin(NOTE), one.decide(obs(0), 0, extras=Extras(logp=float("nan")))),
+            "not_finite",
+        ),
+        (
+            lambda one: (one.begin(NOTE), one.decide(obs(0), 0, extras=Extras(version=-1))),
+            "not_finite",
+        ),
+        (
+            lambda one: (one.begin(NOTE), one.decide(obs(0), 0, extras=Extras(version=HALF))),
+            "bad_dtype",
+        ),
         (lambda one: (one.begin(NOTE), one.decide(obs(0), 0, frames=-1)), "bad_frames"),
         (lambda one: one.begin(NOTE, consent="perhaps"), "bad_metadata"),
-        (lambda x: (x.begin(NOTE), x.decide(obs(0), 0), x.finish(terminated=True, result=LONG)), "bad_metadata"),
+        (
+            lambda x: (x.begin(NOTE), x.decide(obs(0), 0), x.finish(terminated=True, result=LONG)),
+            "bad_metadata",
+        ),
     ],
-)  # fmt: skip
+)
 def test_calls_out_of_order_and_impossible_numbers_are_refused(calls, reason):
     with pytest.raises(Refused) as raised:
         calls(builder())
@@ -308,7 +358,9 @@ def test_images_are_split_until_every_body_is_small_enough():
     assert [chunk.meta.first_step for chunk in chunks] == list(
         np.cumsum([100, *(chunk.meta.n_steps for chunk in chunks)])[:-1]
     )
-    steps = np.concatenate([chunk.columns["obs"][chunk.columns["row"] == RowKind.STEP] for chunk in chunks])
+    steps = np.concatenate(
+        [chunk.columns["obs"][chunk.columns["row"] == RowKind.STEP] for chunk in chunks]
+    )
     assert np.array_equal(steps, seen[:399])
     after = np.concatenate([chunk.columns["obs"][1:] for chunk in chunks])
     assert np.array_equal(after, seen[1:400])
@@ -316,7 +368,11 @@ def test_images_are_split_until_every_body_is_small_enough():
 
 @pytest.mark.parametrize(
     ("obs_space", "rows"),
-    [(2, MAX_STEPS + MAX_STEPS // 8 + 2), (10_000, 11), (Box((100_000,), DTYPES["U8"]), 16 * 1024 * 1024 // 100_000)],
+    [
+        (2, MAX_STEPS + MAX_STEPS // 8 + 2),
+        (10_000, 11),
+        (Box((100_000,), DTYPES["U8"]), 16 * 1024 * 1024 // 100_000),
+    ],
 )
 def test_capacity_follows_the_size_of_a_row(obs_space, rows):
     pool = BlockPool(game_spec("x", obs=obs_space, actions=2))
@@ -371,9 +427,14 @@ class Calls(RuleBasedStateMachine):
             columns = chunk_of(part.frame).columns
             for row in np.flatnonzero(columns["row"] == RowKind.STEP):
                 self.found.append(
-                    (float(columns["obs"][row, 0]), float(columns["reward"][row]), float(columns["obs"][row + 1, 0]))
+                    (
+                        float(columns["obs"][row, 0]),
+                        float(columns["reward"][row]),
+                        float(columns["obs"][row + 1, 0]),
+                    )
                 )
-            self.chunk_no, self.first_step = self.chunk_no + 1, self.first_step + part.n_steps
+            self.chunk_no = self.chunk_no + 1
+            self.first_step = self.first_step + part.n_steps
         self.one.pool.give(block.columns)
 
     @precondition(lambda self: self.state == "idle")
@@ -392,7 +453,8 @@ class Calls(RuleBasedStateMachine):
         if self.open is not None:
             self.closed.append((*self.open, now))
         self.one.add_reward(reward)
-        self.open, self.state = (now, float(reward)), "open"
+        self.open = (now, float(reward))
+        self.state = "open"
         self.after(is_full)
 
     @precondition(lambda self: self.state == "open")
@@ -401,13 +463,16 @@ class Calls(RuleBasedStateMachine):
         assert self.open is not None
         if how in ("terminated", "truncated"):
             now = self.next_obs()
-            is_full = self.one.finish(obs(now), terminated=how == "terminated", truncated=how == "truncated")
+            is_full = self.one.finish(
+                obs(now), terminated=how == "terminated", truncated=how == "truncated"
+            )
             self.closed.append((*self.open, now))
         elif how == "lost":
             is_full = self.one.finish(None, terminated=False, truncated=True)
         else:
             is_full = self.one.cut()
-        self.open, self.state = None, "idle"
+        self.open = None
+        self.state = "idle"
         self.after(is_full)
 
     @precondition(lambda self: self.state == "open")

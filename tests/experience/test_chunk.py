@@ -24,7 +24,9 @@ from understudy.experience.chunk import (
 )
 from understudy.experience.frame import CloseReport, close_frame, data_frame, decode_frame
 
-slow_data = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+slow_data = settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None
+)
 
 
 @slow_data
@@ -47,7 +49,10 @@ def test_a_chunk_comes_back_bit_for_bit(chunk: Chunk) -> None:
 @given(chunks(min_steps=2))
 def test_splitting_keeps_every_step_and_gives_valid_chunks(chunk: Chunk) -> None:
     left, right = (half.validate() for half in split_chunk(chunk))
-    assert (left.meta.chunk_no, right.meta.chunk_no) == (chunk.meta.chunk_no, chunk.meta.chunk_no + 1)
+    assert (left.meta.chunk_no, right.meta.chunk_no) == (
+        chunk.meta.chunk_no,
+        chunk.meta.chunk_no + 1,
+    )
     assert right.meta.first_step == left.meta.first_step + left.meta.n_steps
     whole = joined([left.columns, right.columns])
     for name, column in chunk.columns.items():
@@ -57,7 +62,9 @@ def test_splitting_keeps_every_step_and_gives_valid_chunks(chunk: Chunk) -> None
 def test_splitting_says_cut_only_where_the_episode_was_cut() -> None:
     steps = [Step(i, i + 1, 1.0, 0, i == 0, "cut" if i == 3 else None) for i in range(4)]
     columns = rows_of(steps) | {"action": np.zeros(5, np.int32)}
-    left, right = split_chunk(chunk_with(columns, episodes=(EpisodeNote(row=0, match="m", cut=True),)).validate())
+    left, right = split_chunk(
+        chunk_with(columns, episodes=(EpisodeNote(row=0, match="m", cut=True),)).validate()
+    )
     assert left.meta.episodes == (EpisodeNote(row=0, match="m"),)
     assert right.meta.episodes == (EpisodeNote(row=0, match="m", cut=True),)
 
@@ -70,7 +77,8 @@ def test_a_single_step_cannot_be_split() -> None:
 
 
 def test_equal_chunks_are_equal_and_hash_alike() -> None:
-    one, two = chunk_with(small_columns()), chunk_with(small_columns())
+    one = chunk_with(small_columns())
+    two = chunk_with(small_columns())
     assert one == two
     assert hash(one) == hash(two)
     assert one != chunk_with(small_columns() | {"reward": np.zeros(6, np.float32)})
@@ -99,7 +107,8 @@ def first_rows(n: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda columns: {key: value[:n] for key, value in columns.items()}
 
 
-NAN, INF = np.float32("nan"), np.float32("inf")
+NAN = np.float32("nan")
+INF = np.float32("inf")
 
 BROKEN_ROWS: list[tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] = [
     *((f"no {name}", without(name), "bad_columns") for name in small_columns()),
@@ -141,8 +150,12 @@ BROKEN_ROWS: list[tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] =
 ]
 
 
-@pytest.mark.parametrize(("change", "reason"), [row[1:] for row in BROKEN_ROWS], ids=[row[0] for row in BROKEN_ROWS])
-def test_each_broken_rule_of_rows_is_refused(change: Callable[..., dict[str, Any]], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"), [row[1:] for row in BROKEN_ROWS], ids=[row[0] for row in BROKEN_ROWS]
+)
+def test_each_broken_rule_of_rows_is_refused(
+    change: Callable[..., dict[str, Any]], reason: str
+) -> None:
     good = chunk_with(small_columns())
     assert decode_chunk(good.encode()) == good
     broken = Chunk(good.meta, change(dict(good.columns)))
@@ -154,22 +167,32 @@ def test_each_broken_rule_of_rows_is_refused(change: Callable[..., dict[str, Any
 
 
 def test_a_reset_in_the_middle_of_an_episode_is_refused() -> None:
-    columns = rows_of([Step(i, i + 1, 0.0, 0, i == 0, None) for i in range(3)]) | {"action": np.zeros(4, np.int32)}
+    columns = rows_of([Step(i, i + 1, 0.0, 0, i == 0, None) for i in range(3)]) | {
+        "action": np.zeros(4, np.int32)
+    }
     with pytest.raises(Refused, match="is_first stands exactly"):
         chunk_with(at("is_first", 1, True)(columns)).validate()
 
 
-NOTES = ([EpisodeNote(row=row) for row in rows] for rows in ([], [0], [0, 2], [0, 2, 5], [0, 2, 4, 5], [1, 2, 4]))
+NOTES = (
+    [EpisodeNote(row=row) for row in rows]
+    for rows in ([], [0], [0, 2], [0, 2, 5], [0, 2, 4, 5], [1, 2, 4])
+)
 BROKEN_META: list[tuple[str, dict[str, Any]]] = [
     ("too many steps", {"n_steps": 4}),
     ("too few steps", {"n_steps": 2}),
     ("chunk 0 that starts later", {"first_step": 1}),
-    ("a cut episode that ended", {"episodes": (EpisodeNote(row=0, cut=True), EpisodeNote(row=2), EpisodeNote(row=4))}),
+    (
+        "a cut episode that ended",
+        {"episodes": (EpisodeNote(row=0, cut=True), EpisodeNote(row=2), EpisodeNote(row=4))},
+    ),
     *((f"episodes at {[n.row for n in notes]}", {"episodes": tuple(notes)}) for notes in NOTES),
 ]
 
 
-@pytest.mark.parametrize("change", [row[1] for row in BROKEN_META], ids=[row[0] for row in BROKEN_META])
+@pytest.mark.parametrize(
+    "change", [row[1] for row in BROKEN_META], ids=[row[0] for row in BROKEN_META]
+)
 def test_metadata_that_contradicts_the_rows_is_refused(change: dict[str, Any]) -> None:
     good = chunk_with(small_columns()).validate()
     with pytest.raises(Refused) as caught:
@@ -217,7 +240,10 @@ BROKEN_TEXT: list[tuple[str, dict[str, Any], str]] = [
     ("bad session", {"session": "p-17"}, "bad_metadata"),
     ("session in capitals", {"session": str(SESSION).upper()}, "bad_metadata"),
     ("session in braces", {"session": f"{{{SESSION}}}"}, "bad_metadata"),
-    *((f"chunk_no {n!r}", {"chunk_no": n}, "bad_metadata") for n in ("", "-1", "01", "1.0", "٣", "x", " 1", "1" * 20)),
+    *(
+        (f"chunk_no {n!r}", {"chunk_no": n}, "bad_metadata")
+        for n in ("", "-1", "01", "1.0", "٣", "x", " 1", "1" * 20)
+    ),
     ("chunk_no past 63 bits", {"chunk_no": str(1 << 63)}, "bad_metadata"),
     ("first_step past 48 bits", {"chunk_no": "1", "first_step": str(1 << 48)}, "bad_metadata"),
     ("episodes no JSON", {"episodes": "["}, "bad_json"),
@@ -228,21 +254,41 @@ BROKEN_TEXT: list[tuple[str, dict[str, Any], str]] = [
     *(
         (f"note with {more}", {"episodes": notes_with(more)}, "bad_metadata")
         for more in (
-            '"name":"p-17"', '"match":1', '"match":null', '"match":"' + "x" * 129 + '"', '"model":[]',
+            '"name":"p-17"',
+            '"match":1',
+            '"match":null',
+            '"match":"' + "x" * 129 + '"',
+            '"model":[]',
             '"opponents":"person"',
-            '"opponents":[1]', '"opponents":["a"' + ',"a"' * 64 + "]", '"result":true', '"result":[1]',
-            '"result":"' + "x" * 65 + '"', '"result":1e301', '"seed":-1', '"seed":1.5', f'"seed":{1 << 64}', '"cut":1',
+            '"opponents":[1]',
+            '"opponents":["a"' + ',"a"' * 64 + "]",
+            '"result":true',
+            '"result":[1]',
+            '"result":"' + "x" * 65 + '"',
+            '"result":1e301',
+            '"seed":-1',
+            '"seed":1.5',
+            f'"seed":{1 << 64}',
+            '"cut":1',
         )
     ),
-    ("note without seat", {"episodes": '[{"row":0},{"row":2,"seat":0},{"row":4,"seat":0}]'}, "bad_metadata"),
+    (
+        "note without seat",
+        {"episodes": '[{"row":0},{"row":2,"seat":0},{"row":4,"seat":0}]'},
+        "bad_metadata",
+    ),
     ("note with seat true", {"episodes": '[{"row":0,"seat":true}]'}, "bad_metadata"),
     ("note with row -1", {"episodes": '[{"row":-1,"seat":0}]'}, "bad_metadata"),
     ("result not a number", {"episodes": '[{"row":0,"seat":0,"result":NaN}]'}, "bad_json"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("change", "reason"), [row[1:] for row in BROKEN_TEXT], ids=[row[0] for row in BROKEN_TEXT])
-def test_each_broken_rule_of_metadata_is_refused(change: dict[str, str | None], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"), [row[1:] for row in BROKEN_TEXT], ids=[row[0] for row in BROKEN_TEXT]
+)
+def test_each_broken_rule_of_metadata_is_refused(
+    change: dict[str, str | None], reason: str
+) -> None:
     with pytest.raises(Refused) as caught:
         decode_chunk(tensors.encode(small_columns(), metadata_with(**change)))
     assert caught.value.reason == reason
@@ -250,10 +296,18 @@ def test_each_broken_rule_of_metadata_is_refused(change: dict[str, str | None], 
 
 def test_notes_come_back_with_every_field() -> None:
     note = EpisodeNote(
-        row=0, seat=3, match="m-1", opponents=("person", "rally/7"), result=-1.5, seed=(1 << 64) - 1, model="rally/6"
+        row=0,
+        seat=3,
+        match="m-1",
+        opponents=("person", "rally/7"),
+        result=-1.5,
+        seed=(1 << 64) - 1,
+        model="rally/6",
     )
     notes = (note, EpisodeNote(row=2, result="won"), EpisodeNote(row=4, cut=True))
-    chunk = chunk_with(small_columns(), episodes=notes, client="µ-game 1.2", kind="actor", consent="granted")
+    chunk = chunk_with(
+        small_columns(), episodes=notes, client="µ-game 1.2", kind="actor", consent="granted"
+    )
     assert decode_chunk(chunk.encode()).meta == chunk.meta
 
 
@@ -267,7 +321,9 @@ def with_codec(codec: str) -> bytes:
     return tensors.encode(small_columns(), metadata_with(codec=codec))
 
 
-def packed(raw: bytes, *, dtype: str = '"U8"', shape: str = "[6,32,32]", codec: str = "zlib") -> bytes:
+def packed(
+    raw: bytes, *, dtype: str = '"U8"', shape: str = "[6,32,32]", codec: str = "zlib"
+) -> bytes:
     columns = small_columns() | {"obs": np.frombuffer(raw, np.uint8)}
     return tensors.encode(columns, metadata_with(codec=f'{{"obs":["{codec}",{dtype},{shape}]}}'))
 
@@ -289,7 +345,11 @@ BROKEN_CODECS: list[tuple[str, bytes, str]] = [
     ("longer than announced", packed(zlib.compress(bytes(6 * 32 * 32 + 1))), "bad_codec"),
     ("a bomb that announces little", packed(BOMB), "bad_codec"),
     ("a bomb that announces itself", packed(BOMB, shape=f"[{MAX_DECODED_BYTES + 1}]"), "too_large"),
-    ("a shape past memory", packed(IMAGE, shape=f"[{(1 << 32) - 1},{(1 << 32) - 1},6]"), "too_large"),
+    (
+        "a shape past memory",
+        packed(IMAGE, shape=f"[{(1 << 32) - 1},{(1 << 32) - 1},6]"),
+        "too_large",
+    ),
     ("unknown codec", packed(IMAGE, codec="zstd"), "bad_codec"),
     ("unknown dtype", packed(IMAGE, dtype='"C64"'), "bad_codec"),
     ("dtype no text", packed(IMAGE, dtype="8"), "bad_codec"),
@@ -302,10 +362,12 @@ BROKEN_CODECS: list[tuple[str, bytes, str]] = [
     ("codec of a float column", with_codec('{"reward":["zlib","F32",[6]]}'), "bad_codec"),
     ("codec a list", with_codec("[]"), "bad_codec"),
     ("codec no JSON", with_codec("zlib"), "bad_json"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("body", "reason"), [row[1:] for row in BROKEN_CODECS], ids=[row[0] for row in BROKEN_CODECS])
+@pytest.mark.parametrize(
+    ("body", "reason"), [row[1:] for row in BROKEN_CODECS], ids=[row[0] for row in BROKEN_CODECS]
+)
 def test_each_broken_codec_is_refused(body: bytes, reason: str) -> None:
     with pytest.raises(Refused) as caught:
         decode_chunk(body)

@@ -15,7 +15,15 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.core.names import game_name, new_session, player_name
 from understudy.experience.door import Door, create_once, deployment_key, pseudonym
 from understudy.experience.frame import CloseReport, Frame, FrameKind, close_frame, data_frame
-from understudy.experience.session import AHEAD_S, DAY_S, DOOR_S, INGEST_S, REMEMBER_S, SPOOL_S, refused_session
+from understudy.experience.session import (
+    AHEAD_S,
+    DAY_S,
+    DOOR_S,
+    INGEST_S,
+    REMEMBER_S,
+    SPOOL_S,
+    refused_session,
+)
 
 NOW_S = 1_800_000_000.0
 GAME = game_name("my-game")
@@ -88,7 +96,8 @@ def test_what_may_not_enter_is_refused_with_its_reason(change, reason):
 
 
 def test_a_session_without_a_name_is_refused_and_its_neighbour_is_not():
-    first, second = frame(), frame()
+    first = frame()
+    second = frame()
     refused, admitted = door().admit([first, second], {second.session: ANNA})
     assert isinstance(refused, Refused)
     assert refused.reason == "no_player"
@@ -103,7 +112,9 @@ def test_a_session_from_the_right_time_may_enter(days):
 
 def test_each_place_takes_sessions_longer_than_the_one_before_sends_them():
     assert SPOOL_S < DOOR_S < INGEST_S < REMEMBER_S
-    assert (SPOOL_S, REMEMBER_S) == (7 * DAY_S, 16 * DAY_S), "what client/spool and stores/erasure keep to"
+    assert (SPOOL_S, REMEMBER_S) == (7 * DAY_S, 16 * DAY_S), (
+        "what client/spool and stores/erasure keep to"
+    )
     assert REMEMBER_S >= INGEST_S + AHEAD_S
 
 
@@ -142,7 +153,9 @@ def test_processes_that_start_at_once_agree_on_the_key(tmp_path):
         "print(deployment_key(pathlib.Path(sys.argv[1])).hex())"
     )
     started = [
-        subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "d")], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "d")], stdout=subprocess.PIPE, text=True
+        )
         for _ in range(6)
     ]
     keys = {process.communicate(timeout=60)[0] for process in started}

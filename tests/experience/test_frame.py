@@ -1,4 +1,5 @@
-"""Frames: 64 exact bytes before the body, each field checked, reports that cannot contradict themselves; parcels."""
+"""Frames: 64 exact bytes before the body, each field checked, reports that cannot contradict
+themselves; parcels."""
 
 import struct
 import uuid
@@ -74,7 +75,9 @@ frames = st.builds(
 @given(st.lists(frames, max_size=4))
 def test_frames_come_back_and_say_their_size_before_their_body(some: list[Frame]) -> None:
     assert [decode_frame(frame.encode()) for frame in some] == some
-    assert [announced_size(frame.header()) for frame in some] == [frame.size_bytes for frame in some]
+    assert [announced_size(frame.header()) for frame in some] == [
+        frame.size_bytes for frame in some
+    ]
 
 
 @given(frames, st.integers(0, 8 * (HEADER_BYTES + 80) - 1))
@@ -100,9 +103,17 @@ def test_noise_is_refused(raw: bytes) -> None:
 
 
 GOOD: dict[str, Any] = {
-    "magic": b"UNDY", "version": 1, "kind": 0, "flags": 0, "body_len": 4, "body_crc": crc32(b"body"),
-    "session": SESSION.bytes, "chunk_no": 3, "player": bytes(16), "received_s": 0,
-}  # fmt: skip
+    "magic": b"UNDY",
+    "version": 1,
+    "kind": 0,
+    "flags": 0,
+    "body_len": 4,
+    "body_crc": crc32(b"body"),
+    "session": SESSION.bytes,
+    "chunk_no": 3,
+    "player": bytes(16),
+    "received_s": 0,
+}
 
 
 def raw_frame(body: bytes = b"body", *, header_crc: int | None = None, **changes: Any) -> bytes:
@@ -128,7 +139,9 @@ BROKEN: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "reason"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
+@pytest.mark.parametrize(
+    ("raw", "reason"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN]
+)
 def test_each_field_of_the_header_is_checked(raw: bytes, reason: str) -> None:
     assert decode_frame(raw_frame()).chunk_no == 3
     with pytest.raises(Refused) as caught:
@@ -154,7 +167,9 @@ def test_a_header_that_is_not_sound_says_nothing(frame: Frame, bit: int) -> None
 @given(frames)
 def test_a_frame_that_no_check_passes_still_announces_its_size(frame: Frame) -> None:
     odd = replace(frame, kind=FrameKind.LATE_REWARD, chunk_no=(1 << 64) - 1)
-    assert announced_size(odd.header()) == announced_size(memoryview(odd.encode())) == odd.size_bytes
+    assert (
+        announced_size(odd.header()) == announced_size(memoryview(odd.encode())) == odd.size_bytes
+    )
     assert announced_size(frame.header()[:11]) == HEADER_BYTES
 
 
@@ -185,21 +200,41 @@ def test_reports_come_back() -> None:
 
 
 def report(kind: FrameKind, body: str, chunk_no: int = 6) -> Frame:
-    return Frame(kind=kind, session=SESSION, chunk_no=chunk_no, body=body.encode(), body_crc=crc32(body.encode()))
+    return Frame(
+        kind=kind,
+        session=SESSION,
+        chunk_no=chunk_no,
+        body=body.encode(),
+        body_crc=crc32(body.encode()),
+    )
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        "", "[]", "{}", '{"n_steps":1}', '{"n_steps":1,"ranges":[[0,1]],"more":1}', '{"n_steps":1,"ranges":[]}',
-        '{"n_steps":1,"ranges":{}}', '{"n_steps":1,"ranges":[0]}', '{"n_steps":1,"ranges":[[0]]}',
-        '{"n_steps":1,"ranges":[[0,1,2]]}', '{"n_steps":1,"ranges":[[0,1.0]]}', '{"n_steps":1,"ranges":[[true,true]]}',
-        '{"n_steps":1,"ranges":[[-1,0]]}', '{"n_steps":1,"ranges":[[2,1]]}', '{"n_steps":1,"ranges":[[2,3],[3,4]]}',
-        '{"n_steps":1,"ranges":[[2,3],[0,1]]}', '{"n_steps":1,"ranges":[[0,6]]}', '{"n_steps":-1,"ranges":[[0,1]]}',
-        '{"n_steps":"1","ranges":[[0,1]]}', f'{{"n_steps":{MAX_COUNT},"ranges":[[0,1]]}}',
+        "",
+        "[]",
+        "{}",
+        '{"n_steps":1}',
+        '{"n_steps":1,"ranges":[[0,1]],"more":1}',
+        '{"n_steps":1,"ranges":[]}',
+        '{"n_steps":1,"ranges":{}}',
+        '{"n_steps":1,"ranges":[0]}',
+        '{"n_steps":1,"ranges":[[0]]}',
+        '{"n_steps":1,"ranges":[[0,1,2]]}',
+        '{"n_steps":1,"ranges":[[0,1.0]]}',
+        '{"n_steps":1,"ranges":[[true,true]]}',
+        '{"n_steps":1,"ranges":[[-1,0]]}',
+        '{"n_steps":1,"ranges":[[2,1]]}',
+        '{"n_steps":1,"ranges":[[2,3],[3,4]]}',
+        '{"n_steps":1,"ranges":[[2,3],[0,1]]}',
+        '{"n_steps":1,"ranges":[[0,6]]}',
+        '{"n_steps":-1,"ranges":[[0,1]]}',
+        '{"n_steps":"1","ranges":[[0,1]]}',
+        f'{{"n_steps":{MAX_COUNT},"ranges":[[0,1]]}}',
         '{"n_steps":1,"n_steps":1,"ranges":[[0,1]]}',
     ],
-)  # fmt: skip
+)
 def test_a_drop_report_that_contradicts_itself_is_refused(body: str) -> None:
     with pytest.raises(Refused) as caught:
         read_drop(report(FrameKind.DROP, body))
@@ -208,7 +243,10 @@ def test_a_drop_report_that_contradicts_itself_is_refused(body: str) -> None:
 
 def test_a_drop_report_has_at_most_1024_ranges() -> None:
     ranges = [(2 * n, 2 * n) for n in range(1025)]
-    assert len(read_drop(drop_frame(SESSION, 4000, DropReport(tuple(ranges[:1024]), 1))).ranges) == 1024
+    assert (
+        len(read_drop(drop_frame(SESSION, 4000, DropReport(tuple(ranges[:1024]), 1))).ranges)
+        == 1024
+    )
     with pytest.raises(Refused):
         read_drop(drop_frame(SESSION, 4000, DropReport(tuple(ranges), 1)))
 
@@ -216,10 +254,14 @@ def test_a_drop_report_has_at_most_1024_ranges() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "", "[]", '{"n_chunks":6}', '{"n_chunks":5,"n_steps":1}', '{"n_chunks":6,"n_steps":-1}',
+        "",
+        "[]",
+        '{"n_chunks":6}',
+        '{"n_chunks":5,"n_steps":1}',
+        '{"n_chunks":6,"n_steps":-1}',
         '{"n_chunks":"6","n_steps":1}',
     ],
-)  # fmt: skip
+)
 def test_a_close_that_contradicts_its_number_is_refused(body: str) -> None:
     with pytest.raises(Refused) as caught:
         read_close(report(FrameKind.CLOSE, body))
@@ -239,7 +281,10 @@ def test_a_report_is_read_only_from_a_frame_of_its_kind() -> None:
 
 
 def sent_frames(count: int = 3) -> list[Frame]:
-    return [chunk.frame() for chunk in random_session(cart_spec(), np.random.default_rng(0), n_chunks=count)]
+    return [
+        chunk.frame()
+        for chunk in random_session(cart_spec(), np.random.default_rng(0), n_chunks=count)
+    ]
 
 
 def test_a_parcel_comes_out_as_it_went_in():
@@ -264,11 +309,18 @@ def test_a_broken_frame_does_not_spoil_the_others():
 @pytest.mark.parametrize(
     "raw",
     [
-        b"", b"UNPA", b"UNPA\xff\xff\xff\xff", b"UNPA\x02\0\0\0{}", b"UNPA\x02\0\0\0[]", b"POST\x02\0\0\0{}",
-        encode_parcel(sent_frames(1), {}) + b"x", encode_parcel(sent_frames(1), {})[:-1],
-        encode_parcel(sent_frames(1) * 65, {}), encode_parcel([], {}).replace(b"0}", b"-1}"),
+        b"",
+        b"UNPA",
+        b"UNPA\xff\xff\xff\xff",
+        b"UNPA\x02\0\0\0{}",
+        b"UNPA\x02\0\0\0[]",
+        b"POST\x02\0\0\0{}",
+        encode_parcel(sent_frames(1), {}) + b"x",
+        encode_parcel(sent_frames(1), {})[:-1],
+        encode_parcel(sent_frames(1) * 65, {}),
+        encode_parcel([], {}).replace(b"0}", b"-1}"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_parcel_is_refused(raw: bytes):
     with pytest.raises(Refused):
         decode_parcel(raw)

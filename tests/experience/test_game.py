@@ -17,7 +17,13 @@ from tests.experience.trajectories import Step, rows_of
 from understudy.core.errors import InvalidName, SpecError
 from understudy.core.tensors import DTYPES
 from understudy.experience.chunk import decode_chunk
-from understudy.experience.game import GameSpec, game_spec, random_action, spec_from_gymnasium, spec_from_json
+from understudy.experience.game import (
+    GameSpec,
+    game_spec,
+    random_action,
+    spec_from_gymnasium,
+    spec_from_json,
+)
 from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.experience.writer import action_writer
 from understudy.testing.samples import random_spec
@@ -35,7 +41,13 @@ def test_a_spec_comes_back_with_the_same_id(spec: GameSpec) -> None:
 
 
 def test_schema_ids_never_change() -> None:
-    named = game_spec("rally", obs=["x", "y"], actions=["up", "stay", "down"], has_legal=True, max_episode_steps=500)
+    named = game_spec(
+        "rally",
+        obs=["x", "y"],
+        actions=["up", "stay", "down"],
+        has_legal=True,
+        max_episode_steps=500,
+    )
     assert named.to_json() == (
         b'{"action":{"":{"dtype":"I32","n":3,"space":"discrete","start":0}},"action_names":["up","stay","down"],'
         b'"format":1,"game":"rally","has_legal":true,"max_episode_steps":500,'
@@ -65,7 +77,9 @@ def test_cartpole_is_what_gymnasium_says() -> None:
     assert spec_from_gymnasium(gymnasium.make("CartPole-v1"), game="pole").game == "pole"
 
 
-kinds: st.SearchStrategy[Any] = st.sampled_from([np.float16, np.float32, np.float64, np.uint8, np.int16, np.int64])
+kinds: st.SearchStrategy[Any] = st.sampled_from(
+    [np.float16, np.float32, np.float64, np.uint8, np.int16, np.int64]
+)
 
 
 @st.composite
@@ -131,7 +145,8 @@ def test_any_nested_gymnasium_space_can_be_recorded(obs: Any, action: Any) -> No
 
 
 def test_open_and_bounded_elements_stand_side_by_side() -> None:
-    low, high = np.array([-1, -np.inf], np.float32), np.array([np.inf, 2], np.float32)
+    low = np.array([-1, -np.inf], np.float32)
+    high = np.array([np.inf, 2], np.float32)
     env = SimpleNamespace(observation_space=gym.Box(low, high), action_space=gym.Discrete(2))
     box = spec_from_gymnasium(env, game="rally").obs[""]
     rows = np.array([[-1, -3e38], [3e38, 2], [-1.5, 0], [0, 2.5]], np.float32)
@@ -139,32 +154,50 @@ def test_open_and_bounded_elements_stand_side_by_side() -> None:
 
 
 def test_flags_and_images_keep_their_type() -> None:
-    parts = gym.Dict({"on": gym.Box(0, 1, (3,), np.bool_), "camera": gym.Box(0, 255, (84, 84), np.uint8)})
-    spec = spec_from_gymnasium(SimpleNamespace(observation_space=parts, action_space=gym.Discrete(2)), game="rally")
+    parts = gym.Dict(
+        {"on": gym.Box(0, 1, (3,), np.bool_), "camera": gym.Box(0, 255, (84, 84), np.uint8)}
+    )
+    spec = spec_from_gymnasium(
+        SimpleNamespace(observation_space=parts, action_space=gym.Discrete(2)), game="rally"
+    )
     assert spec.obs == {"on": Box((3,), DTYPES["BOOL"]), "camera": Box((84, 84), DTYPES["U8"])}
     assert spec_from_json(spec.to_json()) == spec
 
 
 def plain(**spaces: Any) -> Any:
-    return SimpleNamespace(observation_space=gym.Discrete(2), action_space=gym.Discrete(2), **spaces)
+    return SimpleNamespace(
+        observation_space=gym.Discrete(2), action_space=gym.Discrete(2), **spaces
+    )
 
 
 @pytest.mark.parametrize(
     "obs",
     [
-        gym.Text(5), gym.Sequence(gym.Discrete(2)), gym.Graph(gym.Box(0, 1, (2,)), None), gym.Dict({}), gym.Tuple(()),
-        gym.Dict({"a.b": gym.Discrete(2), "a": gym.Dict({"b": gym.Discrete(3)})}), gym.Dict({"": gym.Discrete(2)}),
-        gym.Dict({"a b": gym.Discrete(2)}), gym.Dict({"../x": gym.Discrete(2)}), gym.Dict({"ü": gym.Discrete(2)}),
-        gym.Dict({"x" * 41: gym.Discrete(2)}), gym.MultiDiscrete([2, 2], start=[1, 0]),
-        gym.Box(0, 1, (1,) * 7), gym.Box(0, 1, (300, 300)), gym.Box(0, 1, (0,)),
+        gym.Text(5),
+        gym.Sequence(gym.Discrete(2)),
+        gym.Graph(gym.Box(0, 1, (2,)), None),
+        gym.Dict({}),
+        gym.Tuple(()),
+        gym.Dict({"a.b": gym.Discrete(2), "a": gym.Dict({"b": gym.Discrete(3)})}),
+        gym.Dict({"": gym.Discrete(2)}),
+        gym.Dict({"a b": gym.Discrete(2)}),
+        gym.Dict({"../x": gym.Discrete(2)}),
+        gym.Dict({"ü": gym.Discrete(2)}),
+        gym.Dict({"x" * 41: gym.Discrete(2)}),
+        gym.MultiDiscrete([2, 2], start=[1, 0]),
+        gym.Box(0, 1, (1,) * 7),
+        gym.Box(0, 1, (300, 300)),
+        gym.Box(0, 1, (0,)),
         gym.Dict({"a" * 40: gym.Dict({"b" * 40: gym.Dict({"c" * 40: gym.Discrete(2)})})}),
         gym.Dict({f"k{n}": gym.Discrete(2) for n in range(300)}),
     ],
     ids=lambda space: str(space)[:40],
-)  # fmt: skip
+)
 def test_spaces_that_cannot_be_recorded_say_why(obs: Any) -> None:
     with pytest.raises(SpecError):
-        spec_from_gymnasium(SimpleNamespace(observation_space=obs, action_space=gym.Discrete(2)), game="rally")
+        spec_from_gymnasium(
+            SimpleNamespace(observation_space=obs, action_space=gym.Discrete(2)), game="rally"
+        )
 
 
 def test_an_action_that_does_not_fit_its_column_is_refused() -> None:
@@ -188,14 +221,18 @@ WAYS: list[tuple[Any, Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("obs", "actions", "obs_space", "action_space"), WAYS)
-def test_a_game_is_described_without_gymnasium(obs: Any, actions: Any, obs_space: Any, action_space: Any) -> None:
+def test_a_game_is_described_without_gymnasium(
+    obs: Any, actions: Any, obs_space: Any, action_space: Any
+) -> None:
     spec = game_spec("rally", obs=obs, actions=actions)
     assert (spec.obs, spec.action) == ({"": obs_space}, {"": action_space})
     assert list(spec.obs_columns) == ["obs"]
     assert list(spec.action_columns) == ["action"]
 
 
-@pytest.mark.parametrize("obs", [0, -1, True, 1.5, "six", [], [0], [1.5], ["x", 1], None, {}, ["x", "x"]])
+@pytest.mark.parametrize(
+    "obs", [0, -1, True, 1.5, "six", [], [0], [1.5], ["x", 1], None, {}, ["x", "x"]]
+)
 def test_an_observation_nobody_understands_is_refused(obs: Any) -> None:
     with pytest.raises(SpecError):
         game_spec("rally", obs=obs, actions=2)
@@ -210,18 +247,23 @@ def test_an_action_nobody_understands_is_refused(actions: Any) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"has_legal": True, "actions": Box((2,), F32)}, {"max_episode_steps": 0}, {"max_episode_steps": 2.5},
-        {"max_episode_steps": True}, {"actions": {"a": Discrete(2), "": Discrete(2)}}, {"obs": {"a/b": Discrete(2)}},
+        {"has_legal": True, "actions": Box((2,), F32)},
+        {"max_episode_steps": 0},
+        {"max_episode_steps": 2.5},
+        {"max_episode_steps": True},
+        {"actions": {"a": Discrete(2), "": Discrete(2)}},
+        {"obs": {"a/b": Discrete(2)}},
         {"obs": {"a..b": Discrete(2)}},
     ],
-)  # fmt: skip
+)
 def test_a_spec_that_contradicts_itself_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         game_spec("rally", **{"obs": 4, "actions": 2, **more})
 
 
 def test_names_must_fit_the_spaces() -> None:
-    box, two = {"": Box((2,), F32)}, {"": Discrete(2)}
+    box = {"": Box((2,), F32)}
+    two = {"": Discrete(2)}
     for names in (
         {"action_names": ("a",)},
         {"action_names": ("a", "a")},
@@ -248,18 +290,32 @@ GOOD = json.loads(game_spec("rally", obs=["x", "y"], actions=["up", "down"]).to_
 @pytest.mark.parametrize(
     "fields",
     [
-        [], None, {}, {**GOOD, "format": 2}, {**GOOD, "format": "1"}, {**GOOD, "game": "../x"}, {**GOOD, "game": None},
-        {**GOOD, "obs_names": ["x", []]}, {**GOOD, "action": {"": {"space": []}}},
+        [],
+        None,
+        {},
+        {**GOOD, "format": 2},
+        {**GOOD, "format": "1"},
+        {**GOOD, "game": "../x"},
+        {**GOOD, "game": None},
+        {**GOOD, "obs_names": ["x", []]},
+        {**GOOD, "action": {"": {"space": []}}},
         {**GOOD, "action": {"": {"space": "x"}}},
         {**GOOD, "action": {"": {"space": "discrete", "n": "2", "start": 0, "dtype": []}}},
         {**GOOD, "action": {"": {"space": "discrete", "n": 2, "start": 0, "dtype": "F9"}}},
-        {**GOOD, "obs": []}, {**GOOD, "obs": {}}, {**GOOD, "obs": {"": 1}}, {**GOOD, "obs_names": "xy"},
-        {**GOOD, "obs_names": [1, 2]}, {**GOOD, "action_names": None}, {**GOOD, "has_legal": 1},
+        {**GOOD, "obs": []},
+        {**GOOD, "obs": {}},
+        {**GOOD, "obs": {"": 1}},
+        {**GOOD, "obs_names": "xy"},
+        {**GOOD, "obs_names": [1, 2]},
+        {**GOOD, "action_names": None},
+        {**GOOD, "has_legal": 1},
         {**GOOD, "has_legal": "no"},
-        {**GOOD, "max_episode_steps": "5"}, {**GOOD, "max_episode_steps": 5.5}, {**GOOD, "more": 1},
+        {**GOOD, "max_episode_steps": "5"},
+        {**GOOD, "max_episode_steps": 5.5},
+        {**GOOD, "more": 1},
         {key: value for key, value in GOOD.items() if key != "has_legal"},
     ],
-)  # fmt: skip
+)
 def test_json_that_is_not_exactly_a_spec_is_refused(fields: Any) -> None:
     assert spec_from_json(json.dumps(GOOD)).action_names == ("up", "down")
     with pytest.raises((SpecError, InvalidName)) as refused:
@@ -267,7 +323,9 @@ def test_json_that_is_not_exactly_a_spec_is_refused(fields: Any) -> None:
     assert "Error(" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\x00", "\x7f", "\x9b2J", "\u2028", "\u202egnp"])
+@pytest.mark.parametrize(
+    "name", ["a\nb", "\x1b[31mred", "\x00", "\x7f", "\x9b2J", "\u2028", "\u202egnp"]
+)
 def test_names_with_control_characters_are_refused(name: str) -> None:
     for which in ("obs_names", "action_names"):
         with pytest.raises(SpecError, match="control characters") as refused:
@@ -286,31 +344,46 @@ def test_over_random_games_every_action_can_be_recorded():
     for seed in range(200):
         rng = np.random.default_rng(seed)
         spec = random_spec(rng)
-        columns = [np.empty((1, *space.shape), space.dtype) for space in spec.action_columns.values()]
+        columns = [
+            np.empty((1, *space.shape), space.dtype) for space in spec.action_columns.values()
+        ]
         for _ in range(5):
             action_writer(spec)(columns, 0, random_action(spec, rng))
 
 
 def test_only_legal_actions_are_drawn_and_all_of_them():
     spec = game_spec("legal", obs=1, actions=Discrete(6, 10))
-    rng, legal = np.random.default_rng(0), np.array([0, 1, 0, 1, 1, 0], bool)
+    rng = np.random.default_rng(0)
+    legal = np.array([0, 1, 0, 1, 1, 0], bool)
     assert {random_action(spec, rng, legal=legal) for _ in range(200)} == {11, 13, 14}
 
 
 @pytest.mark.parametrize(
     "space",
     [
-        Box((3,), DTYPES["F32"]), Box((2, 2), DTYPES["F32"], 0.0, None), Box((), DTYPES["F64"], -3.0, -2.0),
-        Box((2,), DTYPES["F32"], (-1.0, -3e38), (1.0, 3e38)), Box((4,), DTYPES["U64"]), Box((4,), DTYPES["I64"]),
-        Box((2,), DTYPES["I8"], -5, 5), MultiBinary((3,)), MultiDiscrete((2, 5), (2,)), Box((2,), DTYPES["F16"]),
-        Discrete(1 << 64, 0, DTYPES["U64"]), Discrete((1 << 64) - 1, -(1 << 63), DTYPES["I64"]), Discrete(10**9),
-        MultiDiscrete((1 << 63, 2), (2, 1)), Box((2,), DTYPES["BOOL"]),
-        Box((2,), DTYPES["F64"], 2e6, 3e6), Box((4,), DTYPES["U64"], 1 << 62, (1 << 64) - 2),
+        Box((3,), DTYPES["F32"]),
+        Box((2, 2), DTYPES["F32"], 0.0, None),
+        Box((), DTYPES["F64"], -3.0, -2.0),
+        Box((2,), DTYPES["F32"], (-1.0, -3e38), (1.0, 3e38)),
+        Box((4,), DTYPES["U64"]),
+        Box((4,), DTYPES["I64"]),
+        Box((2,), DTYPES["I8"], -5, 5),
+        MultiBinary((3,)),
+        MultiDiscrete((2, 5), (2,)),
+        Box((2,), DTYPES["F16"]),
+        Discrete(1 << 64, 0, DTYPES["U64"]),
+        Discrete((1 << 64) - 1, -(1 << 63), DTYPES["I64"]),
+        Discrete(10**9),
+        MultiDiscrete((1 << 63, 2), (2, 1)),
+        Box((2,), DTYPES["BOOL"]),
+        Box((2,), DTYPES["F64"], 2e6, 3e6),
+        Box((4,), DTYPES["U64"], 1 << 62, (1 << 64) - 2),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_space_is_drawn_from_within_its_bounds(space: Space):
-    spec, rng = game_spec("any", obs=1, actions=space), np.random.default_rng(1)
+    spec = game_spec("any", obs=1, actions=space)
+    rng = np.random.default_rng(1)
     drawn = np.array([random_action(spec, rng) for _ in range(300)], space.dtype)
     assert drawn.dtype == space.dtype
     assert space.holds(drawn).all()
@@ -318,7 +391,9 @@ def test_every_space_is_drawn_from_within_its_bounds(space: Space):
 
 
 def test_parts_come_as_the_game_takes_them():
-    spec = game_spec("parts", obs=1, actions={"a.x": Discrete(3), "a.y": MultiBinary((2,)), "b": Discrete(2, 5)})
+    spec = game_spec(
+        "parts", obs=1, actions={"a.x": Discrete(3), "a.y": MultiBinary((2,)), "b": Discrete(2, 5)}
+    )
     action = random_action(spec, np.random.default_rng(0))
     assert action["a"]["x"] in range(3)
     assert action["a"]["y"].shape == (2,)

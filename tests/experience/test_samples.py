@@ -24,12 +24,16 @@ def test_the_format_written_today_has_its_samples() -> None:
     assert f"format-{VERSION}" in EXPECTED
     for folder in FORMATS:
         known = {f"{name}.bin" for name in EXPECTED[folder.name]["frames"]}
-        known |= {f"spec-{game}.json" for game in EXPECTED[folder.name]["schemas"]} | {"expected.json"}
+        known |= {f"spec-{game}.json" for game in EXPECTED[folder.name]["schemas"]} | {
+            "expected.json"
+        }
         assert {file.name for file in folder.iterdir()} == known
         assert sum(file.stat().st_size for file in folder.iterdir()) < 100_000
 
 
-@pytest.mark.parametrize(("folder", "name"), FRAMES, ids=[f"{folder.name}-{name}" for folder, name in FRAMES])
+@pytest.mark.parametrize(
+    ("folder", "name"), FRAMES, ids=[f"{folder.name}-{name}" for folder, name in FRAMES]
+)
 def test_a_sample_frame_says_what_it_always_said(folder: Path, name: str) -> None:
     raw = (folder / f"{name}.bin").read_bytes()
     want = EXPECTED[folder.name]["frames"][name]
@@ -39,11 +43,16 @@ def test_a_sample_frame_says_what_it_always_said(folder: Path, name: str) -> Non
     assert frame.kind.name == want["kind"]
     assert (str(frame.session), frame.chunk_no) == (want["session"], want["chunk_no"])
     assert (frame.player.hex(), frame.received_s, frame.body_crc) == (
-        want["player"], want["received_s"], want["body_crc"],
-    )  # fmt: skip
+        want["player"],
+        want["received_s"],
+        want["body_crc"],
+    )
     if frame.kind is FrameKind.DROP:
         dropped = read_drop(frame)
-        assert ([list(pair) for pair in dropped.ranges], dropped.n_steps) == (want["ranges"], want["n_steps"])
+        assert ([list(pair) for pair in dropped.ranges], dropped.n_steps) == (
+            want["ranges"],
+            want["n_steps"],
+        )
     elif frame.kind is FrameKind.CLOSE:
         closed = read_close(frame)
         assert (closed.n_chunks, closed.n_steps) == (want["n_chunks"], want["n_steps"])

@@ -20,16 +20,21 @@ from understudy.experience.session import (
     withdraw,
 )
 
-ME, OTHER = b"m" * 16, b"o" * 16
+ME = b"m" * 16
+OTHER = b"o" * 16
 
 
 def data(number: int, first_step: int = -2, n_steps: int = 5, player: bytes = ME) -> Arrival:
     first = number * 5 if first_step == -2 else first_step
-    return Arrival(number=number, player=player, received_s=7, kind="data", first_step=first, n_steps=n_steps)
+    return Arrival(
+        number=number, player=player, received_s=7, kind="data", first_step=first, n_steps=n_steps
+    )
 
 
 def drop(number: int, *ranges: tuple[int, int], n_steps: int = 0) -> Arrival:
-    return Arrival(number=number, player=ME, received_s=7, kind="drop", dropped=ranges, n_steps=n_steps)
+    return Arrival(
+        number=number, player=ME, received_s=7, kind="drop", dropped=ranges, n_steps=n_steps
+    )
 
 
 def close(number: int) -> Arrival:
@@ -95,11 +100,15 @@ class Model:
         return ""
 
     def _contradicts(self, arrival: Arrival) -> bool:
-        number, first, end = arrival.number, arrival.first_step, arrival.first_step + arrival.n_steps
+        number = arrival.number
+        first = arrival.first_step
+        end = arrival.first_step + arrival.n_steps
         before = [steps for n, steps in self.steps.items() if n < number]
         # Behind the number only the first frame of each run is remembered, when it is data.
         behind = {
-            start: self.steps[start] for start, _ in self.runs(self.seen) if start > number and start in self.steps
+            start: self.steps[start]
+            for start, _ in self.runs(self.seen)
+            if start > number and start in self.steps
         }
         return (
             any(steps[1] > first for steps in before)
@@ -123,7 +132,8 @@ def arrivals(draw: st.DrawFn) -> Arrival:
         return refused(number, player)
     cuts = sorted(draw(st.sets(st.integers(0, number - 1), min_size=1, max_size=4)))
     ranges = [
-        (cut, min(cut + draw(st.integers(0, 2)), nxt - 1)) for cut, nxt in zip(cuts, [*cuts[1:], number], strict=True)
+        (cut, min(cut + draw(st.integers(0, 2)), nxt - 1))
+        for cut, nxt in zip(cuts, [*cuts[1:], number], strict=True)
     ]
     return drop(number, *ranges, n_steps=draw(st.integers(0, 30)))
 
@@ -137,7 +147,8 @@ def test_admit_agrees_with_sets(sequence: list[Arrival]):
         for arrival in sequence:
             model = model or Model(arrival.player)
             wanted = model.admit(arrival, ahead=8, report_ahead=12, most=4)
-            before, (state, verdict) = state, admit(state, arrival)
+            before = state
+            (state, verdict) = admit(state, arrival)
             assert verdict == wanted, arrival
             assert verdict == "" or before is None or state == before
             assert {n for one in state.ranges for n in range(one.first, one.last + 1)} == model.seen
@@ -155,7 +166,13 @@ def test_admit_agrees_with_sets(sequence: list[Arrival]):
 @given(order=st.permutations(range(40)))
 def test_any_order_ends_in_one_range(order: list[int]):
     state = after(*(data(number) for number in order))
-    assert (len(state.ranges), state.high, state.n_chunks, state.n_steps, state.missing()) == (1, 40, 40, 200, ())
+    assert (len(state.ranges), state.high, state.n_chunks, state.n_steps, state.missing()) == (
+        1,
+        40,
+        40,
+        200,
+        (),
+    )
     for number in order:
         assert admit(state, data(number)) == (state, "seen")
 
@@ -210,7 +227,9 @@ def test_a_huge_drop_costs_one_range():
         ((drop(5, (4, 4)), data(2, 100)), data(7, 50)),
     ],
 )
-def test_steps_that_contradict_a_neighbour_are_a_mismatch(known: tuple[Arrival, ...], arrival: Arrival):
+def test_steps_that_contradict_a_neighbour_are_a_mismatch(
+    known: tuple[Arrival, ...], arrival: Arrival
+):
     state = after(*known)
     assert admit(state, arrival) == (state, "step_mismatch")
 
@@ -239,7 +258,9 @@ def test_a_session_belongs_to_its_first_player():
 def test_a_forgotten_session_takes_nothing():
     state = SessionState(player=ME, forgotten=True)
     assert admit(state, data(0)) == (state, "forgotten")
-    assert admit(state, data(0, player=OTHER)) == (state, "forgotten"), "whoever it is said to be of"
+    assert admit(state, data(0, player=OTHER)) == (state, "forgotten"), (
+        "whoever it is said to be of"
+    )
     assert unpack_state(state.pack()) == state
 
 

@@ -1,4 +1,5 @@
-"""Spaces: whole columns are checked at once, bounds are exact, and descriptions come back or are refused."""
+"""Spaces: whole columns are checked at once, bounds are exact, and descriptions come back or are
+refused."""
 
 import json
 from typing import Any
@@ -11,16 +12,30 @@ from hypothesis import strategies as st
 from tests.experience.chunks import spaces
 from understudy.core.errors import SpecError
 from understudy.core.tensors import DTYPES
-from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, space_from_json
+from understudy.experience.spaces import (
+    Box,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    space_from_json,
+)
 
-F32, F64, U8, I8, I32, I64, U64, BOOL = (DTYPES[n] for n in ("F32", "F64", "U8", "I8", "I32", "I64", "U64", "BOOL"))
-NAN, INF = float("nan"), float("inf")
+F32, F64, U8, I8, I32, I64, U64, BOOL = (
+    DTYPES[n] for n in ("F32", "F64", "U8", "I8", "I32", "I64", "U64", "BOOL")
+)
+NAN = float("nan")
+INF = float("inf")
 
 HOLDS: list[tuple[Space, list[Any], list[bool]]] = [
     (Box((), F32), [0, -1e30, NAN, INF, -INF], [True, True, False, False, False]),
     (Box((), F32, -1, 1), [-1, 1, 1.0001, -1.0001, NAN], [True, True, False, False, False]),
     (Box((), F32, None, 0.1), [0.1, 0.2, -9], [True, False, True]),
-    (Box((2,), F64, (0, -1), (1, 0)), [[0, 0], [1, -1], [-1, 0], [0, 1]], [True, True, False, False]),
+    (
+        Box((2,), F64, (0, -1), (1, 0)),
+        [[0, 0], [1, -1], [-1, 0], [0, 1]],
+        [True, True, False, False],
+    ),
     (Box((), U8), [0, 255], [True, True]),
     (Box((), U8, 1, 254), [0, 1, 254, 255], [False, True, True, False]),
     (Box((), I64, 0, 2**53), [2**53, 2**53 + 1], [True, False]),
@@ -35,7 +50,9 @@ HOLDS: list[tuple[Space, list[Any], list[bool]]] = [
 ]
 
 
-@pytest.mark.parametrize(("space", "rows", "want"), HOLDS, ids=[f"{n}-{row[0]}"[:60] for n, row in enumerate(HOLDS)])
+@pytest.mark.parametrize(
+    ("space", "rows", "want"), HOLDS, ids=[f"{n}-{row[0]}"[:60] for n, row in enumerate(HOLDS)]
+)
 def test_a_space_judges_whole_columns(space: Space, rows: list[Any], want: list[bool]) -> None:
     found = space.holds(np.array(rows, space.dtype))
     assert found.tolist() == want
@@ -54,7 +71,9 @@ def test_a_description_comes_back(space: Space) -> None:
 def test_equal_spaces_are_equal_however_they_were_given() -> None:
     one = Box((2,), F32, -1, 0.1)
     assert one == Box([2], np.float32, (-1.0, np.float32(-1)), [0.1, np.float32(0.1)])  # type: ignore[arg-type]
-    assert json.dumps(one.to_json()) == json.dumps(Box((2,), np.dtype("=f4"), -1.0, float(np.float32(0.1))).to_json())
+    assert json.dumps(one.to_json()) == json.dumps(
+        Box((2,), np.dtype("=f4"), -1.0, float(np.float32(0.1))).to_json()
+    )
     assert Box((), U8, 0, 255) == Box((), U8) == Box((), np.dtype(">u1"), np.uint8(0), None)  # type: ignore[arg-type]
     assert Box((), F32, -0.0) == Box((), F32, 0)
     assert json.dumps(Box((), F32, -0.0).to_json()) == json.dumps(Box((), F32, 0).to_json())
@@ -104,20 +123,42 @@ MULTI = {"space": "multi_discrete", "counts": [2, 3], "shape": [2], "dtype": "I6
 @pytest.mark.parametrize(
     "fields",
     [
-        {}, [], None, "box", {**BOX, "space": "graph"}, {**BOX, "space": None}, {**BOX, "dtype": "C64"},
+        {},
+        [],
+        None,
+        "box",
+        {**BOX, "space": "graph"},
+        {**BOX, "space": None},
+        {**BOX, "dtype": "C64"},
         {**BOX, "dtype": []},
-        {**BOX, "shape": 2}, {**BOX, "shape": "12"}, {**BOX, "shape": [2.0]}, {**BOX, "shape": ["2"]},
+        {**BOX, "shape": 2},
+        {**BOX, "shape": "12"},
+        {**BOX, "shape": [2.0]},
+        {**BOX, "shape": ["2"]},
         {**BOX, "shape": [True]},
-        {**BOX, "shape": [-2]}, {**BOX, "low": "0"}, {**BOX, "low": True}, {**BOX, "low": [0]},
+        {**BOX, "shape": [-2]},
+        {**BOX, "low": "0"},
+        {**BOX, "low": True},
+        {**BOX, "low": [0]},
         {**BOX, "low": [0, "1"]},
-        {**BOX, "low": [0, [1]]}, {**BOX, "extra": 1}, {k: v for k, v in BOX.items() if k != "high"},
-        {**DISCRETE, "n": 0}, {**DISCRETE, "n": 2.5}, {**DISCRETE, "n": "2"}, {**DISCRETE, "n": True},
+        {**BOX, "low": [0, [1]]},
+        {**BOX, "extra": 1},
+        {k: v for k, v in BOX.items() if k != "high"},
+        {**DISCRETE, "n": 0},
+        {**DISCRETE, "n": 2.5},
+        {**DISCRETE, "n": "2"},
+        {**DISCRETE, "n": True},
         {**DISCRETE, "start": 0.5},
-        {**DISCRETE, "start": None}, {**DISCRETE, "n": 10**30}, {**MULTI, "counts": 6}, {**MULTI, "counts": [2]},
-        {**MULTI, "counts": [2, "3"]}, {**MULTI, "counts": [2, 0]}, {**MULTI, "shape": [3]},
+        {**DISCRETE, "start": None},
+        {**DISCRETE, "n": 10**30},
+        {**MULTI, "counts": 6},
+        {**MULTI, "counts": [2]},
+        {**MULTI, "counts": [2, "3"]},
+        {**MULTI, "counts": [2, 0]},
+        {**MULTI, "shape": [3]},
         {"space": "multi_binary", "shape": [0], "dtype": "I8"},
     ],
-)  # fmt: skip
+)
 def test_a_description_that_is_not_exact_is_refused(fields: Any) -> None:
     with pytest.raises(SpecError):
         space_from_json(fields)
@@ -125,7 +166,8 @@ def test_a_description_that_is_not_exact_is_refused(fields: Any) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda s: st.lists(s) | st.dictionaries(st.text(), s),
     )
 )
 def test_any_other_json_is_refused(fields: Any) -> None:

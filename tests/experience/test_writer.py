@@ -9,7 +9,13 @@ from understudy.core.errors import Refused
 from understudy.core.tensors import DTYPES
 from understudy.experience.game import game_spec
 from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from understudy.experience.writer import action_writer, check_mask, obs_reader, obs_writer, raw_action_writer
+from understudy.experience.writer import (
+    action_writer,
+    check_mask,
+    obs_reader,
+    obs_writer,
+    raw_action_writer,
+)
 
 
 def written(space, value, *, action=False):
@@ -21,7 +27,9 @@ def written(space, value, *, action=False):
     return columns[0][1]
 
 
-F32, U8, I16 = DTYPES["F32"], DTYPES["U8"], DTYPES["I16"]
+F32 = DTYPES["F32"]
+U8 = DTYPES["U8"]
+I16 = DTYPES["I16"]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +42,11 @@ F32, U8, I16 = DTYPES["F32"], DTYPES["U8"], DTYPES["I16"]
         (Box((2,), F32), np.array([3e38, 3e38], np.float32), np.array([3e38, 3e38], np.float32)),
         (Box((40,), F32), np.arange(40, dtype=np.float32), np.arange(40)),
         (Box((2, 2), F32), [[1, 2], [3, 4]], [[1, 2], [3, 4]]),
-        (Box((2, 2), F32), np.asfortranarray(np.array([[1, 2], [3, 4]], np.float32)), [[1, 2], [3, 4]]),
+        (
+            Box((2, 2), F32),
+            np.asfortranarray(np.array([[1, 2], [3, 4]], np.float32)),
+            [[1, 2], [3, 4]],
+        ),
         (Box((), F32), 3.5, 3.5),
         (Box((2,), U8), [0, 255], [0, 255]),
         (Box((2,), U8), np.array([1.0, 2.0]), [1, 2]),
@@ -123,7 +135,11 @@ def test_what_fits_is_read_without_a_copy():
 
 def test_parts_are_found_by_nested_keys_dotted_names_and_indices():
     spec = game_spec("x", obs={"a.b": Box((1,), F32), "c.0": Discrete(3)}, actions=2)
-    good: list[Any] = [{"a": {"b": [5]}, "c": (2,)}, {"a.b": [5], "c.0": 2}, {"a": {"b": [5]}, "c": {0: 2}}]
+    good: list[Any] = [
+        {"a": {"b": [5]}, "c": (2,)},
+        {"a.b": [5], "c.0": 2},
+        {"a": {"b": [5]}, "c": {0: 2}},
+    ]
     bad: list[Any] = [{"a": {"b": [5]}}, {"a": 3, "c": (2,)}, [1, 2], {"a": {"b": [5]}, "c": ()}]
     for value in good:
         columns = [np.zeros((1, 1), np.float32), np.zeros(1, np.int32)]

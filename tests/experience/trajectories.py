@@ -1,4 +1,5 @@
-"""True trajectories and the chunks they are cut into, built step by step without the code under test."""
+"""True trajectories and the chunks they are cut into, built step by step without the code under
+test."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +13,8 @@ ENDS = ("terminated", "truncated", "cut")
 
 @dataclass(frozen=True)
 class Step:
-    """One true step: the moment it was decided in (a unique number), its reward, and what came after."""
+    """One true step: the moment it was decided in (a unique number), its reward, and what came
+    after."""
 
     moment: int
     after: int
@@ -55,22 +57,31 @@ def rows_of(steps: list[Step]) -> dict[str, Any]:
             rows.append((step.after, 2, False, False, False, 0.0))
     obs, row, is_first, terminated, truncated, reward = zip(*rows, strict=True)
     return {
-        "obs": np.array(obs, np.int64), "row": np.array(row, np.uint8), "is_first": np.array(is_first, np.bool_),
-        "terminated": np.array(terminated, np.bool_), "truncated": np.array(truncated, np.bool_),
+        "obs": np.array(obs, np.int64),
+        "row": np.array(row, np.uint8),
+        "is_first": np.array(is_first, np.bool_),
+        "terminated": np.array(terminated, np.bool_),
+        "truncated": np.array(truncated, np.bool_),
         "reward": np.array(reward, np.float32),
-    }  # fmt: skip
+    }
 
 
 def joined(chunks: list[Any]) -> dict[str, Any]:
-    """The columns of consecutive chunks as one, without the bootstrap rows that the next chunk repeats."""
-    ends = [-1 if before["row"][-1] == 2 and not after["is_first"][0] else None for before, after in pairwise(chunks)]
+    """The columns of consecutive chunks as one, without the bootstrap rows that the next chunk
+    repeats."""
+    ends = [
+        -1 if before["row"][-1] == 2 and not after["is_first"][0] else None
+        for before, after in pairwise(chunks)
+    ]
     parts = list(zip(chunks, [*ends, None], strict=True))
     return {name: np.concatenate([chunk[name][:end] for chunk, end in parts]) for name in chunks[0]}
 
 
 def walked(columns: Any, start: int, *, n: int, discount: float) -> tuple[float, float, int]:
-    """(return, discount factor, row to bootstrap from) of the window at this row, one row at a time."""
-    returns, steps = 0.0, 0
+    """(return, discount factor, row to bootstrap from) of the window at this row, one row at a
+    time."""
+    returns = 0.0
+    steps = 0
     while steps < n and columns["row"][start + steps] == 0:
         returns += discount**steps * float(columns["reward"][start + steps])
         steps += 1
@@ -79,7 +90,8 @@ def walked(columns: Any, start: int, *, n: int, discount: float) -> tuple[float,
 
 
 def stacked(columns: Any, row: int, *, k: int) -> list[int] | None:
-    """The rows that a stack shows, oldest first, one row at a time; None where frames are missing."""
+    """The rows that a stack shows, oldest first, one row at a time; None where frames are
+    missing."""
     rows = [row]
     while len(rows) < k:
         first = rows[0]
@@ -102,7 +114,11 @@ def trajectories(draw: st.DrawFn, *, max_episodes: int = 5, max_steps: int = 9) 
     moment = 0
     for episode, (length, end) in enumerate(zip(lengths, ends, strict=True)):
         for number in range(length):
-            ended = end if number + 1 == length and not (last_is_open and episode + 1 == len(lengths)) else None
+            ended = (
+                end
+                if number + 1 == length and not (last_is_open and episode + 1 == len(lengths))
+                else None
+            )
             reward = float(draw(st.integers(-4, 4)))
             steps.append(Step(moment, moment + 1, reward, episode, number == 0, ended))
             moment += 1

@@ -1,4 +1,5 @@
-"""Ways for NaN, infinities and 1e30 into a training: a game, its chunks, the replay's ring, the gradient."""
+"""Ways for NaN, infinities and 1e30 into a training: a game, its chunks, the replay's ring, the
+gradient."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -63,8 +64,13 @@ class Poison:
         if not self.is_due():
             return
         masses: Any = replay._masses
-        rows = masses.rows[: len(masses)] if hasattr(masses, "rows") else np.flatnonzero(masses.leaves > 0)
-        row, value = self.rng.choice(rows), self.value()
+        rows = (
+            masses.rows[: len(masses)]
+            if hasattr(masses, "rows")
+            else np.flatnonzero(masses.leaves > 0)
+        )
+        row = self.rng.choice(rows)
+        value = self.value()
         if self.rng.random() < 0.5:
             replay._columns["obs"][row] = value
         else:
@@ -74,7 +80,8 @@ class Poison:
         """A rollout with one bad number in one env's steps, where it is due."""
         if not self.is_due():
             return rollout
-        env, step = int(self.rng.integers(len(played))), int(self.rng.integers(rollout.reward.shape[1]))
+        env = int(self.rng.integers(len(played)))
+        step = int(self.rng.integers(rollout.reward.shape[1]))
         name = str(self.rng.choice(["reward", "logp"]))
         column = np.array(getattr(rollout, name))
         column[0, step, env] = self.value()
@@ -82,7 +89,7 @@ class Poison:
         return rollout._replace(**{name: column})
 
 
-# --- the gradient ---------------------------------------------------------------------------------------------------
+# --- the gradient ---------------------------------------------------------------------------------
 
 
 @jax.custom_vjp
@@ -111,14 +118,17 @@ class SpoiledDqn(Dqn):
         raise NotImplementedError
 
     def update(self, state: DqnState, batch: Any, knobs: Mapping[str, Any]) -> Any:
-        return super().update(state, batch._replace(extras={"value": self.spoils(state, batch, knobs)}), knobs)
+        return super().update(
+            state, batch._replace(extras={"value": self.spoils(state, batch, knobs)}), knobs
+        )
 
     def _loss(self, weights: Any, target: Any, batch: Any) -> tuple[Any, Any]:
         return super()._loss(spoil(weights, batch.extras["value"]), target, batch)
 
 
 def lot(reward: Any, action: Any) -> Any:
-    """A number that is different for each batch: int[...] from [..., batch]; the same in NumPy and in JAX."""
+    """A number that is different for each batch: int[...] from [..., batch]; the same in NumPy
+    and in JAX."""
     return ((reward * 8).astype("int32") * 7 + action * 13 + 3).sum(-1)
 
 
@@ -132,7 +142,8 @@ class SometimesSpoiled(SpoiledDqn):
 
 
 class SpoiledWhileFast(SpoiledDqn):
-    """From some update on, as long as the learning rate is above 7e-4, and then every row looks to blame."""
+    """From some update on, as long as the learning rate is above 7e-4, and then every row looks
+    to blame."""
 
     def update(self, state: DqnState, batch: Any, knobs: Mapping[str, Any]) -> Any:
         updated, told = super().update(state, batch, knobs)
@@ -151,13 +162,16 @@ class SpoiledForGood(SpoiledDqn):
         return jnp.where(state.updates >= 40, jnp.inf, 0.0)
 
 
-# --- a game ---------------------------------------------------------------------------------------------------------
+# --- a game ---------------------------------------------------------------------------------------
 
 
 class BadGame(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A game whose rewards and observations are bad now and then, as its seed says: the same again after a reset."""
+    """A game whose rewards and observations are bad now and then, as its seed says: the same
+    again after a reset."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self._rng = np.random.default_rng(seed)
         return super().reset(seed=seed, options=options)
 

@@ -1,6 +1,8 @@
-"""The real ingest process with small thresholds: it checkpoints and trims so often that kills meet every stage of it.
+"""The real ingest process with small thresholds: it checkpoints and trims so often that kills meet
+every stage of it.
 
-Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.platform.ingest`.
+Run as `python -m tests.faults.ingester DATA`; it reports and stops like
+`understudy.platform.ingest`.
 """
 
 import sys
@@ -17,7 +19,8 @@ RETENTION_S = 1.0
 
 
 def make_hasty() -> None:
-    """From now on stores of this process checkpoint every few commits, and stored parts of the stream go at once."""
+    """From now on stores of this process checkpoint every few commits, and stored parts of the
+    stream go at once."""
     database.CHECKPOINT_BYTES = CHECKPOINT_BYTES
     role_defaults = ingest.IngestRole.__init__.__kwdefaults__
     assert role_defaults is not None

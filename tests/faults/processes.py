@@ -34,8 +34,16 @@ class Answer:
 
 def understudy(*arguments: str | Path, timeout_s: float = 120.0) -> Answer:
     """Run our command line with `--json`."""
-    command = [sys.executable, "-m", "understudy.cli.main", *(str(one) for one in arguments), "--json"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "understudy.cli.main",
+        *(str(one) for one in arguments),
+        "--json",
+    ]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
     lines = done.stdout.strip().splitlines()
     return Answer(done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr)
 

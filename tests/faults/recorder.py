@@ -1,7 +1,8 @@
-"""A process of players over a bad network: the simulator's testers, spool and stream, and a ledger of every promise.
+"""A process of players over a bad network: the simulator's testers, spool and stream, and a ledger
+of every promise.
 
-Run as `python -m tests.faults.recorder SETTINGS`, with settings as JSON. It reports lines of JSON until it is killed or
-its standard input closes.
+Run as `python -m tests.faults.recorder SETTINGS`, with settings as JSON. It reports lines of JSON
+until it is killed or its standard input closes.
 """
 
 import json
@@ -40,15 +41,23 @@ def main(settings: RecorderSettings) -> None:
     """Play until asked to stop; then close, which flushes what it can."""
     rng = np.random.default_rng(settings.seed)
     data = DataFolder(Path(settings.data))
-    # Inside the faults: whatever the stream called durable is promised, whether the client heard of it or not.
+    # Inside the faults: whatever the stream called durable is promised, whether the client heard of
+    # it or not.
     ledger = LedgerLink(local_link(data.root, cart(), SystemClock()), data.ledger)
     link = FaultyLink(ledger, Faults(**settings.faults), np.random.default_rng(settings.seed + 1))
     sender = SenderConfig(
-        linger_s=settings.linger_s, idle_s=0.5, adopt_every_s=0.5, retry_first_s=0.01, retry_cap_s=0.05
+        linger_s=settings.linger_s,
+        idle_s=0.5,
+        adopt_every_s=0.5,
+        retry_first_s=0.01,
+        retry_cap_s=0.05,
     )
     config = ClientConfig(spool=data.spool, spool_cap_bytes=settings.spool_cap_bytes, sender=sender)
     game = connect(spec=cart(), link=link, consent="granted", config=config)
-    people = [Tester(Cart(rng, end_share=0.02), game.recorder(name), settings.seed) for name in settings.players]
+    people = [
+        Tester(Cart(rng, end_share=0.02), game.recorder(name), settings.seed)
+        for name in settings.players
+    ]
     play_on(game, ledger, people, rate=settings.rate, close_s=config.close_timeout_s)
 
 

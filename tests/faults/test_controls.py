@@ -1,6 +1,7 @@
 """Controls: each safeguard is taken away in turn, and the suite's own detector must go red.
 
-A test that cannot fail proves nothing. The power cut's control (no fsync) is in `test_power_cut.py`.
+A test that cannot fail proves nothing. The power cut's control (no fsync) is in
+`test_power_cut.py`.
 """
 
 from collections.abc import Callable
@@ -46,13 +47,15 @@ def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def record(data: DataFolder, rng: np.random.Generator, wrap: Callable[[Link], Link] | None = None) -> None:
+def record(
+    data: DataFolder, rng: np.random.Generator, wrap: Callable[[Link], Link] | None = None
+) -> None:
     with playing(data, ["ada", "bob"], rng, wrap=wrap) as table:
         for _ in range(CHUNKS):
             table.play()
 
 
-# --- Dedup ----------------------------------------------------------------------------------------------------------
+# --- Dedup ----------------------------------------------------------------------------------------
 
 
 def record_everything_twice(data: DataFolder, rng: np.random.Generator) -> None:
@@ -89,7 +92,9 @@ def test_without_dedup_and_a_unique_key_verify_sees_duplicates(
     data: DataFolder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, card: Card
 ) -> None:
     without_dedup(monkeypatch)
-    monkeypatch.setattr(database, "_SCHEMA", database._SCHEMA.replace("CREATE UNIQUE INDEX", "CREATE INDEX"))
+    monkeypatch.setattr(
+        database, "_SCHEMA", database._SCHEMA.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
+    )
     record_everything_twice(data, rng)
     found = verify(data)
     went_red = found.exit_code == 1 and found.duplicate_steps > 0
@@ -97,14 +102,16 @@ def test_without_dedup_and_a_unique_key_verify_sees_duplicates(
     assert went_red, found
 
 
-# --- Positions with their data --------------------------------------------------------------------------------------
+# --- Positions with their data --------------------------------------------------------------------
 
 
 class PositionFirst:
-    """Commits where it is before what it read, as many a consumer does, and dies in between once."""
+    """Commits where it is before what it read, as many a consumer does, and dies in between
+    once."""
 
     def __init__(self, store: LocalStore, *, dies_at: int) -> None:
-        self._store, self._left = store, dies_at
+        self._store = store
+        self._left = dies_at
 
     def write(self, batch: WriteBatch) -> Receipt:
         self._store.write(WriteBatch(batch.partition, batch.epoch, batch.position))
@@ -118,7 +125,8 @@ class PositionFirst:
 
 
 class DataFirst(PositionFirst):
-    """The real order, with the death where it hurts most: after the commit, before anybody knows of it."""
+    """The real order, with the death where it hurts most: after the commit, before anybody knows
+    of it."""
 
     def write(self, batch: WriteBatch) -> Receipt:
         receipt = self._store.write(batch)
@@ -132,7 +140,8 @@ def crash_while_storing(
     data: DataFolder, rng: np.random.Generator, wrap: Callable[[LocalStore], PositionFirst]
 ) -> Verdict:
     deployment_key(data.root)
-    stream, specs = FileStream(data.stream), SpecFolder(data.games)
+    stream = FileStream(data.stream)
+    specs = SpecFolder(data.games)
     with LocalStore(data.store, specs=specs) as store:
         wrapped: ExperienceStore = wrap(store)  # type: ignore[assignment]
         service = IngestService(stream, wrapped, specs, owner="test")
@@ -167,7 +176,7 @@ def test_with_positions_before_data_verify_sees_the_loss(
     assert went_red, found
 
 
-# --- Checksums ------------------------------------------------------------------------------------------------------
+# --- Checksums ------------------------------------------------------------------------------------
 
 
 def stored_observations(data: DataFolder) -> set[bytes]:
@@ -235,14 +244,20 @@ def damage(data: DataFolder, place: str, rng: np.random.Generator) -> set[bytes]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_flipped_bit_is_caught_by_a_checksum(data: DataFolder, rng: np.random.Generator, place: str) -> None:
+def test_a_flipped_bit_is_caught_by_a_checksum(
+    data: DataFolder, rng: np.random.Generator, place: str
+) -> None:
     damage(data, place, rng)
     assert verify(data).exit_code == 1
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_without_checksums_the_flipped_bit_reaches_readers(
-    data: DataFolder, rng: np.random.Generator, place: str, monkeypatch: pytest.MonkeyPatch, card: Card
+    data: DataFolder,
+    rng: np.random.Generator,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    card: Card,
 ) -> None:
     truth = damage(data, place, rng)
     skip_checksums(monkeypatch)

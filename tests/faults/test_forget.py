@@ -38,7 +38,8 @@ def rng(seed: int) -> np.random.Generator:
 
 
 def record_everywhere(data: DataFolder, rng: np.random.Generator, aside: Path) -> list[Frame]:
-    """Leave ada's canary in the store, its quarantine, the stream and the spool; give back her frames."""
+    """Leave ada's canary in the store, its quarantine, the stream and the spool; give back her
+    frames."""
     with IngestRole(data) as role:
         for _ in range(2):
             with playing(data, ["ada", "bob"], rng, canary=CANARY) as table:
@@ -52,7 +53,11 @@ def record_everywhere(data: DataFolder, rng: np.random.Generator, aside: Path) -
             table.play()
     spooled = DataFolder(data.root)
     with playing(
-        spooled, ["ada"], rng, canary=CANARY, wrap=lambda link: FaultyLink(link, Faults(fail=1.0), rng)
+        spooled,
+        ["ada"],
+        rng,
+        canary=CANARY,
+        wrap=lambda link: FaultyLink(link, Faults(fail=1.0), rng),
     ) as table:
         table.play()
         shutil.copytree(data.spool, aside)
@@ -65,11 +70,14 @@ def poison(data: DataFolder, rng: np.random.Generator) -> None:
     """A frame of ada's that ends in quarantine: the canary beside an action that is none."""
     chunk = random_chunk(cart(), rng, session=new_session())
     columns = {name: column.copy() for name, column in chunk.columns.items()}
-    columns["obs"][0], columns["action"][0] = np.frombuffer(CANARY, np.float32), 77
+    columns["obs"][0] = np.frombuffer(CANARY, np.float32)
+    columns["action"][0] = 77
     frame = replace(chunk, columns=columns).frame()
     stream = FileStream(data.stream)
     ada = pseudonym(deployment_key(data.root), GAME, "ada")
-    assert stream.append([frame.stamped(ada, int(chunk.meta.session.int >> 80) // 1000)])[0].accepted
+    assert stream.append([frame.stamped(ada, int(chunk.meta.session.int >> 80) // 1000)])[
+        0
+    ].accepted
     stream.close()
 
 
@@ -88,7 +96,9 @@ def others(data: DataFolder) -> set[tuple[uuid.UUID, int, int]]:
     with StoreView(data.store) as view:
         items = view.tail(None, max_items=100_000, wait_s=0.0).items
     frames = [item.frame for item in items if isinstance(item, Stored)]
-    return {(frame.session, frame.chunk_no, frame.body_crc) for frame in frames if frame.player != ada}
+    return {
+        (frame.session, frame.chunk_no, frame.body_crc) for frame in frames if frame.player != ada
+    }
 
 
 def settle(data: DataFolder) -> None:
@@ -131,7 +141,10 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
     assert verified.fields["forgotten_chunks"] > 10
     assert others(data) == before
     card.line(
-        "canary in no file after forget", tried=len(held), held=sum(held), note="at once, from spool, from stream"
+        "canary in no file after forget",
+        tried=len(held),
+        held=sum(held),
+        note="at once, from spool, from stream",
     )
     assert all(held)
 

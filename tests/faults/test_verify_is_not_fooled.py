@@ -1,4 +1,5 @@
-"""`data verify` on a folder that somebody damaged: it exits 1 each time, 2 without a ledger, 0 when all is fine."""
+"""`data verify` on a folder that somebody damaged: it exits 1 each time, 2 without a ledger, 0
+when all is fine."""
 
 import random
 import shutil
@@ -99,7 +100,9 @@ def test_a_flipped_byte_anywhere_is_caught_or_changes_nothing(
     recorded: Path, tmp_path: Path, flips: int, seed: int, card: Card
 ) -> None:
     rng = random.Random(seed)
-    fine = understudy("data", "verify", "--data", shutil.copytree(recorded, tmp_path / "fine")).fields
+    fine = understudy(
+        "data", "verify", "--data", shutil.copytree(recorded, tmp_path / "fine")
+    ).fields
     caught = harmless = 0
     for number in range(flips):
         data = DataFolder(Path(shutil.copytree(recorded, tmp_path / str(number))))
@@ -111,7 +114,14 @@ def test_a_flipped_byte_anywhere_is_caught_or_changes_nothing(
         if answer.code == 1 and answer.fields:
             caught += 1
         else:
-            assert (answer.code, answer.fields) == (0, fine), f"byte {at} of {path.relative_to(data.root)}: {answer}"
+            assert (answer.code, answer.fields) == (0, fine), (
+                f"byte {at} of {path.relative_to(data.root)}: {answer}"
+            )
             harmless += 1
         shutil.rmtree(data.root)
-    card.line("bytes flipped at random in a store", tried=flips, held=caught + harmless, note=f"{caught} caught")
+    card.line(
+        "bytes flipped at random in a store",
+        tried=flips,
+        held=caught + harmless,
+        note=f"{caught} caught",
+    )

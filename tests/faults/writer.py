@@ -1,7 +1,8 @@
-"""A whole platform in one process, on a disk that may lose its power: players, stream, ingest, store, and forgetting.
+"""A whole platform in one process, on a disk that may lose its power: players, stream, ingest,
+store, and forgetting.
 
-Run as `python -m tests.faults.writer SETTINGS`. What it was promised goes to a folder on another disk: the ledger, the
-players that were forgotten, and the deployment's key.
+Run as `python -m tests.faults.writer SETTINGS`. What it was promised goes to a folder on another
+disk: the ledger, the players that were forgotten, and the deployment's key.
 """
 
 import json
@@ -43,11 +44,14 @@ class WriterSettings:
 
 
 def main(settings: WriterSettings) -> None:
-    data, outside = DataFolder(Path(settings.data)), Path(settings.outside)
+    data = DataFolder(Path(settings.data))
+    outside = Path(settings.outside)
     outside.mkdir(exist_ok=True)
-    rng, sync = np.random.default_rng(settings.seed), sync_data if settings.syncs else no_sync
+    rng = np.random.default_rng(settings.seed)
+    sync = sync_data if settings.syncs else no_sync
     key = deployment_key(data.root)
-    specs, stream = SpecFolder(data.games), FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)
+    specs = SpecFolder(data.games)
+    stream = FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)
     door = Door(key, cart().game, SystemClock())
     link = LedgerLink(LocalLink(stream, door=door, specs_folder=data.games), outside / "ledger")
     config = ClientConfig(background=False, spool=data.spool)
@@ -76,7 +80,9 @@ def _forget(store: LocalStore, key: bytes, player: str, outside: Path) -> None:
     last = store.next_arrival
     store.forget(pseudonym(key, GAME, player))
     with (outside / "forgotten").open("a") as file:
-        file.write(json.dumps({"player": pseudonym(key, GAME, player).hex(), "before": last}) + "\n")
+        file.write(
+            json.dumps({"player": pseudonym(key, GAME, player).hex(), "before": last}) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ def test_ten_thousand_random_steps_have_gymnasiums_bits():
 
 @pytest.mark.parametrize("num_envs", [1, 3, 64])
 def test_carts_that_move_in_place_have_gymnasiums_bits(num_envs: int):
-    rng, carts, n_ended = np.random.default_rng(5), cartpole.Carts(num_envs), 0
+    rng = np.random.default_rng(5)
+    carts = cartpole.Carts(num_envs)
+    n_ended = 0
     envs: list[Any] = [gymnasium.make("CartPole-v1").unwrapped for _ in range(num_envs)]
     for i, env in enumerate(envs):
         env.reset(seed=i)
@@ -69,7 +71,9 @@ def test_jax_form_is_close_and_runs_compiled():
     rng = np.random.default_rng(3)
     states = rng.uniform(-1, 1, (4, 500)) * np.array([2.5, 3, 0.25, 3])[:, None]
     action = rng.integers(2, size=500)
-    state, reward, terminated = jax.jit(lambda s, a: cartpole.step(jnp, s, a))(states.astype(np.float32), action)
+    state, reward, terminated = jax.jit(lambda s, a: cartpole.step(jnp, s, a))(
+        states.astype(np.float32), action
+    )
     wanted, _, ended = cartpole.step(np, states, action)
     np.testing.assert_allclose(state, wanted, rtol=1e-4, atol=1e-5)
     assert (np.asarray(terminated) == ended).mean() > 0.99
@@ -94,14 +98,19 @@ def test_without_a_seed_each_episode_differs():
 
 def test_many_first_states_have_the_bits_of_each_alone():
     seeds = np.random.default_rng(4).integers(1 << 32, size=500)
-    assert cartpole.reset_many(seeds).T.tobytes() == np.array([cartpole.reset(int(seed)) for seed in seeds]).tobytes()
+    assert (
+        cartpole.reset_many(seeds).T.tobytes()
+        == np.array([cartpole.reset(int(seed)) for seed in seeds]).tobytes()
+    )
 
 
-# --- Many generators' first numbers at once ---------------------------------------------------------------------------
+# --- Many generators' first numbers at once -------------------------------------------------------
 
 
 def test_numbers_have_numpys_bits():
-    seeds = np.concatenate([[0, 1, 1 << 31, (1 << 32) - 1], np.random.default_rng(0).integers(1 << 32, size=2_000)])
+    seeds = np.concatenate(
+        [[0, 1, 1 << 31, (1 << 32) - 1], np.random.default_rng(0).integers(1 << 32, size=2_000)]
+    )
     wanted = np.array([np.random.default_rng(int(seed)).random(4) for seed in seeds])
     assert cartpole.first_uniforms(seeds, 4).T.tobytes() == wanted.tobytes()
 

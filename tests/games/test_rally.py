@@ -13,10 +13,13 @@ from understudy.games.rally import Court, Ints
 N = 64
 
 
-def played(seed: int, decisions: int) -> tuple[list[Court], np.ndarray[tuple[int, int, int], np.dtype[np.int64]]]:
+def played(
+    seed: int, decisions: int
+) -> tuple[list[Court], np.ndarray[tuple[int, int, int], np.dtype[np.int64]]]:
     """One court in plain integers, played at random; its moments and the actions."""
     actions = np.random.default_rng(seed).integers(0, 3, (decisions, 2, 1))
-    court, moments = rally.serve(seed), []
+    court = rally.serve(seed)
+    moments = []
     for left, right in actions[:, :, 0].tolist():
         court, _ = rally.step(Ints, court, left, right)
         moments.append(court)
@@ -32,7 +35,9 @@ def test_integers_numpy_and_jax_play_the_same_match(module: object):
     for at, (left, right) in enumerate(actions):
         court, _ = rally.step(xp, court, xp.asarray(left, np.int32), xp.asarray(right, np.int32))  # type: ignore[attr-defined]
         for name, part in zip(Court._fields, court, strict=True):
-            assert np.asarray(part).tolist() == [getattr(moments[at], name) for moments, _ in singles], name
+            assert np.asarray(part).tolist() == [
+                getattr(moments[at], name) for moments, _ in singles
+            ], name
 
 
 def test_everything_stays_where_it_belongs_and_a_ball_that_left_stands_still():
@@ -40,7 +45,10 @@ def test_everything_stays_where_it_belongs_and_a_ball_that_left_stands_still():
         moments, _ = played(seed, 200)
         for court in moments:
             assert rally.BALL <= court.y <= rally.HEIGHT - rally.BALL
-            assert all(rally.PADDLE <= paddle <= rally.HEIGHT - rally.PADDLE for paddle in (court.left, court.right))
+            assert all(
+                rally.PADDLE <= paddle <= rally.HEIGHT - rally.PADDLE
+                for paddle in (court.left, court.right)
+            )
             assert abs(court.speed_x) <= rally.MAX_SPEED
             assert abs(court.speed_y) <= rally.MAX_STEEP
         is_out = [rally.point(Ints, court) != 0 for court in moments]
@@ -77,7 +85,8 @@ def test_serves_differ_by_seed_and_go_to_both_sides():
 
 def test_better_opponents_win_more_points():
     def share(ours: str, theirs: str) -> float:
-        court, seeds = rally.serve(np.arange(400)), np.arange(400)
+        court = rally.serve(np.arange(400))
+        seeds = np.arange(400)
         for at in range(rally.MAX_DECISIONS):
             drawn = [rally.drawn_at(seeds + 1000 * seat, at) for seat in (0, 1)]
             both = [

@@ -1,9 +1,17 @@
-"""A stop while something cannot be stored: what the next start mends by itself is left to it, and told."""
+"""A stop while something cannot be stored: what the next start mends by itself is left to it,
+and told."""
 
 import pytest
 from structlog.testing import capture_logs
 
-from understudy.core.errors import ClaimLost, ConfigError, Corrupt, StorageFailed, StorageFull, Unreachable
+from understudy.core.errors import (
+    ClaimLost,
+    ConfigError,
+    Corrupt,
+    StorageFailed,
+    StorageFull,
+    Unreachable,
+)
 from understudy.ingest.service import leaving_the_rest
 
 
@@ -12,7 +20,9 @@ def fail(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [StorageFull("why"), Unreachable("why"), ClaimLost("why")])
-def test_what_passes_by_itself_is_left_to_the_next_start_when_somebody_asked_to_stop(error: Exception):
+def test_what_passes_by_itself_is_left_to_the_next_start_when_somebody_asked_to_stop(
+    error: Exception,
+):
     with capture_logs() as logs, leaving_the_rest():
         fail(error)
     assert [(one["event"], one["error"]) for one in logs] == [("not_drained", "why")]

@@ -24,7 +24,14 @@ from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.faults import Crash, CrashingStore, Faults, FaultyStream
-from understudy.testing.samples import OTHER_PLAYER, PLAYER, cart_spec, random_chunk, random_session, stamped
+from understudy.testing.samples import (
+    OTHER_PLAYER,
+    PLAYER,
+    cart_spec,
+    random_chunk,
+    random_session,
+    stamped,
+)
 from understudy.testing.streams import read_all
 
 SPEC = cart_spec()
@@ -41,11 +48,17 @@ class Bench:
         self.specs = specs or KnownSpecs(SPEC)
         self.service = self.start()
 
-    def start(self, *, owner: str = "bench", max_read_bytes: int = 1 << 20, store=None, stream=None) -> IngestService:
+    def start(
+        self, *, owner: str = "bench", max_read_bytes: int = 1 << 20, store=None, stream=None
+    ) -> IngestService:
         return IngestService(
-            stream or self.stream, store or self.store, self.specs, owner=owner,
-            config=IngestConfig(max_read_bytes=max_read_bytes), clock=self.clock,
-        )  # fmt: skip
+            stream or self.stream,
+            store or self.store,
+            self.specs,
+            owner=owner,
+            config=IngestConfig(max_read_bytes=max_read_bytes),
+            clock=self.clock,
+        )
 
     def session(self, n_chunks: int = 3) -> list[Chunk]:
         return random_session(SPEC, self.rng, n_chunks=n_chunks)
@@ -91,10 +104,20 @@ def test_one_bad_frame_never_stops_a_partition(bench: Bench):
     frames = list(stamped(good))
     odd = [
         frames[0].stamped(PLAYER, 1 << 31),
-        Frame(kind=frames[0].kind, session=frames[0].session, chunk_no=MAX_COUNT, body=b"", body_crc=0),
-        Frame(kind=frames[0].kind, session=frames[0].session, chunk_no=(1 << 64) - 1, body=b"", body_crc=0),
+        Frame(
+            kind=frames[0].kind, session=frames[0].session, chunk_no=MAX_COUNT, body=b"", body_crc=0
+        ),
+        Frame(
+            kind=frames[0].kind,
+            session=frames[0].session,
+            chunk_no=(1 << 64) - 1,
+            body=b"",
+            body_crc=0,
+        ),
         Frame(kind=frames[0].kind, session=new_session(0.0), chunk_no=0, body=b"{}", body_crc=7),
-        random_chunk(game_spec("nobody", obs=1, actions=1), bench.rng, session=new_session(START_S)).frame(),
+        random_chunk(
+            game_spec("nobody", obs=1, actions=1), bench.rng, session=new_session(START_S)
+        ).frame(),
     ]
     for index, frame in enumerate(frames):
         bench.stream.append([frame, odd[index % len(odd)]])
@@ -112,10 +135,13 @@ def test_duplicates_reorders_failures_and_lost_answers_store_each_frame_once(ben
     chunks = [chunk for _ in range(6) for chunk in bench.session(10)]
     waiting = list(stamped(chunks))
     while waiting:
-        batch, waiting = waiting[:7], waiting[7:]
+        batch = waiting[:7]
+        waiting = waiting[7:]
         try:
             outcomes = stream.append(batch)
-            waiting += [frame for frame, one in zip(batch, outcomes, strict=True) if not one.accepted]
+            waiting += [
+                frame for frame, one in zip(batch, outcomes, strict=True) if not one.accepted
+            ]
         except StorageFailed:
             waiting += batch
         bench.service.step()
@@ -123,7 +149,12 @@ def test_duplicates_reorders_failures_and_lost_answers_store_each_frame_once(ben
     assert bench.keys() == keys_of(chunks)
     assert bench.service.stats.fates["duplicate"] > 10
     audit = bench.store.audit()
-    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (60, 0, 0, 0)
+    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (
+        60,
+        0,
+        0,
+        0,
+    )
 
 
 def test_a_service_that_dies_after_any_write_stores_nothing_twice(bench: Bench):
@@ -132,7 +163,9 @@ def test_a_service_that_dies_after_any_write_stores_nothing_twice(bench: Bench):
     lives = 0
     while True:
         lives += 1
-        service = bench.start(store=CrashingStore(bench.store, dies=lambda write: write == 2), max_read_bytes=1)
+        service = bench.start(
+            store=CrashingStore(bench.store, dies=lambda write: write == 2), max_read_bytes=1
+        )
         try:
             service.drain()
             break
@@ -146,7 +179,8 @@ def test_a_service_that_dies_after_any_write_stores_nothing_twice(bench: Bench):
 
 def test_a_restarted_service_goes_on_where_the_store_stands(tmp_path: Path):
     bench = Bench(tmp_path)
-    first, second = bench.session(4), bench.session(4)
+    first = bench.session(4)
+    second = bench.session(4)
     bench.send(first)
     bench.service.drain()
     bench.store.close()
@@ -193,7 +227,9 @@ def test_a_parked_frame_can_be_replayed_however_late_its_schema_comes(bench: Ben
     bench.clock.advance(40 * DAY_S)
     bench.specs.register(later)
     (waiting,) = bench.store.quarantined()
-    assert check(waiting.raw, specs=bench.specs, received_s=waiting.received_s).outcome == "candidate"
+    assert (
+        check(waiting.raw, specs=bench.specs, received_s=waiting.received_s).outcome == "candidate"
+    )
 
 
 def test_a_game_nobody_knows_is_refused_and_one_schema_of_it_parks_the_others(bench: Bench):
@@ -218,7 +254,8 @@ def test_conflicts_and_foreign_sessions_are_counted_by_reason(bench: Bench):
 
 
 def test_a_lost_claim_is_taken_again_when_it_is_free(bench: Bench):
-    first, second = bench.session(2), bench.session(2)
+    first = bench.session(2)
+    second = bench.session(2)
     bench.send(first)
     bench.service.drain()
     bench.clock.advance(31.0)
@@ -288,13 +325,17 @@ def test_draining_goes_on_with_other_partitions_when_a_claim_is_lost(bench: Benc
 
 
 class Elsewhere(MemoryStream):
-    """A stream on a machine whose clock is wrong; it says how complete a read is by durations alone."""
+    """A stream on a machine whose clock is wrong; it says how complete a read is by durations
+    alone."""
 
     def __init__(self, clock: ManualClock, *, ahead_s: float) -> None:
         super().__init__(2, clock=clock)
-        self._ours, self._ahead_s = clock, ahead_s
+        self._ours = clock
+        self._ahead_s = ahead_s
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         read = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
         last_s = read.records[-1].time_s if read.records else self._ours.now()
         wrong = [replace(one, time_s=one.time_s + self._ahead_s) for one in read.records]
@@ -321,7 +362,9 @@ class Hidden(Elsewhere):
     def partitions(self) -> Sequence[Partition]:
         return [one for one in super().partitions() if self.is_read or not one.parents]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         read = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
         self.is_read |= read.ended
         return read
@@ -344,7 +387,9 @@ class OneIsAway(MemoryStream):
 
     is_away = True
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         if self.is_away and partition == "p0":
             raise Unreachable("p0 is read by others")
         return super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
@@ -377,7 +422,8 @@ def test_a_trimmed_position_is_read_on_from_the_earliest(bench: Bench):
     first = bench.session(2)
     bench.send(first)
     service.drain()
-    lost, kept = bench.session(3), bench.session(3)
+    lost = bench.session(3)
+    kept = bench.session(3)
     bench.send(lost)
     bench.send(kept)
     stream.trim("p0", keep_last=3)
@@ -405,7 +451,8 @@ class ScriptedStore:
     """A store that is full for the first writes."""
 
     def __init__(self, inner: LocalStore, full_for: int) -> None:
-        self._inner, self._left = inner, full_for
+        self._inner = inner
+        self._left = full_for
         self.claim = inner.claim
 
     def write(self, batch: WriteBatch) -> Receipt:
@@ -459,7 +506,9 @@ class BrokenReads:
     def partitions(self) -> Sequence[Partition]:
         return [Partition("p")]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         start = 0 if after is None else int(after) + 1
         records = self._records[start : start + 50]
         return Read(records, records[-1].position if records else after, False)
@@ -488,7 +537,9 @@ def test_ingest_over_the_file_stream_survives_reopening_of_everything(tmp_path: 
     for start in range(0, 20, 4):
         stream = FileStream(tmp_path / "stream", clock=bench.clock)
         stream.append(list(stamped(chunks[start : start + 4])))
-        service = IngestService(stream, bench.store, SpecFolder(tmp_path / "games"), owner="x", clock=bench.clock)
+        service = IngestService(
+            stream, bench.store, SpecFolder(tmp_path / "games"), owner="x", clock=bench.clock
+        )
         service.drain()
         stream.close()
         service.drain()

@@ -1,4 +1,5 @@
-"""What stands between a store and its Cassandra in fault tests: requests that are cut off, delayed or held back."""
+"""What stands between a store and its Cassandra in fault tests: requests that are cut off,
+delayed or held back."""
 
 import threading
 from collections.abc import Callable
@@ -23,7 +24,8 @@ class Cut:
     """Lets some writes through, then nothing at all."""
 
     def __init__(self, send: Send, writes: int) -> None:
-        self._send, self.left = send, writes
+        self._send = send
+        self.left = writes
 
     def __call__(self, statement: Any, done: Done) -> None:
         if is_write(statement):
@@ -47,7 +49,9 @@ class Delay:
     """Holds every write back for a random time."""
 
     def __init__(self, send: Send, *, most_s: float, seed: int) -> None:
-        self._send, self._most_s, self._rng = send, most_s, np.random.default_rng(seed)
+        self._send = send
+        self._most_s = most_s
+        self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self.delayed = 0
 
@@ -67,9 +71,11 @@ class Hold:
     """Keeps writes back until they are let go; `seen` is set when the first one waits."""
 
     def __init__(self, send: Send, *, only: Callable[[Any], bool] = is_write) -> None:
-        self._send, self._only = send, only
+        self._send = send
+        self._only = only
         self._held: list[tuple[Any, Done]] = []
-        self.holds, self.seen = True, threading.Event()
+        self.holds = True
+        self.seen = threading.Event()
         self._lock = threading.Lock()
 
     def __call__(self, statement: Any, done: Done) -> None:
@@ -83,7 +89,8 @@ class Hold:
     def let_go(self) -> None:
         with self._lock:
             self.holds = False
-            held, self._held = self._held, []
+            held = self._held
+            self._held = []
         for statement, done in held:
             self._send(statement, done)
 
@@ -105,7 +112,9 @@ def is_row(statement: Any) -> bool:
 
 def is_data(statement: Any) -> bool:
     """Whether a request writes a frame, or what a commit says."""
-    return _text(statement).startswith("INSERT") and any(name in _text(statement) for name in (".chunks ", ".commits "))
+    return _text(statement).startswith("INSERT") and any(
+        name in _text(statement) for name in (".chunks ", ".commits ")
+    )
 
 
 def _text(statement: Any) -> str:

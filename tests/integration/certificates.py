@@ -1,4 +1,5 @@
-"""Certificates for servers that want TLS: an authority of our own, whom it signed, and one that signed nothing."""
+"""Certificates for servers that want TLS: an authority of our own, whom it signed, and one that
+signed nothing."""
 
 import datetime
 import ipaddress
@@ -11,14 +12,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def write_certificates(folder: Path, names: Mapping[str, Sequence[str]]) -> None:
-    """`ca.pem`, `stranger.pem`, and for each who a `who.pem` with key and certificate for these addresses."""
+    """`ca.pem`, `stranger.pem`, and for each who a `who.pem` with key and certificate for these
+    addresses."""
     key, authority = _authority("understudy tests")
     for who, addresses in names.items():
         own = ec.generate_private_key(ec.SECP256R1())
-        held = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(one)) for one in addresses])
-        signed = _builder(who, issuer=authority.subject).public_key(own.public_key()).add_extension(held, False)
+        held = x509.SubjectAlternativeName(
+            [x509.IPAddress(ipaddress.ip_address(one)) for one in addresses]
+        )
+        signed = (
+            _builder(who, issuer=authority.subject)
+            .public_key(own.public_key())
+            .add_extension(held, False)
+        )
         private = own.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
         (folder / f"{who}.pem").write_bytes(private + _pem(signed.sign(key, hashes.SHA256())))
     (folder / "ca.pem").write_bytes(_pem(authority))
@@ -28,7 +38,9 @@ def write_certificates(folder: Path, names: Mapping[str, Sequence[str]]) -> None
 def _authority(name: str) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(name).public_key(key.public_key())
-    return key, builder.add_extension(x509.BasicConstraints(True, None), True).sign(key, hashes.SHA256())
+    return key, builder.add_extension(x509.BasicConstraints(True, None), True).sign(
+        key, hashes.SHA256()
+    )
 
 
 def _builder(name: str, *, issuer: x509.Name | None = None) -> x509.CertificateBuilder:

@@ -1,4 +1,5 @@
-"""Commands of ours as processes of their own; none outlives the block that started it, whatever fails there."""
+"""Commands of ours as processes of their own; none outlives the block that started it, whatever
+fails there."""
 
 import subprocess
 import sys
@@ -13,7 +14,9 @@ _END_S = 200.0
 def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
     """A command at work; all that it says comes on one pipe."""
     command = [sys.executable, "-m", "understudy.cli.main", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             yield process
         finally:

@@ -1,6 +1,8 @@
-"""Real servers for the tests of this folder: each is started when the first test asks for it, and stopped at the end.
+"""Real servers for the tests of this folder: each is started when the first test asks for it, and
+stopped at the end.
 
-A server that cannot be had here skips its tests by name and reason. Instead of one of ours, another may be given:
+A server that cannot be had here skips its tests by name and reason. Instead of one of ours, another
+may be given:
 
     UNDERSTUDY_TEST_CASSANDRA=host:port   UNDERSTUDY_TEST_CASSANDRA_CREDENTIALS=file    (also _KAFKA, _KINESIS, _S3)
 """
@@ -32,7 +34,8 @@ class External:
     is_alive = True
 
     def __init__(self, name: str, address: str, file: Path) -> None:
-        self.name, self.credentials_file = name, file
+        self.name = name
+        self.credentials_file = file
         has_scheme = "://" in address
         self.address = address.partition("://")[2].rstrip("/") if has_scheme else address
         self.url = address.rstrip("/") if has_scheme else f"http://{address}"
@@ -55,7 +58,9 @@ def serve(name: str, factory: pytest.TempPathFactory) -> Iterator[Server | Exter
     if address := os.environ.get(variable):
         file = os.environ.get(f"{variable}_CREDENTIALS")
         if not file:
-            pytest.fail(f"{variable} is set; name the file with its credentials in {variable}_CREDENTIALS")
+            pytest.fail(
+                f"{variable} is set; name the file with its credentials in {variable}_CREDENTIALS"
+            )
         yield External(name, address, Path(file))
         return
     if reason := why_not(name):
@@ -63,7 +68,9 @@ def serve(name: str, factory: pytest.TempPathFactory) -> Iterator[Server | Exter
     folder = factory.mktemp(name)
     with start(name, folder) as server:
         yield server
-    shutil.rmtree(folder / "data", ignore_errors=True)  # pytest keeps the rest for a while: log, settings
+    shutil.rmtree(
+        folder / "data", ignore_errors=True
+    )  # pytest keeps the rest for a while: log, settings
 
 
 @pytest.fixture(scope="session")
@@ -95,12 +102,14 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | Ext
 
 @pytest.fixture
 def bucket(s3_server: Server | External, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a folder in a bucket of its own; the keys are where AWS's own tools find them."""
+    """The address of a folder in a bucket of its own; the keys are where AWS's own tools find
+    them."""
     boto3 = pytest.importorskip("boto3")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(s3_server.credentials_file))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    name, region = f"models-{uuid.uuid4().hex[:12]}", s3_server.credentials["region"]
+    name = f"models-{uuid.uuid4().hex[:12]}"
+    region = s3_server.credentials["region"]
     boto3.client("s3", endpoint_url=s3_server.url, region_name=region).create_bucket(Bucket=name)
     return f"s3://{name}/deployment?endpoint={s3_server.url}&region={region}"
 
@@ -108,14 +117,17 @@ def bucket(s3_server: Server | External, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.fixture(scope="session")
 def quick_keyspace(cassandra_server: Server | External) -> Iterator[Keyspace]:
     """One for all files that say `IS_QUICK`: what they write need not outlive the server."""
-    name = f"quick_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"  # another's server may be shared by several
+    # another's server may be shared by several
+    name = f"quick_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
     keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, name, is_durable=False)
     yield keyspace
     keyspace.close()
 
 
 @pytest.fixture(scope="module")
-def module_keyspace(cassandra_server: Server | External, request: pytest.FixtureRequest) -> Iterator[Keyspace]:
+def module_keyspace(
+    cassandra_server: Server | External, request: pytest.FixtureRequest
+) -> Iterator[Keyspace]:
     """One for all tests of a file, since making tables is slow; as a test before left it."""
     if getattr(request.module, "IS_QUICK", False):
         yield request.getfixturevalue("quick_keyspace")

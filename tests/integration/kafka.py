@@ -41,7 +41,9 @@ class Topic:
         self.admin.delete_records([place])[place].result(PATIENCE_S)
 
     def grow(self, partitions: int) -> None:
-        self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result(PATIENCE_S)
+        self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result(
+            PATIENCE_S
+        )
 
     def delete(self) -> None:
         self.admin.delete_topics([self.name])[self.name].result(PATIENCE_S)

@@ -1,4 +1,5 @@
-"""Players who send into a topic while its brokers have trouble, ingest that stores it, and what is left of it."""
+"""Players who send into a topic while its brokers have trouble, ingest that stores it, and what
+is left of it."""
 
 import threading
 import time
@@ -26,7 +27,8 @@ from understudy.testing.streams import read_all
 SPEC = cart_spec()
 PLAYERS = 4
 TIMEOUT_S = 2.0
-"""Shorter than a broker is away, so that frames run out of time while nobody knows whether they arrived."""
+"""Shorter than a broker is away, so that frames run out of time while nobody knows whether they
+arrived."""
 
 ChunkId = tuple[uuid.UUID, int]
 
@@ -61,7 +63,9 @@ class Table:
     def play(self, seed: int, stop: threading.Event) -> None:
         rng = np.random.default_rng(seed)
         while not stop.is_set():
-            chunks = random_session(SPEC, rng, n_chunks=12, session=new_session(time.time(), rng.bytes(10)))
+            chunks = random_session(
+                SPEC, rng, n_chunks=12, session=new_session(time.time(), rng.bytes(10))
+            )
             frames = list(stamped(chunks, received_s=time.time()))
             for start in range(0, len(frames), 3):
                 self._send(frames[start : start + 3])
@@ -71,7 +75,9 @@ class Table:
         """Until so many more were acknowledged."""
         with self._changed:
             wanted = len(self.acked) + count
-            assert self._changed.wait_for(lambda: len(self.acked) >= wanted, timeout=60.0), self.refusals.most_common(1)
+            assert self._changed.wait_for(lambda: len(self.acked) >= wanted, timeout=60.0), (
+                self.refusals.most_common(1)
+            )
 
     def _send(self, frames: Sequence[Frame]) -> None:
         """As a client does: whatever is not durable is sent again, for as long as it takes."""
@@ -83,8 +89,12 @@ class Table:
                 self.acked |= {(one.session, one.chunk_no) for one in kept}
                 self._changed.notify_all()
             self.refusals.update(said.error or "" for said in outcomes if not said.accepted)
-            frames = [frame for frame, said in zip(frames, outcomes, strict=True) if not said.accepted]
-            assert time.monotonic() < give_up_s, f"not taken within a minute: {self.refusals.most_common(1)}"
+            frames = [
+                frame for frame, said in zip(frames, outcomes, strict=True) if not said.accepted
+            ]
+            assert time.monotonic() < give_up_s, (
+                f"not taken within a minute: {self.refusals.most_common(1)}"
+            )
             if frames:
                 time.sleep(0.05)
 
@@ -108,8 +118,13 @@ def run(
     wrap: Callable[[Stream], Stream] = lambda stream: stream,
 ) -> Found:
     """Players play while `trouble` happens; then everything is stored and counted."""
-    stop, done = threading.Event(), threading.Event()
-    with topic.open(timeout_s=TIMEOUT_S) as stream, topic.open() as reading, LocalStore(folder) as store:
+    stop = threading.Event()
+    done = threading.Event()
+    with (
+        topic.open(timeout_s=TIMEOUT_S) as stream,
+        topic.open() as reading,
+        LocalStore(folder) as store,
+    ):
         table = Table(wrap(stream))
         service = IngestService(reading, store, KnownSpecs(SPEC), owner="test")
         with ThreadPoolExecutor(PLAYERS + 1) as pool:
@@ -124,8 +139,12 @@ def run(
             done.set()
             ingesting.result()
         drain(service)
-        frames = [decode_frame(record.raw) for records in read_all(reading).values() for record in records]
+        frames = [
+            decode_frame(record.raw) for records in read_all(reading).values() for record in records
+        ]
         items = store.tail(None, max_items=1_000_000, wait_s=0.0).items
-        stored = Counter((one.frame.session, one.frame.chunk_no) for one in items if isinstance(one, Stored))
+        stored = Counter(
+            (one.frame.session, one.frame.chunk_no) for one in items if isinstance(one, Stored)
+        )
         in_stream = Counter((frame.session, frame.chunk_no) for frame in frames)
         return Found(table.acked, stored, in_stream, store.audit())

@@ -1,4 +1,5 @@
-"""Stores on a real Cassandra for tests: few keyspaces, emptied for every store, since making tables is slow."""
+"""Stores on a real Cassandra for tests: few keyspaces, emptied for every store, since making
+tables is slow."""
 
 import time
 from collections.abc import Callable
@@ -51,7 +52,8 @@ class Keyspace:
         options: str = "",
         is_durable: bool = True,
     ) -> None:
-        """One that is not durable is emptied ten times as fast; what was written is lost when its server is killed."""
+        """One that is not durable is emptied ten times as fast; what was written is lost when
+        its server is killed."""
         self.place = f"cassandra://{server.address}/{name}"
         self.url = f"{self.place}?credentials={credentials}&replication={replication}{options}"
         init(self.location)
@@ -73,21 +75,31 @@ class Keyspace:
             try:
                 return self._truncate()
             except NoHostAvailable:
-                # The test before may have killed the server: this connection finds out later than it is back.
+                # The test before may have killed the server: this connection finds out later than
+                # it is back.
                 if time.monotonic() > give_up_s:
                     raise
                 time.sleep(0.5)
 
     def _truncate(self) -> None:
-        session, qualified = self._wire.session, self._wire.qualified
+        session = self._wire.session
+        qualified = self._wire.qualified
         names = [name for name in TABLES if name != "meta"]
-        # Where nothing was ever claimed, nothing was written. The release of a claim may come behind the first try.
+        # Where nothing was ever claimed, nothing was written. The release of a claim may come
+        # behind the first try.
         while self.rows("SELECT partition FROM partitions LIMIT 1"):
-            for future in [session.execute_async(qualified(f"TRUNCATE {name}"), timeout=120.0) for name in names]:
+            for future in [
+                session.execute_async(qualified(f"TRUNCATE {name}"), timeout=120.0)
+                for name in names
+            ]:
                 future.result()
 
     def open(
-        self, clock: Clock | None = None, *, options: str = "", between: Callable[[Send], Send] | None = None
+        self,
+        clock: Clock | None = None,
+        *,
+        options: str = "",
+        between: Callable[[Send], Send] | None = None,
     ) -> CassandraStore:
         """A store over it; `between` stands between the store and its server once it is open."""
         if between is None:
@@ -99,7 +111,8 @@ class Keyspace:
         return store
 
     def keep(self, ttl_s: int) -> None:
-        """Let stores that are opened from now on keep chunks for so long, without the wait for a change of tables."""
+        """Let stores that are opened from now on keep chunks for so long, without the wait for a
+        change of tables."""
         self.rows(f"UPDATE meta SET number = {ttl_s} WHERE name = 'ttl_s'")
         if ttl_s:
             self.rows("UPDATE meta SET number = 1 WHERE name = 'ever_had_ttl'")

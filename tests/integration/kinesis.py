@@ -19,7 +19,8 @@ class Desk:
     """One stream of a server; `url` may be that of a proxy before it."""
 
     def __init__(self, server: Any, *, shards: int = 2, url: str = "") -> None:
-        self.server, self.url = server, url or server.url
+        self.server = server
+        self.url = url or server.url
         self.name = f"test-{uuid.uuid4().hex[:12]}"
         self.client = _client(server)
         self.client.create_stream(StreamName=self.name, ShardCount=shards)
@@ -36,7 +37,9 @@ class Desk:
     def open_shards(self) -> list[dict[str, Any]]:
         """Those that take records, by the range of keys they hold."""
         shards = self.client.list_shards(StreamName=self.name)["Shards"]
-        is_open = [one for one in shards if not one["SequenceNumberRange"].get("EndingSequenceNumber")]
+        is_open = [
+            one for one in shards if not one["SequenceNumberRange"].get("EndingSequenceNumber")
+        ]
         return sorted(is_open, key=lambda one: int(one["HashKeyRange"]["StartingHashKey"]))
 
     def split(self, shard: dict[str, Any]) -> None:
@@ -44,7 +47,7 @@ class Desk:
         middle = (int(keys["StartingHashKey"]) + int(keys["EndingHashKey"])) // 2
         self.client.split_shard(
             StreamName=self.name, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle)
-        )  # fmt: skip
+        )
         self._wait()
 
     def split_all(self) -> None:
@@ -55,21 +58,24 @@ class Desk:
         """Make one shard of the first two."""
         first, second = self.open_shards()[:2]
         self.client.merge_shards(
-            StreamName=self.name, ShardToMerge=first["ShardId"], AdjacentShardToMerge=second["ShardId"]
-        )  # fmt: skip
+            StreamName=self.name,
+            ShardToMerge=first["ShardId"],
+            AdjacentShardToMerge=second["ShardId"],
+        )
         self._wait()
 
     def _wait(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while self.client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]["StreamStatus"] != (
-            "ACTIVE"
-        ):
+        while self.client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"][
+            "StreamStatus"
+        ] != ("ACTIVE"):
             assert time.monotonic() < deadline, f"stream {self.name} does not become active"
             time.sleep(0.02)
 
     def close(self) -> None:
         self.client.delete_stream(StreamName=self.name)
-        # Its connections only, it may be used again: a server that is to stop waits for those that are open.
+        # Its connections only, it may be used again: a server that is to stop waits for those that
+        # are open.
         self.client.close()
 
 
@@ -80,10 +86,12 @@ def _client(server: Any) -> Any:
     """One for all tests of a server: making it takes longer than most of them."""
     if server.url not in _CLIENTS:
         _CLIENTS[server.url] = boto3.client(
-            "kinesis", region_name=server.credentials["region"], endpoint_url=server.url,
+            "kinesis",
+            region_name=server.credentials["region"],
+            endpoint_url=server.url,
             aws_access_key_id=server.credentials["access_key_id"],
             aws_secret_access_key=server.credentials["secret_access_key"],
-        )  # fmt: skip
+        )
     return _CLIENTS[server.url]
 
 

@@ -1,4 +1,5 @@
-"""Partitions of a stream for tests of the Cassandra store, and a look at what became of their chunks."""
+"""Partitions of a stream for tests of the Cassandra store, and a look at what became of their
+chunks."""
 
 import threading
 import uuid
@@ -29,13 +30,16 @@ Key = tuple[uuid.UUID, int]
 
 
 class Source:
-    """A partition of a stream: chunks of a few sessions in some order, read again from any position."""
+    """A partition of a stream: chunks of a few sessions in some order, read again from any
+    position."""
 
     def __init__(self, seed: int, *, n_sessions: int = 3, n_chunks: int = 4) -> None:
         rng = np.random.default_rng(seed)
         self.name = f"source-{seed}"
         sessions = [
-            random_session(SPEC, rng, session=new_session(START_S - 60.0, rng.bytes(10)), n_chunks=n_chunks)
+            random_session(
+                SPEC, rng, session=new_session(START_S - 60.0, rng.bytes(10)), n_chunks=n_chunks
+            )
             for _ in range(n_sessions)
         ]
         self.chunks = [chunk for turn in zip(*sessions, strict=True) for chunk in turn]
@@ -60,7 +64,8 @@ class Source:
 
 
 def insist(source: Source, keyspace: Keyspace, acked: list[Key], begun: threading.Event) -> None:
-    """Store all of a source, however often its servers are away; what was acknowledged, and when 8 chunks were."""
+    """Store all of a source, however often its servers are away; what was acknowledged, and when
+    8 chunks were."""
     store = keyspace.open(options="&patience_s=5&timeout_s=3")
     position: Position | None = None
     epoch: int | None = None
@@ -68,7 +73,8 @@ def insist(source: Source, keyspace: Keyspace, acked: list[Key], begun: threadin
         try:
             if epoch is None:
                 claim = store.claim(source.name, owner=source.name, ttl_s=60.0)
-                epoch, position = claim.epoch, claim.position
+                epoch = claim.epoch
+                position = claim.position
                 continue
             batch = source.batch(epoch, position, 2)
             store.write(batch)
@@ -98,17 +104,26 @@ def tailed(store: CassandraStore) -> list[Stored | Forgotten]:
 
 
 def faults_in(store: CassandraStore, *sources: Source) -> list[str]:
-    """What is wrong with a store into which all of these sources were drained: nothing, if all is well."""
+    """What is wrong with a store into which all of these sources were drained: nothing, if all
+    is well."""
     wrong: list[str] = []
-    items, audit = tailed(store), store.audit()
-    shown = Counter(item.chunk.meta.id for item in items if isinstance(item, Stored) and item.chunk is not None)
+    items = tailed(store)
+    audit = store.audit()
+    shown = Counter(
+        item.chunk.meta.id for item in items if isinstance(item, Stored) and item.chunk is not None
+    )
     wanted = [key for source in sources for key in source.keys]
     wrong += [f"{key} is not shown" for key in wanted if not shown[key]]
     wrong += [f"{key} is shown {count} times" for key, count in shown.items() if count > 1]
     wrong += [f"{item} is shown as gone" for item in items if isinstance(item, Forgotten)]
     if [item.arrival_no for item in items] != list(range(1, len(items) + 1)):
         wrong.append("numbers are not dense")
-    if (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) != (len(wanted), 0, 0, []):
+    if (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) != (
+        len(wanted),
+        0,
+        0,
+        [],
+    ):
         wrong.append(f"audit: {audit}")
     per_session = Counter(session for session, _ in wanted)
     infos = {one.session: one for one in store.sessions(SessionFilter())}

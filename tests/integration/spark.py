@@ -1,4 +1,5 @@
-"""Spark jobs of the tests: between any stream and a store on a real Cassandra, with faults inside of the tasks."""
+"""Spark jobs of the tests: between any stream and a store on a real Cassandra, with faults
+inside of the tasks."""
 
 import contextlib
 import json
@@ -24,7 +25,13 @@ from understudy.ingest.service import IngestService, IngestStats, Progress, Turn
 from understudy.ingest.spark import Opened, Spark, SparkJob, SparkTasks
 from understudy.platform import ingest as role
 from understudy.platform.children import Child, python_module
-from understudy.platform.config import Config, IngestSection, StoreSection, StreamSection, write_config
+from understudy.platform.config import (
+    Config,
+    IngestSection,
+    StoreSection,
+    StreamSection,
+    write_config,
+)
 from understudy.ports import Claim, FullStore, Partition, Read, Receipt, Stream, WriteBatch
 from understudy.simulation.verify import digests
 from understudy.stores.local import LocalStore
@@ -37,11 +44,16 @@ MARK = "UNDERSTUDY_TEST_MARK"
 
 def some_frames(
     rng: np.random.Generator, *, n_sessions: int = 4, n_chunks: int = 5, now_s: float | None = None
-) -> list[Frame]:  # fmt: skip
+) -> list[Frame]:
     """Frames of people who play now, a few at the same time."""
     now_s = time.time() if now_s is None else now_s
     sessions = [
-        list(stamped(random_session(SPEC, rng, n_chunks=n_chunks, session=new_session(now_s)), received_s=now_s))
+        list(
+            stamped(
+                random_session(SPEC, rng, n_chunks=n_chunks, session=new_session(now_s)),
+                received_s=now_s,
+            )
+        )
         for _ in range(n_sessions)
     ]
     return [frame for frames in zip(*sessions, strict=True) for frame in frames]
@@ -59,7 +71,8 @@ def native_digests(stream: Stream, folder: Path) -> dict[str, str]:
 
 
 class FaultyStore:
-    """A store in a task that goes wrong as long as there are files for it: whoever writes may be any process.
+    """A store in a task that goes wrong as long as there are files for it: whoever writes may be
+    any process.
 
     no-claims, away    it does not answer claims, writes; `asked` is there when it was asked to
     broken             its disk refuses writes
@@ -69,7 +82,9 @@ class FaultyStore:
     """
 
     def __init__(self, inner: FullStore, folder: Path) -> None:
-        self._inner, self._folder, self.close = inner, folder, inner.close
+        self._inner = inner
+        self._folder = folder
+        self.close = inner.close
 
     def _has(self, name: str) -> bool:
         return (self._folder / name).exists()
@@ -111,10 +126,13 @@ class FaultyStore:
 
 
 class FaultyStream:
-    """A stream whose first reads are refused, as one that is throttled does, when there is a file `throttled`."""
+    """A stream whose first reads are refused, as one that is throttled does, when there is a
+    file `throttled`."""
 
     def __init__(self, inner: Stream, folder: Path) -> None:
-        self._inner, self._folder, self.close = inner, folder, inner.close
+        self._inner = inner
+        self._folder = folder
+        self.close = inner.close
 
     def read(self, *of: Any, **how: Any) -> Read:
         path = self._folder / "throttled"
@@ -182,8 +200,13 @@ class Ingest:
 class Job:
     """A stream and a keyspace; a Spark job between them as often as wanted, in one Spark."""
 
-    def __init__(self, spark: Spark, keyspace: Keyspace, data: DataFolder, *, url: str = "") -> None:
-        self.spark, self.keyspace, self.data, self.url = spark, keyspace, data, url
+    def __init__(
+        self, spark: Spark, keyspace: Keyspace, data: DataFolder, *, url: str = ""
+    ) -> None:
+        self.spark = spark
+        self.keyspace = keyspace
+        self.data = data
+        self.url = url
         self.store: FullStore = keyspace.open()
         data.root.mkdir(parents=True, exist_ok=True)
 
@@ -200,8 +223,15 @@ class Job:
 
     def ingest(self, stream: Stream, **settings: Any) -> Ingest:
         """A job that was not started yet."""
-        address = json.dumps({"data": str(self.data.root), "stream": self.url, "store": self.keyspace.url})
-        given = {"opener": "tests.integration.spark:open_in_task", "address": address, "owner": "spark", **settings}
+        address = json.dumps(
+            {"data": str(self.data.root), "stream": self.url, "store": self.keyspace.url}
+        )
+        given = {
+            "opener": "tests.integration.spark:open_in_task",
+            "address": address,
+            "owner": "spark",
+            **settings,
+        }
         return Ingest(self.spark, SparkJob(**given), stream)
 
     def drain(self, stream: Stream, **settings: Any) -> Ingest:
@@ -212,7 +242,8 @@ class Job:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that live and were started with this mark in their environment, also by others who were."""
+    """Processes that live and were started with this mark in their environment, also by others
+    who were."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -232,16 +263,20 @@ def left_of(mark: str, timeout_s: float = 30.0) -> list[int]:
 
 
 class Process:
-    """Spark ingest as `up` runs it, from a file stream into a keyspace; can be killed at any moment."""
+    """Spark ingest as `up` runs it, from a file stream into a keyspace; can be killed at any
+    moment."""
 
     def __init__(self, keyspace: Keyspace, data: DataFolder) -> None:
-        self.data, self.mark = data, uuid.uuid4().hex
+        self.data = data
+        self.mark = uuid.uuid4().hex
         open_deployment(data).registry.register(SPEC)
         self._config = data.root / "config.json"
         config = Config(
-            data=str(data.root), stream=StreamSection(), store=StoreSection(url=keyspace.url),
+            data=str(data.root),
+            stream=StreamSection(),
+            store=StoreSection(url=keyspace.url),
             ingest=IngestSection(engine="spark", master="local[2]"),
-        )  # fmt: skip
+        )
         write_config(config, self._config)
         self.stream = FileStream(data.stream)
 

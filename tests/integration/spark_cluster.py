@@ -11,7 +11,10 @@ from typing import Any
 
 from tests.integration.spark import MARK, marked, wait_until
 
-_MEMORY = {"SPARK_DAEMON_MEMORY": "192m", "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+_MEMORY = {
+    "SPARK_DAEMON_MEMORY": "192m",
+    "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
 
 
 def _free_port() -> int:
@@ -25,8 +28,10 @@ class Cluster:
     """A master, and workers that come and go; all end with it, and what they started too."""
 
     def __init__(self, folder: Path, mark: str) -> None:
-        self._folder, self._mark = folder, mark
-        self._port, self._page = _free_port(), _free_port()
+        self._folder = folder
+        self._mark = mark
+        self._port = _free_port()
+        self._page = _free_port()
         self.url = f"spark://127.0.0.1:{self._port}"
         self._started: list[subprocess.Popen[bytes]] = []
         page = ["--host", "127.0.0.1", "--port", str(self._port), "--webui-port", str(self._page)]
@@ -39,9 +44,19 @@ class Cluster:
         name = f"worker-{len(self._started)}"
         (self._folder / name).mkdir(parents=True)
         self._start(
-            "worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g",
-            "--webui-port", "0", "--work-dir", str(self._folder / name), self.url,
-        )  # fmt: skip
+            "worker.Worker",
+            "--host",
+            "127.0.0.1",
+            "--cores",
+            "1",
+            "--memory",
+            "1g",
+            "--webui-port",
+            "0",
+            "--work-dir",
+            str(self._folder / name),
+            self.url,
+        )
         wait_until(lambda: self._alive() > before)
 
     def kill_worker(self) -> None:
@@ -52,7 +67,9 @@ class Cluster:
 
     def kill_executors(self) -> int:
         """End what carries out tasks, as a crash would; how many that were."""
-        found = [pid for pid in marked(self._mark) if b"CoarseGrainedExecutorBackend" in _command_of(pid)]
+        found = [
+            pid for pid in marked(self._mark) if b"CoarseGrainedExecutorBackend" in _command_of(pid)
+        ]
         for pid in found:
             os.kill(pid, signal.SIGKILL)
         return len(found)
@@ -77,10 +94,20 @@ class Cluster:
         }
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / f"{what}.log").open("ab") as log:
-            self._started.append(subprocess.Popen(
-                [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{what}", *arguments],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, cwd=self._folder,
-            ))  # fmt: skip
+            self._started.append(
+                subprocess.Popen(
+                    [
+                        str(home / "bin" / "spark-class"),
+                        f"org.apache.spark.deploy.{what}",
+                        *arguments,
+                    ],
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    cwd=self._folder,
+                )
+            )
 
     def _alive(self) -> int:
         return int((self._asked() or {})["aliveworkers"])
@@ -88,7 +115,9 @@ class Cluster:
     def _asked(self) -> dict[str, Any] | None:
         """How the master says it stands."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=5.0) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._page}/json/", timeout=5.0
+            ) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except OSError:

@@ -1,4 +1,5 @@
-"""Spark ingest that dies by its own hand when a batch is stored, before the driver has heard of it."""
+"""Spark ingest that dies by its own hand when a batch is stored, before the driver has heard of
+it."""
 
 import os
 import signal

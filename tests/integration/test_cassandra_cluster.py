@@ -1,4 +1,5 @@
-"""Three nodes that hold three copies each: one of them dies while all write, comes back, and another one dies."""
+"""Three nodes that hold three copies each: one of them dies while all write, comes back, and
+another one dies."""
 
 import threading
 import time
@@ -23,7 +24,8 @@ _TOGETHER_S = 60.0
 
 
 def prepare(place: Place, *, seed: int) -> None:
-    """One of three, which the first one tells of each other; without passwords, whose table has one copy."""
+    """One of three, which the first one tells of each other; without passwords, whose table has
+    one copy."""
     prepare_cassandra(place)
     settings = place.folder / "cassandra.yaml"
     text = settings.read_text().replace(f"{HOST}:{place.ports['peers']}", f"{HOST}:{seed}")
@@ -59,12 +61,15 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if reason := servers.why_not("cassandra"):
         pytest.skip(reason)
-    folder, ports = tmp_path_factory.mktemp("cluster"), free_ports([*(f"a{one}" for one in NODES), *NODES])
+    folder = tmp_path_factory.mktemp("cluster")
+    ports = free_ports([*(f"a{one}" for one in NODES), *NODES])
 
     def start(one: str) -> servers.Server:
         while one != NODES[0] and not listens(ports[NODES[0]]):
             time.sleep(0.2)  # whoever finds nobody to ask gives up
-        return servers.start("cassandra", folder / one, ports={"client": ports[f"a{one}"], "peers": ports[one]})
+        return servers.start(
+            "cassandra", folder / one, ports={"client": ports[f"a{one}"], "peers": ports[one]}
+        )
 
     nodes: list[servers.Server] = []
     secret = servers.new_credentials(is_aws=False)
@@ -88,12 +93,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 node.stop()
 
 
-def test_one_node_of_three_dies_in_mid_write_and_nothing_is_lost_or_doubled(cluster: Cluster) -> None:
+def test_one_node_of_three_dies_in_mid_write_and_nothing_is_lost_or_doubled(
+    cluster: Cluster,
+) -> None:
     keyspace = Keyspace(cluster, cluster.credentials_file, "copies", replication=3)
     sources = [Source(one, n_sessions=6, n_chunks=40) for one in (1, 2, 3)]
     acked: list[Key] = []
     begun = threading.Event()
-    threads = [threading.Thread(target=insist, args=(source, keyspace, acked, begun)) for source in sources]
+    threads = [
+        threading.Thread(target=insist, args=(source, keyspace, acked, begun)) for source in sources
+    ]
     for thread in threads:
         thread.start()
     assert begun.wait(60.0)

@@ -1,4 +1,5 @@
-"""Erasures in a store on Cassandra beside writers and after crashes: no byte of a forgotten player comes back."""
+"""Erasures in a store on Cassandra beside writers and after crashes: no byte of a forgotten
+player comes back."""
 
 import threading
 from dataclasses import replace
@@ -27,13 +28,16 @@ def played(keyspace: Keyspace) -> list[Any]:
 
 
 def test_a_write_under_way_does_not_bring_back_a_forgotten_player(keyspace: Keyspace) -> None:
-    clock, source = ManualClock(), Source(1)
+    clock = ManualClock()
+    source = Source(1)
     writer = keyspace.open(clock)
     claim = writer.claim(source.name, owner="test", ttl_s=60.0)
     hold = Hold(writer.wire.send, only=is_commit)
     writer.wire.send = hold
     receipts: list[Any] = []
-    thread = threading.Thread(target=lambda: receipts.append(writer.write(source.batch(claim.epoch, None, 12))))
+    thread = threading.Thread(
+        target=lambda: receipts.append(writer.write(source.batch(claim.epoch, None, 12)))
+    )
     thread.start()
     assert hold.seen.wait(20.0)
     with keyspace.open(clock) as other:
@@ -47,7 +51,8 @@ def test_a_write_under_way_does_not_bring_back_a_forgotten_player(keyspace: Keys
 
 
 def test_a_writer_that_has_not_heard_of_an_erasure_brings_no_byte_back(keyspace: Keyspace) -> None:
-    clock, source = ManualClock(), Source(1)
+    clock = ManualClock()
+    source = Source(1)
     with keyspace.open(clock) as writer, keyspace.open(clock) as other:
         claim = writer.claim(source.name, owner="test", ttl_s=60.0)
         batch = source.batch(claim.epoch, None, 6)
@@ -60,9 +65,12 @@ def test_a_writer_that_has_not_heard_of_an_erasure_brings_no_byte_back(keyspace:
         assert played(keyspace) == [], "no byte is left"
 
 
-def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte(keyspace: Keyspace) -> None:
+def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte(
+    keyspace: Keyspace,
+) -> None:
     """The erasure has looked for the player's sessions before this one was written."""
-    clock, source = ManualClock(), Source(1)
+    clock = ManualClock()
+    source = Source(1)
     with keyspace.open(clock) as writer, keyspace.open(clock) as other:
         claim = writer.claim(source.name, owner="test", ttl_s=60.0)
         hold = Hold(writer.wire.send, only=is_row)
@@ -83,8 +91,10 @@ def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte
 
 
 def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Keyspace) -> None:
-    """A process that was held while it decided finds itself replaced, and brings back no byte of a forgotten player."""
-    clock, (chunk, *_) = ManualClock(), Source(1).chunks
+    """A process that was held while it decided finds itself replaced, and brings back no byte of
+    a forgotten player."""
+    clock = ManualClock()
+    (chunk, *_) = Source(1).chunks
     raw = candidate(chunk).frame.encode()
     with keyspace.open(clock) as slow, keyspace.open(clock) as quick:
         claim = slow.claim("one", owner="test", ttl_s=60.0)
@@ -94,7 +104,9 @@ def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Key
         hold = Hold(slow.wire.send, only=is_row)
         slow.wire.send = hold
         receipts: list[Any] = []
-        thread = threading.Thread(target=lambda: receipts.append(slow.replay([waiting.id], [candidate(chunk)])))
+        thread = threading.Thread(
+            target=lambda: receipts.append(slow.replay([waiting.id], [candidate(chunk)]))
+        )
         thread.start()
         assert hold.seen.wait(20.0)
         quick.admin_lock.grace_s = 0.1
@@ -106,7 +118,8 @@ def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Key
 
 
 def test_writers_go_on_when_whoever_decides_died(keyspace: Keyspace) -> None:
-    clock, source = ManualClock(), Source(1)
+    clock = ManualClock()
+    source = Source(1)
     with keyspace.open(clock) as writer:
         writer.admin_lock.grace_s = 0.3
         claim = writer.claim(source.name, owner="test", ttl_s=60.0)
@@ -115,13 +128,17 @@ def test_writers_go_on_when_whoever_decides_died(keyspace: Keyspace) -> None:
         with pytest.raises(Crash):
             dying.forget(OTHER_PLAYER)
         dying.wire.close()
-        assert keyspace.rows("SELECT events FROM partitions WHERE partition = '~admin'")[0].events == 1, "it had begun"
+        assert (
+            keyspace.rows("SELECT events FROM partitions WHERE partition = '~admin'")[0].events == 1
+        ), "it had begun"
         writer.write(source.batch(claim.epoch, None, 12))
         assert faults_in(writer, source) == []
 
 
 def test_an_erasure_that_was_cut_off_is_ended_by_the_next_claim(keyspace: Keyspace) -> None:
-    clock, source, other = ManualClock(), Source(1), Source(2)
+    clock = ManualClock()
+    source = Source(1)
+    other = Source(2)
     with keyspace.open(clock) as writer:
         source.drain(writer, 12)
     for writes in (1, 2, 3, 4, 5, 6, 8, 12, 60):
@@ -144,7 +161,8 @@ def test_an_erasure_that_was_cut_off_is_ended_by_the_next_claim(keyspace: Keyspa
 
 
 def forgotten_behind_a_crash(keyspace: Keyspace) -> list[Any]:
-    """A writer dies right behind its commit, and its player is forgotten before any claim: what is left of them."""
+    """A writer dies right behind its commit, and its player is forgotten before any claim: what
+    is left of them."""
     clock = ManualClock()
     source = Source(1, n_sessions=2, n_chunks=3)
     writer = keyspace.open(clock)
@@ -170,10 +188,15 @@ def test_control_an_erasure_that_does_not_apply_the_last_commits_leaves_bytes(
 
 
 def replayed_beside_a_write(keyspace: Keyspace) -> int:
-    """A frame came too early, fits by now, and is stored from quarantine and from the stream at once: how often."""
+    """A frame came too early, fits by now, and is stored from quarantine and from the stream at
+    once: how often."""
     rng = np.random.default_rng(5)
-    chunks = random_session(SPEC, rng, session=new_session(START_S - 60.0, rng.bytes(10)), n_chunks=10)
-    early = random_chunk(SPEC, rng, session=chunks[0].meta.session, chunk_no=1030, first_step=1 << 20)
+    chunks = random_session(
+        SPEC, rng, session=new_session(START_S - 60.0, rng.bytes(10)), n_chunks=10
+    )
+    early = random_chunk(
+        SPEC, rng, session=chunks[0].meta.session, chunk_no=1030, first_step=1 << 20
+    )
     clock = ManualClock()
     with keyspace.open(clock) as writer, keyspace.open(clock) as other:
         epoch = writer.claim("one", owner="test", ttl_s=60.0).epoch
@@ -193,7 +216,11 @@ def replayed_beside_a_write(keyspace: Keyspace) -> int:
         assert list(other.replay([waiting.id], [candidate(early)]).fates) == ["new"]
         hold.let_go()
         thread.join(60.0)
-        shown = [item.chunk.meta.id for item in tailed(other) if isinstance(item, Stored) and item.chunk is not None]
+        shown = [
+            item.chunk.meta.id
+            for item in tailed(other)
+            if isinstance(item, Stored) and item.chunk is not None
+        ]
         return shown.count(early.meta.id)
 
 

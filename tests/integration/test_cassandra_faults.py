@@ -1,4 +1,5 @@
-"""The store on Cassandra under faults: nothing that was acknowledged is lost, nothing is there twice.
+"""The store on Cassandra under faults: nothing that was acknowledged is lost, nothing is there
+twice.
 
 Each has a control that goes red: the same faults with one rule of the store taken out.
 """
@@ -24,11 +25,12 @@ from understudy.testing.clock import ManualClock
 
 IS_QUICK = True
 
-# --- a crash between each pair of write steps -----------------------------------------------------------------------
+# --- a crash between each pair of write steps -----------------------------------------------------
 
 
 def crash_after(keyspace: Keyspace, counts: Iterable[int]) -> tuple[list[str], int]:
-    """Writers that die after so many writes, each followed by one that goes on: faults, and how many died."""
+    """Writers that die after so many writes, each followed by one that goes on: faults, and how
+    many died."""
     clock = ManualClock()
     sources: list[Source] = []
     wrong: list[str] = []
@@ -49,7 +51,9 @@ def crash_after(keyspace: Keyspace, counts: Iterable[int]) -> tuple[list[str], i
         with keyspace.open(clock) as following:
             shown = len(tailed(following))
             if shown not in (stored, stored + 4):
-                wrong.append(f"after {writes} writes, {shown - stored} items of a batch of 4 are shown")
+                wrong.append(
+                    f"after {writes} writes, {shown - stored} items of a batch of 4 are shown"
+                )
             # Whoever comes next reads the stream in other portions.
             source.drain(following, 3)
         stored += len(source.chunks)
@@ -87,7 +91,9 @@ def test_control_a_claim_that_does_not_apply_the_last_commit_loses_count(
     assert any(" counts " in one for one in wrong)
 
 
-def test_control_a_position_before_the_data_loses_it(keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_a_position_before_the_data_loses_it(
+    keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late: list[Statement] = []
     commit = Partitions.commit
     every = Wire.all
@@ -98,7 +104,8 @@ def test_control_a_position_before_the_data_loses_it(keyspace: Keyspace, monkeyp
 
     def commit_first(self: Partitions, lease: Lease, one: Commit, position: str | None) -> None:
         commit(self, lease, one, position)
-        data, late[:] = list(late), []
+        data = list(late)
+        late[:] = []
         every(self._wire, data)
 
     monkeypatch.setattr(Wire, "all", keep_data)
@@ -107,15 +114,19 @@ def test_control_a_position_before_the_data_loses_it(keyspace: Keyspace, monkeyp
     assert any("is not shown" in one for one in wrong)
 
 
-# --- writes that arrive late ------------------------------------------------------------------------------------------
+# --- writes that arrive late ----------------------------------------------------------------------
 
 
 def tail_under_delays(keyspace: Keyspace, clock: ManualClock) -> tuple[list[str], int]:
-    """Two writers whose writes take up to half a second, and a reader beside them: faults, and how many were late."""
+    """Two writers whose writes take up to half a second, and a reader beside them: faults, and
+    how many were late."""
     sources = [Source(one, n_sessions=4, n_chunks=3) for one in (1, 2)]
-    writers = [keyspace.open(clock, between=lambda send: Delay(send, most_s=0.5, seed=5)) for _ in sources]
+    writers = [
+        keyspace.open(clock, between=lambda send: Delay(send, most_s=0.5, seed=5)) for _ in sources
+    ]
     threads = [
-        threading.Thread(target=source.drain, args=(store, 3)) for source, store in zip(sources, writers, strict=True)
+        threading.Thread(target=source.drain, args=(store, 3))
+        for source, store in zip(sources, writers, strict=True)
     ]
     with keyspace.open(clock) as reader:
         for thread in threads:
@@ -132,8 +143,15 @@ def tail_under_delays(keyspace: Keyspace, clock: ManualClock) -> tuple[list[str]
             if not page.items:
                 break
         wrong = faults_in(reader, *sources)
-    shown = Counter(item.chunk.meta.id for item in items if isinstance(item, Stored) and item.chunk is not None)
-    wrong += [f"{key} was shown {shown[key]} times" for one in sources for key in one.keys if shown[key] != 1]
+    shown = Counter(
+        item.chunk.meta.id for item in items if isinstance(item, Stored) and item.chunk is not None
+    )
+    wrong += [
+        f"{key} was shown {shown[key]} times"
+        for one in sources
+        for key in one.keys
+        if shown[key] != 1
+    ]
     wrong += [f"{item} was shown as gone" for item in items if isinstance(item, Forgotten)]
     delayed = sum(store.wire.send.delayed for store in writers)  # type: ignore[attr-defined]
     for store in writers:
@@ -155,14 +173,16 @@ def test_control_a_tail_that_passes_the_committed_position_goes_wrong(
     def too_far(self: Tailer, *, look: bool = False) -> dict[str, int]:
         found = heads(self, look=look)
         rows = keyspace.rows("SELECT partition, commit_no FROM commits")
-        return found | {row.partition: max(found.get(row.partition, 0), row.commit_no) for row in rows}
+        return found | {
+            row.partition: max(found.get(row.partition, 0), row.commit_no) for row in rows
+        }
 
     monkeypatch.setattr(Tailer, "heads", too_far)
     wrong, _ = tail_under_delays(keyspace, ManualClock())
     assert wrong != []
 
 
-# --- an owner that comes back from the dead ---------------------------------------------------------------------------
+# --- an owner that comes back from the dead -------------------------------------------------------
 
 
 def late_write(store: Any, batch: WriteBatch) -> tuple[threading.Thread, list[bool]]:
@@ -179,7 +199,8 @@ def late_write(store: Any, batch: WriteBatch) -> tuple[threading.Thread, list[bo
 
 
 def zombie(keyspace: Keyspace, clock: ManualClock) -> list[str]:
-    """A writer is held in the middle of a batch; another takes over and goes on; then the first one's writes land."""
+    """A writer is held in the middle of a batch; another takes over and goes on; then the first
+    one's writes land."""
     source = Source(1, n_sessions=2, n_chunks=6)
     first = keyspace.open(clock)
     claim = first.claim(source.name, owner="test", ttl_s=60.0)
@@ -204,14 +225,19 @@ def test_late_writes_of_a_stale_owner_change_nothing(keyspace: Keyspace) -> None
 
 
 def test_an_attempt_made_while_another_claims_stays_below_its_claim(keyspace: Keyspace) -> None:
-    """The first owner decides after the second one began to claim, and its writes land behind the second one's."""
-    clock, source = ManualClock(), Source(1, n_sessions=2, n_chunks=6)
-    first, second = keyspace.open(clock), keyspace.open(clock)
+    """The first owner decides after the second one began to claim, and its writes land behind
+    the second one's."""
+    clock = ManualClock()
+    source = Source(1, n_sessions=2, n_chunks=6)
+    first = keyspace.open(clock)
+    second = keyspace.open(clock)
     claim = first.claim(source.name, owner="test", ttl_s=60.0)
     batch = source.batch(claim.epoch, None, 3)
     first.write(batch)
-    claiming, writing = Hold(second.wire.send, only=is_claim), Hold(first.wire.send, only=is_row)
-    second.wire.send, first.wire.send = claiming, writing
+    claiming = Hold(second.wire.send, only=is_claim)
+    writing = Hold(first.wire.send, only=is_row)
+    second.wire.send = claiming
+    first.wire.send = writing
     taker = threading.Thread(target=source.drain, args=(second, 5))
     taker.start()
     assert claiming.seen.wait(20.0)
@@ -236,10 +262,12 @@ def test_control_commits_that_do_not_follow_claims_let_a_zombie_do_harm(
     assert zombie(keyspace, ManualClock()) != []
 
 
-# --- the server dies --------------------------------------------------------------------------------------------------
+# --- the server dies ------------------------------------------------------------------------------
 
 
-def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(cassandra_server: Any) -> None:
+def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(
+    cassandra_server: Any,
+) -> None:
     if not cassandra_server.pid:
         cassandra_server.kill()  # skips: it is somebody else's
     keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "killed")
@@ -247,7 +275,9 @@ def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(cassan
     acked: list[Key] = []
     begun = threading.Event()
 
-    threads = [threading.Thread(target=insist, args=(source, keyspace, acked, begun)) for source in sources]
+    threads = [
+        threading.Thread(target=insist, args=(source, keyspace, acked, begun)) for source in sources
+    ]
     for thread in threads:
         thread.start()
     assert begun.wait(60.0)
@@ -258,7 +288,8 @@ def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(cassan
         thread.join(180.0)
         assert not thread.is_alive()
     with keyspace.open() as reader:
-        # A commit whose answer was lost counts without having been acknowledged: then the next claim goes on behind it.
+        # A commit whose answer was lost counts without having been acknowledged: then the next
+        # claim goes on behind it.
         assert faults_in(reader, *sources) == []
         assert len(acked) == len(set(acked)) > 100
     keyspace.close()
@@ -280,7 +311,8 @@ class _Deaf:
     """A server that has stopped to answer."""
 
     def __init__(self, send: Any) -> None:
-        self._send, self.is_deaf = send, False
+        self._send = send
+        self.is_deaf = False
 
     def __call__(self, statement: Any, done: Any) -> None:
         if self.is_deaf:

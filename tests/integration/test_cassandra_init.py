@@ -1,4 +1,5 @@
-"""`understudy store init` and `migrate` on keyspaces that are not as they were left, or not ours."""
+"""`understudy store init` and `migrate` on keyspaces that are not as they were left, or not
+ours."""
 
 import re
 import signal
@@ -30,7 +31,11 @@ PATIENCE_S = 120.0
 
 
 def told(
-    call: Callable[[str], object], url: str, kind: type[UnderstudyError] = ConfigError, *, wanted: str = ""
+    call: Callable[[str], object],
+    url: str,
+    kind: type[UnderstudyError] = ConfigError,
+    *,
+    wanted: str = "",
 ) -> str:
     """What a refusal says: one line, at once."""
     start_s = time.monotonic()
@@ -68,7 +73,7 @@ def columns(keyspace: Keyspace, name: str) -> dict[str, set[str]]:
     return found
 
 
-# --- asked for something else than is there ---------------------------------------------------------------------------
+# --- asked for something else than is there -------------------------------------------------------
 
 
 def test_init_of_a_whole_store_needs_nothing_but_its_name(keyspace: Keyspace) -> None:
@@ -77,7 +82,9 @@ def test_init_of_a_whole_store_needs_nothing_but_its_name(keyspace: Keyspace) ->
     init_at(keyspace.url + "&datacenter=datacenter1")
 
 
-def test_init_says_what_a_keyspace_has_when_other_copies_are_asked_for(keyspace: Keyspace, scratch: str) -> None:
+def test_init_says_what_a_keyspace_has_when_other_copies_are_asked_for(
+    keyspace: Keyspace, scratch: str
+) -> None:
     said = told(init_at, keyspace.url.replace("replication=1", "replication=3"))
     assert "has replication=datacenter1:1 and the address asks for datacenter1:3" in said
     assert "leave replication out, or name another keyspace, or use ALTER KEYSPACE" in said
@@ -86,14 +93,18 @@ def test_init_says_what_a_keyspace_has_when_other_copies_are_asked_for(keyspace:
     assert "has replication=datacenter1:2 and the address asks for datacenter1:1" in said
 
 
-def test_init_says_what_a_keyspace_has_when_another_time_to_live_is_asked_for(keyspace: Keyspace) -> None:
+def test_init_says_what_a_keyspace_has_when_another_time_to_live_is_asked_for(
+    keyspace: Keyspace,
+) -> None:
     said = told(init_at, keyspace.url + "&ttl_s=86400")
     assert "has ttl_s=0 and the address asks for ttl_s=86400" in said
     assert "run `understudy store migrate` with this address, or leave ttl_s out" in said
     with started("store", "migrate", keyspace.url + "&ttl_s=86400") as process:
         said, _ = process.communicate(timeout=120)
     try:
-        assert said.endswith(f"were at version {VERSION} already; new chunks are kept for 86400 s\n")
+        assert said.endswith(
+            f"were at version {VERSION} already; new chunks are kept for 86400 s\n"
+        )
         init_at(keyspace.url + "&ttl_s=86400")
         init_at(keyspace.url)
     finally:
@@ -105,13 +116,16 @@ def test_a_keyspace_with_more_copies_than_the_cluster_can_hold_is_told_at_once(
 ) -> None:
     keyspace.run(f"CREATE KEYSPACE {scratch} {ONE_COPY.replace('1', '3')}")
     url = elsewhere(keyspace.url, scratch).replace("&replication=1", "")
-    assert "replication=3 needs 2 nodes at least and this cluster has 1; add nodes, or use ALTER KEYSPACE" in told(
-        init_at, url
+    assert (
+        "replication=3 needs 2 nodes at least and this cluster has 1; add nodes, or use ALTER "
+        "KEYSPACE" in told(init_at, url)
     )
     assert columns(keyspace, scratch) == {}
 
 
-def test_the_default_copies_on_one_node_are_told_with_the_next_step(keyspace: Keyspace, scratch: str) -> None:
+def test_the_default_copies_on_one_node_are_told_with_the_next_step(
+    keyspace: Keyspace, scratch: str
+) -> None:
     url = elsewhere(keyspace.url, scratch).replace("&replication=1", "")
     assert "this cluster has 1; add nodes, or give &replication=1" in told(init_at, url)
 
@@ -130,24 +144,33 @@ def test_a_keyspace_may_be_called_as_a_word_of_cql(keyspace: Keyspace) -> None:
         keyspace.run('DROP KEYSPACE IF EXISTS "select"')
 
 
-def test_the_address_in_the_page_of_the_servers_is_ready_made(keyspace: Keyspace, scratch: str) -> None:
+def test_the_address_in_the_page_of_the_servers_is_ready_made(
+    keyspace: Keyspace, scratch: str
+) -> None:
     page = Path(__file__).parents[2] / "docs" / "servers.md"
     (address,) = re.findall(r"understudy store init '(.*)'", page.read_text())
     assert "/games?credentials=servers/cassandra/credentials&" in address
-    place, credentials = keyspace.location.hosts[0], keyspace.location.options["credentials"]
+    place = keyspace.location.hosts[0]
+    credentials = keyspace.location.options["credentials"]
     address = address.replace("127.0.0.1:PORT/games", f"{place[0]}:{place[1]}/{scratch}")
     init_at(address.replace("servers/cassandra/credentials", credentials))
 
 
-# --- not ours, or not whole -------------------------------------------------------------------------------------------
+# --- not ours, or not whole -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", ["meta", "sessions", "partitions"])
-def test_a_keyspace_of_somebody_else_is_told_and_left_alone(keyspace: Keyspace, scratch: str, table: str) -> None:
+def test_a_keyspace_of_somebody_else_is_told_and_left_alone(
+    keyspace: Keyspace, scratch: str, table: str
+) -> None:
     keyspace.run(f"CREATE KEYSPACE {scratch} {ONE_COPY}")
     keyspace.run(f"CREATE TABLE {scratch}.{table} (key int PRIMARY KEY, number text)")
     for call in EVERY_WAY:
-        told(call, elsewhere(keyspace.url, scratch), wanted=f"keyspace {scratch} has a table {table} that is not of a ")
+        told(
+            call,
+            elsewhere(keyspace.url, scratch),
+            wanted=f"keyspace {scratch} has a table {table} that is not of a ",
+        )
     assert columns(keyspace, scratch) == {table: {"key", "number"}}
 
 
@@ -167,31 +190,48 @@ def test_tables_of_a_newer_release_may_have_any_columns(keyspace: Keyspace, scra
     keyspace.run(f"UPDATE {scratch}.meta SET number = 99 WHERE name = 'schema_version'")
     for call in EVERY_WAY:
         told(
-            call, url, StorageFailed, wanted=f"of version 99, newer than this release's {VERSION}; install the release"
+            call,
+            url,
+            StorageFailed,
+            wanted=f"of version 99, newer than this release's {VERSION}; install the release",
         )
 
 
-def test_a_store_that_lost_something_is_told_and_not_made_anew(keyspace: Keyspace, scratch: str) -> None:
+def test_a_store_that_lost_something_is_told_and_not_made_anew(
+    keyspace: Keyspace, scratch: str
+) -> None:
     url = elsewhere(keyspace.url, scratch)
     init_at(url)
     with Keyspace.open_at(url) as store:
         store.claim("one", owner="a", ttl_s=60.0)
     losses = [
-        ("DELETE FROM scratch.meta WHERE name = 'quarantine_id' IF EXISTS", "row quarantine_id of table meta"),
-        ("UPDATE scratch.meta SET number = null WHERE name = 'schema_version'", "row schema_version of table meta"),
+        (
+            "DELETE FROM scratch.meta WHERE name = 'quarantine_id' IF EXISTS",
+            "row quarantine_id of table meta",
+        ),
+        (
+            "UPDATE scratch.meta SET number = null WHERE name = 'schema_version'",
+            "row schema_version of table meta",
+        ),
         ("DROP TABLE scratch.chunks", "table chunks"),
         ("DROP TABLE scratch.meta", "table meta"),
     ]
     for cql, lost in losses:
         keyspace.run(cql)
         for call in EVERY_WAY:
-            told(call, url, StorageFailed, wanted=f"keyspace {scratch} has lost its {lost}; restore that from a backup")
+            told(
+                call,
+                url,
+                StorageFailed,
+                wanted=f"keyspace {scratch} has lost its {lost}; restore that from a backup",
+            )
 
 
 def test_an_init_that_was_cut_off_goes_on_as_it_is_asked_now(
     keyspace: Keyspace, scratch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, half = elsewhere(keyspace.url, scratch), dict(list(TABLES.items())[:5])
+    url = elsewhere(keyspace.url, scratch)
+    half = dict(list(TABLES.items())[:5])
     with monkeypatch.context() as patch:
         patch.setattr(keyspaces, "TABLES", half)
         init_at(url)
@@ -200,12 +240,14 @@ def test_an_init_that_was_cut_off_goes_on_as_it_is_asked_now(
     init_at(url + "&ttl_s=3600")
     found = keyspace.run(f"SELECT * FROM system_schema.tables WHERE keyspace_name = '{scratch}'")
     compaction = {row.table_name: row.compaction["class"].rpartition(".")[2] for row in found}
-    assert compaction == dict.fromkeys(TABLES, "UnifiedCompactionStrategy") | {"chunks": "TimeWindowCompactionStrategy"}
+    assert compaction == dict.fromkeys(TABLES, "UnifiedCompactionStrategy") | {
+        "chunks": "TimeWindowCompactionStrategy"
+    }
     assert keyspace.run(f"SELECT number FROM {scratch}.meta WHERE name = 'ttl_s'")[0].number == 3600
     Keyspace.open_at(url).close()
 
 
-# --- at the same time, and cut off ------------------------------------------------------------------------------------
+# --- at the same time, and cut off ----------------------------------------------------------------
 
 
 def test_four_inits_at_once_make_one_store(keyspace: Keyspace, scratch: str) -> None:
@@ -217,9 +259,13 @@ def test_four_inits_at_once_make_one_store(keyspace: Keyspace, scratch: str) -> 
     assert len(keyspace.run(f"SELECT * FROM {scratch}.meta WHERE name = 'id'")) == 1
 
 
-def test_ctrl_c_in_mid_init_ends_it_and_the_next_one_goes_on(keyspace: Keyspace, scratch: str) -> None:
-    url, (name, port) = elsewhere(keyspace.url, scratch), keyspace.location.hosts[0]
-    there, words = keyspace.place.rpartition("/")[0], f'CREATE TABLE IF NOT EXISTS "{scratch}".chunks '
+def test_ctrl_c_in_mid_init_ends_it_and_the_next_one_goes_on(
+    keyspace: Keyspace, scratch: str
+) -> None:
+    url = elsewhere(keyspace.url, scratch)
+    (name, port) = keyspace.location.hosts[0]
+    there = keyspace.place.rpartition("/")[0]
+    words = f'CREATE TABLE IF NOT EXISTS "{scratch}".chunks '
     with (
         withholding((name, port or 9042), words.encode()) as server,
         started("store", "init", url.replace(there, f"cassandra://{server.address}")) as process,
@@ -234,7 +280,9 @@ def test_ctrl_c_in_mid_init_ends_it_and_the_next_one_goes_on(keyspace: Keyspace,
 
 
 def test_a_migration_beside_a_writer_loses_nothing(keyspace: Keyspace) -> None:
-    clock, rng, written = ManualClock(), np.random.default_rng(7), 0
+    clock = ManualClock()
+    rng = np.random.default_rng(7)
+    written = 0
     desk = Desk(keyspace.open(clock), clock, lambda _: keyspace.open(clock))
 
     def turn() -> None:
@@ -248,5 +296,10 @@ def test_a_migration_beside_a_writer_loses_nothing(keyspace: Keyspace) -> None:
     migration.join()
     assert len(desk.chunks()) == written
     found = desk.store.audit()
-    assert (found.chunks, found.duplicate_chunks, found.gap_chunks, found.corrupt) == (written, 0, 0, ())
+    assert (found.chunks, found.duplicate_chunks, found.gap_chunks, found.corrupt) == (
+        written,
+        0,
+        0,
+        (),
+    )
     desk.store.close()

@@ -1,4 +1,5 @@
-"""Partitions that come and go: those that nobody claims any more cost no requests, and lose nothing."""
+"""Partitions that come and go: those that nobody claims any more cost no requests, and lose
+nothing."""
 
 from collections import Counter
 from typing import Any
@@ -32,7 +33,8 @@ class Counting:
 
 
 def idle_requests(keyspace: Keyspace) -> tuple[Counter[str], list[str]]:
-    """What a reader asks while nothing comes, beside partitions that were left; and what it shows wrongly."""
+    """What a reader asks while nothing comes, beside partitions that were left; and what it
+    shows wrongly."""
     clock = ManualClock()
     sources = [Source(one, n_sessions=1) for one in range(N_OLD)]
     with keyspace.open(clock) as store:
@@ -47,7 +49,9 @@ def idle_requests(keyspace: Keyspace) -> tuple[Counter[str], list[str]]:
         return counting.seen, wrong
 
 
-def test_partitions_that_nobody_writes_are_asked_no_more_and_read_as_before(keyspace: Keyspace) -> None:
+def test_partitions_that_nobody_writes_are_asked_no_more_and_read_as_before(
+    keyspace: Keyspace,
+) -> None:
     seen, wrong = idle_requests(keyspace)
     assert (seen["partition"], wrong) == (0, [])
 
@@ -74,7 +78,9 @@ def test_a_partition_that_was_left_goes_on_where_it_was(keyspace: Keyspace) -> N
             first.drain(busy, 6)
         rest = reader.tail(items.cursor, max_items=100, wait_s=2.0).items
         shown = [one.frame.session for one in (*items.items, *rest) if isinstance(one, Stored)]
-        assert len(shown) == len(first.chunks) + len(other.chunks), "a tail that had begun shows each once"
+        assert len(shown) == len(first.chunks) + len(other.chunks), (
+            "a tail that had begun shows each once"
+        )
         assert faults_in(reader, first, other) == []
 
 

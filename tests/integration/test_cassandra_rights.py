@@ -40,7 +40,8 @@ def allowed(keyspace: Keyspace, tmp_path: Path) -> As:
 
 def refused(call: Callable[[], object], right: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"user lacks permission: User somebody_[0-9a-f]+ has no {right} permission"
+        ConfigError,
+        match=f"user lacks permission: User somebody_[0-9a-f]+ has no {right} permission",
     ) as it:
         call()
     assert "\n" not in str(it.value)
@@ -89,7 +90,10 @@ def test_a_new_keyspace_needs_create_on_all_keyspaces_and_whoever_makes_it_may_d
 
 def test_a_keyspace_that_is_there_needs_create_in_it(keyspace: Keyspace, allowed: As) -> None:
     keyspace.run("DROP KEYSPACE IF EXISTS rights")
-    keyspace.run("CREATE KEYSPACE rights WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+    keyspace.run(
+        "CREATE KEYSPACE rights WITH replication = {'class': 'SimpleStrategy', "
+        "'replication_factor': 1}"
+    )
     try:
         url = allowed("rights")
         refused(lambda: init(parse_location(url)), "CREATE")
@@ -109,7 +113,9 @@ def test_migrate_needs_select_modify_and_alter(keyspace: Keyspace, allowed: As) 
     assert migrate(parse_location(allowed(name, *rights))) == (VERSION, VERSION, 0)
 
 
-def test_reading_needs_select_and_everything_else_modify_too(keyspace: Keyspace, allowed: As) -> None:
+def test_reading_needs_select_and_everything_else_modify_too(
+    keyspace: Keyspace, allowed: As
+) -> None:
     name = keyspace.location.path
     url = allowed(name)
     refused(lambda: read(url), "SELECT")

@@ -1,4 +1,5 @@
-"""A Cassandra that wants TLS: whoever knows its authority and its name is served, everybody else is told why not."""
+"""A Cassandra that wants TLS: whoever knows its authority and its name is served, everybody else
+is told why not."""
 
 import ssl
 from collections.abc import Iterator
@@ -12,7 +13,13 @@ from tests.integration.certificates import write_certificates
 from tests.integration.keyspaces import Keyspace
 from understudy.core.errors import ConfigError, UnderstudyError, Unreachable
 from understudy.dev import servers
-from understudy.dev.recipes import RECIPES, Place, ask_cassandra, prepare_cassandra, welcome_cassandra
+from understudy.dev.recipes import (
+    RECIPES,
+    Place,
+    ask_cassandra,
+    prepare_cassandra,
+    welcome_cassandra,
+)
 from understudy.ports import Candidate, Position, SessionFilter, WriteBatch
 from understudy.testing.desk import SPEC
 from understudy.testing.samples import PLAYER, random_session
@@ -60,10 +67,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             yield server
 
 
-def refusal(server: Any, kind: type[UnderstudyError], options: str, *, host: str = "127.0.0.1") -> str:
+def refusal(
+    server: Any, kind: type[UnderstudyError], options: str, *, host: str = "127.0.0.1"
+) -> str:
     port = server.address.rpartition(":")[2]
     with pytest.raises(kind) as caught:
-        Keyspace.open_at(f"cassandra://{host}:{port}/none?credentials={server.credentials_file}&patience_s=1{options}")
+        Keyspace.open_at(
+            f"cassandra://{host}:{port}/none?credentials={server.credentials_file}&patience_s=1{options}"
+        )
     assert "\n" not in str(caught.value)
     print(caught.value)
     return str(caught.value)
@@ -99,7 +110,9 @@ def test_a_certificate_for_another_name_is_refused_unless_that_is_asked_for(serv
     assert "there is no keyspace none" in told, "it was let in"
 
 
-def test_tls_or_a_certificate_of_ours_on_one_side_alone_names_the_options(server: Any, cassandra_server: Any) -> None:
+def test_tls_or_a_certificate_of_ours_on_one_side_alone_names_the_options(
+    server: Any, cassandra_server: Any
+) -> None:
     wanted = "check host and port, that it runs, and the options tls, ca, certificate and key"
     assert wanted in refusal(server, Unreachable, f"&ca={server.place.folder}/ca.pem")
     assert wanted in refusal(server, Unreachable, "")

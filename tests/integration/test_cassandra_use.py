@@ -1,4 +1,5 @@
-"""The Cassandra store as an operator meets it: what is refused and how, time to live, specs, threads, a window."""
+"""The Cassandra store as an operator meets it: what is refused and how, time to live, specs,
+threads, a window."""
 
 import threading
 import time
@@ -47,7 +48,9 @@ def chunks_in(store: ExperienceStore) -> list[Chunk]:
     found: list[Chunk] = []
     cursor: Cursor | None = None
     while items := (page := store.tail(cursor, max_items=100, wait_s=0.0)).items:
-        found += [item.chunk for item in items if isinstance(item, Stored) and item.chunk is not None]
+        found += [
+            item.chunk for item in items if isinstance(item, Stored) and item.chunk is not None
+        ]
         cursor = page.cursor
     return found
 
@@ -74,18 +77,27 @@ def refused_init(url: str) -> str:
     return str(caught.value)
 
 
-def test_copies_that_the_cluster_cannot_hold_are_refused_before_anything_is_made(keyspace: Keyspace) -> None:
+def test_copies_that_the_cluster_cannot_hold_are_refused_before_anything_is_made(
+    keyspace: Keyspace,
+) -> None:
     url = elsewhere(keyspace.url, "copies")
-    assert "needs 3 nodes at least and this cluster has 1" in refused_init(url.replace("ion=1", "ion=5"))
+    assert "needs 3 nodes at least and this cluster has 1" in refused_init(
+        url.replace("ion=1", "ion=5")
+    )
     assert "no datacenter 'moon'" in refused_init(url.replace("ion=1", "ion=moon:1"))
-    assert keyspace.rows("SELECT * FROM system_schema.keyspaces WHERE keyspace_name = 'copies'") == []
+    assert (
+        keyspace.rows("SELECT * FROM system_schema.keyspaces WHERE keyspace_name = 'copies'") == []
+    )
 
 
 def test_a_definition_that_cassandra_refuses_is_told_with_the_next_step(keyspace: Keyspace) -> None:
     wire = Wire(read_options(keyspace.location))
     try:
         with pytest.raises(ConfigError, match="check replication, datacenter and ttl_s") as caught:
-            wire.define("CREATE TABLE IF NOT EXISTS odd (name text PRIMARY KEY) WITH compaction = {'class': 'Odd'}")
+            wire.define(
+                "CREATE TABLE IF NOT EXISTS odd (name text PRIMARY KEY) WITH compaction = "
+                "{'class': 'Odd'}"
+            )
         assert "\n" not in str(caught.value)
     finally:
         wire.close()
@@ -104,7 +116,10 @@ def test_a_user_without_rights_is_told_at_once(keyspace: Keyspace, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("version", "kind", "told"),
-    [(VERSION + 1, StorageFailed, "newer than this release's"), (VERSION - 1, ConfigError, "name another keyspace")],
+    [
+        (VERSION + 1, StorageFailed, "newer than this release's"),
+        (VERSION - 1, ConfigError, "name another keyspace"),
+    ],
 )
 def test_tables_of_another_version_are_told_with_the_next_step(
     keyspace: Keyspace, version: int, kind: type[UnderstudyError], told: str
@@ -121,7 +136,10 @@ def test_tables_of_another_version_are_told_with_the_next_step(
 
 def test_migrate_changes_the_time_to_live_only_where_one_is_given(keyspace: Keyspace) -> None:
     def compaction() -> str:
-        cql = f"SELECT compaction FROM system_schema.tables WHERE keyspace_name = '{keyspace.location.path}'"
+        cql = (
+            "SELECT compaction FROM system_schema.tables WHERE keyspace_name = "
+            f"'{keyspace.location.path}'"
+        )
         (table,) = keyspace.rows(f"{cql} AND table_name = 'chunks'")
         return str(table.compaction["class"]).rpartition(".")[2]
 
@@ -144,7 +162,9 @@ def test_init_twice_keeps_what_is_there(keyspace: Keyspace, rng: np.random.Gener
     desk.store.close()
 
 
-def test_no_thread_is_left_when_a_store_is_closed(keyspace: Keyspace, rng: np.random.Generator) -> None:
+def test_no_thread_is_left_when_a_store_is_closed(
+    keyspace: Keyspace, rng: np.random.Generator
+) -> None:
     before = set(threading.enumerate())
     clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
@@ -155,7 +175,9 @@ def test_no_thread_is_left_when_a_store_is_closed(keyspace: Keyspace, rng: np.ra
     assert set(threading.enumerate()) <= before
 
 
-def test_a_waiting_tail_is_woken_by_what_comes(keyspace: Keyspace, rng: np.random.Generator) -> None:
+def test_a_waiting_tail_is_woken_by_what_comes(
+    keyspace: Keyspace, rng: np.random.Generator
+) -> None:
     clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     with keyspace.open(clock) as reader:
@@ -177,16 +199,25 @@ def brief(keyspace: Keyspace) -> Iterator[Keyspace]:
     keyspace.keep(0)
 
 
-def test_chunks_that_ran_out_are_shown_as_expired(brief: Keyspace, rng: np.random.Generator) -> None:
+def test_chunks_that_ran_out_are_shown_as_expired(
+    brief: Keyspace, rng: np.random.Generator
+) -> None:
     clock = ManualClock()
     desk = Desk(brief.open(clock), clock, lambda one: one)
     desk.put(*random_session(SPEC, rng))
     deadline = time.monotonic() + 60.0
     while desk.chunks() and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert [item.reason for item in desk.everything() if isinstance(item, Forgotten)] == ["expired"] * 4
+    assert [item.reason for item in desk.everything() if isinstance(item, Forgotten)] == [
+        "expired"
+    ] * 4
     audit = desk.store.audit()
-    assert (audit.chunks, audit.expired_chunks, audit.gap_chunks, list(audit.corrupt)) == (0, 4, 0, [])
+    assert (audit.chunks, audit.expired_chunks, audit.gap_chunks, list(audit.corrupt)) == (
+        0,
+        4,
+        0,
+        [],
+    )
     desk.store.close()
 
 
@@ -249,7 +280,9 @@ def test_forgetting_is_known_for_longer_than_what_was_forgotten(
     keyspace.keep(0)
 
 
-def test_a_partition_whose_row_is_lost_is_damage(keyspace: Keyspace, rng: np.random.Generator) -> None:
+def test_a_partition_whose_row_is_lost_is_damage(
+    keyspace: Keyspace, rng: np.random.Generator
+) -> None:
     clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     desk.put(*random_session(SPEC, rng))
@@ -272,7 +305,9 @@ def test_commits_that_are_lost_before_their_time_are_damage(
     desk.put(*random_session(SPEC, rng))
     assert list(desk.store.audit().corrupt) == []
     (lane,) = {row.partition for row in keyspace.rows("SELECT partition FROM commits")}
-    gone = f"DELETE FROM commits USING TIMESTAMP {1 << 62} WHERE partition = '{lane}' AND bucket = 0"
+    gone = (
+        f"DELETE FROM commits USING TIMESTAMP {1 << 62} WHERE partition = '{lane}' AND bucket = 0"
+    )
     keyspace.rows(f"{gone} AND commit_no = 1")
     assert [one.split(" of ")[0] for one in desk.store.audit().corrupt] == (
         ["4 arrivals before commit 2"] if not ttl_s else []
@@ -283,7 +318,9 @@ def test_commits_that_are_lost_before_their_time_are_damage(
     keyspace.keep(0)
 
 
-def test_a_damaged_or_lost_frame_is_shown_and_found(keyspace: Keyspace, rng: np.random.Generator) -> None:
+def test_a_damaged_or_lost_frame_is_shown_and_found(
+    keyspace: Keyspace, rng: np.random.Generator
+) -> None:
     clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     chunks = random_session(SPEC, rng)
@@ -292,18 +329,26 @@ def test_a_damaged_or_lost_frame_is_shown_and_found(keyspace: Keyspace, rng: np.
     there = f"session = {session} AND bucket = 0 AND chunk_no ="
     keyspace.rows(f"DELETE FROM chunks WHERE {there} 1")
     (row,) = keyspace.rows(f"SELECT digest FROM chunks WHERE {there} 2")
-    keyspace.rows(f"UPDATE chunks SET frame = 0x00ff WHERE {there} 2 AND digest = 0x{row.digest.hex()}")
+    keyspace.rows(
+        f"UPDATE chunks SET frame = 0x00ff WHERE {there} 2 AND digest = 0x{row.digest.hex()}"
+    )
     gone = [item for item in desk.everything() if isinstance(item, Forgotten)]
-    assert [(item.reason, item.chunks) for item in gone] == [("damaged", ((session, 1),)), ("damaged", ((session, 2),))]
+    assert [(item.reason, item.chunks) for item in gone] == [
+        ("damaged", ((session, 1),)),
+        ("damaged", ((session, 2),)),
+    ]
     audit = desk.store.audit()
     assert (audit.chunks, len(audit.corrupt), audit.gap_chunks) == (2, 2, 2)
     desk.store.close()
 
 
-def test_a_window_follows_a_cassandra_store(keyspace: Keyspace, rng: np.random.Generator, tmp_path: Path) -> None:
+def test_a_window_follows_a_cassandra_store(
+    keyspace: Keyspace, rng: np.random.Generator, tmp_path: Path
+) -> None:
     clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
-    mine, theirs = random_session(SPEC, rng, n_chunks=3), random_session(SPEC, rng, n_chunks=3)
+    mine = random_session(SPEC, rng, n_chunks=3)
+    theirs = random_session(SPEC, rng, n_chunks=3)
     desk.put(*mine)
     desk.put(*theirs, player=OTHER_PLAYER)
     for turn in range(2):
@@ -316,19 +361,24 @@ def test_a_window_follows_a_cassandra_store(keyspace: Keyspace, rng: np.random.G
                 desk.store.quarantine([(theirs[0].meta.session, 1)], reason="guard")
             else:
                 assert chunks_in(window.local) == [theirs[0], theirs[2]]
-                assert {one.player for one in window.local.sessions(SessionFilter())} == {OTHER_PLAYER}
+                assert {one.player for one in window.local.sessions(SessionFilter())} == {
+                    OTHER_PLAYER
+                }
                 assert window.items == 2, "two decisions, and nothing a second time"
     desk.store.close()
 
 
 def across_partitions(keyspace: Keyspace, rng: np.random.Generator) -> tuple[list[str], int]:
     """A session that moves to another partition: fates when all comes again, and what it counts."""
-    clock, chunks, other = ManualClock(), random_session(SPEC, rng, n_chunks=4), random_session(SPEC, rng, n_chunks=1)
+    clock = ManualClock()
+    chunks = random_session(SPEC, rng, n_chunks=4)
+    other = random_session(SPEC, rng, n_chunks=1)
     with keyspace.open(clock) as store:
         child = store.claim("child", owner="a", ttl_s=60.0).epoch
         parent = store.claim("parent", owner="a", ttl_s=60.0).epoch
         first, *stamped = [
-            Candidate(chunk.frame().stamped(PLAYER, int(clock.now())), chunk) for chunk in (*other, *chunks)
+            Candidate(chunk.frame().stamped(PLAYER, int(clock.now())), chunk)
+            for chunk in (*other, *chunks)
         ]
         store.write(WriteBatch("child", child, Position("0"), [first]))
         store.write(WriteBatch("parent", parent, Position("1"), stamped[:2]))
@@ -336,11 +386,15 @@ def across_partitions(keyspace: Keyspace, rng: np.random.Generator) -> tuple[lis
     with keyspace.open(clock) as store:
         child = store.claim("child", owner="a", ttl_s=60.0).epoch
         fates = list(store.write(WriteBatch("child", child, Position("2"), stamped)).fates)
-        (info,) = [one for one in store.sessions(SessionFilter()) if one.session == chunks[0].meta.session]
+        (info,) = [
+            one for one in store.sessions(SessionFilter()) if one.session == chunks[0].meta.session
+        ]
         return [str(fate) for fate in fates], info.n_chunks
 
 
-def test_a_session_may_go_on_in_another_partition(keyspace: Keyspace, rng: np.random.Generator) -> None:
+def test_a_session_may_go_on_in_another_partition(
+    keyspace: Keyspace, rng: np.random.Generator
+) -> None:
     assert across_partitions(keyspace, rng) == (["duplicate"] * 4, 4)
 
 
@@ -348,7 +402,9 @@ def test_control_versions_that_fall_lose_a_session(
     keyspace: Keyspace, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        cassandra_store, "version_after", lambda before, now_us: before.version - 1 if before else now_us
+        cassandra_store,
+        "version_after",
+        lambda before, now_us: before.version - 1 if before else now_us,
     )
     fates, _ = across_partitions(keyspace, rng)
     assert fates != ["duplicate"] * 4
@@ -359,7 +415,9 @@ def test_a_tail_of_many_partitions_shows_each_item_once_and_decisions_in_time(
 ) -> None:
     clock = ManualClock()
     with keyspace.open(clock) as store:
-        epochs = {name: store.claim(name, owner="a", ttl_s=60.0).epoch for name in ("one", "two", "three")}
+        epochs = {
+            name: store.claim(name, owner="a", ttl_s=60.0).epoch for name in ("one", "two", "three")
+        }
         sent: list[Chunk] = []
         for turn in range(6):
             if turn == 3:
@@ -367,9 +425,13 @@ def test_a_tail_of_many_partitions_shows_each_item_once_and_decisions_in_time(
                 clock.advance(10.0)
             for name in ("two", "three", "one"):
                 began_s = clock.now() if turn >= 3 else clock.now() - 5.0
-                chunks = random_session(SPEC, rng, session=new_session(began_s, rng.bytes(10)), n_chunks=2)
+                chunks = random_session(
+                    SPEC, rng, session=new_session(began_s, rng.bytes(10)), n_chunks=2
+                )
                 frames = [chunk.frame().stamped(PLAYER, int(clock.now())) for chunk in chunks]
-                candidates = [Candidate(frame, chunk) for frame, chunk in zip(frames, chunks, strict=True)]
+                candidates = [
+                    Candidate(frame, chunk) for frame, chunk in zip(frames, chunks, strict=True)
+                ]
                 store.write(WriteBatch(name, epochs[name], Position(str(turn)), candidates))
                 sent += chunks
             clock.advance(1.0)
@@ -381,7 +443,9 @@ def test_a_tail_of_many_partitions_shows_each_item_once_and_decisions_in_time(
                 cursor = tail.cursor
             assert [item.arrival_no for item in items] == list(range(1, 38))
             shown = [item.chunk for item in items if isinstance(item, Stored)]
-            assert {chunk.meta.id for chunk in shown if chunk} == {chunk.meta.id for chunk in sent[18:]}
+            assert {chunk.meta.id for chunk in shown if chunk} == {
+                chunk.meta.id for chunk in sent[18:]
+            }
             (told,) = [item for item in items if isinstance(item, Forgotten) and not item.chunks]
             after = [item.arrival_no for item in items if isinstance(item, Stored)]
             assert told.arrival_no < min(after), "what was played since then comes behind"

@@ -31,9 +31,15 @@ from understudy.testing.samples import PLAYER, random_session
 
 COMMAND = [sys.executable, "-m", "understudy.cli.main"]
 RECORD = {
-    "episode": 0, "step": 0, "state": [0.1, 0.2, 0.3, 0.4], "action": 1, "reward": 1.0,
-    "next_state": [0.1, 0.2, 0.3, 0.4], "done": False, "game_id": "CartPole-v0",
-}  # fmt: skip
+    "episode": 0,
+    "step": 0,
+    "state": [0.1, 0.2, 0.3, 0.4],
+    "action": 1,
+    "reward": 1.0,
+    "next_state": [0.1, 0.2, 0.3, 0.4],
+    "done": False,
+    "game_id": "CartPole-v0",
+}
 SEED_A = ["--format", "seed-a", "--repair-shift", "--consent", "granted"]
 
 
@@ -45,12 +51,18 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def configured(folder: Path, **sections: str) -> DataFolder:
     """A data folder whose config names these addresses."""
     folder.mkdir()
-    (folder / "understudy.toml").write_text("".join(f'[{name}]\nurl = "{url}"\n' for name, url in sections.items()))
+    (folder / "understudy.toml").write_text(
+        "".join(f'[{name}]\nurl = "{url}"\n' for name, url in sections.items())
+    )
     return DataFolder(folder)
 
 
 def file_of_records(folder: Path) -> tuple[Path, int]:
-    rows = [{**RECORD, "episode": one, "step": at, "done": at == 9} for one in range(3) for at in range(10)]
+    rows = [
+        {**RECORD, "episode": one, "step": at, "done": at == 9}
+        for one in range(3)
+        for at in range(10)
+    ]
     (folder / "records.jsonl").write_text("".join(f"[{json.dumps(row)}]\n" for row in rows))
     return folder / "records.jsonl", 27
 
@@ -59,7 +71,9 @@ def file_of_records(folder: Path) -> tuple[Path, int]:
 def ingest(data: DataFolder, *flags: str) -> Iterator[None]:
     """Ingest as flags and config say, in a process of its own."""
     command = [*COMMAND, "ingest", "--data", str(data.root), *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield
         finally:
@@ -71,7 +85,8 @@ def ingest(data: DataFolder, *flags: str) -> Iterator[None]:
 def test_a_player_who_was_forgotten_and_came_back_is_exported(
     keyspace: Keyspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rng, clock = np.random.default_rng(7), ManualClock()
+    rng = np.random.default_rng(7)
+    clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     desk.put(*random_session(SPEC, rng, n_chunks=3))
     desk.store.forget(PLAYER)
@@ -83,7 +98,12 @@ def test_a_player_who_was_forgotten_and_came_back_is_exported(
     data = configured(tmp_path / "D", store=keyspace.url)
     open_deployment(data).registry.register(SPEC)
     out = tmp_path / "out.parquet"
-    assert run_command(["data", "export", str(out), "--data", str(data.root), "--format", "parquet", "--json"]) == 0
+    assert (
+        run_command(
+            ["data", "export", str(out), "--data", str(data.root), "--format", "parquet", "--json"]
+        )
+        == 0
+    )
     wanted = [fresh[0], fresh[1], fresh[3]]
     assert told(capsys)["steps"] == sum(chunk.meta.n_steps for chunk in wanted)
     to_parquet(recorded(tmp_path / "same", SPEC, wanted), tmp_path / "same.parquet")
@@ -104,15 +124,26 @@ def test_files_go_by_kafka_into_cassandra_each_step_once(
     for _ in range(2):
         assert run_command([*bring, "--wait", "1"]) == 1
         found = told(capsys)
-        assert (found["stored_steps"], found["waiting_steps"], found["refused_steps"]) == (0, n_steps, 0)
+        assert (found["stored_steps"], found["waiting_steps"], found["refused_steps"]) == (
+            0,
+            n_steps,
+            0,
+        )
         assert f"understudy ingest --data {data.root}" in found["next"]
     with ingest(data):
         assert run_command(bring) == 0
         found = told(capsys)
-        assert (found["stored_steps"] + found["there_steps"], found["waiting_steps"]) == (n_steps, 0)
+        assert (found["stored_steps"] + found["there_steps"], found["waiting_steps"]) == (
+            n_steps,
+            0,
+        )
         assert run_command(bring_records) == 0
         found = told(capsys)
-        assert (found["steps"], found["stored_steps"], found["waiting_steps"]) == (n_records, n_records, 0)
+        assert (found["steps"], found["stored_steps"], found["waiting_steps"]) == (
+            n_records,
+            n_records,
+            0,
+        )
         for again, steps in ((bring, n_steps), (bring_records, n_records)):
             assert run_command(again) == 0
             assert (told(capsys)["there_steps"]) == steps
@@ -121,8 +152,22 @@ def test_files_go_by_kafka_into_cassandra_each_step_once(
     assert (found["steps"], found["sessions"], found["lost_steps"]) == (n_steps + n_records, 6, 0)
     assert (found["duplicate_steps"], found["gap_steps"], found["quarantined_chunks"]) == (0, 0, 0)
     out = tmp_path / "b.parquet"
-    assert run_command(["data", "export", str(out), "--data", str(data.root), "--format", "parquet", "--game",
-                        SPEC.game]) == 0  # fmt: skip
+    assert (
+        run_command(
+            [
+                "data",
+                "export",
+                str(out),
+                "--data",
+                str(data.root),
+                "--format",
+                "parquet",
+                "--game",
+                SPEC.game,
+            ]
+        )
+        == 0
+    )
     assert steps_in(out) == steps_in(path)
     assert not (data.root / "stream").exists(), "nothing went where nobody reads"
     assert not (data.root / "import.json").exists()
@@ -133,15 +178,23 @@ def test_files_go_by_kafka_into_cassandra_each_step_once(
 def test_an_import_killed_with_9_ends_with_each_step_once(
     keyspace: Keyspace, kafka_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    topic, rng = Topic(kafka_server), np.random.default_rng(1)
+    topic = Topic(kafka_server)
+    rng = np.random.default_rng(1)
     data = configured(tmp_path / "D", stream=topic.location().url, store=keyspace.url)
     path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=40, n_chunks=20)
     bring = ["data", "import", str(path), "--data", str(data.root), "--format", "parquet", "--json"]
     kills = 0
     for turn in range(3):
-        with subprocess.Popen([*COMMAND, *bring, "--wait", "2"], stdout=subprocess.DEVNULL) as process:
-            before, deadline_s = ledger_lines(data), time.monotonic() + 60
-            while process.poll() is None and ledger_lines(data) == before and time.monotonic() < deadline_s:
+        with subprocess.Popen(
+            [*COMMAND, *bring, "--wait", "2"], stdout=subprocess.DEVNULL
+        ) as process:
+            before = ledger_lines(data)
+            deadline_s = time.monotonic() + 60
+            while (
+                process.poll() is None
+                and ledger_lines(data) == before
+                and time.monotonic() < deadline_s
+            ):
                 time.sleep(0.005)
             time.sleep(float(rng.uniform(0.0, 0.05)))
             if process.poll() is None:
@@ -175,7 +228,11 @@ def test_records_go_by_kinesis_into_a_store_here_and_into_one_elsewhere(
     for stored in (n_steps, 0):
         assert run_command([*bring, str(here.root)]) == 0
         found = told(capsys)
-        assert (found["steps"], found["stored_steps"], found["there_steps"]) == (n_steps, stored, n_steps - stored)
+        assert (found["steps"], found["stored_steps"], found["there_steps"]) == (
+            n_steps,
+            stored,
+            n_steps - stored,
+        )
     assert not any(here.stream.glob("**/*.log")), "nothing went where nobody reads"
     shards = Shards(kinesalite_server)
     there = DataFolder(tmp_path / "there")
@@ -193,9 +250,18 @@ def test_games_are_registered_where_the_config_keeps_models(
     shards = Shards(kinesalite_server)
     data = configured(tmp_path / "D", stream=shards.location().url, models=models)
     path, n_steps = file_of_steps(tmp_path, SPEC)
-    assert run_command(["data", "import", str(path), "--data", str(data.root), "--format", "parquet", "--json"]) == 0
+    assert (
+        run_command(
+            ["data", "import", str(path), "--data", str(data.root), "--format", "parquet", "--json"]
+        )
+        == 0
+    )
     found = told(capsys)
-    assert (found["stored_steps"], found["refused_steps"], found["waiting_steps"]) == (n_steps, 0, 0)
+    assert (found["stored_steps"], found["refused_steps"], found["waiting_steps"]) == (
+        n_steps,
+        0,
+        0,
+    )
     assert not data.games.exists()
     assert open_deployment(data, models=models).registry.specs(SPEC.game) == [SPEC]
     # The records' game is known by now, and read from there.

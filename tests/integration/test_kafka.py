@@ -1,4 +1,5 @@
-"""The Kafka stream keeps the Stream contract on a real broker, and refuses what would mix sessions up."""
+"""The Kafka stream keeps the Stream contract on a real broker, and refuses what would mix
+sessions up."""
 
 import contextlib
 import time
@@ -56,7 +57,7 @@ def topic(kafka_server: Any) -> Topic:
     return Topic(kafka_server)
 
 
-# --- partitions -----------------------------------------------------------------------------------------------------
+# --- partitions -----------------------------------------------------------------------------------
 
 
 def test_a_session_is_in_one_partition_and_sessions_are_in_all(topic: Topic):
@@ -64,9 +65,14 @@ def test_a_session_is_in_one_partition_and_sessions_are_in_all(topic: Topic):
         frames = sample_frames(4)
         for _ in range(30):
             session = uuid.uuid4()
-            assert all(one.accepted for one in stream.append([replace(frame, session=session) for frame in frames]))
+            assert all(
+                one.accepted
+                for one in stream.append([replace(frame, session=session) for frame in frames])
+            )
         found = read_all(stream)
-        sessions = [{decode_frame(record.raw).session for record in records} for records in found.values()]
+        sessions = [
+            {decode_frame(record.raw).session for record in records} for records in found.values()
+        ]
     assert [len(records) > 0 for records in found.values()] == [True] * 3
     assert sum(map(len, sessions)) == len(set().union(*sessions)) == 30
 
@@ -76,7 +82,9 @@ def test_a_topic_that_grew_is_refused_until_the_address_names_the_old_number(top
         stream.append(sample_frames(3))
         before = read_all(stream)
         topic.grow(6)
-        assert stream.append(sample_frames(2, seed=1))[0].accepted, "whoever is open goes on as before"
+        assert stream.append(sample_frames(2, seed=1))[0].accepted, (
+            "whoever is open goes on as before"
+        )
     with pytest.raises(ConfigError) as raised:
         topic.open()
     assert "used with 6 partitions, and sessions were spread over 3 before" in str(raised.value)
@@ -90,7 +98,9 @@ def test_a_topic_that_grew_is_refused_until_the_address_names_the_old_number(top
 def test_positions_of_another_number_are_refused_also_when_no_record_is_left(topic: Topic):
     with topic.open() as stream:
         stream.append(sample_frames(3))
-        partition, records = next((name, found) for name, found in read_all(stream).items() if found)
+        partition, records = next(
+            (name, found) for name, found in read_all(stream).items() if found
+        )
         topic.trim(partition, records[-1].position)
     topic.grow(6)
     with topic.open() as stream, pytest.raises(ConfigError) as raised:
@@ -127,7 +137,7 @@ def test_a_topic_is_made_once(topic: Topic):
         create_kafka(topic.location(), partitions=5)
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def test_going_on_needs_no_jump_and_a_big_partition_is_read_in_bounded_pieces(topic: Topic):
@@ -137,16 +147,23 @@ def test_going_on_needs_no_jump_and_a_big_partition_is_read_in_bounded_pieces(to
         assert outcomes
         partition = next(name for name, records in read_all(stream).items() if records)
         jumps = count_jumps(stream, partition)
-        position, seen = None, 0
-        while (read := stream.read(partition, position, max_bytes=20 * len(frames[0].encode()), wait_s=0.0)).records:
+        position = None
+        seen = 0
+        while (
+            read := stream.read(
+                partition, position, max_bytes=20 * len(frames[0].encode()), wait_s=0.0
+            )
+        ).records:
             assert len(read.records) <= 20
-            position, seen = read.next, seen + len(read.records)
+            position = read.next
+            seen = seen + len(read.records)
         assert (seen, len(jumps)) == (500, 1)
 
 
 def count_jumps(stream: Any, partition: str) -> list[object]:
     """Where the consumer of a partition is sent, from now on."""
-    lane, jumps = stream._lanes[partition], []
+    lane = stream._lanes[partition]
+    jumps = []
     inner = lane._jump
 
     def jump(start: object, after: object) -> None:
@@ -167,7 +184,10 @@ def test_whoever_waits_at_the_start_of_an_empty_partition_jumps_once(topic: Topi
 
 
 def test_a_position_behind_the_end_is_no_silence(topic: Topic):
-    with topic.open() as stream, pytest.raises(StorageFailed, match="ends at 0, and was read up to 42"):
+    with (
+        topic.open() as stream,
+        pytest.raises(StorageFailed, match="ends at 0, and was read up to 42"),
+    ):
         stream.read(stream.partitions()[0].id, Position("41/3"), max_bytes=1, wait_s=0.0)
 
 
@@ -175,7 +195,9 @@ def test_what_is_trimmed_before_a_waiting_reader_is_gone(topic: Topic):
     """The consumer has its place, and the place is gone: no reset to the newest record."""
     with topic.open() as stream, topic.open() as other:
         other.append(sample_frames(1))
-        partition, (first,) = next((name, found) for name, found in read_all(stream).items() if found)
+        partition, (first,) = next(
+            (name, found) for name, found in read_all(stream).items() if found
+        )
         stream._lanes[partition].close()  # a reader that was away for long
         other.append(sample_frames(1) * 5)
         topic.trim(partition, read_all(other)[partition][-2].position)
@@ -227,10 +249,12 @@ def test_records_of_others_are_records_and_say_nothing_about_partitions(topic: T
     producer.produce(topic.name, value=None, key=b"tombstone")
     assert producer.flush(PATIENCE_S) == 0
     with topic.open() as stream:
-        assert sorted(record.raw for records in read_all(stream).values() for record in records) == [b"", b"no frame"]
+        assert sorted(
+            record.raw for records in read_all(stream).values() for record in records
+        ) == [b"", b"no frame"]
 
 
-# --- who may not come in --------------------------------------------------------------------------------------------
+# --- who may not come in --------------------------------------------------------------------------
 
 
 @pytest.fixture

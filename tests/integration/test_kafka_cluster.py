@@ -23,7 +23,9 @@ def prepare(place: Place, *, voters: str) -> None:
     settings = place.folder / "server.properties"
     own = place.folder.name
     text = settings.read_text().replace("node.id=1", f"node.id={own}")
-    text = text.replace(f"controller.quorum.voters=1@{HOST}:{place.ports['controller']}", f"{_VOTERS}={voters}")
+    text = text.replace(
+        f"controller.quorum.voters=1@{HOST}:{place.ports['controller']}", f"{_VOTERS}={voters}"
+    )
     settings.write_text(text)
     meta = place.folder / "data" / "meta.properties"
     meta.write_text(meta.read_text().replace("node.id=1\n", f"node.id={own}\n"))
@@ -32,7 +34,8 @@ def prepare(place: Place, *, voters: str) -> None:
 class Cluster:
     """What a topic of the tests needs to know of a server, for three of them."""
 
-    is_alive, pid = True, 0
+    is_alive = True
+    pid = 0
 
     def __init__(self, nodes: list[servers.Server]) -> None:
         self.nodes = nodes
@@ -41,10 +44,13 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
     if reason := servers.why_not("kafka"):
         pytest.skip(reason)
-    folder, ports = tmp_path_factory.mktemp("cluster"), free_ports([*(f"a{one}" for one in NODES), *NODES])
+    folder = tmp_path_factory.mktemp("cluster")
+    ports = free_ports([*(f"a{one}" for one in NODES), *NODES])
     voters = ",".join(f"{one}@{HOST}:{ports[one]}" for one in NODES)
     recipe = replace(RECIPES["kafka"], prepare=lambda place: prepare(place, voters=voters))
     monkeypatch.setitem(RECIPES, "kafka", recipe)
@@ -52,7 +58,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setattr(servers, "new_credentials", lambda **_: secret)  # one login for all of them
 
     def start(one: str) -> servers.Server:
-        return servers.start("kafka", folder / one, ports={"client": ports[f"a{one}"], "controller": ports[one]})
+        return servers.start(
+            "kafka", folder / one, ports={"client": ports[f"a{one}"], "controller": ports[one]}
+        )
 
     nodes: list[servers.Server] = []
     try:
@@ -79,8 +87,15 @@ def test_a_leader_dies_and_nothing_acknowledged_is_lost(cluster: Cluster, tmp_pa
     found = run(topic, tmp_path, trouble)
     assert before[0] not in after, "no leader moved: nobody of importance died"
     assert (found.lost, max(found.stored.values())) == (0, 1)
-    assert (found.audit.duplicate_chunks, found.audit.gap_chunks, found.audit.quarantined) == (0, 0, 0)
-    print(f"acked {len(found.acked)}, lost 0, doubled in the stream {found.doubled_in_stream}, stored twice 0")
+    assert (found.audit.duplicate_chunks, found.audit.gap_chunks, found.audit.quarantined) == (
+        0,
+        0,
+        0,
+    )
+    print(
+        f"acked {len(found.acked)}, lost 0, doubled in the stream {found.doubled_in_stream}, "
+        "stored twice 0"
+    )
 
 
 def leaders(topic: Topic) -> list[int]:

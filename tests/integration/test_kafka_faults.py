@@ -1,4 +1,5 @@
-"""A broker that dies, hangs or is away: nothing acknowledged is lost, nothing is stored twice, nobody waits for ever.
+"""A broker that dies, hangs or is away: nothing acknowledged is lost, nothing is stored twice,
+nobody waits for ever.
 
     players ─► KafkaStream ─► IngestService ─► LocalStore, with a real broker in the middle
 
@@ -45,7 +46,8 @@ def topic(kafka_server: Any) -> Iterator[Topic]:
 
 
 def kill_and_hang(server: Any, table: Table) -> None:
-    """Dies twice in the middle of appends, and hangs once: then what was sent arrives after its time is over."""
+    """Dies twice in the middle of appends, and hangs once: then what was sent arrives after its
+    time is over."""
     for _ in range(2):
         table.wait_for(60)
         server.kill()
@@ -60,22 +62,33 @@ def hang(server: Any, table: Table) -> None:
     table.wait_for(60)
 
 
-def test_a_broker_killed_in_the_middle_loses_nothing_and_doubles_nothing(topic: Topic, tmp_path: Path):
+def test_a_broker_killed_in_the_middle_loses_nothing_and_doubles_nothing(
+    topic: Topic, tmp_path: Path
+):
     found = run(topic, tmp_path, lambda table: kill_and_hang(topic.server, table))
     assert len(found.acked) > 100
     assert found.doubled_in_stream > 0, "no frame was sent twice: the fault did not happen"
     assert (found.lost, max(found.stored.values())) == (0, 1)
     audit = found.audit
-    assert (audit.duplicate_chunks, audit.duplicate_steps, audit.gap_chunks, audit.quarantined) == (0, 0, 0, 0)
+    assert (audit.duplicate_chunks, audit.duplicate_steps, audit.gap_chunks, audit.quarantined) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert not audit.corrupt
-    print(f"acked {len(found.acked)}, lost 0, doubled in the stream {found.doubled_in_stream}, stored twice 0")
+    print(
+        f"acked {len(found.acked)}, lost 0, doubled in the stream {found.doubled_in_stream}, "
+        "stored twice 0"
+    )
 
 
 class Hasty:
     """Calls a frame durable once it is handed over, as many a producer does."""
 
     def __init__(self, inner: Stream) -> None:
-        self._inner, self._pool = inner, ThreadPoolExecutor(64)
+        self._inner = inner
+        self._pool = ThreadPoolExecutor(64)
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         self._pool.submit(self._inner.append, frames)
@@ -95,7 +108,9 @@ def test_control_acks_before_the_delivery_report_lose_frames(topic: Topic, tmp_p
     assert run(topic, tmp_path, away, wrap=Hasty).lost > 0
 
 
-def test_control_without_dedup_the_audit_sees_duplicates(topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_control_without_dedup_the_audit_sees_duplicates(
+    topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     admit = session_module.admit
 
     def admit_again(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, str]:
@@ -106,21 +121,25 @@ def test_control_without_dedup_the_audit_sees_duplicates(topic: Topic, tmp_path:
         if name.startswith("understudy.stores.") and getattr(module, "admit", None) is admit:
             monkeypatch.setattr(module, "admit", admit_again)
     # The store's own unique key is a second safeguard.
-    monkeypatch.setattr(database, "_SCHEMA", database._SCHEMA.replace("CREATE UNIQUE INDEX", "CREATE INDEX"))
+    monkeypatch.setattr(
+        database, "_SCHEMA", database._SCHEMA.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
+    )
 
     found = run(topic, tmp_path, lambda table: hang(topic.server, table))
     assert found.doubled_in_stream > 0
     assert found.audit.duplicate_chunks > 0
 
 
-# --- nobody waits for ever ------------------------------------------------------------------------------------------
+# --- nobody waits for ever ------------------------------------------------------------------------
 
 
 def test_appending_and_reading_end_in_time_while_the_broker_hangs_and_go_on_after(topic: Topic):
     with topic.open(timeout_s=TIMEOUT_S) as stream:
         first, second, third = sample_frames(3)
         assert stream.append([first])[0].accepted
-        partition, (record,) = next((name, found) for name, found in read_all(stream).items() if found)
+        partition, (record,) = next(
+            (name, found) for name, found in read_all(stream).items() if found
+        )
         with hanging(topic.server):
             began_s = time.monotonic()
             (outcome,) = stream.append([second])
@@ -158,7 +177,9 @@ def test_a_broker_away_is_one_clear_error_and_closing_is_quick(topic: Topic):
 
 def played(n_sessions: int, *, now_s: float, seed: int) -> list[Frame]:
     rng = np.random.default_rng(seed)
-    sessions = [random_session(SPEC, rng, n_chunks=3, session=new_session(now_s)) for _ in range(n_sessions)]
+    sessions = [
+        random_session(SPEC, rng, n_chunks=3, session=new_session(now_s)) for _ in range(n_sessions)
+    ]
     return [frame for chunks in sessions for frame in stamped(chunks, received_s=now_s)]
 
 
@@ -166,7 +187,9 @@ def played(n_sessions: int, *, now_s: float, seed: int) -> list[Frame]:
 def test_draining_stores_what_was_there_and_ends_although_players_never_pause_and_clocks_differ(
     topic: Topic, tmp_path: Path, ahead_s: float
 ):
-    clock, stop, taken = Skewed(ahead_s), threading.Event(), threading.Event()
+    clock = Skewed(ahead_s)
+    stop = threading.Event()
+    taken = threading.Event()
     before, more = (played(20, now_s=clock.now(), seed=seed) for seed in (1, 2))
     with open_kafka(topic.location(), clock=clock) as writer, topic.open() as reader:
         assert all(outcome.accepted for outcome in writer.append(before))
@@ -188,5 +211,7 @@ def test_draining_stores_what_was_there_and_ends_although_players_never_pause_an
                 stop.set()
                 playing.result(PATIENCE_S)
             items = store.tail(None, max_items=10_000, wait_s=0.0).items
-    stored = {(item.frame.session, item.frame.chunk_no) for item in items if isinstance(item, Stored)}
+    stored = {
+        (item.frame.session, item.frame.chunk_no) for item in items if isinstance(item, Stored)
+    }
     assert {(frame.session, frame.chunk_no) for frame in before} <= stored

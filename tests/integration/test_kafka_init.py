@@ -1,4 +1,5 @@
-"""`understudy stream init` on a real Kafka: what is there and what was asked for, and one line for what cannot work."""
+"""`understudy stream init` on a real Kafka: what is there and what was asked for, and one line
+for what cannot work."""
 
 import signal
 import socket
@@ -36,7 +37,9 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, line
 
 
-def test_a_topic_that_is_there_is_taken_as_it_is_unless_another_number_is_asked_for(topic: Topic, capsys):
+def test_a_topic_that_is_there_is_taken_as_it_is_unless_another_number_is_asked_for(
+    topic: Topic, capsys
+):
     url = topic.location().url
     code, line = said(capsys, url)
     assert (code, "is ready with 3 partitions" in line) == (0, True)
@@ -58,7 +61,10 @@ def test_an_address_that_names_the_first_partitions_means_them(topic: Topic, cap
 def test_two_numbers_that_contradict_each_other_make_nothing(kafka_server: Any, capsys):
     url = new_url(kafka_server, partitions=3)
     code, line = said(capsys, url, "--partitions", "5")
-    assert (code, "the address says partitions=3, and 5 were asked for besides; give one" in line) == (2, True)
+    assert (
+        code,
+        "the address says partitions=3, and 5 were asked for besides; give one" in line,
+    ) == (2, True)
     code, line = said(capsys, url, "--json")
     assert (code, '"partitions": 3}' in line) == (0, True)
 
@@ -71,7 +77,9 @@ def test_a_topic_that_is_not_there_is_told_with_the_command_that_makes_it(topic:
     assert create_kafka(location) == 3
 
 
-def test_a_name_too_like_another_ones_is_refused_by_the_broker_in_one_line(kafka_server: Any, capsys):
+def test_a_name_too_like_another_ones_is_refused_by_the_broker_in_one_line(
+    kafka_server: Any, capsys
+):
     url = new_url(kafka_server).replace("made-", "made_")
     assert said(capsys, url, "--partitions", "1")[0] == 0
     code, line = said(capsys, url.replace("made_", "made."), "--partitions", "1")
@@ -79,9 +87,13 @@ def test_a_name_too_like_another_ones_is_refused_by_the_broker_in_one_line(kafka
 
 
 def test_a_server_of_another_kind_is_told_soon(s3_server: Any, kafka_server: Any, capsys):
-    url, began_s = new_url(kafka_server, open_timeout_s=OPEN_S), time.monotonic()
+    url = new_url(kafka_server, open_timeout_s=OPEN_S)
+    began_s = time.monotonic()
     code, line = said(capsys, url.replace(kafka_server.address, s3_server.address))
-    assert (code, "this is a web server, no Kafka broker; correct host and port" in line) == (2, True)
+    assert (code, "this is a web server, no Kafka broker; correct host and port" in line) == (
+        2,
+        True,
+    )
     assert time.monotonic() - began_s < OPEN_S / 2
 
 

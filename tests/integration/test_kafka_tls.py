@@ -1,4 +1,5 @@
-"""A broker that wants TLS, SCRAM and rights: who has all three is served, whoever lacks one is told which."""
+"""A broker that wants TLS, SCRAM and rights: who has all three is served, whoever lacks one is
+told which."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,13 +39,19 @@ def prepare(place: Place) -> None:
         write_certificates(place.folder, {"broker": ["127.0.0.1"], "client": ["127.0.0.1"]})
     settings = place.folder / "server.properties"
     text = settings.read_text().replace("CLIENT:SASL_PLAINTEXT", "CLIENT:SASL_SSL")
-    text = text.replace("sasl.enabled.mechanisms=PLAIN", "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512")
-    settings.write_text(text + _SETTINGS.format(folder=place.folder, user=place.credentials["username"]))
+    text = text.replace(
+        "sasl.enabled.mechanisms=PLAIN", "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512"
+    )
+    settings.write_text(
+        text + _SETTINGS.format(folder=place.folder, user=place.credentials["username"])
+    )
 
 
 def ask(place: Place) -> None:
     tls = f"tls=true&ca={place.folder}/ca.pem&certificate={place.folder}/client.pem"
-    location = parse_location(f"kafka://{place.address}/{TOPIC}?{tls}&credentials={place.credentials_file}")
+    location = parse_location(
+        f"kafka://{place.address}/{TOPIC}?{tls}&credentials={place.credentials_file}"
+    )
     kafka_admin.AdminClient(kafka_config(location).client()).list_topics(timeout=3.0)
 
 
@@ -75,11 +82,16 @@ def as_user(server: Any, name: str, rights: list[tuple[str, str, str]]) -> Locat
     admin.alter_user_scram_credentials([known])[name].result(PATIENCE_S)
     bindings = [
         kafka_admin.AclBinding(
-            getattr(kafka_admin.ResourceType, kind), what, kafka_admin.ResourcePatternType.LITERAL, f"User:{name}", "*",
-            getattr(kafka_admin.AclOperation, operation), kafka_admin.AclPermissionType.ALLOW,
+            getattr(kafka_admin.ResourceType, kind),
+            what,
+            kafka_admin.ResourcePatternType.LITERAL,
+            f"User:{name}",
+            "*",
+            getattr(kafka_admin.AclOperation, operation),
+            kafka_admin.AclPermissionType.ALLOW,
         )
         for kind, what, operation in rights
-    ]  # fmt: skip
+    ]
     for future in admin.create_acls(bindings).values() if bindings else ():
         future.result(PATIENCE_S)
     file = server.place.folder / f"{name}.toml"
@@ -90,7 +102,11 @@ def as_user(server: Any, name: str, rights: list[tuple[str, str, str]]) -> Locat
     )
 
 
-RIGHTS = [("TOPIC", TOPIC, "READ"), ("TOPIC", TOPIC, "WRITE"), ("GROUP", f"understudy-{TOPIC}", "DESCRIBE")]
+RIGHTS = [
+    ("TOPIC", TOPIC, "READ"),
+    ("TOPIC", TOPIC, "WRITE"),
+    ("GROUP", f"understudy-{TOPIC}", "DESCRIBE"),
+]
 """Describe comes with Read."""
 
 
@@ -99,7 +115,9 @@ def test_tls_scram_and_the_rights_of_the_docs_are_enough(server: Any):
         frames = sample_frames(4)
         assert all(outcome.accepted for outcome in stream.append(frames))
         found = read_all(stream)
-    assert {record.raw for records in found.values() for record in records} == {frame.encode() for frame in frames}
+    assert {record.raw for records in found.values() for record in records} == {
+        frame.encode() for frame in frames
+    }
 
 
 def test_an_authority_that_did_not_sign_is_said_so(server: Any):
@@ -123,7 +141,9 @@ def test_no_tls_where_it_is_wanted_is_named_as_a_possibility(server: Any):
 
 
 def test_a_user_without_rights_is_told_which_are_needed(server: Any):
-    with pytest.raises(ConfigError, match=r"topic 'plays' .*needs Describe, Read and Write on the topic"):
+    with pytest.raises(
+        ConfigError, match=r"topic 'plays' .*needs Describe, Read and Write on the topic"
+    ):
         open_kafka(as_user(server, "bob", []))
 
 

@@ -19,9 +19,21 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_a_missing_topic_ends_it_with_the_command_that_makes_one(kafka_server: Any, tmp_path: Path):
     url = f"kafka://{kafka_server.address}/nowhere?credentials={kafka_server.credentials_file}"
-    command = [sys.executable, "-m", "understudy.cli.main", "up", "--data", str(tmp_path / "D"), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "understudy.cli.main",
+        "up",
+        "--data",
+        str(tmp_path / "D"),
+        "--port",
+        "0",
+    ]
     ended = subprocess.run(
-        [*command, "--role", "gateway,ingest", "--stream", url], capture_output=True, text=True, timeout=4 * PATIENCE_S
+        [*command, "--role", "gateway,ingest", "--stream", url],
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE_S,
     )
     assert ended.returncode == 2
     (line,) = ended.stderr.strip().splitlines()
@@ -32,12 +44,16 @@ def test_a_missing_topic_ends_it_with_the_command_that_makes_one(kafka_server: A
 def test_a_broker_that_is_down_is_told_once_and_waited_for(kafka_server: Any, tmp_path: Path):
     url = Topic(kafka_server, partitions=2).location(open_timeout_s=4).url
     kafka_server.kill()
-    errors, while_away = tmp_path / "D.err", ""
+    errors = tmp_path / "D.err"
+    while_away = ""
 
     def bring_it_back() -> None:
         nonlocal while_away
         deadline = time.monotonic() + 6 * PATIENCE_S
-        while not all(words in while_away for words in (" did; ", "as before")) and time.monotonic() < deadline:
+        while (
+            not all(words in while_away for words in (" did; ", "as before"))
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
             while_away = errors.read_text() if errors.exists() else ""
         kafka_server.restart()

@@ -1,4 +1,5 @@
-"""The Kinesis stream keeps the Stream contract on real servers of its API, also when they misbehave."""
+"""The Kinesis stream keeps the Stream contract on real servers of its API, also when they
+misbehave."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +33,9 @@ class _OnAServer(StreamContract):
 
 
 def _run(test: _OnAServer, server: Any, url: str = "") -> Iterator[None]:
-    test.server, test.url, test.desks = server, url, []
+    test.server = server
+    test.url = url
+    test.desks = []
     yield
     for one in test.desks:
         one.close()

@@ -1,4 +1,5 @@
-"""What goes wrong around a Kinesis stream is told in one line, tried again where that helps, and loses nothing."""
+"""What goes wrong around a Kinesis stream is told in one line, tried again where that helps, and
+loses nothing."""
 
 import threading
 import time
@@ -26,14 +27,18 @@ def test_a_stream_that_does_not_exist_is_told_with_how_to_create_it(kinesalite_s
     missing = parse_location(
         f"kinesis://never-made?region=us-east-1&endpoint={kinesalite_server.url}&credentials={location.text('credentials')}"
     )
-    with pytest.raises(ConfigError, match=r"'never-made' at http.* ResourceNotFoundException.*; create it with"):
+    with pytest.raises(
+        ConfigError, match=r"'never-made' at http.* ResourceNotFoundException.*; create it with"
+    ):
         open_kinesis(missing)
 
 
 def test_a_stream_for_development_is_made_once_and_can_be_used_at_once(kinesis_server):
     with desk(kinesis_server, shards=1) as table:
         assert create_kinesis(table.location()) == create_kinesis(table.location(), shards=1) == 1
-        with pytest.raises(ConfigError, match=r"is there with 1 open shards, and 3 were asked for; name no number"):
+        with pytest.raises(
+            ConfigError, match=r"is there with 1 open shards, and 3 were asked for; name no number"
+        ):
             create_kinesis(table.location(), shards=3)
         assert len(table.open_shards()) == 1
         table.name += "-other"
@@ -57,8 +62,13 @@ def test_a_server_that_is_down_at_the_start_is_told_soon(kinesalite_server, tmp_
 
 def test_wrong_credentials_are_told_with_where_to_look_and_never_shown(kinesalite_server, tmp_path):
     wrong = tmp_path / "credentials"
-    wrong.write_text("[default]\naws_access_key_id = AKIAWRONG\naws_secret_access_key = hidden-secret\n")
-    with FaultProxy(kinesalite_server.url) as proxy, desk(kinesalite_server, url=proxy.url) as table:
+    wrong.write_text(
+        "[default]\naws_access_key_id = AKIAWRONG\naws_secret_access_key = hidden-secret\n"
+    )
+    with (
+        FaultProxy(kinesalite_server.url) as proxy,
+        desk(kinesalite_server, url=proxy.url) as table,
+    ):
         proxy.only_key = kinesalite_server.credentials["access_key_id"]
         table.open().close()
         given = str(kinesalite_server.credentials_file)
@@ -68,19 +78,25 @@ def test_wrong_credentials_are_told_with_where_to_look_and_never_shown(kinesalit
             + "&".join(f"{k}={v}" for k, v in location.options.items()).replace(given, str(wrong))
         )
         with pytest.raises(
-            ConfigError, match=rf"UnrecognizedClientException.*check \[default\] of credentials file {wrong}"
+            ConfigError,
+            match=rf"UnrecognizedClientException.*check \[default\] of credentials file {wrong}",
         ) as told:
             open_kinesis(refused)
         assert "hidden-secret" not in str(told.value)
 
 
 def test_keys_from_the_environment_and_a_shared_file_work(kinesalite_server, monkeypatch):
-    with FaultProxy(kinesalite_server.url) as proxy, desk(kinesalite_server, url=proxy.url) as table:
+    with (
+        FaultProxy(kinesalite_server.url) as proxy,
+        desk(kinesalite_server, url=proxy.url) as table,
+    ):
         proxy.only_key = kinesalite_server.credentials["access_key_id"]
         plain = parse_location(f"kinesis://{table.name}?region=us-east-1&endpoint={proxy.url}")
         with monkeypatch.context() as patch:
             patch.setenv("AWS_ACCESS_KEY_ID", kinesalite_server.credentials["access_key_id"])
-            patch.setenv("AWS_SECRET_ACCESS_KEY", kinesalite_server.credentials["secret_access_key"])
+            patch.setenv(
+                "AWS_SECRET_ACCESS_KEY", kinesalite_server.credentials["secret_access_key"]
+            )
             open_kinesis(plain).close()
         with monkeypatch.context() as patch:
             patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(kinesalite_server.credentials_file))
@@ -89,12 +105,18 @@ def test_keys_from_the_environment_and_a_shared_file_work(kinesalite_server, mon
 
 def test_an_append_without_a_server_promises_nothing_and_says_when_to_come_back(kinesalite_server):
     frames = sample_frames(4)
-    with FaultProxy(kinesalite_server.url) as proxy, desk(kinesalite_server, url=proxy.url) as table:
+    with (
+        FaultProxy(kinesalite_server.url) as proxy,
+        desk(kinesalite_server, url=proxy.url) as table,
+    ):
         stream = table.open(append_s=0.5)
         proxy.close()
         outcomes = stream.append(frames)
         assert not any(outcome.accepted for outcome in outcomes)
-        assert all(outcome.retry_after_s > 0 and "Unreachable: " in (outcome.error or "") for outcome in outcomes)
+        assert all(
+            outcome.retry_after_s > 0 and "Unreachable: " in (outcome.error or "")
+            for outcome in outcomes
+        )
         stream.close()
         back = table.open(url=kinesalite_server.url)
         assert all(outcome.accepted for outcome in back.append(frames))
@@ -102,7 +124,9 @@ def test_an_append_without_a_server_promises_nothing_and_says_when_to_come_back(
         back.close()
 
 
-def test_a_server_killed_and_started_again_in_the_middle_loses_nothing_that_was_acked(kinesalite_server, tmp_path):
+def test_a_server_killed_and_started_again_in_the_middle_loses_nothing_that_was_acked(
+    kinesalite_server, tmp_path
+):
     lots = sessions(8, n_chunks=30)
     with desk(kinesalite_server) as table:
         told = _play_through(table, lots, folder=tmp_path)
@@ -110,10 +134,13 @@ def test_a_server_killed_and_started_again_in_the_middle_loses_nothing_that_was_
 
 
 def _play_through(table: Desk, lots, *, folder: Path) -> tuple[int, int, int, int]:
-    writer, reader = table.open(append_s=0.5), table.open(retry_s=0.5)
+    writer = table.open(append_s=0.5)
+    reader = table.open(retry_s=0.5)
     store = LocalStore(folder)
     service = IngestService(reader, store, KnownSpecs(SPEC), owner="test")
-    stop, acked, refused = threading.Event(), threading.Semaphore(0), threading.Event()
+    stop = threading.Event()
+    acked = threading.Semaphore(0)
+    refused = threading.Event()
 
     def play(mine) -> None:
         for frame in (frame for frames in mine for frame in frames):

@@ -1,4 +1,5 @@
-"""Nothing that was acked is lost and nothing is stored twice: players, Kinesis with faults, ingest, store, audit."""
+"""Nothing that was acked is lost and nothing is stored twice: players, Kinesis with faults,
+ingest, store, audit."""
 
 import threading
 import time
@@ -27,7 +28,16 @@ SPEC = cart_spec()
 PLAYERS = 2
 POLL_S = 0.1
 WRITES = Rates(partial=0.05, cut=0.02)
-EVERYTHING = Rates(partial=0.05, cut=0.02, twice=0.02, throttle=0.05, expired=0.1, repeat=0.2, empty=0.2, delay=0.05)
+EVERYTHING = Rates(
+    partial=0.05,
+    cut=0.02,
+    twice=0.02,
+    throttle=0.05,
+    expired=0.1,
+    repeat=0.2,
+    empty=0.2,
+    delay=0.05,
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,9 @@ class CountingStore(LocalStore):
     given_steps = 0
 
     def write(self, batch: WriteBatch) -> Receipt:
-        self.given_steps += sum(one.chunk.meta.n_steps for one in batch.candidates if one.chunk is not None)
+        self.given_steps += sum(
+            one.chunk.meta.n_steps for one in batch.candidates if one.chunk is not None
+        )
         return super().write(batch)
 
 
@@ -65,14 +77,17 @@ class ChildrenFirst:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self.append, self.read, self.close = stream.append, stream.read, stream.close
+        self.append = stream.append
+        self.read = stream.read
+        self.close = stream.close
 
     def partitions(self) -> Sequence[Partition]:
         return [Partition(one.id) for one in reversed(self._stream.partitions())]
 
 
 def sessions(count: int, *, n_chunks: int) -> list[list[Frame]]:
-    rng, now_s = np.random.default_rng(11), time.time()
+    rng = np.random.default_rng(11)
+    now_s = time.time()
     starts = [new_session(now_s, rng.bytes(10)) for _ in range(count)]
     played = [random_session(SPEC, rng, n_chunks=n_chunks, session=session) for session in starts]
     return [list(stamped(chunks, received_s=now_s)) for chunks in played]
@@ -83,7 +98,8 @@ def steps_of(frames: Sequence[Frame]) -> int:
 
 
 def play(stream: Stream, lots: Sequence[Sequence[Frame]], *, acked: Callable[[], None]) -> None:
-    """Send frame by frame as a client does: what is not durable is kept and sent again, the same bytes."""
+    """Send frame by frame as a client does: what is not durable is kept and sent again, the same
+    bytes."""
 
     def one_player(mine: Sequence[Sequence[Frame]]) -> None:
         for frames in mine:
@@ -106,11 +122,14 @@ def carry(
     reading: Callable[[Stream], Stream] = lambda stream: stream,
     ingest_at_once: bool = True,
 ) -> Told:
-    """Players write while ingest reads; something happens when half is written; then everything is stored."""
-    writer, reader = open_stream(), open_stream()
+    """Players write while ingest reads; something happens when half is written; then everything
+    is stored."""
+    writer = open_stream()
+    reader = open_stream()
     store = CountingStore(folder)
     service = IngestService(reading(reader), store, KnownSpecs(SPEC), owner="test")
-    stop, half = threading.Event(), threading.Semaphore(0)
+    stop = threading.Event()
+    half = threading.Semaphore(0)
     total = sum(map(len, lots))
     with ThreadPoolExecutor(2) as pool:
         playing = pool.submit(play, writer, lots, acked=half.release)
@@ -126,9 +145,16 @@ def carry(
     service.drain()
     items = store.tail(None, max_items=100_000, wait_s=0.0).items
     told = Told(
-        sum(map(steps_of, lots)), store.audit(), service.stats, store.given_steps,
-        [(str(item.frame.session), item.frame.chunk_no) for item in items if isinstance(item, Stored)],
-    )  # fmt: skip
+        sum(map(steps_of, lots)),
+        store.audit(),
+        service.stats,
+        store.given_steps,
+        [
+            (str(item.frame.session), item.frame.chunk_no)
+            for item in items
+            if isinstance(item, Stored)
+        ],
+    )
     store.close()
     writer.close()
     reader.close()
@@ -138,7 +164,12 @@ def carry(
 def assert_nothing_lost_or_doubled(told: Told) -> None:
     audit = told.audit
     assert (audit.steps, audit.gap_chunks, audit.gap_steps) == (told.steps, 0, 0)
-    assert (audit.duplicate_chunks, audit.duplicate_steps, audit.quarantined, list(audit.corrupt)) == (0, 0, 0, [])
+    assert (
+        audit.duplicate_chunks,
+        audit.duplicate_steps,
+        audit.quarantined,
+        list(audit.corrupt),
+    ) == (0, 0, 0, [])
 
 
 @pytest.fixture
@@ -165,13 +196,17 @@ def reshard(table: Desk) -> None:
     table.merge_first()
 
 
-# --- the whole way ----------------------------------------------------------------------------------------------------
+# --- the whole way --------------------------------------------------------------------------------
 
 
-def test_partial_failures_timeouts_after_success_and_a_reshard_lose_and_double_nothing(faulty, tmp_path):
+def test_partial_failures_timeouts_after_success_and_a_reshard_lose_and_double_nothing(
+    faulty, tmp_path
+):
     table, proxy = faulty(WRITES)
     lots = sessions(16, n_chunks=25)
-    told = carry(tmp_path, lambda: table.open(poll_s=POLL_S), lots, in_the_middle=lambda: reshard(table))
+    told = carry(
+        tmp_path, lambda: table.open(poll_s=POLL_S), lots, in_the_middle=lambda: reshard(table)
+    )
     proxy.assert_fired()
     assert len(table.open_shards()) == 2
     assert_nothing_lost_or_doubled(told)
@@ -181,7 +216,10 @@ def test_partial_failures_timeouts_after_success_and_a_reshard_lose_and_double_n
 def test_every_fault_at_once_loses_and_doubles_nothing(faulty, tmp_path):
     table, proxy = faulty(EVERYTHING)
     told = carry(
-        tmp_path, lambda: table.open(poll_s=POLL_S), sessions(16, n_chunks=20), in_the_middle=lambda: reshard(table)
+        tmp_path,
+        lambda: table.open(poll_s=POLL_S),
+        sessions(16, n_chunks=20),
+        in_the_middle=lambda: reshard(table),
     )
     proxy.assert_fired()
     assert_nothing_lost_or_doubled(told)
@@ -189,18 +227,27 @@ def test_every_fault_at_once_loses_and_doubles_nothing(faulty, tmp_path):
 
 def test_a_stream_in_memory_is_carried_by_the_same_test(tmp_path):
     stream = MemoryStream(2)
-    told = carry(tmp_path, lambda: stream, sessions(16, n_chunks=25), in_the_middle=lambda: stream.split("p0"))
+    told = carry(
+        tmp_path,
+        lambda: stream,
+        sessions(16, n_chunks=25),
+        in_the_middle=lambda: stream.split("p0"),
+    )
     assert_nothing_lost_or_doubled(told)
     assert told.written_steps == told.steps
 
 
-# --- controls: what goes wrong without it -----------------------------------------------------------------------------
+# --- controls: what goes wrong without it ---------------------------------------------------------
 
 
-def test_control_a_producer_that_ignores_failed_records_loses_acked_steps(faulty, tmp_path, monkeypatch):
+def test_control_a_producer_that_ignores_failed_records_loses_acked_steps(
+    faulty, tmp_path, monkeypatch
+):
     table, proxy = faulty(WRITES)
     monkeypatch.setattr("understudy.streams.kinesis.KinesisStream", Careless)
-    told = carry(tmp_path, lambda: open_kinesis(table.location(poll_s=POLL_S)), sessions(8, n_chunks=20))
+    told = carry(
+        tmp_path, lambda: open_kinesis(table.location(poll_s=POLL_S)), sessions(8, n_chunks=20)
+    )
     proxy.assert_fired()
     assert told.audit.steps < told.steps
     assert told.audit.gap_chunks > 0
@@ -215,18 +262,27 @@ def test_control_a_store_that_drops_no_duplicate_would_hold_some_steps_twice(fau
     assert told.written_steps > told.steps == told.audit.steps
 
 
-def test_parents_are_stored_before_children_and_reading_children_first_would_turn_sessions_around(faulty, tmp_path):
+def test_parents_are_stored_before_children_and_reading_children_first_would_turn_sessions_around(
+    faulty, tmp_path
+):
     table, _ = faulty(Rates())
     lots = sessions(8, n_chunks=12)
     writer = table.open(poll_s=POLL_S)
-    # Half of every session before the reshard and half behind it, so that none lies in one shard alone by chance.
+    # Half of every session before the reshard and half behind it, so that none lies in one shard
+    # alone by chance.
     play(writer, [frames[:6] for frames in lots], acked=lambda: None)
     reshard(table)
     play(writer, [frames[6:] for frames in lots], acked=lambda: None)
     writer.close()
     orders = {}
     for name, reading in {"parents": lambda stream: stream, "children": ChildrenFirst}.items():
-        told = carry(tmp_path / name, lambda: table.open(poll_s=POLL_S), [], reading=reading, ingest_at_once=False)
+        told = carry(
+            tmp_path / name,
+            lambda: table.open(poll_s=POLL_S),
+            [],
+            reading=reading,
+            ingest_at_once=False,
+        )
         orders[name] = told.arrivals
         assert told.audit.steps == sum(map(steps_of, lots))
     assert sum(1 for _ in turned(orders["parents"])) == 0

@@ -1,4 +1,5 @@
-"""`understudy stream init` on a real Kinesis API: what is there, what was asked for, and what listens elsewhere."""
+"""`understudy stream init` on a real Kinesis API: what is there, what was asked for, and what
+listens elsewhere."""
 
 import time
 import uuid
@@ -39,7 +40,10 @@ def test_a_stream_that_is_there_says_how_many_shards_it_has(kinesis_server: Any,
         assert (code, '"partitions": 2}' in line) == (0, True)
         code, line = said(capsys, url, "--partitions", "4")
         assert code == 2
-        assert "is there with 2 open shards, and 4 were asked for; name no number to use it as it is" in line
+        assert (
+            "is there with 2 open shards, and 4 were asked for; name no number to use it as it is"
+            in line
+        )
         assert f"update-shard-count --stream-name {table.name} --target-shard-count 4" in line
         table.split_all()
         assert "is ready with 4 partitions" in said(capsys, url, "--partitions", "4")[1]
@@ -47,7 +51,11 @@ def test_a_stream_that_is_there_says_how_many_shards_it_has(kinesis_server: Any,
 
 def test_more_shards_than_there_may_be_are_refused_soon(kinesis_server: Any, capsys):
     code, line = said(capsys, new_url(kinesis_server), "--partitions", "9999")
-    assert (code, "makes no stream of 9999 shards" in line, "ask for fewer" in line) == (2, True, True)
+    assert (code, "makes no stream of 9999 shards" in line, "ask for fewer" in line) == (
+        2,
+        True,
+        True,
+    )
 
 
 def test_a_server_of_another_kind_is_told_soon(kinesis_server: Any, s3_server: Any, capsys):
@@ -55,12 +63,22 @@ def test_a_server_of_another_kind_is_told_soon(kinesis_server: Any, s3_server: A
     assert (code, "NotKinesis: status 405" in line) == (2, True)
     with web_page() as url:
         code, line = said(capsys, new_url(kinesis_server, endpoint=url))
-    assert (code, f"{url} failed: NotKinesis" in line, "correct endpoint=" in line) == (2, True, True)
+    assert (code, f"{url} failed: NotKinesis" in line, "correct endpoint=" in line) == (
+        2,
+        True,
+        True,
+    )
 
 
 def test_tls_with_a_server_that_speaks_none_is_told_soon(kinesis_server: Any, capsys):
-    code, line = said(capsys, new_url(kinesis_server, endpoint=kinesis_server.url.replace("http:", "https:")))
-    assert (code, "at https://127" in line, "give http:// where the server speaks no TLS" in line) == (2, True, True)
+    code, line = said(
+        capsys, new_url(kinesis_server, endpoint=kinesis_server.url.replace("http:", "https:"))
+    )
+    assert (
+        code,
+        "at https://127" in line,
+        "give http:// where the server speaks no TLS" in line,
+    ) == (2, True, True)
 
 
 def test_four_at_once_make_one_stream(kinesis_server: Any):

@@ -1,4 +1,5 @@
-"""A learner beside a real Cassandra: it waits while the server is away, says so, and goes on with what came since."""
+"""A learner beside a real Cassandra: it waits while the server is away, says so, and goes on
+with what came since."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +23,15 @@ from understudy.testing.samples import random_session
 @contextmanager
 def learner(folder: Path, keyspace: Keyspace) -> Iterator[Child]:
     """The learner's process."""
-    data, config = DataFolder(folder / "D"), folder / "config.json"
+    data = DataFolder(folder / "D")
+    config = folder / "config.json"
     open_deployment(data).registry.register(SPEC)
-    write_config(Config(data=str(data.root), store=StoreSection(url=f"{keyspace.url}&patience_s=2")), config)
-    child = Child("learner", python_module("understudy.platform.learner_process", str(data.root), str(config)))
+    write_config(
+        Config(data=str(data.root), store=StoreSection(url=f"{keyspace.url}&patience_s=2")), config
+    )
+    child = Child(
+        "learner", python_module("understudy.platform.learner_process", str(data.root), str(config))
+    )
     try:
         yield child
     finally:
@@ -49,7 +55,8 @@ def window(child: Child, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, A
 def test_a_learner_waits_for_a_server_that_was_killed_and_goes_on(
     keyspace: Keyspace, cassandra_server: Any, tmp_path: Path
 ) -> None:
-    rng, clock = np.random.default_rng(7), ManualClock()
+    rng = np.random.default_rng(7)
+    clock = ManualClock()
     with keyspace.open(clock) as store:
         Desk(store, clock, lambda one: one).put(*random_session(SPEC, rng, n_chunks=3))
     with learner(tmp_path, keyspace) as child:

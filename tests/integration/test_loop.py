@@ -19,7 +19,9 @@ def must_have(*servers: str) -> None:
 
 
 def processes_in(folder: Path) -> list[str]:
-    found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        ["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True
+    ).stdout
     return [line for line in found.splitlines() if str(folder) in line]
 
 
@@ -27,18 +29,28 @@ def processes_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "servers"),
     [
-        ("--stream kinesis --store cassandra --models s3 --ingest spark", ("kinesalite", "cassandra", "s3")),
+        (
+            "--stream kinesis --store cassandra --models s3 --ingest spark",
+            ("kinesalite", "cassandra", "s3"),
+        ),
         ("--stream kafka --store cassandra --kill ingest", ("kafka", "cassandra")),
     ],
 )
-def test_the_bot_gets_better_and_nothing_is_lost(words: str, servers: tuple[str, ...], tmp_path: Path):
-    """Takes more than 20 seconds: servers start, and a bot learns until it is measurably better than the first one."""
+def test_the_bot_gets_better_and_nothing_is_lost(
+    words: str, servers: tuple[str, ...], tmp_path: Path
+):
+    """Takes more than 20 seconds: servers start, and a bot learns until it is measurably better
+    than the first one."""
     must_have(*servers)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [UNDERSTUDY, "demo", *words.split(), "--seconds", "400", "--check", "--json"],
-        env=environment, capture_output=True, text=True, timeout=850, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stderr[-3000:]}\n{done.stdout[-1000:]}"
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["improved"]

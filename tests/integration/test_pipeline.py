@@ -30,7 +30,9 @@ def test_the_seeds_client_learns_on_the_whole_stack_and_draws_its_returns(tmp_pa
         "--until",
         "100",
     ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
     bot = re.search(r"bot (\d+); drawn in", done.stdout)
@@ -46,7 +48,13 @@ def test_the_bench_of_backends_passes_its_gates(tmp_path: Path):
     """Takes more than 20 seconds: servers start, and each of them is measured beside its peer."""
     must_have("kinesalite", "cassandra", "kafka")
     out = tmp_path / "backends.json"
-    command: list[str | Path] = [sys.executable, ROOT / "bench" / "backends.py", "--tiny", "--out", out]
+    command: list[str | Path] = [
+        sys.executable,
+        ROOT / "bench" / "backends.py",
+        "--tiny",
+        "--out",
+        out,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads(out.read_text())["passes"]["native"]["measurements"]["backends"]

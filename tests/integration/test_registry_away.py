@@ -1,4 +1,5 @@
-"""A real S3 that is killed while ingest meets a game for the first time: nothing is quarantined, nothing is lost."""
+"""A real S3 that is killed while ingest meets a game for the first time: nothing is quarantined,
+nothing is lost."""
 
 import json
 import threading
@@ -48,7 +49,8 @@ class Deployed:
         self.data = DataFolder(folder)
         self.registry = Registry(CloudObjects(url), trusted={})
         self.specs = Watched(self.registry)
-        self.stream, self.store = FileStream(self.data.stream), LocalStore(folder / "there")
+        self.stream = FileStream(self.data.stream)
+        self.store = LocalStore(folder / "there")
         append(self.stream, some_frames(np.random.default_rng(6)))
 
     def carry(self, server, run: Callable[[threading.Event], None]) -> Audit:
@@ -80,7 +82,13 @@ def deployed(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def assert_all_is_there(audit: Audit) -> None:
-    assert (audit.chunks, audit.quarantined, audit.parked, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0, 0, 0)
+    assert (
+        audit.chunks,
+        audit.quarantined,
+        audit.parked,
+        audit.gap_chunks,
+        audit.duplicate_chunks,
+    ) == (20, 0, 0, 0, 0)
 
 
 def test_our_own_ingest_waits_for_a_registry_that_is_away(deployed: Deployed, s3_server):
@@ -97,7 +105,9 @@ def test_a_spark_job_waits_for_a_registry_that_is_away(job: Job, bucket: str, s3
     # Workers were started before this test set its environment: keys reach them by a file.
     models = f"{bucket}&credentials={s3_server.credentials_file}"
     places = {"data": str(job.data.root), "stream": "", "store": job.keyspace.url, "models": models}
-    ingest = job.ingest(stream, opener="understudy.platform.ingest:open_in_task", address=json.dumps(places))
+    ingest = job.ingest(
+        stream, opener="understudy.platform.ingest:open_in_task", address=json.dumps(places)
+    )
     s3_server.kill()
     with following(ingest, ends_in_s=60.0):
         wait_until(lambda: bool(ingest.stats.trouble))

@@ -28,10 +28,15 @@ def test_a_signed_address_gives_one_object_to_whoever_has_it(bucket: str):
     answer = urllib3.request("GET", url)
     assert (answer.status, answer.data) == (200, b"weights")
     assert urllib3.request("GET", url.partition("?")[0]).status in (401, 403)
-    assert urllib3.request("GET", url.replace("7.safetensors", "8.safetensors")).status in (401, 403)
+    assert urllib3.request("GET", url.replace("7.safetensors", "8.safetensors")).status in (
+        401,
+        403,
+    )
 
 
-def test_the_keys_of_a_named_file_work_whatever_the_environment_holds(bucket: str, s3_server, monkeypatch):
+def test_the_keys_of_a_named_file_work_whatever_the_environment_holds(
+    bucket: str, s3_server, monkeypatch
+):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "others")
     monkeypatch.setenv("AWS_PROFILE", "others")
@@ -40,7 +45,9 @@ def test_the_keys_of_a_named_file_work_whatever_the_environment_holds(bucket: st
     assert objects.get("a") == b"b"
 
 
-def test_wrong_keys_a_missing_bucket_and_a_server_that_is_away_are_told(bucket: str, monkeypatch: pytest.MonkeyPatch):
+def test_wrong_keys_a_missing_bucket_and_a_server_that_is_away_are_told(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+):
     with pytest.raises(StorageFailed, match=r"NoSuchBucket.*create the bucket"):
         CloudObjects(bucket.replace("models-", "nowhere-")).create("a", b"b")
     with pytest.raises(ConfigError, match="could not be found"):

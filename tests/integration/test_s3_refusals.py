@@ -1,4 +1,5 @@
-"""What a real S3, and what is none, says to a wrong address or wrong keys: one line with what to mend."""
+"""What a real S3, and what is none, says to a wrong address or wrong keys: one line with what to
+mend."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from understudy.core.errors import StorageFailed
 from understudy.models.cloud import CloudObjects
 
 SOON_S = 30.0
-"""A call that nobody answers takes longer than this; one that is refused is tried again for half of it at most."""
+"""A call that nobody answers takes longer than this; one that is refused is tried again for half
+of it at most."""
 CALLS: dict[str, Callable[[CloudObjects], Any]] = {
     "read": lambda objects: objects.get("a"),
     "list": lambda objects: objects.list("a"),
@@ -33,7 +35,9 @@ def told(url: str, doing: str = "read") -> str:
 
 
 @pytest.mark.parametrize("doing", CALLS)
-def test_a_bucket_that_is_not_there_is_told_with_how_to_make_it(bucket: str, s3_server: Any, doing: str):
+def test_a_bucket_that_is_not_there_is_told_with_how_to_make_it(
+    bucket: str, s3_server: Any, doing: str
+):
     line = told(bucket.replace("models-", "nowhere-"), doing)
     assert line.startswith(f"cannot {doing} a at s3://nowhere-")
     assert f"({s3_server.url}, region us-east-1): " in line
@@ -41,15 +45,23 @@ def test_a_bucket_that_is_not_there_is_told_with_how_to_make_it(bucket: str, s3_
 
 
 @pytest.mark.parametrize("doing", CALLS)
-def test_a_key_that_nobody_has_is_no_object_that_is_not_there(bucket: str, monkeypatch: pytest.MonkeyPatch, doing: str):
+def test_a_key_that_nobody_has_is_no_object_that_is_not_there(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, doing: str
+):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     line = told(bucket, doing)
-    assert "check AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine, and the permissions in docs/s3.md" in line
+    assert (
+        "check AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine, and the permissions in "
+        "docs/s3.md" in line
+    )
 
 
-def test_a_wrong_secret_is_told_with_the_file_it_is_from(bucket: str, s3_server: Any, tmp_path: Path):
-    wrong, key = tmp_path / "keys", s3_server.credentials["access_key_id"]
+def test_a_wrong_secret_is_told_with_the_file_it_is_from(
+    bucket: str, s3_server: Any, tmp_path: Path
+):
+    wrong = tmp_path / "keys"
+    key = s3_server.credentials["access_key_id"]
     wrong.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush-hush\n")
     line = told(f"{bucket}&credentials={wrong}")
     assert "SignatureDoesNotMatch" in line
@@ -64,7 +76,9 @@ def test_another_region_is_told_with_that_of_the_bucket(bucket: str):
 
 
 def test_tls_that_a_server_does_not_speak_is_told(bucket: str):
-    assert "it speaks no TLS; give http:// in endpoint=" in told(bucket.replace("http://", "https://"))
+    assert "it speaks no TLS; give http:// in endpoint=" in told(
+        bucket.replace("http://", "https://")
+    )
 
 
 @pytest.mark.parametrize("doing", ["read", "create"])
@@ -75,7 +89,9 @@ def test_a_web_server_is_told_as_one(bucket: str, s3_server: Any, doing: str):
     assert line.endswith("this server is not S3-compatible; correct endpoint=")
 
 
-def test_servers_of_other_kinds_are_told(bucket: str, s3_server: Any, kinesis_server: Any, kafka_server: Any):
+def test_servers_of_other_kinds_are_told(
+    bucket: str, s3_server: Any, kinesis_server: Any, kafka_server: Any
+):
     line = told(bucket.replace(s3_server.url, kinesis_server.url), "create")
     assert "404 Not Found" in line
     assert line.endswith("this server is not S3-compatible; correct endpoint=")

@@ -1,4 +1,5 @@
-"""Every server for tests is a real one: it answers who may ask, refuses who may not, and keeps what it said it has."""
+"""Every server for tests is a real one: it answers who may ask, refuses who may not, and keeps
+what it said it has."""
 
 import json
 import os
@@ -58,20 +59,31 @@ def cassandra(server: Any, user: str, password: str) -> Any:
     host, port = server.address.split(":")
     profile = ExecutionProfile(load_balancing_policy=RoundRobinPolicy(), request_timeout=ANSWER_S)
     return Cluster(
-        [host], port=int(port), auth_provider=PlainTextAuthProvider(user, password), protocol_version=5,
-        execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=ANSWER_S,
-    )  # fmt: skip
+        [host],
+        port=int(port),
+        auth_provider=PlainTextAuthProvider(user, password),
+        protocol_version=5,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        connect_timeout=ANSWER_S,
+    )
 
 
 def kafka_settings(server: Any, **other: Any) -> dict[str, Any]:
     who = server.credentials
     return {
-        "bootstrap.servers": server.address, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
-        "sasl.username": who["username"], "sasl.password": who["password"], "log_level": 0, **other,
-    }  # fmt: skip
+        "bootstrap.servers": server.address,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": who["username"],
+        "sasl.password": who["password"],
+        "log_level": 0,
+        **other,
+    }
 
 
-@pytest.mark.parametrize(("user", "password"), [("cassandra", "cassandra"), ("understudy", "wrong")])
+@pytest.mark.parametrize(
+    ("user", "password"), [("cassandra", "cassandra"), ("understudy", "wrong")]
+)
 def test_cassandra_refuses_the_default_role_and_wrong_passwords(cassandra_server, user, password):
     from cassandra.cluster import NoHostAvailable
 
@@ -87,8 +99,10 @@ def test_kafka_answers_who_has_the_password_and_nobody_else(kafka_server):
 
     assert AdminClient(kafka_settings(kafka_server)).list_topics(timeout=ANSWER_S).brokers
     wrong = (
-        {"sasl.password": "wrong"}, {"sasl.username": "somebody"}, {"security.protocol": "PLAINTEXT"},
-    )  # fmt: skip
+        {"sasl.password": "wrong"},
+        {"sasl.username": "somebody"},
+        {"security.protocol": "PLAINTEXT"},
+    )
     for settings in wrong:
         with pytest.raises(KafkaException):
             AdminClient(kafka_settings(kafka_server, **settings)).list_topics(timeout=3.0)
@@ -98,9 +112,18 @@ def test_s3_refuses_a_wrong_secret_and_an_unknown_key(s3_server):
     from botocore.exceptions import ClientError
 
     if isinstance(s3_server, Server) and not s3_server.place.package.name.startswith("s3-"):
-        pytest.skip("moto takes any credentials; install Go for versitygw, then: understudy dev servers fetch s3")
-    assert [one["Name"] for one in aws_client("s3", s3_server.url, s3_server.credentials).list_buckets()["Buckets"]]
-    for name, reason in (("secret_access_key", "SignatureDoesNotMatch"), ("access_key_id", "No user exists")):
+        pytest.skip(
+            "moto takes any credentials; install Go for versitygw, then: understudy dev servers "
+            "fetch s3"
+        )
+    assert [
+        one["Name"]
+        for one in aws_client("s3", s3_server.url, s3_server.credentials).list_buckets()["Buckets"]
+    ]
+    for name, reason in (
+        ("secret_access_key", "SignatureDoesNotMatch"),
+        ("access_key_id", "No user exists"),
+    ):
         wrong = {**s3_server.credentials, name: "WRONG" * 4}
         with pytest.raises(ClientError, match=reason):
             aws_client("s3", s3_server.url, wrong).list_buckets()
@@ -110,11 +133,13 @@ def test_s3_refuses_a_wrong_secret_and_an_unknown_key(s3_server):
 
 
 def test_cassandra_has_what_it_acknowledged_after_a_kill(cassandra_server):
-    who, keyspace = cassandra_server.credentials, f"k{uuid.uuid4().hex[:8]}"
+    who = cassandra_server.credentials
+    keyspace = f"k{uuid.uuid4().hex[:8]}"
     cluster = cassandra(cassandra_server, who["username"], who["password"])
     session = cluster.connect()
     session.execute(
-        f"CREATE KEYSPACE {keyspace} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}"
+        f"CREATE KEYSPACE {keyspace} WITH replication = {{'class': 'SimpleStrategy', "
+        f"'replication_factor': 1}}"
     )
     session.execute(f"CREATE TABLE {keyspace}.steps (id int PRIMARY KEY, body blob)")
     for number in range(50):
@@ -134,17 +159,22 @@ def test_kafka_has_what_it_acknowledged_after_a_kill(kafka_server):
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    topic, failed = f"t-{uuid.uuid4().hex[:8]}", []
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    failed = []
     admin = AdminClient(kafka_settings(kafka_server))
     admin.create_topics([NewTopic(topic, 1)])[topic].result(ANSWER_S)
     producer = Producer(kafka_settings(kafka_server, **{"enable.idempotence": True}))
     for number in range(50):
-        producer.produce(topic, str(number).encode(), on_delivery=lambda error, _: failed.append(error))
+        producer.produce(
+            topic, str(number).encode(), on_delivery=lambda error, _: failed.append(error)
+        )
     assert producer.flush(ANSWER_S) == 0
     assert failed == [None] * 50
     kafka_server.kill()
     kafka_server.restart()
-    consumer = Consumer(kafka_settings(kafka_server, **{"group.id": topic, "enable.auto.commit": False}))
+    consumer = Consumer(
+        kafka_settings(kafka_server, **{"group.id": topic, "enable.auto.commit": False})
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[bytes | None] = []
 
@@ -160,12 +190,18 @@ def test_kafka_has_what_it_acknowledged_after_a_kill(kafka_server):
 def put_record(client: Any, stream: str) -> str:
     client.create_stream(StreamName=stream, ShardCount=1)
     client.get_waiter("stream_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1})
-    return str(client.put_record(StreamName=stream, Data=b"frame", PartitionKey="session")["ShardId"])
+    return str(
+        client.put_record(StreamName=stream, Data=b"frame", PartitionKey="session")["ShardId"]
+    )
 
 
 def records(client: Any, stream: str, shard: str) -> list[bytes]:
-    found = client.get_shard_iterator(StreamName=stream, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
-    return [one["Data"] for one in client.get_records(ShardIterator=found["ShardIterator"])["Records"]]
+    found = client.get_shard_iterator(
+        StreamName=stream, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
+    )
+    return [
+        one["Data"] for one in client.get_records(ShardIterator=found["ShardIterator"])["Records"]
+    ]
 
 
 def test_kinesalite_has_what_it_acknowledged_after_a_kill(kinesalite_server):
@@ -189,7 +225,8 @@ def test_kinesis_gives_what_was_put_and_comes_back_empty_after_a_kill(kinesis_se
 def test_s3_has_what_it_acknowledged_after_a_kill_and_writes_on_condition(s3_server):
     from botocore.exceptions import ClientError
 
-    client, key = aws_client("s3", s3_server.url, s3_server.credentials), uuid.uuid4().hex
+    client = aws_client("s3", s3_server.url, s3_server.credentials)
+    key = uuid.uuid4().hex
     client.put_object(Bucket=BUCKET, Key=key, Body=b"weights", IfNoneMatch="*")
     s3_server.kill()
     s3_server.restart()
@@ -208,7 +245,9 @@ def test_it_listens_on_loopback_alone(server):
         pytest.skip("there is no /proc to see who listens where")
     found = listening(server.pid)
     assert found
-    assert {address for address, _ in found} <= {"0100007F", "0000000000000000FFFF00000100007F"}, found
+    assert {address for address, _ in found} <= {"0100007F", "0000000000000000FFFF00000100007F"}, (
+        found
+    )
     assert int(server.address.split(":")[1]) in {port for _, port in found}
 
 
@@ -232,7 +271,9 @@ def listening(pid: int) -> set[tuple[str, int]]:
 
 def test_its_secret_stands_in_no_log_and_on_no_command_line(server):
     secret = server.credentials.get("password") or server.credentials["secret_access_key"]
-    words = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(server.pid)], capture_output=True, text=True).stdout
+    words = subprocess.run(
+        ["ps", "-ww", "-o", "args=", "-p", str(server.pid)], capture_output=True, text=True
+    ).stdout
     assert words.strip()
     assert secret not in words
     assert secret not in server.log.read_text(errors="replace")
@@ -249,10 +290,13 @@ def test_one_restarted_by_a_thread_stays_and_stop_leaves_no_process_and_no_port(
         thread.start()
         thread.join(240.0)
         assert server.is_alive
-        pid, ports = server.pid, server.place.ports
+        pid = server.pid
+        ports = server.place.ports
     assert list(tmp_path.iterdir()) == [folder]
     assert identify(pid) is None
-    rows = subprocess.run(["ps", "-e", "-o", "pgid=,stat="], capture_output=True, text=True).stdout.splitlines()
+    rows = subprocess.run(
+        ["ps", "-e", "-o", "pgid=,stat="], capture_output=True, text=True
+    ).stdout.splitlines()
     assert [row for row in rows if row.split()[0] == str(pid) and "Z" not in row] == []
     assert all(is_free(port) for port in ports.values())
 
@@ -263,11 +307,25 @@ def test_servers_end_with_pytest_however_it_ends(tmp_path, how):
         pytest.skip(reason)
     (tmp_path / "test_nested.py").write_text(NESTED)
     words = [
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.integration.conftest",
-        "-o", "addopts=--import-mode=importlib", "--rootdir", ROOT, "--basetemp", tmp_path / "base",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.integration.conftest",
+        "-o",
+        "addopts=--import-mode=importlib",
+        "--rootdir",
+        ROOT,
+        "--basetemp",
+        tmp_path / "base",
         tmp_path / "test_nested.py",
-    ]  # fmt: skip
-    environment = {name: value for name, value in os.environ.items() if name != "UNDERSTUDY_TEST_KINESIS"}
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "UNDERSTUDY_TEST_KINESIS"
+    }
     with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as nested:
         try:
             told = tmp_path / "pid"
@@ -288,7 +346,9 @@ def test_the_command_starts_the_usual_four_and_stops_them(tmp_path):
     place = ["--folder", str(tmp_path), "--json"]
 
     def say(*words: str) -> dict[str, Any]:
-        done = subprocess.run([*command, *words, *place], capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            [*command, *words, *place], capture_output=True, text=True, timeout=240
+        )
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
@@ -312,6 +372,8 @@ def test_the_example_of_the_page_runs_as_it_stands(tmp_path):
         pytest.skip(reason)
     text = (ROOT / "docs" / "servers.md").read_text()
     (example,) = re.findall(r"^```python\n(from.*?)^```", text, re.MULTILINE | re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(rf"http://{HOST}:\d+ \S+/s3-data/credentials\n", done.stdout)

@@ -1,4 +1,5 @@
-"""Spark ingest into a real Cassandra: the same as our own service from the same stream, whatever happens to a task."""
+"""Spark ingest into a real Cassandra: the same as our own service from the same stream, whatever
+happens to a task."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +15,15 @@ import pytest
 from tests.integration.kafka import Topic
 from tests.integration.keyspaces import OneSpec
 from tests.integration.kinesis import Desk
-from tests.integration.spark import Job, append, digests_of, following, native_digests, some_frames, wait_until
+from tests.integration.spark import (
+    Job,
+    append,
+    digests_of,
+    following,
+    native_digests,
+    some_frames,
+    wait_until,
+)
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ClaimLost, ConfigError, StorageFailed
 from understudy.experience.frame import Frame
@@ -39,14 +48,17 @@ def file_stream(job: Job) -> FileStream:
 
 
 def of_every_kind(rng: np.random.Generator) -> list[Frame]:
-    """Frames of which some come twice, some are another player's, and some are of a game nobody knows."""
+    """Frames of which some come twice, some are another player's, and some are of a game nobody
+    knows."""
     good = some_frames(rng)
     stolen = good[-1].stamped(OTHER_PLAYER, int(time.time()))
     old = next(iter(stamped(random_session(SPEC, rng, n_chunks=1))))
     return [*good, *good[3:9], stolen, old]
 
 
-def test_native_and_spark_ingest_make_the_same_of_one_stream(job: Job, rng: np.random.Generator, tmp_path: Path):
+def test_native_and_spark_ingest_make_the_same_of_one_stream(
+    job: Job, rng: np.random.Generator, tmp_path: Path
+):
     for _ in range(3):  # each writer is a partition of its own
         with closing(file_stream(job)) as stream:
             append(stream, of_every_kind(rng))
@@ -58,11 +70,17 @@ def test_native_and_spark_ingest_make_the_same_of_one_stream(job: Job, rng: np.r
     assert ingest.stats.fates == {"new": 60, "duplicate": 18, "refused": 3}
     assert ingest.stats.refusals == {"other_player": 3, "bad_session_time": 3}
     audit = job.store.audit()
-    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (60, 0, 0, 6)
+    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (
+        60,
+        0,
+        0,
+        6,
+    )
 
 
 def test_no_byte_of_a_frame_comes_to_the_driver(job: Job, rng: np.random.Generator):
-    """Its stream and store would raise if they were asked for one; what tasks report is counted here."""
+    """Its stream and store would raise if they were asked for one; what tasks report is counted
+    here."""
     frames: list[Frame] = []
     for _ in range(3):
         with closing(file_stream(job)) as stream:
@@ -73,7 +91,9 @@ def test_no_byte_of_a_frame_comes_to_the_driver(job: Job, rng: np.random.Generat
     told = [repr(report) for report in ingest.reports]
     bodies = [repr(frame.body[:64])[2:-1] for frame in frames]
     assert not any(body in text for body in bodies for text in told)
-    assert sum(report.size_bytes for report in ingest.reports) == sum(frame.size_bytes for frame in frames)
+    assert sum(report.size_bytes for report in ingest.reports) == sum(
+        frame.size_bytes for frame in frames
+    )
     assert max(map(len, told)) < 2_000, "a few numbers, however much was stored"
 
 
@@ -86,7 +106,9 @@ def test_the_next_job_goes_on_where_the_store_stands(job: Job, rng: np.random.Ge
     assert job.store.audit().duplicate_chunks == 0
 
 
-def test_a_task_whose_worker_dies_is_tried_again_under_a_claim_of_its_own(job: Job, rng: np.random.Generator):
+def test_a_task_whose_worker_dies_is_tried_again_under_a_claim_of_its_own(
+    job: Job, rng: np.random.Generator
+):
     stream = file_stream(job)
     append(stream, some_frames(rng))
     job.fault("dies")
@@ -98,16 +120,21 @@ def test_a_task_whose_worker_dies_is_tried_again_under_a_claim_of_its_own(job: J
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
 
 
-def test_an_attempt_that_still_runs_is_fenced_by_the_one_that_came_after_it(job: Job, rng: np.random.Generator):
-    """Two worker processes of one owner, each with a store of its own: the first hangs between reading and writing."""
+def test_an_attempt_that_still_runs_is_fenced_by_the_one_that_came_after_it(
+    job: Job, rng: np.random.Generator
+):
+    """Two worker processes of one owner, each with a store of its own: the first hangs between
+    reading and writing."""
     stream = file_stream(job)
     append(stream, some_frames(rng))
     (turn,) = [Turn(one.id) for one in stream.partitions()]
-    hangs, goes_on = Event(), Event()
+    hangs = Event()
+    goes_on = Event()
 
     class Hanging:
         def __init__(self, inner: FullStore) -> None:
-            self._inner, self.claim = inner, inner.claim
+            self._inner = inner
+            self.claim = inner.claim
 
         def write(self, batch: WriteBatch) -> Receipt:
             hangs.set()
@@ -117,7 +144,9 @@ def test_an_attempt_that_still_runs_is_fenced_by_the_one_that_came_after_it(job:
     with closing(job.keyspace.open()) as first, ThreadPoolExecutor(1) as pool:
         zombie: Any = Hanging(first)
         attempts = [
-            PartitionIngest(stream, store, OneSpec(), owner="spark", config=IngestConfig(), clock=SystemClock())
+            PartitionIngest(
+                stream, store, OneSpec(), owner="spark", config=IngestConfig(), clock=SystemClock()
+            )
             for store in (zombie, job.store)
         ]
         late = pool.submit(attempts[0].advance, turn)
@@ -153,7 +182,8 @@ def test_a_claim_of_another_owner_ends_its_task_and_not_the_job(job: Job, rng: n
     with following(ingest, ends_in_s=30.0):
         wait_until(lambda: ingest.stats.frames > 0)
         assert ingest.stats.frames == 20
-        # The claim runs out, and the partition is taken; on a slow machine while the rival still asks for it.
+        # The claim runs out, and the partition is taken; on a slow machine while the rival still
+        # asks for it.
         with suppress(ClaimLost):
             job.store.claim(taken, owner="rival", ttl_s=0.5)
         wait_until(lambda: ingest.stats.frames == 40)
@@ -191,9 +221,15 @@ def test_a_job_that_waits_for_its_store_ends_when_it_is_asked_to_and_leaves_all_
 
 @pytest.mark.parametrize(
     ("fault", "trouble"),
-    [("away", "it does not answer"), ("no-claims", "it does not answer"), ("throttled", "too many")],
+    [
+        ("away", "it does not answer"),
+        ("no-claims", "it does not answer"),
+        ("throttled", "too many"),
+    ],
 )
-def test_why_a_job_waits_is_told_until_it_goes_on(job: Job, rng: np.random.Generator, fault: str, trouble: str):
+def test_why_a_job_waits_is_told_until_it_goes_on(
+    job: Job, rng: np.random.Generator, fault: str, trouble: str
+):
     stream = file_stream(job)
     append(stream, some_frames(rng))
     file = job.fault(fault)
@@ -206,8 +242,11 @@ def test_why_a_job_waits_is_told_until_it_goes_on(job: Job, rng: np.random.Gener
     assert ingest.stats.fates == {"new": 20}
 
 
-def test_a_store_that_refuses_while_the_job_is_asked_to_stop_is_an_error(job: Job, rng: np.random.Generator):
-    stream, stop = file_stream(job), Event()
+def test_a_store_that_refuses_while_the_job_is_asked_to_stop_is_an_error(
+    job: Job, rng: np.random.Generator
+):
+    stream = file_stream(job)
+    stop = Event()
     append(stream, some_frames(rng))
     file = job.fault("broken")
     stop.set()
@@ -217,8 +256,11 @@ def test_a_store_that_refuses_while_the_job_is_asked_to_stop_is_an_error(job: Jo
     assert job.drain(stream).stats.fates == {"new": 20}
 
 
-def test_a_job_with_more_to_store_than_it_has_time_for_ends_and_leaves_the_rest(job: Job, rng: np.random.Generator):
-    stream, stop = file_stream(job), Event()
+def test_a_job_with_more_to_store_than_it_has_time_for_ends_and_leaves_the_rest(
+    job: Job, rng: np.random.Generator
+):
+    stream = file_stream(job)
+    stop = Event()
     for _ in range(20):
         append(stream, some_frames(rng))
     ingest = job.ingest(stream, config=SMALL, max_batch_bytes=20_000)
@@ -232,17 +274,22 @@ def test_a_job_with_more_to_store_than_it_has_time_for_ends_and_leaves_the_rest(
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (400, 0, 0)
 
 
-def test_control_a_job_that_loses_a_frame_is_found_out(job: Job, rng: np.random.Generator, tmp_path: Path):
+def test_control_a_job_that_loses_a_frame_is_found_out(
+    job: Job, rng: np.random.Generator, tmp_path: Path
+):
     stream = file_stream(job)
     append(stream, some_frames(rng))
     job.fault("lossy")
     job.drain(stream)
     native = native_digests(stream, tmp_path / "native")
-    assert sum(digests_of(job.store).get(session) != digest for session, digest in native.items()) == 1
+    assert (
+        sum(digests_of(job.store).get(session) != digest for session, digest in native.items()) == 1
+    )
 
 
 def test_draining_ends_although_players_are_faster_than_the_job(job: Job, rng: np.random.Generator):
-    stream, stop = file_stream(job), Event()
+    stream = file_stream(job)
+    stop = Event()
     frames = some_frames(rng)
     append(stream, frames)
 

@@ -1,4 +1,5 @@
-"""Spark ingest on a real standalone cluster: workers die, one of them cannot take tasks, a master is away."""
+"""Spark ingest on a real standalone cluster: workers die, one of them cannot take tasks, a
+master is away."""
 
 import json
 import os
@@ -55,19 +56,41 @@ def topic(kafka_server: Any) -> Topic:
 
 
 @pytest.fixture
-def flags(topic: Topic, keyspace: Keyspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What any ingest between these is called with; games are registered where workers can reach them."""
-    data, models = DataFolder(tmp_path / "D"), f"file://{tmp_path}/models"
+def flags(
+    topic: Topic, keyspace: Keyspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """What any ingest between these is called with; games are registered where workers can reach
+    them."""
+    data = DataFolder(tmp_path / "D")
+    models = f"file://{tmp_path}/models"
     open_deployment(data, models=models).registry.register(SPEC)
     monkeypatch.setenv("UNDERSTUDY_MODELS_URL", models)
-    return ["--stream", topic.location().url, "--store", keyspace.url, "--data", str(data.root), "--json"]
+    return [
+        "--stream",
+        topic.location().url,
+        "--store",
+        keyspace.url,
+        "--data",
+        str(data.root),
+        "--json",
+    ]
 
 
 def started(command: Sequence[str], mark: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, MARK: mark, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+    )
 
 
 def test_on_a_cluster_whose_workers_die_the_same_is_stored_as_by_our_own_service(
@@ -92,7 +115,14 @@ def test_on_a_cluster_whose_workers_die_the_same_is_stored_as_by_our_own_service
 
         # The next job is spark-submit's, and goes on where the store stands.
         append(stream, some_frames(rng))
-        submit = [SUBMIT, "--master", cluster.url, "scripts/submit_ingest.py", *flags, "--until-empty"]
+        submit = [
+            SUBMIT,
+            "--master",
+            cluster.url,
+            "scripts/submit_ingest.py",
+            *flags,
+            "--until-empty",
+        ]
         job = started(submit, mark)
         out, errors = job.communicate(timeout=300.0)
         assert job.returncode == 0, errors
@@ -107,7 +137,13 @@ def test_a_worker_that_cannot_take_tasks_is_told_before_anything_is_read(
 ):
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    command = ["env", f"PYSPARK_PYTHON={bare / 'bin' / 'python'}", *COMMAND, "--master", cluster.url]
+    command = [
+        "env",
+        f"PYSPARK_PYTHON={bare / 'bin' / 'python'}",
+        *COMMAND,
+        "--master",
+        cluster.url,
+    ]
     job = started([*command, *flags, "--until-empty"], mark)
     _, errors = job.communicate(timeout=300.0)
     assert job.returncode == 2, errors
@@ -116,7 +152,9 @@ def test_a_worker_that_cannot_take_tasks_is_told_before_anything_is_read(
 
 
 @pytest.mark.usefixtures("with_spark")
-def test_a_master_that_says_nothing_is_told_and_asked_to_stop_the_command_waits_no_longer(mark: str, flags: list[str]):
+def test_a_master_that_says_nothing_is_told_and_asked_to_stop_the_command_waits_no_longer(
+    mark: str, flags: list[str]
+):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
         job = started([*COMMAND, "--master", master, *flags], mark)

@@ -1,4 +1,5 @@
-"""A Spark job with clocks that differ and a store that is away: it ends in time, and says why not."""
+"""A Spark job with clocks that differ and a store that is away: it ends in time, and says why
+not."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,7 +27,10 @@ DRAIN_S = 90.0
 def test_draining_stores_what_was_there_and_ends_although_players_never_pause_and_clocks_differ(
     job: Job, kafka_server: Any, ahead_s: float
 ):
-    topic, clock, stop, taken = Topic(kafka_server), Skewed(ahead_s), Event(), Event()
+    topic = Topic(kafka_server)
+    clock = Skewed(ahead_s)
+    stop = Event()
+    taken = Event()
     job.url = topic.location().url
     before = some_frames(np.random.default_rng(80), n_sessions=12, now_s=clock.now())
 
@@ -39,7 +43,9 @@ def test_draining_stores_what_was_there_and_ends_although_players_never_pause_an
                 append(gateway, some_frames(rng, n_sessions=1, n_chunks=1, now_s=clock.now()))
                 taken.set()
 
-        ingest = job.ingest(reader, config=IngestConfig(max_read_bytes=20_000), max_batch_bytes=60_000)
+        ingest = job.ingest(
+            reader, config=IngestConfig(max_read_bytes=20_000), max_batch_bytes=60_000
+        )
         with ThreadPoolExecutor(2) as pool:
             playing = pool.submit(play)
             assert taken.wait(PATIENCE_S)
@@ -50,7 +56,9 @@ def test_draining_stores_what_was_there_and_ends_although_players_never_pause_an
                 stop.set()
                 playing.result(PATIENCE_S)
         items = job.store.tail(None, max_items=10_000, wait_s=0.0).items
-        stored = {(item.frame.session, item.frame.chunk_no) for item in items if isinstance(item, Stored)}
+        stored = {
+            (item.frame.session, item.frame.chunk_no) for item in items if isinstance(item, Stored)
+        }
         assert {(frame.session, frame.chunk_no) for frame in before} <= stored
         # What came meanwhile is left to the next, which finds nothing that was stored before.
         again = job.drain(reader)
@@ -62,7 +70,8 @@ def test_draining_stores_what_was_there_and_ends_although_players_never_pause_an
 def test_a_store_that_is_away_is_in_the_report_of_the_role(
     with_spark: None, keyspace: Keyspace, cassandra_server: Any, tmp_path: Path
 ):
-    process, rng = Process(keyspace, DataFolder(tmp_path / "D")), np.random.default_rng(85)
+    process = Process(keyspace, DataFolder(tmp_path / "D"))
+    rng = np.random.default_rng(85)
     append(process.stream, some_frames(rng))
     child = process.start()
     try:

@@ -1,4 +1,5 @@
-"""Spark ingest as processes: killed again and again, asked to finish, and called from the command line."""
+"""Spark ingest as processes: killed again and again, asked to finish, and called from the
+command line."""
 
 import json
 import os
@@ -52,7 +53,9 @@ class Player(Thread):
 
     def __init__(self, stream: FileStream) -> None:
         super().__init__()
-        self._stream, self._over, self.frames = stream, Event(), 0
+        self._stream = stream
+        self._over = Event()
+        self.frames = 0
 
     def run(self) -> None:
         rng = np.random.default_rng(90)
@@ -71,7 +74,8 @@ class Player(Thread):
 
 
 def kill_sometime(process: Process, rng: np.random.Generator) -> None:
-    """Start a job and kill it: while it starts, or while it stores; the driver, all of it at once, or its JVM alone."""
+    """Start a job and kill it: while it starts, or while it stores; the driver, all of it at
+    once, or its JVM alone."""
     child = process.start()
     if rng.random() < 0.25:
         time.sleep(rng.uniform(0.0, 8.0))
@@ -115,13 +119,19 @@ def test_a_job_that_is_killed_again_and_again_loses_and_doubles_nothing(
     with closing(keyspace.open()) as store:
         assert digests_of(store) == native
         audit = store.audit()
-    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (player.frames, 0, 0, 0)
+    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (
+        player.frames,
+        0,
+        0,
+        0,
+    )
 
 
 def test_a_role_that_is_interrupted_beside_its_parent_while_spark_starts_hears_nothing_and_leaves_nothing(
     process: Process,
 ):
-    """As Ctrl-C in a terminal, which reaches every process; the parent then asks its roles to finish."""
+    """As Ctrl-C in a terminal, which reaches every process; the parent then asks its roles to
+    finish."""
     child = process.start()
     deadline_s = time.monotonic() + 120.0
     while process.jvm() is None and time.monotonic() < deadline_s:
@@ -141,8 +151,13 @@ def started(process: Process, command: Sequence[str]) -> Iterator[subprocess.Pop
     """A command in a session of its own, as a terminal starts it."""
     environment = {**os.environ, MARK: process.mark}
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
     try:
         yield child
     finally:
@@ -150,22 +165,44 @@ def started(process: Process, command: Sequence[str]) -> Iterator[subprocess.Pop
         child.communicate()
 
 
-def asked_to_stop(command: subprocess.Popen[str], number: int, *, within_s: float) -> tuple[str, str]:
+def asked_to_stop(
+    command: subprocess.Popen[str], number: int, *, within_s: float
+) -> tuple[str, str]:
     """What a command says when it and all it started are asked to stop, as a terminal does."""
     os.killpg(command.pid, number)
     return command.communicate(timeout=within_s)
 
 
-def command_for(process: Process, keyspace: Keyspace, *more: str, master: str = "local[1]") -> list[str]:
-    return [sys.executable, "-m", "understudy.cli.main", "ingest", "--engine", "spark", "--store", keyspace.url,
-            "--master", master, "--data", str(process.data.root), "--json", *more]  # fmt: skip
+def command_for(
+    process: Process, keyspace: Keyspace, *more: str, master: str = "local[1]"
+) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "understudy.cli.main",
+        "ingest",
+        "--engine",
+        "spark",
+        "--store",
+        keyspace.url,
+        "--master",
+        master,
+        "--data",
+        str(process.data.root),
+        "--json",
+        *more,
+    ]
 
 
 @pytest.mark.timeout(600)
-def test_the_command_stores_the_stream_and_says_no_more_than_it_must(process: Process, keyspace: Keyspace):
+def test_the_command_stores_the_stream_and_says_no_more_than_it_must(
+    process: Process, keyspace: Keyspace
+):
     append(process.stream, some_frames(np.random.default_rng(5)))
     command = command_for(process, keyspace, "--until-empty")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=dict(os.environ))
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=dict(os.environ)
+    )
     assert (done.returncode, done.stderr) == (0, "")
     fields = json.loads(done.stdout)
     assert fields["fates"] == {"new": 20}
@@ -210,7 +247,9 @@ def test_the_command_that_is_asked_to_stop_while_spark_starts_ends_well(
 
 
 @pytest.mark.timeout(600)
-def test_the_command_that_is_asked_twice_ends_at_once_and_leaves_nothing_running(process: Process, keyspace: Keyspace):
+def test_the_command_that_is_asked_twice_ends_at_once_and_leaves_nothing_running(
+    process: Process, keyspace: Keyspace
+):
     append(process.stream, some_frames(np.random.default_rng(11)))
     with started(process, command_for(process, keyspace)) as command:
         with closing(keyspace.open()) as store:
@@ -220,16 +259,31 @@ def test_the_command_that_is_asked_twice_ends_at_once_and_leaves_nothing_running
         _, errors = asked_to_stop(command, signal.SIGINT, within_s=3.0)
         assert left_of(process.mark) == []
     assert command.returncode == 130, errors
-    assert errors.splitlines()[-1] == "interrupted; what is not stored yet is in the stream, for the next start"
+    assert (
+        errors.splitlines()[-1]
+        == "interrupted; what is not stored yet is in the stream, for the next start"
+    )
 
 
 @pytest.mark.timeout(600)
 def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
     append(process.stream, some_frames(np.random.default_rng(6)))
-    command = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", "scripts/submit_ingest.py",
-               "--store", keyspace.url, "--data", str(process.data.root), "--until-empty", "--json"]  # fmt: skip
+    command = [
+        str(Path(sys.executable).with_name("spark-submit")),
+        "--master",
+        "local[1]",
+        "scripts/submit_ingest.py",
+        "--store",
+        keyspace.url,
+        "--data",
+        str(process.data.root),
+        "--until-empty",
+        "--json",
+    ]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=environment, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["fates"] == {"new": 20}
 
@@ -242,20 +296,29 @@ def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
         ("local[x]", "master is 'local[x]', which Spark does not know"),
         (
             "spark://127.0.0.1:9",
-            "the stream is in the data folder (stream.url), which workers of spark://127.0.0.1:9 have not",
+            (
+                "the stream is in the data folder (stream.url), which workers of spark://127.0.0.1:9 "
+                "have not"
+            ),
         ),
     ],
 )
-def test_a_master_that_cannot_be_is_told_in_one_line(process: Process, keyspace: Keyspace, master: str, said: str):
+def test_a_master_that_cannot_be_is_told_in_one_line(
+    process: Process, keyspace: Keyspace, master: str, said: str
+):
     command = command_for(process, keyspace, "--until-empty", master=master)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=dict(os.environ))
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=dict(os.environ)
+    )
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert said in line
 
 
 @pytest.mark.timeout(600)
-def test_speculation_is_refused_wherever_it_was_set(process: Process, keyspace: Keyspace, tmp_path: Path):
+def test_speculation_is_refused_wherever_it_was_set(
+    process: Process, keyspace: Keyspace, tmp_path: Path
+):
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\n")
     command = command_for(process, keyspace, "--until-empty")
     environment = {**os.environ, MARK: process.mark, "SPARK_CONF_DIR": str(tmp_path)}
@@ -276,9 +339,12 @@ def figures(url: str, key: str) -> str:
 def test_progress_is_among_the_metrics_of_the_gateway(process: Process, keyspace: Keyspace):
     append(process.stream, some_frames(np.random.default_rng(10)))
     config = Config(
-        data=str(process.data.root), roles=("gateway", "ingest"), gateway=GatewaySection(port=0),
-        ingest=IngestSection(engine="spark", master="local[1]"), store=StoreSection(url=keyspace.url),
-    )  # fmt: skip
+        data=str(process.data.root),
+        roles=("gateway", "ingest"),
+        gateway=GatewaySection(port=0),
+        ingest=IngestSection(engine="spark", master="local[1]"),
+        store=StoreSection(url=keyspace.url),
+    )
     with Platform(config, tell=lambda *_: None) as platform:
         stop = Event()
         thread = Thread(target=platform.supervisor.run, args=(stop,))
@@ -287,8 +353,11 @@ def test_progress_is_among_the_metrics_of_the_gateway(process: Process, keyspace
             wait_until(lambda: platform.supervisor.is_ready)
             assert platform.url is not None
             assert platform.keys is not None
-            url, key = platform.url, platform.keys.key
-            wait_until(lambda: 'understudy_ingest_batch_rows{engine="spark"} 20.0' in figures(url, key))
+            url = platform.url
+            key = platform.keys.key
+            wait_until(
+                lambda: 'understudy_ingest_batch_rows{engine="spark"} 20.0' in figures(url, key)
+            )
             told = figures(url, key)
         finally:
             stop.set()

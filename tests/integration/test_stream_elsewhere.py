@@ -20,15 +20,21 @@ from understudy.testing.samples import cart_spec
 
 
 def record(folder: Path, topic: Topic, *, store: str = "") -> None:
-    """50 steps, acknowledged by the topic and noted in the folder's ledger; nobody has stored them."""
-    data, spec = DataFolder(folder), cart_spec()
+    """50 steps, acknowledged by the topic and noted in the folder's ledger; nobody has stored
+    them."""
+    data = DataFolder(folder)
+    spec = cart_spec()
     config = Config(
-        data=str(folder), stream=StreamSection(url=topic.location().url), store=StoreSection(url=store)
-    )  # fmt: skip
+        data=str(folder),
+        stream=StreamSection(url=topic.location().url),
+        store=StoreSection(url=store),
+    )
     keep_used(config)
     link = open_link(data, spec, stream=config.stream.url, clock=SystemClock())
     register(data, spec, link, models=config.models.url)
-    with connect(spec=spec, link=LedgerLink(link, data.ledger), spool=data.spool, consent="granted") as game:
+    with connect(
+        spec=spec, link=LedgerLink(link, data.ledger), spool=data.spool, consent="granted"
+    ) as game:
         episode = game.episode("ada")
         for _ in range(50):
             episode.acted(np.zeros(4, np.float32), 1)

@@ -1,4 +1,5 @@
-"""A deployment on real servers goes on with them when it is started again without a flag, and every command agrees."""
+"""A deployment on real servers goes on with them when it is started again without a flag, and
+every command agrees."""
 
 import json
 import secrets
@@ -15,8 +16,11 @@ from understudy.dev.servers import on_aws, on_host
 ROLES = ("--role", "gateway,ingest")
 
 
-def test_a_start_without_flags_goes_on_with_the_same_servers(kinesalite_server, cassandra_server, s3_server, tmp_path):
-    data, mark = tmp_path / "D", secrets.token_hex(4)
+def test_a_start_without_flags_goes_on_with_the_same_servers(
+    kinesalite_server, cassandra_server, s3_server, tmp_path
+):
+    data = tmp_path / "D"
+    mark = secrets.token_hex(4)
     stream = on_aws(kinesalite_server, "kinesis", f"used-{mark}").url
     store = on_host(cassandra_server, "cassandra", f"used_{mark}", replication="1").url
     models = on_aws(s3_server, "s3", BUCKET, f"used-{mark}").url
@@ -28,9 +32,10 @@ def test_a_start_without_flags_goes_on_with_the_same_servers(kinesalite_server, 
         assert second.ready["key"] == first.ready["key"]
         steps += send(second)
         assert say(data, "status")["elsewhere"] == {
-            "stream": f"kinesis://used-{mark}?***", "store": f"cassandra://{cassandra_server.address}/used_{mark}?***",
+            "stream": f"kinesis://used-{mark}?***",
+            "store": f"cassandra://{cassandra_server.address}/used_{mark}?***",
             "models": f"s3://{BUCKET}/used-{mark}?***",
-        }  # fmt: skip
+        }
     say(data, "ingest", "--until-empty")
     assert say(data, "data", "stats")["steps"] == steps
     assert say(data, "data", "verify")["steps"] == steps

@@ -11,7 +11,8 @@ from understudy.learn.compile_cache import drop_broken
 
 WHOLE = zlib.compress(b"a program" * 100)
 
-# Compiles one program again and again, with its entry on the disk whole, cut, cut still, and taken out.
+# Compiles one program again and again, with its entry on the disk whole, cut, cut still, and taken
+# out.
 SCRIPT = """
 import json, sys, warnings
 from pathlib import Path
@@ -47,20 +48,42 @@ print(json.dumps([told, dropped, drop_broken(folder)]))
 def test_jax_never_replaces_an_entry_that_was_cut_short_until_it_is_taken_out(tmp_path: Path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     found = subprocess.run(
-        [sys.executable, "-c", SCRIPT, tmp_path], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", SCRIPT, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert found.returncode == 0, found.stderr
     told, dropped, dropped_later = json.loads(found.stdout)
-    assert told == [[0, True], [1, False], [1, False], [0, True], [0, True]]  # warnings, and whether it is whole
+    assert told == [
+        [0, True],
+        [1, False],
+        [1, False],
+        [0, True],
+        [0, True],
+    ]  # warnings, and whether it is whole
     assert (dropped, dropped_later) == (1, 0)
 
 
 def test_only_what_came_since_the_last_look_is_read_and_what_is_empty_always_goes(tmp_path: Path):
-    for name, raw in {"a-cache": WHOLE, "b-cache": WHOLE[:-4], "c-cache": b"", "b-atime": b"", "notes": b""}.items():
+    for name, raw in {
+        "a-cache": WHOLE,
+        "b-cache": WHOLE[:-4],
+        "c-cache": b"",
+        "b-atime": b"",
+        "notes": b"",
+    }.items():
         (tmp_path / name).write_bytes(raw)
     (tmp_path / "z-cache").write_bytes(b"\x28\xb5\x2f\xfdrest")
     assert drop_broken(tmp_path) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-cache", "b-atime", "checked", "notes", "z-cache"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a-cache",
+        "b-atime",
+        "checked",
+        "notes",
+        "z-cache",
+    ]
     for name, raw in {"old-cache": WHOLE[:9], "empty-cache": b"", "new-cache": WHOLE[:9]}.items():
         (tmp_path / name).write_bytes(raw)
     for name in ("old-cache", "empty-cache"):

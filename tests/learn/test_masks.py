@@ -1,4 +1,5 @@
-"""Legal masks are obeyed everywhere: an illegal action is never taken, and never bootstrapped from."""
+"""Legal masks are obeyed everywhere: an illegal action is never taken, and never bootstrapped
+from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,9 @@ from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import LimiterConfig
 from understudy.testing.algorithm import random_rollout
 
-STATES, ACTIONS, ROWS = 5, 4, 16
+STATES = 5
+ACTIONS = 4
+ROWS = 16
 GAME = game_spec("cards", obs=Discrete(STATES), actions=Discrete(ACTIONS, 3), has_legal=True)
 ALGORITHMS: Mapping[str, Any] = {
     "dqn": Dqn(GAME, DqnConfig(widths=(), batch=ROWS, dueling=False)),
@@ -34,17 +37,24 @@ ALGORITHMS: Mapping[str, Any] = {
 act = {name: jax.jit(algorithm.act) for name, algorithm in ALGORITHMS.items()}
 first = {name: algorithm.init(jax.random.PRNGKey(0)) for name, algorithm in ALGORITHMS.items()}
 
-masks = hnp.arrays(np.bool_, (ROWS, ACTIONS)).map(lambda legal: legal | (~legal.any(1, keepdims=True)))
+masks = hnp.arrays(np.bool_, (ROWS, ACTIONS)).map(
+    lambda legal: legal | (~legal.any(1, keepdims=True))
+)
 """Random ones; where nothing would be legal, everything is."""
 tables = hnp.arrays(
-    np.float32, (STATES, ACTIONS), elements=st.sampled_from([-1e30, -1e3, -1.0, 0.0, 0.5, 2.0, 1e3, 1e30])
+    np.float32,
+    (STATES, ACTIONS),
+    elements=st.sampled_from([-1e30, -1e3, -1.0, 0.0, 0.5, 2.0, 1e3, 1e30]),
 )
 
 
 def vector(algorithm: Any, table: Any) -> Any:
     """Weights under which the network gives these numbers for each state."""
     name = "q" if isinstance(algorithm, Dqn) else "logits"
-    weights = {f"heads.{name}.0.kernel": table, f"heads.{name}.0.bias": np.zeros(ACTIONS, np.float32)}
+    weights = {
+        f"heads.{name}.0.kernel": table,
+        f"heads.{name}.0.bias": np.zeros(ACTIONS, np.float32),
+    }
     return np.asarray(flat.pack(algorithm.network, weights))
 
 
@@ -58,7 +68,8 @@ def state_with(name: str, table: Any) -> Any:
 @settings(max_examples=60, deadline=None)
 @given(tables, masks, st.integers(0, 2**31), st.sampled_from([0.0, 0.3, 1.0]))
 def test_an_illegal_action_is_never_taken(name, table, legal, seed, explore):
-    rng, state = np.random.default_rng(seed), state_with(name, table)
+    rng = np.random.default_rng(seed)
+    state = state_with(name, table)
     obs = {"obs": rng.integers(0, STATES, ROWS)}
     policy = ALGORITHMS[name].policy(state)
     taken = [
@@ -66,13 +77,16 @@ def test_an_illegal_action_is_never_taken(name, table, legal, seed, explore):
         policy.decide(obs, policy.head.noise(rng, ROWS), explore=explore, legal=legal).action,
         policy.decide(obs, None, legal=legal, deterministic=True).action,
         [policy.act(obs["obs"][row], legal=legal[row]) - 3 for row in range(ROWS)],
-        [policy.act(obs["obs"][row], legal=legal[row], deterministic=False, rng=rng) - 3 for row in range(ROWS)],
+        [
+            policy.act(obs["obs"][row], legal=legal[row], deterministic=False, rng=rng) - 3
+            for row in range(ROWS)
+        ],
     ]
     for actions in taken:
         assert legal[np.arange(ROWS), actions].all()
 
 
-# --- What is learned -------------------------------------------------------------------------------------------------
+# --- What is learned ------------------------------------------------------------------------------
 
 
 def batch(legal: Any, next_legal: Any, *, seed: int = 0) -> Batch:
@@ -90,7 +104,8 @@ def batch(legal: Any, next_legal: Any, *, seed: int = 0) -> Batch:
 
 
 doubles = {
-    double: Dqn(GAME, DqnConfig(widths=(), batch=ROWS, dueling=False, double=double)) for double in (True, False)
+    double: Dqn(GAME, DqnConfig(widths=(), batch=ROWS, dueling=False, double=double))
+    for double in (True, False)
 }
 update = {double: jax.jit(algorithm.update) for double, algorithm in doubles.items()}
 KNOBS = {"learning_rate": np.float32(0.1), "target_rate": np.float32(1.0)}
@@ -100,7 +115,8 @@ KNOBS = {"learning_rate": np.float32(0.1), "target_rate": np.float32(1.0)}
 @settings(max_examples=60, deadline=None)
 @given(masks, st.integers(0, 2**31))
 def test_an_illegal_action_is_never_bootstrapped_from(double, next_legal, seed):
-    rng, algorithm = np.random.default_rng(seed), doubles[double]
+    rng = np.random.default_rng(seed)
+    algorithm = doubles[double]
     q, target = (rng.normal(size=(STATES, ACTIONS)).astype(np.float32) for _ in range(2))
     made = batch(np.ones((ROWS, ACTIONS), np.bool_), next_legal, seed=seed)
     after = made.next_obs["obs"]
@@ -122,13 +138,18 @@ def test_where_the_game_is_over_and_nothing_is_legal_the_update_is_finite():
 
 @pytest.mark.parametrize("double", [True, False])
 def test_where_a_game_was_stopped_and_nothing_is_legal_every_action_counts(double):
-    rng, nothing = np.random.default_rng(1), np.zeros((ROWS, ACTIONS), np.bool_)
+    rng = np.random.default_rng(1)
+    nothing = np.zeros((ROWS, ACTIONS), np.bool_)
     q, target = (rng.normal(size=(STATES, ACTIONS)).astype(np.float32) for _ in range(2))
-    state = first["dqn"]._replace(weights=vector(doubles[double], q), target=vector(doubles[double], target))
+    state = first["dqn"]._replace(
+        weights=vector(doubles[double], q), target=vector(doubles[double], target)
+    )
     some = nothing.copy()
     some[1::2, 2] = True  # rows with a mask stay bound to it
     wanted = np.where(some.any(1, keepdims=True), some, True)
-    (empty, told), (full, same) = (update[double](state, batch(~nothing, legal), KNOBS) for legal in (some, wanted))
+    (empty, told), (full, same) = (
+        update[double](state, batch(~nothing, legal), KNOBS) for legal in (some, wanted)
+    )
     assert bool(told.ok)
     np.testing.assert_array_equal(told.priorities, same.priorities)
     np.testing.assert_array_equal(empty.weights, full.weights)
@@ -138,8 +159,13 @@ def test_bc_moves_no_illegal_action_and_counts_only_legal_ones():
     legal = np.zeros((ROWS, ACTIONS), np.bool_)
     legal[:, :2] = True
     table = np.random.default_rng(0).normal(size=(STATES, ACTIONS)).astype(np.float32)
-    made, state = batch(legal, legal), state_with("bc", table)
-    knobs = {"learning_rate": np.float32(0.1), "weight_decay": np.float32(0), "entropy": np.float32(0)}
+    made = batch(legal, legal)
+    state = state_with("bc", table)
+    knobs = {
+        "learning_rate": np.float32(0.1),
+        "weight_decay": np.float32(0),
+        "entropy": np.float32(0),
+    }
     after, told = jax.jit(ALGORITHMS["bc"].update)(state, made, knobs)
     moved = np.asarray(after.weights) - np.asarray(state.weights)
     kernel = flat.unpack(ALGORITHMS["bc"].network, moved)["heads.logits.0.kernel"]
@@ -152,9 +178,17 @@ def test_bc_moves_no_illegal_action_and_counts_only_legal_ones():
 
 def test_ppo_learns_with_the_probabilities_its_masks_gave():
     ppo = ALGORITHMS["ppo"]
-    knobs = {one: np.float32(value) for one, value in {
-        "learning_rate": 1e-2, "clip": 0.2, "discount": 0.9, "trace": 0.9, "entropy": 0.01, "value": 0.5,
-    }.items()}  # fmt: skip
+    knobs = {
+        one: np.float32(value)
+        for one, value in {
+            "learning_rate": 1e-2,
+            "clip": 0.2,
+            "discount": 0.9,
+            "trace": 0.9,
+            "entropy": 0.01,
+            "value": 0.5,
+        }.items()
+    }
     rollout = random_rollout(ppo, first["ppo"], np.random.default_rng(0))
     assert not rollout.legal.all()
     _, told = jax.jit(ppo.update)(first["ppo"], rollout, knobs)
@@ -174,13 +208,19 @@ class Stopped(MaskedEnv):
 def test_first_priorities_stay_small_where_a_stopped_game_allows_nothing():
     envs = make_envs(Stopped, 2)
     game = game_of(envs)
-    policy = (dqn := Dqn(game, DqnConfig(widths=(8,), batch=8))).policy(dqn.init(jax.random.PRNGKey(0)))
-    chunks = Actor(envs, game, root_seed=0, created_ms=1).collect(policy, 16, round_no=0, explore=1.0).chunks
+    policy = (dqn := Dqn(game, DqnConfig(widths=(8,), batch=8))).policy(
+        dqn.init(jax.random.PRNGKey(0))
+    )
+    chunks = (
+        Actor(envs, game, root_seed=0, created_ms=1)
+        .collect(policy, 16, round_no=0, explore=1.0)
+        .chunks
+    )
     assert not any(chunk.columns["legal"].any(1).all() for chunk in chunks)
     assert max(chunk.columns["priority"].max() for chunk in chunks) < 100
 
 
-# --- In an env that raises when it is cheated ------------------------------------------------------------------------
+# --- In an env that raises when it is cheated -----------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
@@ -196,7 +236,9 @@ def test_playing_and_learning_never_takes_an_illegal_action(name):
     actor = Actor(envs, game, root_seed=0, created_ms=1_760_000_000_000)
     for round_no in range(4):
         explore = 0.5 if name == "dqn" else None
-        for chunk in actor.collect(learner.publish(), 16, round_no=round_no, explore=explore).chunks:
+        for chunk in actor.collect(
+            learner.publish(), 16, round_no=round_no, explore=explore
+        ).chunks:
             learner.insert(chunk)
         while learner.may_step:
             learner.step(0.0)

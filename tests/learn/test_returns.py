@@ -16,7 +16,8 @@ from understudy.learn.algorithms.ppo import advantages
 from understudy.learn.replay import HostReplay, ReplayConfig
 from understudy.learn.rows import windows_of
 
-STEPS, ENVS = 8, 3
+STEPS = 8
+ENVS = 3
 GAME = game_spec("line", obs=1, actions=2)
 
 found_by_scan = jax.jit(advantages)
@@ -29,14 +30,18 @@ def rollout(reward: Any, terminated: Any, truncated: Any) -> Rollout:
     return Rollout({}, None, reward, {}, terminated, truncated, None)
 
 
-def by_definition(played: Rollout, values: Any, after: Any, *, discount: float, trace: float) -> Any:
+def by_definition(
+    played: Rollout, values: Any, after: Any, *, discount: float, trace: float
+) -> Any:
     """Each advantage as a sum over what follows, until an episode ends or the rollout does."""
     found = np.zeros((STEPS, ENVS))
     for t in range(STEPS):
         for env in range(ENVS):
             weight = 1.0
             for later in range(t, STEPS):
-                ahead = 0.0 if played.terminated[later, env] else discount * float(after[later, env])
+                ahead = (
+                    0.0 if played.terminated[later, env] else discount * float(after[later, env])
+                )
                 found[t, env] += weight * (played.reward[later, env] + ahead - values[later, env])
                 if played.terminated[later, env] or played.truncated[later, env]:
                     break
@@ -46,7 +51,9 @@ def by_definition(played: Rollout, values: Any, after: Any, *, discount: float, 
 
 @settings(max_examples=150, deadline=None)
 @given(numbers, numbers, numbers, flags, flags, shares, shares)
-def test_advantages_equal_a_plain_loop(reward, values, after, terminated, truncated, discount, trace):
+def test_advantages_equal_a_plain_loop(
+    reward, values, after, terminated, truncated, discount, trace
+):
     played = rollout(reward, terminated, truncated)
     wanted = by_definition(played, values, after, discount=discount, trace=trace)
     found = found_by_scan(played, values, after, discount=discount, trace=trace)
@@ -55,12 +62,18 @@ def test_advantages_equal_a_plain_loop(reward, values, after, terminated, trunca
 
 
 def test_a_truncated_step_is_still_worth_what_it_led_to():
-    nothing, reward = np.zeros((STEPS, ENVS), np.bool_), np.ones((STEPS, ENVS), np.float32)
-    values, after = np.zeros((STEPS, ENVS), np.float32), np.full((STEPS, ENVS), 10.0, np.float32)
+    nothing = np.zeros((STEPS, ENVS), np.bool_)
+    reward = np.ones((STEPS, ENVS), np.float32)
+    values = np.zeros((STEPS, ENVS), np.float32)
+    after = np.full((STEPS, ENVS), 10.0, np.float32)
     ends = nothing.copy()
     ends[3] = True
-    truncated = found_by_scan(rollout(reward, nothing, ends), values, after, discount=0.9, trace=1.0)
-    terminated = found_by_scan(rollout(reward, ends, nothing), values, after, discount=0.9, trace=1.0)
+    truncated = found_by_scan(
+        rollout(reward, nothing, ends), values, after, discount=0.9, trace=1.0
+    )
+    terminated = found_by_scan(
+        rollout(reward, ends, nothing), values, after, discount=0.9, trace=1.0
+    )
     both = found_by_scan(rollout(reward, ends, ends), values, after, discount=0.9, trace=1.0)
     assert truncated[3, 0] == pytest.approx(10.0)
     assert terminated[3, 0] == both[3, 0] == pytest.approx(1.0)
@@ -68,10 +81,13 @@ def test_a_truncated_step_is_still_worth_what_it_led_to():
 
 @pytest.mark.parametrize("trace", [0.0, 1.0])
 def test_the_trace_reaches_from_one_step_to_the_whole_rollout(trace):
-    rng, nothing = np.random.default_rng(0), np.zeros((STEPS, ENVS), np.bool_)
+    rng = np.random.default_rng(0)
+    nothing = np.zeros((STEPS, ENVS), np.bool_)
     reward, values = (rng.normal(size=(STEPS, ENVS)).astype(np.float32) for _ in range(2))
     after = np.concatenate([values[1:], rng.normal(size=(1, ENVS)).astype(np.float32)])
-    found = found_by_scan(rollout(reward, nothing, nothing), values, after, discount=0.9, trace=trace)
+    found = found_by_scan(
+        rollout(reward, nothing, nothing), values, after, discount=0.9, trace=trace
+    )
     if trace == 0:
         wanted = reward + 0.9 * after - values
     else:
@@ -81,24 +97,30 @@ def test_the_trace_reaches_from_one_step_to_the_whole_rollout(trace):
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-# --- n steps ---------------------------------------------------------------------------------------------------------
+# --- n steps --------------------------------------------------------------------------------------
 
-ends = st.lists(st.sampled_from([None, None, None, "terminated", "truncated", "cut"]), min_size=1, max_size=14)
+ends = st.lists(
+    st.sampled_from([None, None, None, "terminated", "truncated", "cut"]), min_size=1, max_size=14
+)
 
 
 def moves_of(how: list[Any], rewards: list[float]) -> list[Move]:
-    """Steps numbered by what they see; behind each end a number is left out, for what was seen last."""
+    """Steps numbered by what they see; behind each end a number is left out, for what was seen
+    last."""
     moves: list[Move] = []
-    at, is_first = 0, True
+    at = 0
+    is_first = True
     for end, reward in zip(how, rewards, strict=False):
         moves.append(Move([float(at)], 0, reward, [float(at + 1)], end, is_first))
-        at, is_first = at + (2 if end else 1), end is not None
+        at = at + (2 if end else 1)
+        is_first = end is not None
     return moves
 
 
 def naive(moves: list[Move], start: int, n: int, discount: float) -> tuple[float, float, float]:
     """(return, factor, what is seen at the end) of the window from this move on."""
-    total, power = 0.0, 1.0
+    total = 0.0
+    power = 1.0
     for move in moves[start : start + n]:
         total += power * move.reward
         power *= discount
@@ -118,7 +140,9 @@ def test_n_step_windows_equal_a_plain_loop(how, rewards, n, discount):
     at = np.flatnonzero(columns["row"] == 0)
     np.testing.assert_allclose(windows.returns[at], [one[0] for one in wanted], atol=1e-5)
     np.testing.assert_allclose(windows.factor[at], [one[1] for one in wanted], atol=1e-6)
-    np.testing.assert_array_equal(columns["obs"][at + windows.ahead[at], 0], [one[2] for one in wanted])
+    np.testing.assert_array_equal(
+        columns["obs"][at + windows.ahead[at], 0], [one[2] for one in wanted]
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
@@ -126,7 +150,9 @@ def test_what_a_replay_hands_to_an_update_equals_a_plain_loop(n):
     rng = np.random.default_rng(n)
     how = rng.choice(np.array([None, None, None, "terminated", "truncated"], object), 60).tolist()
     moves = moves_of(how, rng.normal(size=60).tolist())
-    replay = HostReplay(GAME, Transitions(batch=256, n_step=n, discount=0.9), ReplayConfig(capacity=512))
+    replay = HostReplay(
+        GAME, Transitions(batch=256, n_step=n, discount=0.9), ReplayConfig(capacity=512)
+    )
     for number, cut in enumerate(range(0, 60, 7)):
         replay.insert(chunk_of(GAME, moves[cut : cut + 7], chunk_no=number))
     replay.close(chunk_of(GAME, moves[:1]).meta.session)

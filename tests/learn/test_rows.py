@@ -27,7 +27,9 @@ def weighed_rows_of(trajectory: Trajectory) -> dict[str, Any]:
 @pytest.mark.parametrize("form", FORMS)
 @settings(deadline=None)
 @given(trajectories(), shapes)
-def test_windows_and_stacks_equal_a_plain_walk(form: Any, trajectory: Trajectory, shape: tuple[int, int, int]) -> None:
+def test_windows_and_stacks_equal_a_plain_walk(
+    form: Any, trajectory: Trajectory, shape: tuple[int, int, int]
+) -> None:
     n, k, lead = shape
     columns = weighed_rows_of(trajectory)
     found = form(columns, lead, needs=Transitions(batch=1, n_step=n, stack=k, discount=DISCOUNT))
@@ -52,9 +54,12 @@ def test_windows_and_stacks_equal_a_plain_walk(form: Any, trajectory: Trajectory
 
 
 def test_the_compiled_form_takes_columns_of_any_strides_alignment_and_permission() -> None:
-    row, needs = np.array([0, 0, 1], np.uint8), Transitions(batch=1)
+    row = np.array([0, 0, 1], np.uint8)
+    needs = Transitions(batch=1)
     spread = np.zeros((3, 2), np.bool_)[:, 0]
-    raw = np.frombuffer(b"." + np.arange(3, dtype=np.float32).tobytes(), np.uint8)[1:].view(np.float32)
+    raw = np.frombuffer(b"." + np.arange(3, dtype=np.float32).tobytes(), np.uint8)[1:].view(
+        np.float32
+    )
     assert not raw.flags.aligned
     assert not raw.flags.writeable
     columns = {"row": row, "is_first": spread, "terminated": spread, "reward": raw, "weight": raw}

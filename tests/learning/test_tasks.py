@@ -1,4 +1,5 @@
-"""Every algorithm learns what it is for, on one seed; the full card takes two, and `make bench` ten."""
+"""Every algorithm learns what it is for, on one seed; the full card takes two, and `make bench`
+ten."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Objects behind a URL: what is away for now is told from what was refused, and no error shows a secret."""
+"""Objects behind a URL: what is away for now is told from what was refused, and no error shows a
+secret."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -29,11 +30,15 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallS3]:
 
 @pytest.mark.parametrize("doing", CALLS)
 @pytest.mark.parametrize("trouble", [500, 503, 429, "cut"])
-def test_a_server_that_cannot_now_is_unreachable_and_serves_again_later(s3: SmallS3, doing: str, trouble: Trouble):
+def test_a_server_that_cannot_now_is_unreachable_and_serves_again_later(
+    s3: SmallS3, doing: str, trouble: Trouble
+):
     objects = CloudObjects(s3.url)
     objects.create("games/cart/1.json", b"one")
     s3.trouble = trouble
-    with pytest.raises(Unreachable, match=rf"cannot {doing} games.* \(http://127.*check that it runs"):
+    with pytest.raises(
+        Unreachable, match=rf"cannot {doing} games.* \(http://127.*check that it runs"
+    ):
         CALLS[doing](objects)
     s3.trouble = ""
     CALLS[doing](objects)
@@ -56,7 +61,8 @@ def test_nobody_at_that_address_is_unreachable_with_the_address(
         gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
         objects = CloudObjects(f"s3://models/x?endpoint={gone}")
         with pytest.raises(
-            Unreachable, match=rf"s3://models/x \({gone}, region \S+\): .*Connection refused.*; check that"
+            Unreachable,
+            match=rf"s3://models/x \({gone}, region \S+\): .*Connection refused.*; check that",
         ):
             CALLS[doing](objects)
 
@@ -78,21 +84,28 @@ def test_a_proxy_that_answers_for_it_makes_no_object_look_missing(s3: SmallS3, d
     objects = CloudObjects(s3.url)
     objects.create("games/cart/1.json", b"one")
     s3.trouble = "proxy"
-    with pytest.raises(StorageFailed, match=rf"cannot {doing} games.* 404 Not Found.*; correct endpoint="):
+    with pytest.raises(
+        StorageFailed, match=rf"cannot {doing} games.* 404 Not Found.*; correct endpoint="
+    ):
         CALLS[doing](objects)
     s3.trouble = ""
     assert objects.get("games/cart/1.json") == b"one"
     assert objects.get("games/cart/9.json") is None
 
 
-def test_keys_that_are_found_nowhere_may_still_come(s3: SmallS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_keys_that_are_found_nowhere_may_still_come(
+    s3: SmallS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     with monkeypatch.context() as patch:
         patch.delenv("AWS_ACCESS_KEY_ID")
         patch.delenv("AWS_SECRET_ACCESS_KEY")
         objects = CloudObjects(s3.url)
-        with pytest.raises(Unreachable, match=r"cannot read games.*; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        with pytest.raises(
+            Unreachable,
+            match=r"cannot read games.*; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ):
             objects.get("games/cart/1.json")
     assert objects.get("games/cart/1.json") is None
 

@@ -14,7 +14,13 @@ def judge(candidate: np.ndarray, champion: np.ndarray, bounds: Bounds = BOUNDS) 
     """Live play as it comes: looked at only when the bounds say so, until there is a decision."""
     for count in looks(bounds):
         found = verdict(
-            Evidence(checks=SOUND, has_champion=True, candidate=candidate[:count], champion=champion[:count]), bounds
+            Evidence(
+                checks=SOUND,
+                has_champion=True,
+                candidate=candidate[:count],
+                champion=champion[:count],
+            ),
+            bounds,
         )
         if found.decision != "wait":
             return found
@@ -23,7 +29,10 @@ def judge(candidate: np.ndarray, champion: np.ndarray, bounds: Bounds = BOUNDS) 
 
 def test_a_failed_check_rejects_whatever_the_returns():
     checks = (*SOUND, Check("latency", False, "90 ms, at most 5 are allowed"))
-    found = verdict(Evidence(checks=checks, has_champion=True, candidate=[9e9] * 99, champion=[0.0] * 99), BOUNDS)
+    found = verdict(
+        Evidence(checks=checks, has_champion=True, candidate=[9e9] * 99, champion=[0.0] * 99),
+        BOUNDS,
+    )
     assert found == Verdict("reject", "latency: 90 ms, at most 5 are allowed")
 
 
@@ -32,13 +41,18 @@ def test_the_first_bot_needs_only_the_checks():
 
 
 def test_too_few_episodes_wait():
-    found = verdict(Evidence(checks=SOUND, has_champion=True, candidate=[1.0] * 29, champion=[0.0] * 500), BOUNDS)
+    found = verdict(
+        Evidence(checks=SOUND, has_champion=True, candidate=[1.0] * 29, champion=[0.0] * 500),
+        BOUNDS,
+    )
     assert (found.decision, found.why) == ("wait", "29 of 30 episodes of both")
 
 
 def test_returns_that_are_not_finite_reject():
     for bad in (np.nan, np.inf):
-        found = verdict(Evidence(checks=SOUND, has_champion=True, candidate=[bad], champion=[1.0]), BOUNDS)
+        found = verdict(
+            Evidence(checks=SOUND, has_champion=True, candidate=[bad], champion=[1.0]), BOUNDS
+        )
         assert found.decision == "reject"
 
 
@@ -47,7 +61,8 @@ def test_of_a_thousand_worse_candidates_at_most_the_allowed_share_passes():
     rng = np.random.default_rng(0)
     promoted = 0
     for _ in range(1_000):
-        champion, candidate = rng.normal(100, 40, 480), rng.normal(100 - 5, 40, 480)
+        champion = rng.normal(100, 40, 480)
+        candidate = rng.normal(100 - 5, 40, 480)
         promoted += judge(candidate, champion).decision == "promote"
     assert promoted <= 20  # 1 % of 1,000 is 10; 20 is above what chance does to that
 
@@ -55,8 +70,9 @@ def test_of_a_thousand_worse_candidates_at_most_the_allowed_share_passes():
 def test_of_a_hundred_truly_better_candidates_at_least_ninety_five_pass():
     rng = np.random.default_rng(1)
     passed = sum(
-        judge(rng.gamma(4, 50, 480), rng.gamma(4, 25, 480)).decision == "promote" for _ in range(100)
-    )  # fmt: skip
+        judge(rng.gamma(4, 50, 480), rng.gamma(4, 25, 480)).decision == "promote"
+        for _ in range(100)
+    )
     assert passed >= 95
 
 
@@ -72,7 +88,14 @@ def test_returns_that_never_vary_are_judged_too():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_episodes": 1}, {"max_episodes": 10}, {"worse_by": 1.0}, {"error": 0.0}, {"worse_by": -0.1}]
+    "wrong",
+    [
+        {"min_episodes": 1},
+        {"max_episodes": 10},
+        {"worse_by": 1.0},
+        {"error": 0.0},
+        {"worse_by": -0.1},
+    ],
 )
 def test_bounds_that_prove_nothing_are_refused(wrong: dict[str, float]):
     with pytest.raises(ConfigError):

@@ -56,7 +56,15 @@ def test_whatever_is_no_key_is_refused(tmp_path: Path):
     assert reason(ours, None) == "no_key"
     assert reason(ours, "") == "no_key"
     swapped = text[:16] + other[16:]
-    for wrong in ("x", text[:-1], text + "A", text[:-1] + ("A" if text[-1] != "A" else "B"), swapped, f" {text}", "é"):
+    for wrong in (
+        "x",
+        text[:-1],
+        text + "A",
+        text[:-1] + ("A" if text[-1] != "A" else "B"),
+        swapped,
+        f" {text}",
+        "é",
+    ):
         assert reason(ours, wrong) == "wrong_key"
     ours.check(short)
     clock.advance(61)
@@ -64,7 +72,8 @@ def test_whatever_is_no_key_is_refused(tmp_path: Path):
 
 
 def test_what_one_gateway_revokes_the_others_obey(tmp_path: Path):
-    one, other = keys(tmp_path), keys(tmp_path)
+    one = keys(tmp_path)
+    other = keys(tmp_path)
     text, key = one.create(["play"])
     other.follow()
     other.check(text)
@@ -92,10 +101,17 @@ def test_origins_are_known_while_their_key_lives(tmp_path: Path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"scopes": []}, {"scopes": ["root"]}, {"game": "../x"}, {"origins": ("javascript:1",)}, {"label": "\n"},
-        {"requests_s": 0}, {"bytes_s": float("nan")}, {"expires_s": -1}, {"origins": ("https://a/b",)},
+        {"scopes": []},
+        {"scopes": ["root"]},
+        {"game": "../x"},
+        {"origins": ("javascript:1",)},
+        {"label": "\n"},
+        {"requests_s": 0},
+        {"bytes_s": float("nan")},
+        {"expires_s": -1},
+        {"origins": ("https://a/b",)},
     ],
-)  # fmt: skip
+)
 def test_facts_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, Any]):
     with pytest.raises(ConfigError):
         keys(tmp_path).create(**{"scopes": ["play"]} | wrong)

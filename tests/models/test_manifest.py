@@ -10,7 +10,13 @@ from tests.act.policies import random_policy
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import Refused
 from understudy.experience.game import game_spec
-from understudy.models.manifest import Lineage, Manifest, make_manifest, manifest_from_json, open_policy
+from understudy.models.manifest import (
+    Lineage,
+    Manifest,
+    make_manifest,
+    manifest_from_json,
+    open_policy,
+)
 from understudy.nn.policy import Policy
 
 GAME = game_spec("pong", obs=6, actions=3)
@@ -19,7 +25,13 @@ GAME = game_spec("pong", obs=6, actions=3)
 def made(seed: int = 0) -> tuple[Policy, bytes, Manifest]:
     policy = random_policy(GAME, "argmax", seed=seed)
     raw = policy.encode()
-    return policy, raw, make_manifest(policy, raw, model_no=7, lineage=Lineage(algorithm="dqn", metrics={"loss": 0.5}))
+    return (
+        policy,
+        raw,
+        make_manifest(
+            policy, raw, model_no=7, lineage=Lineage(algorithm="dqn", metrics={"loss": 0.5})
+        ),
+    )
 
 
 def test_a_manifest_survives_json_and_opens_its_policy():
@@ -50,10 +62,18 @@ def test_a_policy_that_acts_differently_from_what_was_signed_is_refused():
 @pytest.mark.parametrize(
     "change",
     [
-        {"model_no": 0}, {"model_no": "7"}, {"model_no": True}, {"policy_sha256": "../../etc"}, {"policy_bytes": 0},
-        {"policy_bytes": 1 << 60}, {"game": "../x"}, {"lineage": {}}, {"golden": []}, {"extra": 1},
+        {"model_no": 0},
+        {"model_no": "7"},
+        {"model_no": True},
+        {"policy_sha256": "../../etc"},
+        {"policy_bytes": 0},
+        {"policy_bytes": 1 << 60},
+        {"game": "../x"},
+        {"lineage": {}},
+        {"golden": []},
+        {"extra": 1},
     ],
-)  # fmt: skip
+)
 def test_facts_of_the_wrong_shape_are_refused(change: dict[str, Any]):
     with pytest.raises(Refused, match="bad_manifest"):
         manifest_from_json(made()[2].to_json() | change)

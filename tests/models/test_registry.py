@@ -61,8 +61,12 @@ class FarObjects(FolderObjects):
         return super().get(name)
 
 
-def test_where_a_look_costs_something_it_is_taken_now_and_then_and_own_writes_are_seen_at_once(tmp_path: Path):
-    clock, objects, others = ManualClock(), FarObjects(tmp_path), registry(tmp_path)
+def test_where_a_look_costs_something_it_is_taken_now_and_then_and_own_writes_are_seen_at_once(
+    tmp_path: Path,
+):
+    clock = ManualClock()
+    objects = FarObjects(tmp_path)
+    others = registry(tmp_path)
     ours = Registry(objects, trusted=TRUSTED, signer=SIGNER, clock=clock)
     epoch = ours.takeover("pong", owner="a")
     ours.release(policy(), LINEAGE, epoch=epoch)
@@ -85,7 +89,9 @@ def test_a_look_that_failed_is_no_look(tmp_path: Path, monkeypatch: pytest.Monke
     registry(tmp_path).takeover("pong", owner="a")
     ours = Registry(FarObjects(tmp_path), trusted=TRUSTED, signer=SIGNER, clock=ManualClock())
     with monkeypatch.context() as broken:
-        broken.setattr(FarObjects, "get", lambda *_: (_ for _ in ()).throw(Unreachable("nobody answers")))
+        broken.setattr(
+            FarObjects, "get", lambda *_: (_ for _ in ()).throw(Unreachable("nobody answers"))
+        )
         for _ in range(2):
             with pytest.raises(Unreachable):
                 ours.catalogue("pong")
@@ -93,7 +99,8 @@ def test_a_look_that_failed_is_no_look(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_old_learner_releases_nothing_after_another_took_over(tmp_path: Path):
-    old, new = registry(tmp_path), registry(tmp_path)
+    old = registry(tmp_path)
+    new = registry(tmp_path)
     epoch = old.takeover("pong", owner="old")
     old.catalogue("pong")
     newer = new.takeover("pong", owner="new")
@@ -106,7 +113,8 @@ def test_an_old_learner_releases_nothing_after_another_took_over(tmp_path: Path)
 
 
 def test_an_entry_signed_in_another_epoch_is_no_release(tmp_path: Path):
-    """What a paused process had already signed lies under a number that is taken, or is passed over."""
+    """What a paused process had already signed lies under a number that is taken, or is passed
+    over."""
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="a")
     ours.release(policy(), LINEAGE, epoch=epoch)
@@ -124,9 +132,24 @@ def test_forged_and_broken_entries_are_passed_over(tmp_path: Path):
     ours = registry(tmp_path)
     ours.release(policy(), LINEAGE, epoch=ours.takeover("pong", owner="a"))
     journal = Journal(FolderObjects(tmp_path), "registry/pong")
-    facts = {"journal": "registry/pong", "number": 3, "at_s": 0.0, "kind": "point", "alias": "champion", "model_no": 1}
-    for number, raw in enumerate([Signer(b"x" * 32).sign(facts), b"", b"{}", SIGNER.sign({**facts, "number": 6}),
-                                  SIGNER.sign({**facts, "model_no": 9, "number": 7})], 3):  # fmt: skip
+    facts = {
+        "journal": "registry/pong",
+        "number": 3,
+        "at_s": 0.0,
+        "kind": "point",
+        "alias": "champion",
+        "model_no": 1,
+    }
+    for number, raw in enumerate(
+        [
+            Signer(b"x" * 32).sign(facts),
+            b"",
+            b"{}",
+            SIGNER.sign({**facts, "number": 6}),
+            SIGNER.sign({**facts, "model_no": 9, "number": 7}),
+        ],
+        3,
+    ):
         assert journal.append(number, raw)
     seen = registry(tmp_path).catalogue("pong")
     assert (seen.bad_entries, seen.points_to("champion"), seen.number) == (4, 1, 7)
@@ -165,11 +188,15 @@ def _release_many(folder: Path, owner: int, count: int) -> None:
         ours.release(policy(1000 * owner + number), LINEAGE, epoch=epoch)
 
 
-def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_numbers(tmp_path: Path, card: Card):
-    """Readers look all the time; a model they see can be opened, and a number never changes its bytes."""
+def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_numbers(
+    tmp_path: Path, card: Card
+):
+    """Readers look all the time; a model they see can be opened, and a number never changes its
+    bytes."""
     reader = registry(tmp_path)
     reader.takeover("pong", owner="all")
-    context, chance = multiprocessing.get_context("spawn"), random.Random(0)
+    context = multiprocessing.get_context("spawn")
+    chance = random.Random(0)
     started: list[multiprocessing.process.BaseProcess] = []
     seen: dict[int, str] = {}
 
@@ -186,7 +213,9 @@ def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_nu
             assert seen.setdefault(number, manifest.policy_sha256) == manifest.policy_sha256
 
     running = [start(owner) for owner in range(8)]
-    killed, next_owner, deadline_s = 0, 8, time.monotonic() + 240
+    killed = 0
+    next_owner = 8
+    deadline_s = time.monotonic() + 240
     while any(process.is_alive() for process in running):
         assert time.monotonic() < deadline_s
         look()
@@ -197,7 +226,8 @@ def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_nu
             victim.join()
             running.remove(victim)
             running.append(start(next_owner))
-            killed, next_owner = killed + 1, next_owner + 1
+            killed = killed + 1
+            next_owner = next_owner + 1
     look()
     assert [process.exitcode for process in running] == [0] * 8
     assert killed == 8
@@ -214,12 +244,20 @@ def test_a_catalogue_that_was_handed_out_does_not_change(tmp_path: Path):
     assert ours.catalogue("pong") is before, "nothing new, nothing copied"
     ours.release(policy(), LINEAGE, epoch=epoch)
     ours.point("pong", "champion", 1, why="the first")
-    assert (before.number, before.models, before.aliases, before.history, before.signed) == (1, {}, {}, [], {})
+    assert (before.number, before.models, before.aliases, before.history, before.signed) == (
+        1,
+        {},
+        {},
+        [],
+        {},
+    )
     after = ours.catalogue("pong")
     assert (after.number, after.points_to("champion")) == (3, 1)
 
 
-@pytest.mark.parametrize("text", ["", "pong", "pong/", "/1x", "pong/0", "pong/-1", "pong/1.0", "pong/" + "9" * 12])
+@pytest.mark.parametrize(
+    "text", ["", "pong", "pong/", "/1x", "pong/0", "pong/-1", "pong/1.0", "pong/" + "9" * 12]
+)
 def test_what_names_no_model_is_refused(text: str, tmp_path: Path):
     with pytest.raises(ConfigError, match="GAME/NUMBER"):
         registry(tmp_path).find(text)

@@ -19,7 +19,10 @@ pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
         ("s3://bucket?endpoint=nonsense", "give http://127.0.0.1:PORT"),
         ("s3://bucket?endpoint=http://127.0.0.1:99999", "give http://127.0.0.1:PORT"),
         ("s3://bucket?endpoint=http://me:secret@127.0.0.1:9", "no user in it"),
-        ("s3://bucket?region=eu west", "region of s3://bucket is 'eu west'; give one such as eu-west-1"),
+        (
+            "s3://bucket?region=eu west",
+            "region of s3://bucket is 'eu west'; give one such as eu-west-1",
+        ),
         ("s3://My Bucket/x", "'My Bucket' is no name of a bucket"),
         ("s3://ведро/x", "is no name of a bucket; write s3://BUCKET/PATH"),
         ("s3://bucket:80/x", "is no name of a bucket"),
@@ -36,8 +39,10 @@ def test_an_address_that_cannot_work_is_refused(url: str, said: str):
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A shared credentials file, and an environment full of somebody else's keys."""
     path = tmp_path / "credentials"
-    path.write_text("[default]\naws_access_key_id = d\naws_secret_access_key = e\n"
-                    "[games]\naws_access_key_id = a\naws_secret_access_key = b\n")  # fmt: skip
+    path.write_text(
+        "[default]\naws_access_key_id = d\naws_secret_access_key = e\n"
+        "[games]\naws_access_key_id = a\naws_secret_access_key = b\n"
+    )
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "other")
@@ -52,7 +57,9 @@ def signed(options: str) -> str:
     return CloudObjects(url).signed_url("x/1", for_s=60)
 
 
-def test_named_keys_are_taken_whole_whatever_the_environment_holds(keys: Path, monkeypatch: pytest.MonkeyPatch):
+def test_named_keys_are_taken_whole_whatever_the_environment_holds(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+):
     for options, key in ((f"&credentials={keys}", "d"), ("&profile=games", "a")):
         found = signed(options)
         assert found.startswith("http://127.0.0.1:9/bucket/path/x/1?")
@@ -63,7 +70,9 @@ def test_named_keys_are_taken_whole_whatever_the_environment_holds(keys: Path, m
 
 
 @pytest.mark.usefixtures("keys")
-def test_without_a_name_the_environments_keys_and_their_token_are_taken(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_name_the_environments_keys_and_their_token_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+):
     found = signed("")
     assert "X-Amz-Credential=other%2F" in found
     assert "X-Amz-Security-Token=others-token" in found
@@ -90,8 +99,12 @@ def test_a_named_file_may_ask_a_program_for_its_keys(keys: Path, tmp_path: Path)
 
 def test_a_profile_that_asks_a_program_gets_its_keys(keys: Path, tmp_path: Path):
     said = tmp_path / "said.json"
-    said.write_text('{"Version": 1, "AccessKeyId": "asked", "SecretAccessKey": "s", "SessionToken": "its-own"}')
-    (tmp_path / "config").write_text(f"[profile asks]\ncredential_process = cat {said}\nregion = eu-north-1\n")
+    said.write_text(
+        '{"Version": 1, "AccessKeyId": "asked", "SecretAccessKey": "s", "SessionToken": "its-own"}'
+    )
+    (tmp_path / "config").write_text(
+        f"[profile asks]\ncredential_process = cat {said}\nregion = eu-north-1\n"
+    )
     found = signed("&profile=asks")
     assert "X-Amz-Credential=asked%2F" in found
     assert "%2Feu-north-1%2F" in found

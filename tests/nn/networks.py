@@ -21,34 +21,49 @@ from understudy.nn.network import (
     ScaleImage,
 )
 
-F32, U8, I64 = DTYPES["F32"], DTYPES["U8"], DTYPES["I64"]
+F32 = DTYPES["F32"]
+U8 = DTYPES["U8"]
+I64 = DTYPES["I64"]
 
 
-def plain(*trunk: Layer, heads: dict[str, tuple[Layer, ...]] | None = None, size: int = 5) -> NetworkSpec:
+def plain(
+    *trunk: Layer, heads: dict[str, tuple[Layer, ...]] | None = None, size: int = 5
+) -> NetworkSpec:
     """A network over one vector."""
     return NetworkSpec({"obs": Input((size,), F32)}, trunk, heads or {"q": (Dense(3, 1.0),)})
 
 
 def image(shape: tuple[int, ...], *layers: Layer) -> NetworkSpec:
     """A network over one image."""
-    return NetworkSpec({"obs": Input(shape, U8, (ScaleImage(), *layers, Flatten()))}, (), {"q": (Dense(3),)})
+    return NetworkSpec(
+        {"obs": Input(shape, U8, (ScaleImage(), *layers, Flatten()))}, (), {"q": (Dense(3),)}
+    )
 
 
 SPECS: dict[str, NetworkSpec] = {
     **{name: plain(Dense(16), Activation(name)) for name in ACTIVATIONS},
-    "activation alone": plain(Activation("silu"), Dense(4), heads={"q": (Activation("elu"), Dense(2))}),
+    "activation alone": plain(
+        Activation("silu"), Dense(4), heads={"q": (Activation("elu"), Dense(2))}
+    ),
     "layer norm": plain(Dense(16), LayerNorm(), Activation("relu"), LayerNorm()),
     "observation norm": NetworkSpec(
-        {"obs": Input((2, 3), DTYPES["F64"], (ObservationNorm(), Flatten()))}, (Dense(8),), {"q": (Dense(2),)}
+        {"obs": Input((2, 3), DTYPES["F64"], (ObservationNorm(), Flatten()))},
+        (Dense(8),),
+        {"q": (Dense(2),)},
     ),
     "dueling": plain(Dense(16), heads={"q": (Dueling(4),)}),
     "dueling with hidden layers": plain(heads={"q": (Dueling(4, hidden=8), Activation("tanh"))}),
     "constant": plain(Dense(8), heads={"mean": (Dense(2),), "log_std": (Constant(2, -0.5),)}),
     "grey image": image((9, 10), Channels(), Conv(4, 3, 2), Activation("relu"), Conv(3, 2, 1)),
     "colour image": image((9, 8, 3), Conv(4, 3, 1), LayerNorm()),
-    "stacked colour images": image((4, 9, 8, 3), Channels((0, 3)), Conv(5, 4, 3), Activation("gelu")),
+    "stacked colour images": image(
+        (4, 9, 8, 3), Channels((0, 3)), Conv(5, 4, 3), Activation("gelu")
+    ),
     "choices": NetworkSpec(
-        {"obs": Input((), I64, (OneHot(4, 2),)), "obs.many": Input((3,), U8, (OneHot(5), Flatten()))},
+        {
+            "obs": Input((), I64, (OneHot(4, 2),)),
+            "obs.many": Input((3,), U8, (OneHot(5), Flatten())),
+        },
         (Dense(8), Activation("tanh")),
         {"q": (Dense(2),), "value": (Dense(1),)},
     ),
@@ -60,7 +75,9 @@ def random_weights(spec: NetworkSpec, rng: np.random.Generator) -> dict[str, Arr
     weights = {}
     for name, shape in spec.shapes().items():
         values = rng.normal(0, 0.4, shape).astype(np.float32)
-        weights[name] = np.abs(values) + np.float32(0.1) if name.endswith(("var", "count")) else values
+        weights[name] = (
+            np.abs(values) + np.float32(0.1) if name.endswith(("var", "count")) else values
+        )
     return weights
 
 

@@ -36,22 +36,29 @@ def outputs(spec: Any, weights: Any, obs: Any) -> Any:
         ("tanh", math.tanh),
         ("sigmoid", lambda x: 1 / (1 + math.exp(-x))),
         ("silu", lambda x: x / (1 + math.exp(-x))),
-        ("gelu", lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        (
+            "gelu",
+            lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        ),
         ("elu", lambda x: x if x > 0 else math.expm1(x)),
     ],
 )
 def test_activations_are_their_formulas_and_never_overflow(name: str, formula: Any) -> None:
     x = np.array([[-80.0, -2.0, -0.1, 0.0, 3.0]], np.float32)
     spec = plain(heads={"q": (Activation(name),)})
-    np.testing.assert_allclose(outputs(spec, {}, x)[0], [formula(float(value)) for value in x[0]], atol=1e-6)
+    np.testing.assert_allclose(
+        outputs(spec, {}, x)[0], [formula(float(value)) for value in x[0]], atol=1e-6
+    )
     assert np.isfinite(outputs(spec, {}, x * 1e9)).all()
 
 
 def test_a_convolution_is_the_sum_over_each_patch() -> None:
     rng = np.random.default_rng(0)
     spec = image((2, 7, 6), Channels((0,)), Conv(3, 3, 2))
-    weights, frames = random_weights(spec, rng), rng.integers(0, 256, (2, 2, 7, 6), dtype=np.uint8)
-    kernel, bias = weights["inputs.obs.2.kernel"], weights["inputs.obs.2.bias"]
+    weights = random_weights(spec, rng)
+    frames = rng.integers(0, 256, (2, 2, 7, 6), dtype=np.uint8)
+    kernel = weights["inputs.obs.2.kernel"]
+    bias = weights["inputs.obs.2.bias"]
     rows = frames.transpose(0, 2, 3, 1) / 255
     found = np.empty((2, 3, 2, 3))
     for at in np.ndindex(3, 2):
@@ -64,7 +71,8 @@ def test_a_convolution_is_the_sum_over_each_patch() -> None:
 def test_dueling_is_value_plus_advantage_less_its_mean() -> None:
     rng = np.random.default_rng(1)
     spec = plain(heads={"q": (Dueling(3),)})
-    weights, x = random_weights(spec, rng), rng.normal(size=(4, 5)).astype(np.float32)
+    weights = random_weights(spec, rng)
+    x = rng.normal(size=(4, 5)).astype(np.float32)
     value = x @ weights["heads.q.0.value.kernel"] + weights["heads.q.0.value.bias"]
     advantage = x @ weights["heads.q.0.advantage.kernel"] + weights["heads.q.0.advantage.bias"]
     wanted = value + advantage - advantage.mean(1, keepdims=True)
@@ -72,8 +80,10 @@ def test_dueling_is_value_plus_advantage_less_its_mean() -> None:
 
 
 def test_observations_are_cast_and_left_as_they_were() -> None:
-    rng, spec = np.random.default_rng(2), SPECS["activation alone"]
-    weights, obs = random_weights(spec, rng), rng.normal(size=(3, 5))
+    rng = np.random.default_rng(2)
+    spec = SPECS["activation alone"]
+    weights = random_weights(spec, rng)
+    obs = rng.normal(size=(3, 5))
     before = obs.copy()
     result = outputs(spec, weights, obs)
     assert result.dtype == np.float32
@@ -84,20 +94,28 @@ def test_observations_are_cast_and_left_as_they_were() -> None:
 
 
 def test_rows_of_a_strided_array_are_read_in_order() -> None:
-    rng, spec = np.random.default_rng(3), SPECS["stacked colour images"]
-    weights, obs = random_weights(spec, rng), random_obs(spec, 6, rng)["obs"]
-    np.testing.assert_allclose(outputs(spec, weights, obs[::2]), outputs(spec, weights, obs)[::2], atol=1e-6)
+    rng = np.random.default_rng(3)
+    spec = SPECS["stacked colour images"]
+    weights = random_weights(spec, rng)
+    obs = random_obs(spec, 6, rng)["obs"]
+    np.testing.assert_allclose(
+        outputs(spec, weights, obs[::2]), outputs(spec, weights, obs)[::2], atol=1e-6
+    )
 
 
 def test_only_the_heads_asked_for_are_computed() -> None:
-    rng, spec = np.random.default_rng(4), SPECS["choices"]
+    rng = np.random.default_rng(4)
+    spec = SPECS["choices"]
     run = compile_network(spec, random_weights(spec, rng), heads=("value",))
     assert run(random_obs(spec, 2, rng)).keys() == {"value"}
 
 
 def test_a_constant_follows_the_batch_and_cannot_be_spoilt() -> None:
     spec = plain(Dense(2), heads={"q": (Constant(2),)})
-    weights = {**random_weights(spec, np.random.default_rng(5)), "heads.q.0.constant": np.array([1, 2], np.float32)}
+    weights = {
+        **random_weights(spec, np.random.default_rng(5)),
+        "heads.q.0.constant": np.array([1, 2], np.float32),
+    }
     run = compile_network(spec, weights)
     for batch in range(1, 12):
         found = run({"obs": np.zeros((batch, 5), np.float32)})["q"]
@@ -118,8 +136,10 @@ SINGLE_NUMBERS = NetworkSpec(
 @pytest.mark.parametrize("spec", [*SPECS.values(), SINGLE_NUMBERS], ids=[*SPECS, "single numbers"])
 def test_one_row_alone_gives_what_it_gives_in_a_batch(spec: NetworkSpec) -> None:
     rng = np.random.default_rng(7)
-    weights, obs = random_weights(spec, rng), random_obs(spec, 20, rng)
-    wanted, alone = compile_network(spec, weights)(obs), compile_row(spec, weights)
+    weights = random_weights(spec, rng)
+    obs = random_obs(spec, 20, rng)
+    wanted = compile_network(spec, weights)(obs)
+    alone = compile_row(spec, weights)
     for at in range(20):
         row = {name: column[at, ...] for name, column in obs.items()}
         before = {name: column.copy() for name, column in row.items()}
@@ -136,7 +156,9 @@ def test_channels_are_moved_last_however_many_there_are(axes: tuple[int, ...]) -
     for shape in ((4, 3, 2, 5), (20, 3, 2, 9)):
         x = np.random.default_rng(8).random((2, *shape), np.float32)
         spec = NetworkSpec({"obs": Input(shape, F32, (Channels(axes), Flatten()))}, (), {"q": ()})
-        wanted = x.transpose(0, *(axis + 1 for axis in range(4) if axis not in axes), *(axis + 1 for axis in axes))
+        wanted = x.transpose(
+            0, *(axis + 1 for axis in range(4) if axis not in axes), *(axis + 1 for axis in axes)
+        )
         np.testing.assert_array_equal(outputs(spec, {}, x), wanted.reshape(2, -1))
         np.testing.assert_array_equal(compile_row(spec, {})({"obs": x[0]})["q"], wanted[0].ravel())
 
@@ -151,7 +173,8 @@ def test_aligned_arrays_start_with_a_cache_line() -> None:
 
 
 def test_threads_share_a_network() -> None:
-    rng, spec = np.random.default_rng(6), plain(Dense(64), Activation("relu"), Dense(64), Activation("tanh"))
+    rng = np.random.default_rng(6)
+    spec = plain(Dense(64), Activation("relu"), Dense(64), Activation("tanh"))
     run = compile_network(spec, random_weights(spec, rng))
     batches = [random_obs(spec, 1 + n % 5, rng) for n in range(200)]
     alone = [run(obs)["q"] for obs in batches]

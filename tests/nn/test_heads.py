@@ -14,20 +14,33 @@ from understudy.core.errors import ConfigError
 from understudy.core.tensors import DTYPES
 from understudy.experience.game import game_spec
 from understudy.experience.spaces import Box, Discrete, MultiDiscrete
-from understudy.nn.heads import DISCRETE, GAUSSIAN, Head, env_actions, head_for, head_from_json, head_to_json
+from understudy.nn.heads import (
+    DISCRETE,
+    GAUSSIAN,
+    Head,
+    env_actions,
+    head_for,
+    head_from_json,
+    head_to_json,
+)
 
-F32, F64 = DTYPES["F32"], DTYPES["F64"]
+F32 = DTYPES["F32"]
+F64 = DTYPES["F64"]
 BATCH = 20_000
 
 
-def box_game(low: Any = -2.0, high: Any = 2.0, shape: tuple[int, ...] = (2,), dtype: Any = F32) -> Any:
+def box_game(
+    low: Any = -2.0, high: Any = 2.0, shape: tuple[int, ...] = (2,), dtype: Any = F32
+) -> Any:
     return game_spec("box", obs=3, actions=Box(shape, dtype, low, high))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @given(
     kind=st.sampled_from(DISCRETE),
-    outputs=hnp.arrays(np.float32, (6, 4), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)),
+    outputs=hnp.arrays(
+        np.float32, (6, 4), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
+    ),
     legal=hnp.arrays(np.bool_, (6, 4)),
     forced=st.integers(0, 3),
     epsilon=st.sampled_from([None, 0.0, 0.5, 1.0]),
@@ -41,14 +54,19 @@ def test_an_illegal_action_is_never_taken_whatever_the_outputs(
     noise = head.noise(np.random.default_rng(0), 6)
     with np.errstate(all="ignore"):
         decision = head.sample(
-            {head.outputs[0]: outputs}, noise, explore=epsilon, legal=legal, deterministic=deterministic
+            {head.outputs[0]: outputs},
+            noise,
+            explore=epsilon,
+            legal=legal,
+            deterministic=deterministic,
         )
     assert legal[np.arange(6), decision.action].all()
 
 
 @pytest.mark.parametrize("legal", [None, np.array([[True, False, True, True]])])
 def test_categorical_draws_by_probability(legal: Any) -> None:
-    head, logits = Head("categorical", 4), np.array([[0.0, 1.0, 2.0, -1.0]], np.float32)
+    head = Head("categorical", 4)
+    logits = np.array([[0.0, 1.0, 2.0, -1.0]], np.float32)
     mask = None if legal is None else np.repeat(legal, BATCH, 0)
     noise = head.noise(np.random.default_rng(1), BATCH)
     decision = head.sample({"logits": np.repeat(logits, BATCH, 0)}, noise, legal=mask)
@@ -60,19 +78,26 @@ def test_categorical_draws_by_probability(legal: Any) -> None:
 
 
 def test_epsilon_greedy_explores_legal_actions_evenly_and_knows_its_probability() -> None:
-    head, q = Head("epsilon_greedy", 4), np.repeat([[0.0, 3.0, 2.0, 1.0]], BATCH, 0).astype(np.float32)
+    head = Head("epsilon_greedy", 4)
+    q = np.repeat([[0.0, 3.0, 2.0, 1.0]], BATCH, 0).astype(np.float32)
     legal = np.repeat([[True, False, True, True]], BATCH, 0)
-    decision = head.sample({"q": q}, head.noise(np.random.default_rng(2), BATCH), explore=0.3, legal=legal)
+    decision = head.sample(
+        {"q": q}, head.noise(np.random.default_rng(2), BATCH), explore=0.3, legal=legal
+    )
     found = np.bincount(decision.action, minlength=4) / BATCH
     np.testing.assert_allclose(found, [0.1, 0, 0.8, 0.1], atol=0.012)
-    np.testing.assert_allclose(np.exp(decision.logp), np.array([0.1, 0, 0.8, 0.1])[decision.action], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.exp(decision.logp), np.array([0.1, 0, 0.8, 0.1])[decision.action], rtol=1e-5
+    )
 
 
 def test_each_row_may_have_its_own_epsilon() -> None:
-    head, epsilon = Head("epsilon_greedy", 3), np.repeat([0.0, 1.0], BATCH // 2).astype(np.float32)
+    head = Head("epsilon_greedy", 3)
+    epsilon = np.repeat([0.0, 1.0], BATCH // 2).astype(np.float32)
     q = np.tile(np.array([5, 0, 0], np.float32), (BATCH, 1))
     decision = head.sample({"q": q}, head.noise(np.random.default_rng(3), BATCH), explore=epsilon)
-    calm, wild = decision.action[: BATCH // 2], decision.action[BATCH // 2 :]
+    calm = decision.action[: BATCH // 2]
+    wild = decision.action[BATCH // 2 :]
     assert not calm.any()
     np.testing.assert_allclose(np.bincount(wild) / len(wild), 1 / 3, atol=0.02)
     assert np.isfinite(decision.logp).all()
@@ -80,11 +105,14 @@ def test_each_row_may_have_its_own_epsilon() -> None:
 
 @pytest.mark.parametrize("kind", GAUSSIAN)
 def test_gaussian_logp_is_the_density_of_the_raw_action(kind: str) -> None:
-    head, rng = head_for(box_game(), kind), np.random.default_rng(4)
+    head = head_for(box_game(), kind)
+    rng = np.random.default_rng(4)
     mean, log_std = (rng.normal(size=(50, 2)).astype(np.float32) for _ in range(2))
     decision = head.sample({"mean": mean, "log_std": log_std}, head.noise(rng, 50))
     std = np.exp(log_std)
-    density = np.exp(-0.5 * ((decision.raw_action - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+    density = np.exp(-0.5 * ((decision.raw_action - mean) / std) ** 2) / (
+        std * math.sqrt(2 * math.pi)
+    )
     np.testing.assert_allclose(decision.logp, np.log(density.prod(1)), rtol=1e-3, atol=1e-4)
     assert (np.abs(decision.action) <= 2).all()
     squash: Any = np.tanh if kind == "gaussian_tanh" else lambda raw: np.clip(raw, -1, 1)
@@ -129,7 +157,12 @@ def test_actions_go_to_the_env_in_its_own_terms() -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [Head("argmax", 3), Head("gaussian_clipped", 2, (-1.5, -math.inf), (math.inf, 2.0)), head_for(box_game())]
+    "head",
+    [
+        Head("argmax", 3),
+        Head("gaussian_clipped", 2, (-1.5, -math.inf), (math.inf, 2.0)),
+        head_for(box_game()),
+    ],
 )
 def test_a_head_comes_back_from_its_json(head: Head) -> None:
     assert head_from_json(json.loads(json.dumps(head_to_json(head)))) == head
@@ -146,10 +179,16 @@ def test_a_head_comes_back_from_its_json(head: Head) -> None:
         (lambda: Head("gaussian_tanh", 1, (-math.inf,), (1.0,)), "bounds on both sides"),
         (lambda: head_for(box_game(), "categorical"), "use a gaussian head"),
         (lambda: head_for(game_spec("g", obs=1, actions=3), "gaussian_tanh"), "one Box of floats"),
-        (lambda: head_for(game_spec("g", obs=1, actions=MultiDiscrete((2, 2), (2,)))), "one Box of floats"),
+        (
+            lambda: head_for(game_spec("g", obs=1, actions=MultiDiscrete((2, 2), (2,)))),
+            "one Box of floats",
+        ),
         (lambda: head_for(box_game(), "softmax"), "not known"),
         (lambda: head_from_json({"kind": "argmax"}), "give kind, size, low and high"),
-        (lambda: head_from_json({"kind": "argmax", "size": 2, "low": "0", "high": []}), "list of numbers"),
+        (
+            lambda: head_from_json({"kind": "argmax", "size": 2, "low": "0", "high": []}),
+            "list of numbers",
+        ),
     ],
 )
 def test_heads_that_cannot_work_are_refused(make: Any, says: str) -> None:

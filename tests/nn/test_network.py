@@ -38,21 +38,35 @@ def test_a_network_comes_back_from_its_json(name: str) -> None:
 
 def test_weights_have_flat_names() -> None:
     spec = NetworkSpec(
-        {"obs.cam": Input((8, 8, 1), U8, (Conv(2, 4, 2), Flatten())), "obs.x": Input((3,), F32, (ObservationNorm(),))},
+        {
+            "obs.cam": Input((8, 8, 1), U8, (Conv(2, 4, 2), Flatten())),
+            "obs.x": Input((3,), F32, (ObservationNorm(),)),
+        },
         (Dense(7), LayerNorm()),
         {"q": (Dueling(4, hidden=5),), "value": (Dense(1),), "log_std": (Constant(2),)},
     )
     assert spec.shapes() == {
-        "inputs.obs.cam.0.kernel": (4, 4, 1, 2), "inputs.obs.cam.0.bias": (2,),
-        "inputs.obs.x.0.mean": (3,), "inputs.obs.x.0.var": (3,), "inputs.obs.x.0.count": (),
-        "trunk.0.kernel": (21, 7), "trunk.0.bias": (7,), "trunk.1.scale": (7,), "trunk.1.bias": (7,),
+        "inputs.obs.cam.0.kernel": (4, 4, 1, 2),
+        "inputs.obs.cam.0.bias": (2,),
+        "inputs.obs.x.0.mean": (3,),
+        "inputs.obs.x.0.var": (3,),
+        "inputs.obs.x.0.count": (),
+        "trunk.0.kernel": (21, 7),
+        "trunk.0.bias": (7,),
+        "trunk.1.scale": (7,),
+        "trunk.1.bias": (7,),
         "heads.log_std.0.constant": (2,),
-        "heads.q.0.value.kernel": (5, 1), "heads.q.0.value.bias": (1,),
-        "heads.q.0.value_hidden.kernel": (7, 5), "heads.q.0.value_hidden.bias": (5,),
-        "heads.q.0.advantage.kernel": (5, 4), "heads.q.0.advantage.bias": (4,),
-        "heads.q.0.advantage_hidden.kernel": (7, 5), "heads.q.0.advantage_hidden.bias": (5,),
-        "heads.value.0.kernel": (7, 1), "heads.value.0.bias": (1,),
-    }  # fmt: skip
+        "heads.q.0.value.kernel": (5, 1),
+        "heads.q.0.value.bias": (1,),
+        "heads.q.0.value_hidden.kernel": (7, 5),
+        "heads.q.0.value_hidden.bias": (5,),
+        "heads.q.0.advantage.kernel": (5, 4),
+        "heads.q.0.advantage.bias": (4,),
+        "heads.q.0.advantage_hidden.kernel": (7, 5),
+        "heads.q.0.advantage_hidden.bias": (5,),
+        "heads.value.0.kernel": (7, 1),
+        "heads.value.0.bias": (1,),
+    }
     assert spec.outputs() == {"log_std": (2,), "q": (4,), "value": (1,)}
 
 
@@ -77,10 +91,22 @@ def test_weights_have_flat_names() -> None:
         (lambda: plain(*[Dense(1)] * 101), "101 layers"),
         (lambda: plain(Dense(1 << 20), Dense(1 << 20)), "at most 268435456"),
         (lambda: NetworkSpec({"obs": Input((3, 3), F32)}, (), {"q": ()}), "end it with Flatten"),
-        (lambda: NetworkSpec({"obs": Input((3, 3), F32, (Dense(2),))}, (), {"q": ()}), "inputs.obs.0: .*put Flatten"),
-        (lambda: NetworkSpec({"obs": Input((3, 3), U8, (Conv(2, 2),))}, (), {"q": ()}), "move the channels"),
-        (lambda: NetworkSpec({"obs": Input((3, 3), U8, (Channels((2,)),))}, (), {"q": ()}), "axes below 2"),
-        (lambda: NetworkSpec({"obs": Input((), F32, (LayerNorm(),))}, (), {"q": ()}), "single number"),
+        (
+            lambda: NetworkSpec({"obs": Input((3, 3), F32, (Dense(2),))}, (), {"q": ()}),
+            "inputs.obs.0: .*put Flatten",
+        ),
+        (
+            lambda: NetworkSpec({"obs": Input((3, 3), U8, (Conv(2, 2),))}, (), {"q": ()}),
+            "move the channels",
+        ),
+        (
+            lambda: NetworkSpec({"obs": Input((3, 3), U8, (Channels((2,)),))}, (), {"q": ()}),
+            "axes below 2",
+        ),
+        (
+            lambda: NetworkSpec({"obs": Input((), F32, (LayerNorm(),))}, (), {"q": ()}),
+            "single number",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_hint(make: Any, says: str) -> None:
@@ -119,7 +145,10 @@ def test_text_that_is_no_json_is_refused() -> None:
 
 def test_weights_are_copied_as_float32_that_cannot_change() -> None:
     spec = plain(Dense(4))
-    given = {name: array.astype(np.float64) for name, array in random_weights(spec, np.random.default_rng(0)).items()}
+    given = {
+        name: array.astype(np.float64)
+        for name, array in random_weights(spec, np.random.default_rng(0)).items()
+    }
     weights = checked_weights(spec, given)
     given["trunk.0.kernel"][:] = 0
     assert weights["trunk.0.kernel"].any()
@@ -131,7 +160,9 @@ def test_weights_are_copied_as_float32_that_cannot_change() -> None:
 def test_weights_that_do_not_fit_are_named() -> None:
     spec = plain(Dense(4))
     weights = random_weights(spec, np.random.default_rng(0))
-    with pytest.raises(ConfigError, match=r"trunk\.0\.bias has shape \(5,\); the network wants \(4,\)"):
+    with pytest.raises(
+        ConfigError, match=r"trunk\.0\.bias has shape \(5,\); the network wants \(4,\)"
+    ):
         checked_weights(spec, {**weights, "trunk.0.bias": np.zeros(5)})
     with pytest.raises(ConfigError, match=r"\['more'\]"):
         checked_weights(spec, {**weights, "more": np.zeros(5)})

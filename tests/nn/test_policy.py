@@ -14,26 +14,49 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.experience.game import GameSpec, game_spec, spec_from_gymnasium
 from understudy.experience.spaces import Box, Discrete
 from understudy.nn.heads import DISCRETE, GAUSSIAN, Head, env_actions, head_for
-from understudy.nn.network import Activation, Channels, Conv, Dense, Flatten, Input, NetworkSpec, ScaleImage
+from understudy.nn.network import (
+    Activation,
+    Channels,
+    Conv,
+    Dense,
+    Flatten,
+    Input,
+    NetworkSpec,
+    ScaleImage,
+)
 from understudy.nn.policy import InitialPriority, Policy, decode_policy
 
 
-def policy_for(game: GameSpec, kind: str | None = None, *, stack: int = 1, seed: int = 0, **more: Any) -> Policy:
+def policy_for(
+    game: GameSpec, kind: str | None = None, *, stack: int = 1, seed: int = 0, **more: Any
+) -> Policy:
     """A policy with random weights over every column of a game."""
-    before, head = (stack,) if stack > 1 else (), head_for(game, kind)
+    before = (stack,) if stack > 1 else ()
+    head = head_for(game, kind)
     network = NetworkSpec(
-        {name: Input((*before, *space.shape), space.dtype, (Flatten(),)) for name, space in game.obs_columns.items()},
+        {
+            name: Input((*before, *space.shape), space.dtype, (Flatten(),))
+            for name, space in game.obs_columns.items()
+        },
         (Dense(8), Activation("tanh")),
         {**{name: (Dense(head.size),) for name in head.outputs}, "value": (Dense(1),)},
     )
-    return Policy(game, network, random_weights(network, np.random.default_rng(seed)), head, stack=stack, **more)
+    return Policy(
+        game,
+        network,
+        random_weights(network, np.random.default_rng(seed)),
+        head,
+        stack=stack,
+        **more,
+    )
 
 
 CART = game_spec("cart", obs=4, actions=Discrete(3, 10), has_legal=True)
 
 
 def test_one_observation_gives_what_a_batch_gives() -> None:
-    policy, rng = policy_for(CART), np.random.default_rng(1)
+    policy = policy_for(CART)
+    rng = np.random.default_rng(1)
     obs = rng.normal(size=(50, 4)).astype(np.float32)
     batch = policy.decide({"obs": obs}, None, deterministic=True)
     assert [policy.act(row) for row in obs] == (batch.action + 10).tolist()
@@ -41,30 +64,38 @@ def test_one_observation_gives_what_a_batch_gives() -> None:
     assert len(set(batch.action.tolist())) > 1
 
 
-MIXED = game_spec("mixed", obs={"a": Box((3,), F32), "b": Box((2, 2), U8)}, actions=Box((2,), F32, -1.0, 2.0))
+MIXED = game_spec(
+    "mixed", obs={"a": Box((3,), F32), "b": Box((2, 2), U8)}, actions=Box((2,), F32, -1.0, 2.0)
+)
 
 
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize(
-    ("game", "kind"),
-    [*((CART, kind) for kind in DISCRETE), *((MIXED, kind) for kind in GAUSSIAN)],
+    ("game", "kind"), [*((CART, kind) for kind in DISCRETE), *((MIXED, kind) for kind in GAUSSIAN)]
 )
 def test_act_and_decide_agree_also_by_chance(game: GameSpec, kind: str, stack: int) -> None:
-    policy, rng = policy_for(game, kind, stack=stack), np.random.default_rng(8)
+    policy = policy_for(game, kind, stack=stack)
+    rng = np.random.default_rng(8)
     mask = np.array([True, False, True]) if game is CART else None
     for seed in range(20):
         columns = random_obs(policy.network, 1, rng)
-        rows = [{name: column[0][at] if stack > 1 else column[0] for name, column in columns.items()}
-                for at in range(stack)]  # fmt: skip
-        given: Any = [row["obs"] if game is CART else {"a": row["obs.a"], "b": row["obs.b"]} for row in rows]
+        rows = [
+            {name: column[0][at] if stack > 1 else column[0] for name, column in columns.items()}
+            for at in range(stack)
+        ]
+        given: Any = [
+            row["obs"] if game is CART else {"a": row["obs.a"], "b": row["obs.b"]} for row in rows
+        ]
         for deterministic in (True, False):
             noise = policy.head.noise(np.random.default_rng(seed), 1)
             legal = None if mask is None else mask[None]
             wanted = policy.decide(columns, noise, legal=legal, deterministic=deterministic)
             found, logp, raw = policy.choose(
-                given if stack > 1 else given[0], legal=mask, deterministic=deterministic,
+                given if stack > 1 else given[0],
+                legal=mask,
+                deterministic=deterministic,
                 rng=np.random.default_rng(seed),
-            )  # fmt: skip
+            )
             assert logp == pytest.approx(float(wanted.logp[0]), abs=1e-5)
             assert (raw is None) == (wanted.raw_action is None)
             if raw is not None:
@@ -83,7 +114,9 @@ def test_outputs_has_every_head_and_decide_reads_its_own() -> None:
 
 
 def test_masks_are_obeyed_and_must_leave_something() -> None:
-    policy, obs, rng = policy_for(CART), np.zeros(4), np.random.default_rng(4)
+    policy = policy_for(CART)
+    obs = np.zeros(4)
+    rng = np.random.default_rng(4)
     for _ in range(20):
         assert policy.act(obs, legal=[False, True, False], deterministic=False, rng=rng) == 11
     with pytest.raises(ConfigError, match="allows no action"):
@@ -93,7 +126,8 @@ def test_masks_are_obeyed_and_must_leave_something() -> None:
 
 
 def test_chance_needs_an_rng_and_repeats_with_its_seed() -> None:
-    policy, obs = policy_for(CART), np.zeros(4)
+    policy = policy_for(CART)
+    obs = np.zeros(4)
     with pytest.raises(ConfigError, match="default_rng"):
         policy.act(obs, deterministic=False)
 
@@ -107,11 +141,15 @@ def test_chance_needs_an_rng_and_repeats_with_its_seed() -> None:
 
 def test_any_gymnasium_env_takes_the_action() -> None:
     obs_space = gym.Dict(
-        {"cam": gym.Box(0, 255, (6, 5), np.uint8), "self": gym.Tuple([gym.Discrete(3), gym.Box(-1, 1)])}
+        {
+            "cam": gym.Box(0, 255, (6, 5), np.uint8),
+            "self": gym.Tuple([gym.Discrete(3), gym.Box(-1, 1)]),
+        }
     )
     action_space = gym.Box(np.array([[0.1], [-3.0]]), np.array([[0.7], [9.0]]), dtype=np.float64)
     env = gymnasium.Env[Any, Any]()
-    env.observation_space, env.action_space = obs_space, action_space
+    env.observation_space = obs_space
+    env.action_space = action_space
     policy = policy_for(spec_from_gymnasium(env, game="any"), "gaussian_clipped")
     rng = np.random.default_rng(6)
     obs_space.seed(0)
@@ -126,13 +164,19 @@ def test_an_observation_of_another_game_is_refused(obs: Any) -> None:
         policy_for(CART).act(obs)
 
 
-# --- Stacks ----------------------------------------------------------------------------------------------------------
+# --- Stacks ---------------------------------------------------------------------------------------
 
 
 def test_a_player_remembers_its_episode() -> None:
     game = game_spec("frames", obs=Box((12, 12), U8), actions=4)
     network = NetworkSpec(
-        {"obs": Input((3, 12, 12), U8, (ScaleImage(), Channels((0,)), Conv(4, 4, 2), Activation("relu"), Flatten()))},
+        {
+            "obs": Input(
+                (3, 12, 12),
+                U8,
+                (ScaleImage(), Channels((0,)), Conv(4, 4, 2), Activation("relu"), Flatten()),
+            )
+        },
         (),
         {"logits": (Dense(4),)},
     )
@@ -157,12 +201,13 @@ def test_a_stack_wants_all_its_observations() -> None:
 
 
 def test_a_player_without_a_stack_is_the_policy() -> None:
-    policy, obs = policy_for(CART), np.array([0.1, 2, 3, 4], np.float32)
+    policy = policy_for(CART)
+    obs = np.array([0.1, 2, 3, 4], np.float32)
     player = policy.player()
     assert player.act(obs, legal=[True, False, True]) == policy.act(obs, legal=[True, False, True])
 
 
-# --- Bytes -----------------------------------------------------------------------------------------------------------
+# --- Bytes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("priority", [None, InitialPriority(n_step=3, discount=0.97)])
@@ -171,7 +216,12 @@ def test_a_policy_comes_back_from_its_bytes(priority: Any) -> None:
     found = decode_policy(policy.encode())
     assert found == policy
     assert hash(found) == hash(policy)
-    assert (found.version, found.stack, found.priority, found.head) == (17, 2, priority, policy.head)
+    assert (found.version, found.stack, found.priority, found.head) == (
+        17,
+        2,
+        priority,
+        policy.head,
+    )
     assert found.encode() == policy.encode()
     assert found != replace(policy, version=18)
     assert found != "policy"
@@ -194,7 +244,9 @@ def test_a_policy_comes_back_from_its_bytes(priority: Any) -> None:
         ({"head": "{"}, "bad_json"),
     ],
 )
-def test_bytes_that_are_not_exactly_a_policy_are_refused(facts: dict[str, str], reason: str) -> None:
+def test_bytes_that_are_not_exactly_a_policy_are_refused(
+    facts: dict[str, str], reason: str
+) -> None:
     weights, known = tensors.decode(policy_for(CART).encode())
     with pytest.raises(Refused) as error:
         decode_policy(tensors.encode(weights, known | facts))

@@ -1,4 +1,5 @@
-"""A game small enough to learn in a second: press the switch that is lit; ten presses an episode."""
+"""A game small enough to learn in a second: press the switch that is lit; ten presses an
+episode."""
 
 import os
 import tempfile
@@ -13,7 +14,9 @@ QUICK = {"eval_episodes": 5, "checkpoint_every": 512}
 """Settings for runs that only have to go through all the motions."""
 
 # Programs that were compiled once are loaded by every later test, in whatever process.
-os.environ.setdefault("UNDERSTUDY_COMPILE_CACHE", str(Path(tempfile.gettempdir()) / "understudy-tests-compiled"))
+os.environ.setdefault(
+    "UNDERSTUDY_COMPILE_CACHE", str(Path(tempfile.gettempdir()) / "understudy-tests-compiled")
+)
 
 
 class Switches(gymnasium.Env[Any, Any]):
@@ -22,14 +25,18 @@ class Switches(gymnasium.Env[Any, Any]):
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, render_mode: str | None = None, presses: int = 10) -> None:
-        self.render_mode, self._presses = render_mode, presses
+        self.render_mode = render_mode
+        self._presses = presses
         self.is_closed = False
         self.grip: Any = None
         self.resets = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.resets, self._done = self.resets + 1, 0
+        self.resets = self.resets + 1
+        self._done = 0
         return self._light(), {}
 
     def _light(self) -> Any:
@@ -64,4 +71,6 @@ class Brighter(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 if "Switches-v0" not in gymnasium.registry:
-    gymnasium.register("Switches-v0", entry_point="tests.platform.switches:Switches", reward_threshold=9.0)
+    gymnasium.register(
+        "Switches-v0", entry_point="tests.platform.switches:Switches", reward_threshold=9.0
+    )

@@ -1,4 +1,5 @@
-"""Backup and restore: made while others write, proved byte by byte, refused when anything is wrong."""
+"""Backup and restore: made while others write, proved byte by byte, refused when anything is
+wrong."""
 
 import json
 import signal
@@ -50,7 +51,9 @@ def deployed(tmp_path: Path) -> DataFolder:
     return data
 
 
-def test_a_backup_is_restored_to_the_same_steps_models_and_keys(deployed: DataFolder, tmp_path: Path):
+def test_a_backup_is_restored_to_the_same_steps_models_and_keys(
+    deployed: DataFolder, tmp_path: Path
+):
     proof = back_up(deployed, tmp_path / "B")
     assert (proof.steps, proof.models, proof.keys) == (40, 1, 1)
     assert stat.S_IMODE((tmp_path / "B").stat().st_mode) == 0o700
@@ -58,7 +61,8 @@ def test_a_backup_is_restored_to_the_same_steps_models_and_keys(deployed: DataFo
     new = DataFolder(tmp_path / "E")
     assert restore(tmp_path / "B", new) == proof
     assert stats(new)["steps"] == 40
-    opened, before = open_deployment(new), open_deployment(deployed)
+    opened = open_deployment(new)
+    before = open_deployment(deployed)
     assert opened.signer.key_id == before.signer.key_id
     assert opened.registry.policy("pong", 1) == before.registry.policy("pong", 1)
     # It goes on from there: positions of a stream that is not here are in nobody's way.
@@ -70,7 +74,9 @@ def test_a_backup_is_restored_to_the_same_steps_models_and_keys(deployed: DataFo
     assert list((deployed.root / "snapshots").iterdir()) == [deployed.root / "snapshots" / ".lock"]
 
 
-def test_what_the_stream_holds_is_in_the_backup_and_the_running_ingest_makes_it(deployed: DataFolder, tmp_path: Path):
+def test_what_the_stream_holds_is_in_the_backup_and_the_running_ingest_makes_it(
+    deployed: DataFolder, tmp_path: Path
+):
     stop = threading.Event()
     with IngestRole(deployed) as role:
         running = threading.Thread(target=role.run, args=(stop,))
@@ -112,7 +118,8 @@ def test_a_model_that_was_damaged_before_is_named_and_everything_else_is_backed_
     (blob,) = (deployed.root / "models" / "blobs").iterdir()
     for damage in (lambda: blob.write_bytes(blob.read_bytes()[:-1]), blob.unlink):
         damage()
-        backup, new = tmp_path / f"B{blob.exists()}", DataFolder(tmp_path / f"E{blob.exists()}")
+        backup = tmp_path / f"B{blob.exists()}"
+        new = DataFolder(tmp_path / f"E{blob.exists()}")
         proof = back_up(deployed, backup)
         assert (proof.damaged, proof.steps, proof.models) == (("pong/1",), 40, 1)
         assert restore(backup, new).damaged == ("pong/1",)
@@ -126,7 +133,9 @@ def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolde
     assert not (tmp_path / "B").exists()
 
 
-def test_what_a_killed_backup_left_is_cleared_away_and_no_part_of_it_is_a_backup(deployed: DataFolder, tmp_path: Path):
+def test_what_a_killed_backup_left_is_cleared_away_and_no_part_of_it_is_a_backup(
+    deployed: DataFolder, tmp_path: Path
+):
     (deployed.root / "snapshots" / "old" / "store").mkdir(parents=True)
     back_up(deployed, tmp_path / "B")
     assert not (deployed.root / "snapshots" / "old").exists()
@@ -167,7 +176,8 @@ def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
 
 
 def test_models_elsewhere_are_backed_up_and_restored_elsewhere(tmp_path: Path):
-    data, url = DataFolder(tmp_path / "D"), f"file://{tmp_path / 'elsewhere'}"
+    data = DataFolder(tmp_path / "D")
+    url = f"file://{tmp_path / 'elsewhere'}"
     release_run(open_deployment(data, models=url), a_run(tmp_path / "run"))
     assert back_up(data, tmp_path / "B", config=Config(models=ModelsSection(url=url))).models == 1
     other = f"file://{tmp_path / 'other'}"
@@ -177,15 +187,22 @@ def test_models_elsewhere_are_backed_up_and_restored_elsewhere(tmp_path: Path):
 
 
 def test_the_commands_say_what_they_copied(
-    deployed: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    deployed: DataFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    data, backup = str(deployed.root), str(tmp_path / "B")
+    data = str(deployed.root)
+    backup = str(tmp_path / "B")
     assert run_command(["backup", backup, "--data", data, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 40
     assert run_command(["backup", backup, "--data", data]) == 2
     assert run_command(["restore", backup, "--data", str(tmp_path / "E")]) == 0
     assert "restored 40 steps, 1 models and 1 keys" in capsys.readouterr().out
-    assert run_command(["restore", str(tmp_path / "none"), "--data", str(tmp_path / "F"), "--json"]) == 2
+    assert (
+        run_command(["restore", str(tmp_path / "none"), "--data", str(tmp_path / "F"), "--json"])
+        == 2
+    )
     assert "is no backup" in capsys.readouterr().err
     for command in ("backup", "restore"):
         assert run_command([command, "--help"]) == 0

@@ -49,7 +49,10 @@ def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_defaul
     assert port(resolve(flags, environ=environ)) == (1, "flag --port")
     assert port(resolve({**flags, "gateway.port": None}, environ=environ)) == (2, VARIABLE)
     del environ[VARIABLE]
-    assert port(resolve({"data": str(tmp_path)}, environ=environ)) == (3, f"{VARIABLE}_FILE ({secret})")
+    assert port(resolve({"data": str(tmp_path)}, environ=environ)) == (
+        3,
+        f"{VARIABLE}_FILE ({secret})",
+    )
     assert port(resolve({"data": str(tmp_path)}, environ={})) == (4, str(file))
     assert port(resolve({}, environ={})) == (8600, "default")
 
@@ -66,12 +69,19 @@ def test_the_file_may_be_named_by_flag_or_variable_and_else_lies_in_the_data_fol
 
 def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
     environ = {
-        "UNDERSTUDY_GATEWAY_HOSTS": "a.example, b.example", "UNDERSTUDY_GATEWAY_INSECURE": "true",
-        "UNDERSTUDY_GATEWAY_TARGET_STEPS_S": "2.5", "UNDERSTUDY_ROLES": "gateway", "UNDERSTUDY_MODELS_URL": "s3://b/p",
-    }  # fmt: skip
+        "UNDERSTUDY_GATEWAY_HOSTS": "a.example, b.example",
+        "UNDERSTUDY_GATEWAY_INSECURE": "true",
+        "UNDERSTUDY_GATEWAY_TARGET_STEPS_S": "2.5",
+        "UNDERSTUDY_ROLES": "gateway",
+        "UNDERSTUDY_MODELS_URL": "s3://b/p",
+    }
     config = resolve({}, environ=environ).config
     assert config.gateway.hosts == ("a.example", "b.example")
-    assert (config.gateway.insecure, config.gateway.target_steps_s, config.roles) == (True, 2.5, ("gateway",))
+    assert (config.gateway.insecure, config.gateway.target_steps_s, config.roles) == (
+        True,
+        2.5,
+        ("gateway",),
+    )
     assert config.gateway_config.target_steps_s == 2.5
 
 
@@ -101,7 +111,10 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[models]\nurl = 'ftp://me:secret@x'", "***@x"),
         ("[learner]\nsimulator = 'Nope-v9'", "learner.simulator is 'Nope-v9'"),
         ("[learner]\nsimulator = 'no_such_module:Nope-v9'", "learner.simulator is"),
-        ("[gate]\nmin_episodes = 50\nmax_episodes = 10", "gate.min_episodes is 50, more than gate.max_episodes, 10"),
+        (
+            "[gate]\nmin_episodes = 50\nmax_episodes = 10",
+            "gate.min_episodes is 50, more than gate.max_episodes, 10",
+        ),
         ("[gate]\nerror = nan", "gate"),
         ("[gate]\nworse_by = 2.0", "gate.worse_by is 2.0"),
     ],
@@ -139,9 +152,12 @@ def test_what_can_work_is_let_through(tmp_path: Path, text: str):
     resolve({"data": str(tmp_path)}, environ={}).config.check()
 
 
-def test_a_simulator_may_lie_in_the_folder_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_simulator_may_lie_in_the_folder_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "my_simulators.py").write_text(
-        "import gymnasium\ngymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+        "import gymnasium\ngymnasium.register('Mine-v0', "
+        "'gymnasium.envs.classic_control:CartPoleEnv')\n"
     )
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
@@ -154,7 +170,10 @@ def test_passwords_in_a_url_are_stars():
     url = "https://name:secret@host/path?token=secret"
     shown = resolve({}, environ={"UNDERSTUDY_MODELS_URL": url}).shown()
     assert "secret" not in str(shown)
-    assert shown["models.url"] == {"value": "https://***@host/path?***", "origin": "UNDERSTUDY_MODELS_URL"}
+    assert shown["models.url"] == {
+        "value": "https://***@host/path?***",
+        "origin": "UNDERSTUDY_MODELS_URL",
+    }
     assert hidden(5) == 5
 
 
@@ -164,7 +183,12 @@ def test_the_example_names_every_value_and_changes_none(tmp_path: Path):
     assert set(found.origins.values()) == {"flag --data", "default"}
     # Uncommented it says the same.
     write(
-        tmp_path, "\n".join(line.removeprefix("# ") for line in example().splitlines() if " = " in line or "[" in line)
+        tmp_path,
+        "\n".join(
+            line.removeprefix("# ")
+            for line in example().splitlines()
+            if " = " in line or "[" in line
+        ),
     )
     again = resolve({"data": str(tmp_path)}, environ={})
     assert again.config == found.config
@@ -178,12 +202,16 @@ def test_whose_steps_are_learnt_from_depends_on_who_can_reach_the_gateway():
 
     assert learns_from() == learns_from(host="localhost") == ("granted", "unknown")
     assert learns_from(host="0.0.0.0") == learns_from(host="game.example") == ("granted",)
-    assert from_tree(Config, {"learner": {"learn_from": ["granted"]}}, where="here").learn_from == ("granted",)
+    assert from_tree(Config, {"learner": {"learn_from": ["granted"]}}, where="here").learn_from == (
+        "granted",
+    )
 
 
-# --- Where it ran last ------------------------------------------------------------------------------------------------
+# --- Where it ran last ----------------------------------------------------------------------------
 
-STREAM, STORE, MODELS = "kinesis://games?region=eu-west-1", "cassandra://db/games?replication=3", "s3://bots/games"
+STREAM = "kinesis://games?region=eu-west-1"
+STORE = "cassandra://db/games?replication=3"
+MODELS = "s3://bots/games"
 
 
 def config(data: Path, stream: str = STREAM, store: str = STORE, models: str = MODELS) -> Config:
@@ -206,7 +234,10 @@ def test_what_a_platform_ran_on_holds_for_the_next_command(tmp_path):
     keep_used(config(tmp_path))
     assert urls(tmp_path) == (STREAM, STORE, MODELS)
     shown = resolve({"data": str(tmp_path)}, environ={}).shown()["stream.url"]
-    assert shown == {"value": "kinesis://games?***", "origin": f"last start ({tmp_path / USED_FILE})"}
+    assert shown == {
+        "value": "kinesis://games?***",
+        "origin": f"last start ({tmp_path / USED_FILE})",
+    }
     assert (tmp_path / USED_FILE).stat().st_mode & 0o777 == 0o600
     keep_used(config(tmp_path, "", "", ""))
     assert urls(tmp_path) == ("", "", "")
@@ -214,9 +245,15 @@ def test_what_a_platform_ran_on_holds_for_the_next_command(tmp_path):
 
 def test_flags_variables_and_the_file_go_before_the_last_start(tmp_path):
     keep_used(config(tmp_path))
-    (tmp_path / "understudy.toml").write_text('[stream]\nurl = "kafka://k/t"\n[models]\nurl = "folder"\n')
+    (tmp_path / "understudy.toml").write_text(
+        '[stream]\nurl = "kafka://k/t"\n[models]\nurl = "folder"\n'
+    )
     assert urls(tmp_path) == ("kafka://k/t", STORE, "")
-    assert urls(tmp_path, UNDERSTUDY_STREAM_URL="file", UNDERSTUDY_STORE_URL="local") == ("", "", "")
+    assert urls(tmp_path, UNDERSTUDY_STREAM_URL="file", UNDERSTUDY_STORE_URL="local") == (
+        "",
+        "",
+        "",
+    )
     flags = {"data": str(tmp_path), "store.url": "cassandra://other/games", "stream.url": "file"}
     found = resolve(flags, environ={"UNDERSTUDY_STORE_URL": "local"})
     assert (found.config.store.url, found.config.stream.url) == ("cassandra://other/games", "")
@@ -244,7 +281,11 @@ def test_a_note_of_before_there_were_engines_in_it_is_read(tmp_path):
 
 def test_files_that_an_address_names_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    keep_used(config(tmp_path, "kafka://k/t?credentials=my keys/c&tls=true&ca=ca.pem", "", "models elsewhere"))
+    keep_used(
+        config(
+            tmp_path, "kafka://k/t?credentials=my keys/c&tls=true&ca=ca.pem", "", "models elsewhere"
+        )
+    )
     monkeypatch.chdir("/")
     here = os.path.realpath(tmp_path)
     stream, _, models = urls(tmp_path)
@@ -271,11 +312,14 @@ def test_a_part_that_is_elsewhere_now_is_named_without_its_options(tmp_path):
 def test_a_damaged_note_is_told_and_not_passed_over(tmp_path, inside):
     (tmp_path / USED_FILE).write_text(inside)
     with pytest.raises(
-        ConfigError, match=r"backends\.json, which says where .* cannot be read .*; restore it, or remove"
+        ConfigError,
+        match=r"backends\.json, which says where .* cannot be read .*; restore it, or remove",
     ):
         resolve({"data": str(tmp_path)}, environ={})
     everything = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
-    assert used_by(resolve({"data": str(tmp_path), **everything}, environ={}).config) == dict.fromkeys(everything, "")
+    assert used_by(
+        resolve({"data": str(tmp_path), **everything}, environ={}).config
+    ) == dict.fromkeys(everything, "")
 
 
 def test_a_relative_data_folder_is_asked_too(tmp_path, monkeypatch):

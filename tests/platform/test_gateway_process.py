@@ -11,8 +11,20 @@ from understudy.platform.gateway_process import IngestMetrics
 from understudy.platform.platform import Role, Standing
 from understudy.testing.clock import START_S, ManualClock
 
-NATIVE = {"stored": 512, "lag_s": 0.25, "fates": {"new": 3, "duplicate": 1}, "refusals": {"bad_action": 2}}
-SPARK = {**NATIVE, "engine": "spark", "batch": 7, "batch_rows": 4, "batch_s": 0.5, "spark_ui": "http://127.0.0.1:4040"}
+NATIVE = {
+    "stored": 512,
+    "lag_s": 0.25,
+    "fates": {"new": 3, "duplicate": 1},
+    "refusals": {"bad_action": 2},
+}
+SPARK = {
+    **NATIVE,
+    "engine": "spark",
+    "batch": 7,
+    "batch_rows": 4,
+    "batch_s": 0.5,
+    "spark_ui": "http://127.0.0.1:4040",
+}
 
 
 @pytest.fixture
@@ -20,7 +32,9 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def metrics(tmp_path: Path, clock: ManualClock, report: dict[str, Any], *, state: str = "running") -> str:
+def metrics(
+    tmp_path: Path, clock: ManualClock, report: dict[str, Any], *, state: str = "running"
+) -> str:
     """What whoever asks a gateway is told of a role that stands like this."""
     role = Role(name="ingest", command=lambda _: (), drains_s=1.0)
     standing = Standing(role, state=state, restarts=2, last_report=report)
@@ -31,7 +45,9 @@ def metrics(tmp_path: Path, clock: ManualClock, report: dict[str, Any], *, state
     return generate_latest(registry).decode()
 
 
-def test_native_and_spark_have_the_same_figures_under_the_same_names(tmp_path: Path, clock: ManualClock):
+def test_native_and_spark_have_the_same_figures_under_the_same_names(
+    tmp_path: Path, clock: ManualClock
+):
     for engine, report in (("native", NATIVE), ("spark", SPARK)):
         told = metrics(tmp_path, clock, report)
         for line in (
@@ -54,7 +70,9 @@ def test_spark_tells_of_its_last_batch(tmp_path: Path, clock: ManualClock):
     assert 'understudy_ingest_batch_seconds{engine="spark"} 0.5' in told
 
 
-@pytest.mark.parametrize(("state", "later_s"), [("waiting", 0.0), ("ended", 0.0), ("running", 11.0)])
+@pytest.mark.parametrize(
+    ("state", "later_s"), [("waiting", 0.0), ("ended", 0.0), ("running", 11.0)]
+)
 def test_a_role_that_does_not_run_tells_no_lag_that_is_old(
     state: str, later_s: float, tmp_path: Path, clock: ManualClock
 ):
@@ -73,7 +91,9 @@ def test_a_role_that_has_reported_nothing_yet_has_no_counts(tmp_path: Path, cloc
 
 
 @pytest.mark.parametrize("text", [None, "", "{"])
-def test_where_no_ingest_was_ever_run_nothing_is_told(text: str | None, tmp_path: Path, clock: ManualClock):
+def test_where_no_ingest_was_ever_run_nothing_is_told(
+    text: str | None, tmp_path: Path, clock: ManualClock
+):
     if text is not None:
         (tmp_path / "ingest.json").write_text(text)
     registry = CollectorRegistry()

@@ -1,4 +1,5 @@
-"""The ingest role, into a store in its folder or elsewhere: it goes on after trouble, and ends in time."""
+"""The ingest role, into a store in its folder or elsewhere: it goes on after trouble, and ends
+in time."""
 
 import threading
 from pathlib import Path
@@ -31,7 +32,9 @@ class Slow(MemoryStream):
         super().__init__(clock=clock)
         self._time = clock
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         self._time.advance(1.0)
         return super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
 
@@ -56,7 +59,8 @@ class Refusing:
     """A store that takes nothing: it has no room, or its disk is broken."""
 
     def __init__(self, inner: Any, error: Exception) -> None:
-        self._inner, self._error = inner, error
+        self._inner = inner
+        self._error = error
 
     def write(self, batch: WriteBatch) -> Receipt:
         raise self._error
@@ -66,8 +70,11 @@ class Refusing:
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
-def test_a_stop_while_the_disk_is_full_is_a_clean_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere):
-    stop, data = threading.Event(), DataFolder(tmp_path)
+def test_a_stop_while_the_disk_is_full_is_a_clean_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere
+):
+    stop = threading.Event()
+    data = DataFolder(tmp_path)
     stop.set()
 
     def filled() -> MemoryStream:
@@ -79,10 +86,16 @@ def test_a_stop_while_the_disk_is_full_is_a_clean_one(tmp_path: Path, monkeypatc
         if not is_elsewhere:
             return IngestRole(data, specs=SPECS, open_stream=filled)
         there = tmp_path / "there"
-        return IngestRole(data, specs=SPECS, open_stream=filled, open_store=lambda: LocalStore(there, specs=SPECS))
+        return IngestRole(
+            data, specs=SPECS, open_stream=filled, open_store=lambda: LocalStore(there, specs=SPECS)
+        )
 
     with role() as one, capture_logs() as logs, monkeypatch.context() as full:
-        full.setattr(one.service._partitions, "_store", Refusing(one.store, StorageFull("no room; free some space")))
+        full.setattr(
+            one.service._partitions,
+            "_store",
+            Refusing(one.store, StorageFull("no room; free some space")),
+        )
         one.run(stop)
     assert [(log["event"], log["error"], log["next"]) for log in logs] == [
         ("not_drained", "no room; free some space", NEXT)
@@ -92,13 +105,22 @@ def test_a_stop_while_the_disk_is_full_is_a_clean_one(tmp_path: Path, monkeypatc
         assert one.store.audit().chunks == 3
 
 
-def test_a_stop_while_the_disk_refuses_is_no_clean_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stop_while_the_disk_refuses_is_no_clean_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     stop = threading.Event()
     stop.set()
     stream = MemoryStream(clock=ManualClock())
     stream.append(sample_frames(3))
-    with IngestRole(DataFolder(tmp_path), specs=SPECS, open_stream=lambda: stream) as role, capture_logs() as logs:
-        monkeypatch.setattr(role.service._partitions, "_store", Refusing(role.store, StorageFailed("the disk refuses")))
+    with (
+        IngestRole(DataFolder(tmp_path), specs=SPECS, open_stream=lambda: stream) as role,
+        capture_logs() as logs,
+    ):
+        monkeypatch.setattr(
+            role.service._partitions,
+            "_store",
+            Refusing(role.store, StorageFailed("the disk refuses")),
+        )
         with pytest.raises(StorageFailed, match="the disk refuses"):
             role.run(stop)
     assert logs == []
@@ -127,7 +149,9 @@ class AwayForAWhile(MemoryStream):
         super().__init__(clock=ManualClock())
         self.away = away
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         if self.away:
             self.away -= 1
             raise Unreachable("nobody answers; try again")
@@ -141,13 +165,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def role_of(folder: Path, stream: MemoryStream) -> IngestRole:
     return IngestRole(
-        DataFolder(folder), specs=SPECS, open_stream=lambda: stream,
+        DataFolder(folder),
+        specs=SPECS,
+        open_stream=lambda: stream,
         open_store=lambda: LocalStore(folder / "there", specs=SPECS),
-    )  # fmt: skip
+    )
 
 
 def test_a_stream_that_comes_back_is_stored_once(tmp_path: Path, quick: None):
-    stream, frames, stop = AwayForAWhile(5), sample_frames(6), threading.Event()
+    stream = AwayForAWhile(5)
+    frames = sample_frames(6)
+    stop = threading.Event()
     stream.append(frames)
     with role_of(tmp_path, stream) as role:
         runner = threading.Thread(target=role.run, args=(stop,))
@@ -162,7 +190,8 @@ def test_a_stream_that_comes_back_is_stored_once(tmp_path: Path, quick: None):
 
 
 def test_a_stop_while_nobody_answers_leaves_the_rest_to_the_next_start(tmp_path: Path, quick: None):
-    stream, stop = AwayForAWhile(10_000), threading.Event()
+    stream = AwayForAWhile(10_000)
+    stop = threading.Event()
     stream.append(sample_frames(3))
     stop.set()
     with role_of(tmp_path, stream) as role:
@@ -199,12 +228,18 @@ def fails() -> Any:
 
 def test_a_second_one_in_the_same_folder_is_refused_before_anything_is_opened(tmp_path: Path):
     with role_of(tmp_path, MemoryStream()), pytest.raises(Locked):
-        IngestRole(DataFolder(tmp_path), specs=SPECS, open_stream=fails, open_store=lambda: LocalStore(tmp_path / "x"))
+        IngestRole(
+            DataFolder(tmp_path),
+            specs=SPECS,
+            open_stream=fails,
+            open_store=lambda: LocalStore(tmp_path / "x"),
+        )
     assert not (tmp_path / "x").exists()
 
 
 def test_what_was_opened_is_closed_when_the_rest_cannot_be_opened(tmp_path: Path):
-    opened, data = Opened(), DataFolder(tmp_path)
+    opened = Opened()
+    data = DataFolder(tmp_path)
     for _ in range(2):
         with pytest.raises(Unreachable):
             IngestRole(data, specs=SPECS, open_stream=opened.stream, open_store=fails)

@@ -1,4 +1,5 @@
-"""A learner whose copy of a store elsewhere stops growing does not go on as if nothing were the matter."""
+"""A learner whose copy of a store elsewhere stops growing does not go on as if nothing were the
+matter."""
 
 import socket
 import subprocess
@@ -29,8 +30,12 @@ class Remote:
     """A store elsewhere with some chunks, of which one call of its tail fails."""
 
     def __init__(self, folder: Path, fails: Callable[[int], BaseException | None]) -> None:
-        recording(DataFolder(folder), SPEC).store(random_session(SPEC, np.random.default_rng(7), n_chunks=6))
-        self._folder, self._fails, self.calls = DataFolder(folder).store, fails, 0
+        recording(DataFolder(folder), SPEC).store(
+            random_session(SPEC, np.random.default_rng(7), n_chunks=6)
+        )
+        self._folder = DataFolder(folder).store
+        self._fails = fails
+        self.calls = 0
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         self.calls += 1
@@ -47,17 +52,25 @@ def until(stop: threading.Event, is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("error", [StorageFailed("the table is gone"), KeyError("a bug")])
-def test_what_a_follower_dies_of_ends_the_role_and_is_raised(tmp_path: Path, error: Exception) -> None:
-    remote, stop = Remote(tmp_path / "there", lambda call: error if call == 3 else None), threading.Event()
+def test_what_a_follower_dies_of_ends_the_role_and_is_raised(
+    tmp_path: Path, error: Exception
+) -> None:
+    remote = Remote(tmp_path / "there", lambda call: error if call == 3 else None)
+    stop = threading.Event()
     window = Window(remote, tmp_path / "window")  # type: ignore[arg-type]
     with window, pytest.raises(type(error), match=r"gone|bug"), Follower(window, stop):
         assert stop.wait(30), "the role is told to stop"
     assert window.items == 4
 
 
-def test_a_learner_ends_when_its_follower_has_died(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    remote = Remote(tmp_path / "there", lambda call: StorageFailed("the table is gone") if call == 4 else None)
-    data, stop = DataFolder(tmp_path / "D", store_name="window"), threading.Event()
+def test_a_learner_ends_when_its_follower_has_died(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remote = Remote(
+        tmp_path / "there", lambda call: StorageFailed("the table is gone") if call == 4 else None
+    )
+    data = DataFolder(tmp_path / "D", store_name="window")
+    stop = threading.Event()
     window = Window(remote, data.store)  # type: ignore[arg-type]
     registry = recording(data, SPEC).registry()
     with window, pytest.raises(StorageFailed, match="gone"), Follower(window, stop) as follower:
@@ -66,8 +79,11 @@ def test_a_learner_ends_when_its_follower_has_died(tmp_path: Path, capsys: pytes
 
 
 def test_a_store_that_is_away_for_a_while_is_waited_for_and_told(tmp_path: Path) -> None:
-    remote = Remote(tmp_path / "there", lambda call: Unreachable("nobody answers") if call == 2 else None)
-    stop, window = threading.Event(), Window(remote, tmp_path / "window")  # type: ignore[arg-type]
+    remote = Remote(
+        tmp_path / "there", lambda call: Unreachable("nobody answers") if call == 2 else None
+    )
+    stop = threading.Event()
+    window = Window(remote, tmp_path / "window")  # type: ignore[arg-type]
     with window, Follower(window, stop) as follower:
         until(stop, lambda: bool(follower.fields()["window"]["error"]))
         assert follower.fields()["window"] == {"items": 2, "error": "nobody answers"}
@@ -85,8 +101,16 @@ def test_a_store_that_is_down_at_the_start_is_told_in_one_line(tmp_path: Path) -
         url = f"cassandra://127.0.0.1:{nobody.getsockname()[1]}/games?credentials={credentials}&patience_s=1"
         config = tmp_path / "config.json"
         write_config(Config(data=str(tmp_path / "D"), store=StoreSection(url=url)), config)
-        command = [sys.executable, "-m", "understudy.platform.learner_process", str(tmp_path / "D"), str(config)]
-        done = subprocess.run(command, input="", capture_output=True, text=True, timeout=120, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "understudy.platform.learner_process",
+            str(tmp_path / "D"),
+            str(config),
+        ]
+        done = subprocess.run(
+            command, input="", capture_output=True, text=True, timeout=120, check=False
+        )
     assert done.returncode == NOT_CARRIED_OUT
     assert done.stderr.count("\n") == 1
     assert "127.0.0.1" in done.stderr

@@ -1,4 +1,5 @@
-"""The learner as a service: it has a store and a registry, no game and no actors, and bots come of it."""
+"""The learner as a service: it has a store and a registry, no game and no actors, and bots come
+of it."""
 
 import json
 import shutil
@@ -25,7 +26,7 @@ from tests.simulation.recordings import (
     person,
     recording,
     returns_of,
-)  # fmt: skip
+)
 from understudy.backends.data import DataFolder
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Unreachable
 from understudy.core.names import new_session
@@ -48,7 +49,10 @@ from understudy.training.training_job import decode_checkpoint
 SCHEDULE = LearningSchedule(bc_updates=256, dqn_updates=64, dqn_steps=1_000, updates_per_step=0.2)
 SMALL = {"widths": [16], "batch": 32, "updates_per_call": 32, "capacity": 32_768}
 CONFIG = LearnerServiceConfig(
-    schedule=SCHEDULE, bounds=Bounds(max_episodes=120), settings={"bc": SMALL, "dqn": SMALL}, checkpoint_every_s=0.01
+    schedule=SCHEDULE,
+    bounds=Bounds(max_episodes=120),
+    settings={"bc": SMALL, "dqn": SMALL},
+    checkpoint_every_s=0.01,
 )
 
 
@@ -73,7 +77,9 @@ def made(quick_path: Path) -> Recording:
 
 
 def role_of(made: Recording, config: LearnerServiceConfig = CONFIG) -> LearnerRole:
-    return LearnerRole(made.data, made.registry(), config=config, clock=made.clock, check=check_model)
+    return LearnerRole(
+        made.data, made.registry(), config=config, clock=made.clock, check=check_model
+    )
 
 
 def until_idle(role: LearnerRole, game: GameSpec = GAME) -> dict[str, Any]:
@@ -90,7 +96,7 @@ def first_bot(made: Recording) -> dict[str, Any]:
         return until_idle(role)
 
 
-# --- from people to the first bot -------------------------------------------------------------------------------------
+# --- from people to the first bot -----------------------------------------------------------------
 
 
 def test_a_thousand_allowed_steps_of_people_give_a_bot_that_plays_like_them(made: Recording):
@@ -100,12 +106,17 @@ def test_a_thousand_allowed_steps_of_people_give_a_bot_that_plays_like_them(made
             role.step()
         assert until_idle(role)["champion"] == 0
         before = role.status()["games"]["cart"]
-        assert before["why"].endswith("of 1000 steps of people who allow it, then a clone is trained")
+        assert before["why"].endswith(
+            "of 1000 steps of people who allow it, then a clone is trained"
+        )
         made.play(person(0.9), 10)
         assert steps < 1_000
         status = until_idle(role)
     assert (status["champion"], status["phase"]) == (1, "dqn")
-    assert made.registry().catalogue("cart").history[0].why == "the first bot, and it passed every check"
+    assert (
+        made.registry().catalogue("cart").history[0].why
+        == "the first bot, and it passed every check"
+    )
     lineage = made.registry().catalogue("cart").models[1].lineage
     assert (lineage.algorithm, lineage.parent, lineage.seed) == ("bc", 0, 0)
     assert lineage.steps > 1_000
@@ -151,7 +162,7 @@ def test_a_continuous_game_stays_on_bc(quick_path: Path):
     assert made.registry().catalogue("slide").models[2].lineage.parent == 1
 
 
-# --- candidates and the gate ------------------------------------------------------------------------------------------
+# --- candidates and the gate ----------------------------------------------------------------------
 
 
 def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(made: Recording):
@@ -187,7 +198,11 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
 
 def test_chunks_that_spoil_updates_are_named_and_the_others_teach_on(made: Recording):
     made.play(person(0.5), 12)
-    bad = list(chunks_of(episodes(person(0.5), 1, max_steps=60), new_session(START_S, b"a" * 10), reward=1e15))
+    bad = list(
+        chunks_of(
+            episodes(person(0.5), 1, max_steps=60), new_session(START_S, b"a" * 10), reward=1e15
+        )
+    )
     made.store(bad)
     with role_of(made) as role:
         status = until_idle(role)
@@ -196,7 +211,7 @@ def test_chunks_that_spoil_updates_are_named_and_the_others_teach_on(made: Recor
     assert status["guarded"] == [f"{bad[0].meta.session}/0"]
 
 
-# --- one learner at a time, killed at any moment ----------------------------------------------------------------------
+# --- one learner at a time, killed at any moment --------------------------------------------------
 
 
 def test_a_learner_that_was_paused_stops_when_another_took_over(made: Recording):
@@ -214,7 +229,9 @@ def test_a_learner_that_was_paused_stops_when_another_took_over(made: Recording)
     assert sorted(now.models) == [1, 2]
 
 
-def test_another_store_is_counted_from_its_beginning_and_the_first_one_goes_on_where_it_was(made: Recording):
+def test_another_store_is_counted_from_its_beginning_and_the_first_one_goes_on_where_it_was(
+    made: Recording,
+):
     first = made.play(person(0.5), 4)
     with role_of(made) as role:
         assert until_idle(role)["usable_steps"] == first
@@ -237,7 +254,8 @@ def test_what_was_set_aside_is_found_again_after_a_kill_between_two_renames(made
     first = made.play(person(0.5), 4)
     with role_of(made) as role:
         until_idle(role)
-    learner, store_id = made.data.root / "learner", str(StoreView(made.data.store).identity)
+    learner = made.data.root / "learner"
+    store_id = str(StoreView(made.data.store).identity)
     learner.rename(learner.with_name(f"learner-{store_id}"))
     with role_of(made) as role:
         assert until_idle(role)["usable_steps"] == first
@@ -246,7 +264,10 @@ def test_what_was_set_aside_is_found_again_after_a_kill_between_two_renames(made
     (learner / "store.txt").write_text("another")
     with role_of(made) as role:
         assert until_idle(role)["usable_steps"] == first
-    assert sorted(path.name for path in made.data.root.glob("learner-*")) == ["learner-another", "learner-another-2"]
+    assert sorted(path.name for path in made.data.root.glob("learner-*")) == [
+        "learner-another",
+        "learner-another-2",
+    ]
 
 
 class AwayObjects(FolderObjects):
@@ -261,8 +282,11 @@ class AwayObjects(FolderObjects):
 
 
 def test_while_models_cannot_be_reached_it_waits_says_so_and_goes_on(made: Recording):
-    objects, stop = AwayObjects(made.data.root / "models"), threading.Event()
-    models = Registry(objects, trusted={SIGNER.key_id: SIGNER.public}, signer=SIGNER, clock=made.clock)
+    objects = AwayObjects(made.data.root / "models")
+    stop = threading.Event()
+    models = Registry(
+        objects, trusted={SIGNER.key_id: SIGNER.public}, signer=SIGNER, clock=made.clock
+    )
     made.play(person(0.5), 4)
     with LearnerRole(made.data, models, config=CONFIG, clock=made.clock, check=check_model) as role:
         before = until_idle(role)
@@ -312,9 +336,13 @@ def test_a_course_whose_checkpoints_are_of_another_build_begins_again(made: Reco
     assert status["updates"] > 64
 
 
-def test_a_damaged_store_does_not_cost_a_course_its_checkpoints(made: Recording, monkeypatch: pytest.MonkeyPatch):
+def test_a_damaged_store_does_not_cost_a_course_its_checkpoints(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
     first_bot(made)
-    kept = {path: path.read_bytes() for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors")}
+    kept = {
+        path: path.read_bytes() for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors")
+    }
 
     def damaged(_: StoreView, chunks: object) -> Cursor:
         raise Corrupt("a page of the store is damaged")
@@ -322,7 +350,9 @@ def test_a_damaged_store_does_not_cost_a_course_its_checkpoints(made: Recording,
     monkeypatch.setattr(StoreView, "behind", damaged)
     with role_of(made) as role:
         assert "a page of the store is damaged" in until_idle(role)["error"]
-    assert {path: path.read_bytes() for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors")} == kept
+    assert {
+        path: path.read_bytes() for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors")
+    } == kept
 
 
 CHILD = """
@@ -346,7 +376,9 @@ raise SystemExit(learner_process.learn(data, open_deployment(data).registry, con
 
 def learner_of(made: Recording, config: LearnerServiceConfig) -> Child:
     (made.data.root / "signing.key").write_bytes(SIGNER._private)
-    return Child("learner", [sys.executable, "-c", CHILD, str(made.data.root), json.dumps(asdict(config))])
+    return Child(
+        "learner", [sys.executable, "-c", CHILD, str(made.data.root), json.dumps(asdict(config))]
+    )
 
 
 def reported(process: Child, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -360,7 +392,9 @@ def reported(process: Child, wanted: Callable[[dict[str, Any]], Any]) -> dict[st
     raise AssertionError(f"{process.exit_code} {process.latest} {process.errors}")
 
 
-def test_killed_in_the_middle_it_goes_on_to_the_same_bits_without_gymnasium_or_a_game(quick_path: Path):
+def test_killed_in_the_middle_it_goes_on_to_the_same_bits_without_gymnasium_or_a_game(
+    quick_path: Path,
+):
     config = replace(CONFIG, schedule=replace(SCHEDULE, bc_updates=8_192))
     whole, killed = (recording(DataFolder(quick_path / name)) for name in ("whole", "killed"))
     for made in (whole, killed):
@@ -379,7 +413,9 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bits_without_gymnasium_or_a
     assert before["phase"] == after["phase"] == "bc"
     assert after["updates"] >= before["updates"]  # not from the beginning
     ours, theirs = (made.registry().catalogue("cart").models for made in (whole, killed))
-    assert [one.policy_sha256 for one in ours.values()] == [one.policy_sha256 for one in theirs.values()]
+    assert [one.policy_sha256 for one in ours.values()] == [
+        one.policy_sha256 for one in theirs.values()
+    ]
     assert theirs[2].lineage.algorithm == "dqn"
 
 
@@ -394,7 +430,13 @@ def test_the_process_says_that_it_was_fenced_and_ends(made: Recording):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"learn_from": ("denied",)}, {"learn_from": ()}, {"settings": {"ppo": {}}}, {"checkpoint_every_s": 0}]
+    "wrong",
+    [
+        {"learn_from": ("denied",)},
+        {"learn_from": ()},
+        {"settings": {"ppo": {}}},
+        {"checkpoint_every_s": 0},
+    ],
 )
 def test_a_config_that_cannot_work_is_refused(wrong: dict[str, Any]):
     with pytest.raises(ConfigError):

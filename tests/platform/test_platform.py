@@ -1,4 +1,5 @@
-"""The supervisor: real processes that crash, hang and refuse to work, and are restarted, told about and ended."""
+"""The supervisor: real processes that crash, hang and refuse to work, and are restarted, told
+about and ended."""
 
 import json
 import os
@@ -17,7 +18,9 @@ from understudy.core.errors import ConfigError, Locked
 from understudy.platform.platform import Role, Standing, Supervisor
 
 GOOD = "import sys; print('{\"stored\": 1}', flush=True); sys.stdin.read()"
-CRASHING = "import sys; print('{\"stored\": 1}', flush=True); sys.stderr.write('no luck\\n'); sys.exit(7)"
+CRASHING = (
+    "import sys; print('{\"stored\": 1}', flush=True); sys.stderr.write('no luck\\n'); sys.exit(7)"
+)
 WRONG = "import sys; sys.stderr.write('give another port\\n'); sys.exit(2)"
 WAITING = "import sys; sys.stderr.write('no broker\\n'); sys.exit(3)"
 DEAF = "import time; print('{}', flush=True); print('{\"a\": 1}', flush=True); time.sleep(600)"
@@ -36,7 +39,9 @@ class Watched:
             Role(name=name, command=partial(_command, text), drains_s=0.3, **more.get(name, {}))
             for name, text in scripts.items()
         ]
-        self.it = Supervisor(roles, folder, clock=SystemClock(), tell=self._tell, log=lambda *_: None)
+        self.it = Supervisor(
+            roles, folder, clock=SystemClock(), tell=self._tell, log=lambda *_: None
+        )
 
     def _tell(self, standing: Standing, said: str) -> None:
         self.told.append((standing.role.name, said))
@@ -68,7 +73,9 @@ def standing_of(folder: Path, name: str) -> dict[str, Any]:
     return fields
 
 
-def test_a_role_that_crashes_is_restarted_after_pauses_that_grow_and_are_told(watched, tmp_path: Path):
+def test_a_role_that_crashes_is_restarted_after_pauses_that_grow_and_are_told(
+    watched, tmp_path: Path
+):
     one = watched({"bad": CRASHING, "good": GOOD})
     one.until(lambda: one.it.standings["bad"].restarts >= 3)
     pauses = [said for name, said in one.told if name == "bad" and "restart" in said]
@@ -81,19 +88,26 @@ def test_a_role_that_crashes_is_restarted_after_pauses_that_grow_and_are_told(wa
     assert one.it.stop()
 
 
-def test_a_reason_is_said_once_however_often_and_by_whomever_it_is_met(watched, monkeypatch: pytest.MonkeyPatch):
+def test_a_reason_is_said_once_however_often_and_by_whomever_it_is_met(
+    watched, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("understudy.platform.platform._LONGEST_PAUSE_S", 0.2)
     one = watched({"first": WAITING, "second": WAITING})
     one.until(lambda: all(standing.restarts >= 5 for standing in one.it.standings.values()))
     said = [text for _, text in one.told]
-    assert [text for text in said if "no broker" in text] == ["ended with 3: no broker; restart 1 in 0.1 s"]
+    assert [text for text in said if "no broker" in text] == [
+        "ended with 3: no broker; restart 1 in 0.1 s"
+    ]
     assert [text for text in said if " did; " in text] in (
-        ["ended with 3 as first did; restart 1 in 0.1 s"], ["ended with 3 as second did; restart 1 in 0.1 s"],
-    )  # fmt: skip
+        ["ended with 3 as first did; restart 1 in 0.1 s"],
+        ["ended with 3 as second did; restart 1 in 0.1 s"],
+    )
     for name in ("first", "second"):
         own = [text for who, text in one.told if who == name]
         assert own[1:] == ["ended with 3 as before; restart 2 in 0.2 s, and so on until it runs"]
-    assert all(standing.last_error == "ended with 3: no broker" for standing in one.it.standings.values())
+    assert all(
+        standing.last_error == "ended with 3: no broker" for standing in one.it.standings.values()
+    )
 
 
 def test_a_killed_role_comes_back_and_its_standing_says_so(watched, tmp_path: Path):
@@ -136,7 +150,8 @@ def test_whoever_asks_twice_need_not_wait(watched):
 
 def test_a_role_that_gives_way_is_not_started_again(watched, tmp_path: Path):
     one = watched(
-        {"old": "import sys; sys.stderr.write('new has taken over\\n'); sys.exit(4)"}, old={"gives_way_with": 4}
+        {"old": "import sys; sys.stderr.write('new has taken over\\n'); sys.exit(4)"},
+        old={"gives_way_with": 4},
     )
     one.until(lambda: one.it.standings["old"].state == "ended")
     for _ in range(20):
@@ -151,7 +166,9 @@ def test_roles_stop_in_their_order(watched):
     one = watched({"second": GOOD, "first": GOOD}, second={"stops_after": ("first",)})
     one.until(lambda: one.it.is_ready)
     assert one.it.stop()
-    stops = [(name, said) for name, said in one.told if said in ("is asked to finish", "has finished")]
+    stops = [
+        (name, said) for name, said in one.told if said in ("is asked to finish", "has finished")
+    ]
     assert [name for name, _ in stops] == ["first", "first", "second", "second"]
 
 

@@ -36,7 +36,9 @@ class House:
         self.returns: dict[str, Sequence[Played]] = {}
         self.keeper = Gatekeeper(self.registry, check=check_model)
         self.champion_no = self.release(CHAMPION)
-        assert self.keeper.admit(GAME.game, self.champion_no, epoch=self.epoch).decision == "promote"
+        assert (
+            self.keeper.admit(GAME.game, self.champion_no, epoch=self.epoch).decision == "promote"
+        )
 
     def release(self, policy: Policy) -> int:
         manifest = self.registry.release(policy, LINEAGE, epoch=self.epoch)
@@ -45,20 +47,30 @@ class House:
 
     def play(self, model_no: int, policy: Policy) -> None:
         played = returns_of(policy, 480, seed=model_no)
-        self.returns[model_name(GAME.game, model_no)] = [Played(at, 1e12, one) for at, one in enumerate(played)]
+        self.returns[model_name(GAME.game, model_no)] = [
+            Played(at, 1e12, one) for at, one in enumerate(played)
+        ]
 
     def is_promoted(self, model_no: int) -> bool:
-        """Whether the candidate passes checks and live play; afterwards the champion is who it was."""
+        """Whether the candidate passes checks and live play; afterwards the champion is who it
+        was."""
         found = self.keeper.admit(GAME.game, model_no, epoch=self.epoch)
         if found.decision == "wait":
-            judged = self.keeper.judge(GAME.game, lambda model, since_s: self.returns[model], epoch=self.epoch)
+            judged = self.keeper.judge(
+                GAME.game, lambda model, since_s: self.returns[model], epoch=self.epoch
+            )
             assert judged is not None
             found = judged
         now = self.registry.catalogue(GAME.game)
         assert now.points_to("canary") == 0
         assert (now.points_to("champion") == model_no) == (found.decision == "promote")
         if found.decision == "promote":
-            self.registry.point(GAME.game, "champion", self.champion_no, why="the next one is tried against the same")
+            self.registry.point(
+                GAME.game,
+                "champion",
+                self.champion_no,
+                why="the next one is tried against the same",
+            )
         return found.decision == "promote"
 
     def blob(self, model_no: int) -> Path:
@@ -73,7 +85,8 @@ def house(quick_path: Path) -> House:
 
 def better(rng: np.random.Generator) -> Policy:
     """One that never falls; no two are alike."""
-    spin, angle = rng.uniform(0.3, 0.6), rng.uniform(0.9, 1.1)
+    spin = rng.uniform(0.3, 0.6)
+    angle = rng.uniform(0.9, 1.1)
     return balancing_policy(angle=angle, spin=spin, position=0.05, velocity=rng.uniform(0.08, 0.12))
 
 
@@ -112,7 +125,13 @@ def forged(house: House, rng: np.random.Generator) -> int:
     *_, (last, _) = journal.read()
     manifest = house.registry.catalogue(GAME.game).models[number]
     facts = manifest.to_json() | {"model_no": number + 1}
-    entry = {"kind": "release", "epoch": house.epoch, "manifest": facts, "journal": journal.name, "number": last + 1}
+    entry = {
+        "kind": "release",
+        "epoch": house.epoch,
+        "manifest": facts,
+        "journal": journal.name,
+        "number": last + 1,
+    }
     assert journal.append(last + 1, Signer(b"x" * 32).sign(entry | {"at_s": 1.0}))
     house.play(number + 1, policy)
     return number + 1
@@ -129,19 +148,31 @@ def replayed(house: House, rng: np.random.Generator) -> int:
 
 
 SABOTAGE: Sequence[Callable[[House, np.random.Generator], int]] = (
-    shuffled, constant, poisoned, truncated, forged, replayed,
-)  # fmt: skip
+    shuffled,
+    constant,
+    poisoned,
+    truncated,
+    forged,
+    replayed,
+)
 
 
 def test_of_a_hundred_sabotaged_candidates_none_is_promoted_and_of_twenty_better_ones_eighteen_are(
     house: House, card: Card
 ):
     rng = np.random.default_rng(0)
-    promoted = [kind.__name__ for _ in range(17) for kind in SABOTAGE if house.is_promoted(kind(house, rng))]
+    promoted = [
+        kind.__name__ for _ in range(17) for kind in SABOTAGE if house.is_promoted(kind(house, rng))
+    ]
     passed = sum(house.is_promoted(house.release(better(rng))) for _ in range(20))
     tried = len(SABOTAGE) * 17
     card.line("sabotaged models, held back", tried=tried, held=tried - len(promoted))
-    card.line("of 20 better models at least 18 promoted", tried=1, held=int(passed >= 18), note=f"{passed} of 20")
+    card.line(
+        "of 20 better models at least 18 promoted",
+        tried=1,
+        held=int(passed >= 18),
+        note=f"{passed} of 20",
+    )
     assert tried >= 100
     assert promoted == []
     assert passed >= 18
@@ -205,7 +236,8 @@ def test_a_look_sees_what_was_known_when_it_was_due_however_late_it_is_made():
     champion = [Played(2 * at, 0.0, 100.0 + at % 7) for at in range(400)]
     candidate = [Played(2 * at + 1, 0.0, 10.0 + at % 7) for at in range(30)]
     lucky = [Played(2 * at + 1, 0.0, 1e4) for at in range(30, 400)]
-    early, late = compare(candidate, champion[:40], bounds), compare([*candidate, *lucky], champion, bounds)
+    early = compare(candidate, champion[:40], bounds)
+    late = compare([*candidate, *lucky], champion, bounds)
     assert early == late
     assert early.decision == "reject"
     assert compare(candidate[:29], champion, bounds).decision == "wait"

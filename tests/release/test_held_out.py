@@ -1,4 +1,5 @@
-"""Held-out episodes judge where the recorded game is installed, and nobody misses them where it is not."""
+"""Held-out episodes judge where the recorded game is installed, and nobody misses them where it
+is not."""
 
 import gymnasium
 import pytest

@@ -18,11 +18,19 @@ from understudy.release.model_check import Budget, check_apart, check_model, fuz
 
 BUDGET = Budget()
 NESTED = game_spec(
-    "nested", actions=3, has_legal=True,
-    obs={"self.hp": Box((2,), np.dtype(np.float16)), "room": Discrete(5, 2), "kit": MultiBinary((3,)),
-         "cards": MultiDiscrete((2, 9), (2,)), "map": Box((2, 2), np.dtype(np.uint8), 0, 7),
-         "far": Box((1,), np.dtype(np.int64)), "box": Box((2,), np.dtype(np.float32), (0.0, 1.0), (2.0, 3.0))},
-)  # fmt: skip
+    "nested",
+    actions=3,
+    has_legal=True,
+    obs={
+        "self.hp": Box((2,), np.dtype(np.float16)),
+        "room": Discrete(5, 2),
+        "kit": MultiBinary((3,)),
+        "cards": MultiDiscrete((2, 9), (2,)),
+        "map": Box((2, 2), np.dtype(np.uint8), 0, 7),
+        "far": Box((1,), np.dtype(np.int64)),
+        "box": Box((2,), np.dtype(np.float32), (0.0, 1.0), (2.0, 3.0)),
+    },
+)
 
 
 def model(policy: Policy) -> tuple[Manifest, bytes]:
@@ -41,16 +49,22 @@ def test_a_sound_model_passes_in_a_process_without_jax_or_a_game():
 
 
 @pytest.mark.parametrize(
-    ("game", "kind"), [(GAME, "categorical"), (CONTINUOUS, "gaussian_clipped"), (CONTINUOUS, "gaussian_tanh"),
-                       (game_spec("masked", obs=3, actions=4, has_legal=True), "categorical")],
-)  # fmt: skip
+    ("game", "kind"),
+    [
+        (GAME, "categorical"),
+        (CONTINUOUS, "gaussian_clipped"),
+        (CONTINUOUS, "gaussian_tanh"),
+        (game_spec("masked", obs=3, actions=4, has_legal=True), "categorical"),
+    ],
+)
 def test_policies_of_every_kind_pass(game: GameSpec, kind: str):
     for stack in (1, 3):
         assert failed(check_model(*model(random_policy(game, kind, stack=stack)), BUDGET)) == []
 
 
 def test_fuzzed_observations_lie_in_their_spaces_up_to_the_ends():
-    read, seen = obs_reader(NESTED), []
+    read = obs_reader(NESTED)
+    seen = []
     for obs in fuzzed_observations(NESTED, np.random.default_rng(0)):
         columns = read(obs)
         for name, space in NESTED.obs_columns.items():
@@ -63,7 +77,13 @@ def test_fuzzed_observations_lie_in_their_spaces_up_to_the_ends():
 
 def test_bytes_that_are_not_the_model_fail():
     manifest, raw = model(balancing_policy())
-    for bad in (raw[:-1], raw[:100], b"", raw.replace(b"tanh", b"relu"), model(balancing_policy(spin=0.5))[1]):
+    for bad in (
+        raw[:-1],
+        raw[:100],
+        b"",
+        raw.replace(b"tanh", b"relu"),
+        model(balancing_policy(spin=0.5))[1],
+    ):
         assert failed(check_model(manifest, bad, BUDGET)) == ["loads"]
 
 

@@ -1,15 +1,24 @@
-"""The schedule decides from where a game stands alone: clones first, then candidates, never ahead of the data."""
+"""The schedule decides from where a game stands alone: clones first, then candidates, never
+ahead of the data."""
 
 from dataclasses import replace
 
 import pytest
 
 from understudy.core.errors import ConfigError
-from understudy.release.schedule import LearningSchedule, Standing, algorithm_for, next_action, written
+from understudy.release.schedule import (
+    LearningSchedule,
+    Standing,
+    algorithm_for,
+    next_action,
+    written,
+)
 
 SCHEDULE = LearningSchedule(dqn_updates=4_096, updates_per_step=4.0)
 NEW = Standing(algorithm="bc", has_champion=False, has_canary=False)
-DQN = Standing(algorithm="dqn", has_champion=True, has_canary=False, usable_steps=5_000, steps=5_000)
+DQN = Standing(
+    algorithm="dqn", has_champion=True, has_canary=False, usable_steps=5_000, steps=5_000
+)
 
 
 def action(now: Standing, **changes: object) -> str:
@@ -19,8 +28,9 @@ def action(now: Standing, **changes: object) -> str:
 def test_nothing_is_trained_below_a_thousand_allowed_steps_of_people():
     found = next_action(replace(NEW, usable_steps=999), SCHEDULE)
     assert (found.action, found.why) == (
-        "wait", "999 of 1000 steps of people who allow it, then a clone is trained"
-    )  # fmt: skip
+        "wait",
+        "999 of 1000 steps of people who allow it, then a clone is trained",
+    )
     assert action(NEW, usable_steps=1_000) == "train"
 
 
@@ -36,7 +46,9 @@ def test_a_game_with_a_champion_and_a_discrete_action_learns_with_dqn_and_others
 
 
 def test_where_clones_are_all_there_is_the_next_comes_when_people_have_played_half_as_much_again():
-    later = replace(NEW, has_champion=True, released_steps=2_000, released_updates=2_048, updates=2_048)
+    later = replace(
+        NEW, has_champion=True, released_steps=2_000, released_updates=2_048, updates=2_048
+    )
     assert action(later, usable_steps=2_999) == "wait"
     assert action(later, usable_steps=3_000) == "train"
     assert action(later, usable_steps=3_000, updates=4_096) == "release"
@@ -64,7 +76,9 @@ def test_the_schedule_can_be_read():
     assert "bc again" in written(SCHEDULE, is_discrete=False)[1]
 
 
-@pytest.mark.parametrize("wrong", [{"first_steps": 0}, {"bc_growth": 1.0}, {"updates_per_step": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"first_steps": 0}, {"bc_growth": 1.0}, {"updates_per_step": 0.0}]
+)
 def test_a_schedule_that_cannot_work_is_refused(wrong: dict[str, float]):
     with pytest.raises(ConfigError):
         LearningSchedule(**wrong)  # type: ignore[arg-type]

@@ -121,7 +121,9 @@ def test_steps_are_counted_by_consent_and_the_newest_schema_that_is_played_wins(
     little = made.play(person(), 1, spec=newer, max_steps=20)
     tally = tally_of(made)
     assert tally.schemas["cart"][GAME.schema].steps == {"granted": granted, "unknown": unknown}
-    assert tally.schema("cart", min_steps=1_000) == GAME.schema  # neither has many: the one that has most
+    assert (
+        tally.schema("cart", min_steps=1_000) == GAME.schema
+    )  # neither has many: the one that has most
     assert tally.schema("cart", min_steps=little) == newer.schema
     assert tally.schema("cart", min_steps=little + 1) == GAME.schema
     assert tally.schema("other", min_steps=1) is None

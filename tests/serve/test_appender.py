@@ -1,4 +1,5 @@
-"""Frames of many requests are appended together; full, closed or failing, nobody is told that they are safe."""
+"""Frames of many requests are appended together; full, closed or failing, nobody is told that
+they are safe."""
 
 import asyncio
 import threading
@@ -38,7 +39,9 @@ def test_what_waits_is_appended_together_and_each_gets_its_own_answer():
         stream = Slow()
         appender = Appender(stream)
         appender.start()
-        sends = [asyncio.create_task(appender.append(FRAMES[at : at + 2])) for at in range(0, 12, 2)]
+        sends = [
+            asyncio.create_task(appender.append(FRAMES[at : at + 2])) for at in range(0, 12, 2)
+        ]
         await asyncio.sleep(0.05)
         assert appender.waiting_bytes == SIZE
         stream.go_on.set()
@@ -84,7 +87,9 @@ def test_closing_appends_what_waits_and_takes_no_more():
         assert (late.accepted, late.error) == (False, "the gateway is stopping")
         stream.go_on.set()
         await closing
-        assert [ack.accepted for acks in await asyncio.gather(*sends) for ack in acks] == [True] * 12
+        assert [ack.accepted for acks in await asyncio.gather(*sends) for ack in acks] == [
+            True
+        ] * 12
         assert appender.waiting_bytes == 0
         await appender.close()
 

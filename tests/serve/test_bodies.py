@@ -43,30 +43,52 @@ def peak_bytes() -> int:
 def test_packed_bodies_are_unpacked(gateway: Running, key: str):
     frames = frames_of(played(n_chunks=6, max_steps=200))
     body = encode_parcel(frames, {frames[0].session: player_name("ada")})
-    for pack, name in ((gzip.compress, "gzip"), (zlib.compress, "deflate"), (bytes, "identity"), (bytes, "IDENTITY")):
+    for pack, name in (
+        (gzip.compress, "gzip"),
+        (zlib.compress, "deflate"),
+        (bytes, "identity"),
+        (bytes, "IDENTITY"),
+    ):
         headers = {"Content-Encoding": name}
         reply = gateway.ask("POST", "/v1/games/cart/frames", key, pack(body), headers=headers)
         assert [ack["accepted"] for ack in reply.json["acks"]] == [True] * 6
     columns = json.dumps(as_columns(played(n_chunks=1, max_steps=400)[0])).encode()
-    reply = gateway.ask("POST", "/v1/games/cart/columns", key, gzip.compress(columns), headers=PACKED)
+    reply = gateway.ask(
+        "POST", "/v1/games/cart/columns", key, gzip.compress(columns), headers=PACKED
+    )
     assert reply.json["acks"][0]["accepted"]
 
 
 def test_what_cannot_be_unpacked_is_refused(gateway: Running, key: str):
     whole = gzip.compress(b"x" * 10_000)
-    wrong = [whole[:-1], whole[: len(whole) // 2], whole + b"x", whole + whole, b"", b"x", b"\x1f\x8b", whole[1:]]
+    wrong = [
+        whole[:-1],
+        whole[: len(whole) // 2],
+        whole + b"x",
+        whole + whole,
+        b"",
+        b"x",
+        b"\x1f\x8b",
+        whole[1:],
+    ]
     for body in wrong:
         reply = gateway.ask("POST", "/v1/games/cart/frames", key, body, headers=PACKED)
         assert (reply.status, reply.code) == (415, "bad_encoding")
     for name in ("br", "zstd", "gzip, gzip", "", "x" * 5000):
-        reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"x", headers={"Content-Encoding": name})
+        reply = gateway.ask(
+            "POST", "/v1/games/cart/frames", key, b"x", headers={"Content-Encoding": name}
+        )
         assert (reply.status, reply.code) == (415, "bad_encoding")
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_bodies_beyond_the_limit_are_refused_at_once(gateway: Running, key: str, route: Any):
     """By what was announced, before a byte of it came."""
-    path = route.path.replace("{game}", "cart").replace("{model_no:int}", "1").replace("{schema}", "0" * 64)
+    path = (
+        route.path.replace("{game}", "cart")
+        .replace("{model_no:int}", "1")
+        .replace("{schema}", "0" * 64)
+    )
     connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
     began_s = time.monotonic()
     connection.putrequest(route.method, path)
@@ -83,7 +105,9 @@ def test_a_body_that_is_too_large_costs_the_key_no_bytes(tmp_path: Path):
         gateway.register()
         key = gateway.key("play", bytes_s=10_000.0)
         for _ in range(5):
-            assert gateway.ask("POST", "/v1/games/cart/close", key, b" " * 20_000).code == "too_large"
+            assert (
+                gateway.ask("POST", "/v1/games/cart/close", key, b" " * 20_000).code == "too_large"
+            )
         assert gateway.ask("GET", "/v1/games/cart", key).status == 200
 
 
@@ -103,7 +127,8 @@ def test_chunked_bodies_are_counted_while_they_come(gateway: Running, key: str):
 def test_bombs_are_not_unpacked(gateway: Running, key: str, bar: Callable[[float], float]):
     bomb = gzip.compress(bytes(100_000_000))
     double = gzip.compress(bomb)
-    before, times_s = peak_bytes(), []
+    before = peak_bytes()
+    times_s = []
     for at in range(50):
         path = ("frames", "columns", "act", "close")[at % 4]
         began_s = time.monotonic()
@@ -112,7 +137,9 @@ def test_bombs_are_not_unpacked(gateway: Running, key: str, bar: Callable[[float
         times_s.append(time.monotonic() - began_s)
     assert sorted(times_s)[25] < bar(1.0)
     assert gateway.ask("POST", "/v1/games/cart/frames", key, double, headers=PACKED).status == 400
-    assert peak_bytes() - before < 128 * 1024 * 1024, "once a whole parcel's room, and what a test needs"
+    assert peak_bytes() - before < 128 * 1024 * 1024, (
+        "once a whole parcel's room, and what a test needs"
+    )
 
 
 def test_a_body_that_drips_is_cut_off(gateway: Running, key: str):

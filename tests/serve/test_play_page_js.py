@@ -1,4 +1,5 @@
-"""What the play page does with keys, fingers, consent, bots and the platform, run by node without a browser."""
+"""What the play page does with keys, fingers, consent, bots and the platform, run by node
+without a browser."""
 
 import json
 from pathlib import Path
@@ -42,7 +43,10 @@ const key = (kind, code, more = {}) => send(document, kind, { code, key: code, .
 
 
 def test_wherever_a_finger_rests_the_paddle_comes_to_rest(modules: Path):
-    rested = run(modules, PAGE + """
+    rested = run(
+        modules,
+        PAGE
+        + """
         const restless = [];
         for (let at = 0; at <= 3072; at++) {
           let court = rally.serve(at);
@@ -60,12 +64,16 @@ def test_wherever_a_finger_rests_the_paddle_comes_to_rest(modules: Path):
           if (moves.slice(20).some(Boolean) || Math.abs(court.left - wanted) > 90) restless.push(at);
         }
         console.log(JSON.stringify(restless));
-    """)  # fmt: skip
+    """,
+    )
     assert rested == []
 
 
 def test_no_key_stays_held_by_a_modifier_a_blur_or_a_pause(modules: Path):
-    got = run(modules, PAGE + """
+    got = run(
+        modules,
+        PAGE
+        + """
         const got = [];
         const see = () => got.push(inputs.take(0.5));
         key("keydown", "ArrowUp"); see();
@@ -80,13 +88,17 @@ def test_no_key_stays_held_by_a_modifier_a_blur_or_a_pause(modules: Path):
         const prevented = [key("keydown", "ArrowUp"), (isOn = false, inputs.release(), key("keydown", "ArrowUp"))];
         see();
         console.log(JSON.stringify({ got, prevented }));
-    """)  # fmt: skip
+    """,
+    )
     assert got["got"] == [-1, 0, 0, 1, 0, -1, 0, 1, 0, 0]
     assert got["prevented"] == [True, False], "arrows scroll the page while nobody plays"
 
 
 def test_the_first_finger_on_the_court_counts_and_others_do_not(modules: Path):
-    got = run(modules, PAGE + """
+    got = run(
+        modules,
+        PAGE
+        + """
         const got = [];
         const see = () => got.push(inputs.take(0.5));
         touch(canvas, "pointerdown", 7, 90, { isPrimary: true, button: 2 }); see();
@@ -100,7 +112,8 @@ def test_the_first_finger_on_the_court_counts_and_others_do_not(modules: Path):
         touch(plus, "pointerdown", 2, 0); touch(plus, "pointerup", 3, 0); see();
         touch(plus, "pointerup", 2, 0); see();
         console.log(JSON.stringify(got));
-    """)  # fmt: skip
+    """,
+    )
     # A tap that was over before the game looked counts once.
     assert got == [0, 1, 1, 1, 1, -1, 0, 1, 0, 1, 0]
 
@@ -126,7 +139,10 @@ const [one, other, elsewhere] = [open("one", "uk_a"), open("other", "uk_a"), ope
 
 
 def test_consent_that_another_tab_takes_back_is_obeyed_at_once(modules: Path):
-    got = run(modules, CONSENT + """
+    got = run(
+        modules,
+        CONSENT
+        + """
         one.consent.say(true);
         tell(other, one.consent.name);
         const between = other.consent.isGiven;
@@ -136,39 +152,54 @@ def test_consent_that_another_tab_takes_back_is_obeyed_at_once(modules: Path):
         shelf.clear();
         tell(one, null);
         console.log(JSON.stringify({ heard, between, is: one.consent.isGiven, isOpen: one.consent.isOpen }));
-    """)  # fmt: skip
+    """,
+    )
     assert got["between"]
     assert [(name, is_given) for name, is_given, _ in got["heard"]] == [
-        ("one", True), ("other", True), ("other", False), ("one", False), ("one", False),
-    ]  # fmt: skip
+        ("one", True),
+        ("other", True),
+        ("other", False),
+        ("one", False),
+        ("one", False),
+    ]
     assert (got["is"], got["isOpen"]) == (False, True)
 
 
 def test_consent_is_obeyed_before_it_is_kept_and_a_full_storage_keeps_no_old_yes(modules: Path):
-    got = run(modules, CONSENT + """
+    got = run(
+        modules,
+        CONSENT
+        + """
         one.consent.say(true);
         isFull = true;
         one.consent.say(false);
         const later = open("later", "uk_a").consent;
         console.log(JSON.stringify({ heard, is: one.consent.isGiven, later: [later.isGiven, later.isOpen] }));
-    """)  # fmt: skip
+    """,
+    )
     assert got["heard"] == [["one", True, []], ["one", False, ["on"]]]
     assert not got["is"]
     assert got["later"] == [False, True]
 
 
 def test_another_deployment_is_asked_anew(modules: Path):
-    got = run(modules, CONSENT + """
+    got = run(
+        modules,
+        CONSENT
+        + """
         one.consent.say(true);
         const [same, another] = [open("same", "uk_a").consent, open("another", "uk_b").consent];
         console.log(JSON.stringify([same.isGiven, another.isGiven, another.isOpen, one.consent.name]));
-    """)  # fmt: skip
+    """,
+    )
     assert got[:3] == [True, False, True]
     assert "uk_a" not in got[3], "the key itself is in no storage but the tab's"
 
 
 def test_a_bot_draws_and_remembers_alike_with_and_without_a_recording(modules: Path):
-    got = run(modules, """
+    got = run(
+        modules,
+        """
         import { model } from "./opponents.js";
         const looked = [];
         const policy = { stack: 3, act: (seen, how) => (looked.push([seen.map((one) => one[0]), how]), 2),
@@ -181,14 +212,19 @@ def test_a_bot_draws_and_remembers_alike_with_and_without_a_recording(modules: P
         for (const x of [5, 6]) recorded.decide({ episode, obs: [x] });
         recorded.decide({ episode: null, obs: [7] });  // consent was taken back in the middle of the serve
         console.log(JSON.stringify({ looked, told, ranked: recorded.rank([7]), bot: recorded.bot.name }));
-    """)  # fmt: skip
+    """,
+    )
     drawn = {"deterministic": False}
-    assert got["looked"] == [[seen, drawn] for seen in ([1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4], [5, 6, 7])]
+    assert got["looked"] == [
+        [seen, drawn] for seen in ([1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4], [5, 6, 7])
+    ]
     assert (got["told"], got["ranked"], got["bot"]) == ([5, 6], [5, 6, 7], "rally/3")
 
 
 def test_a_serve_is_played_by_whoever_was_cast_when_it_began(modules: Path):
-    got = run(modules, """
+    got = run(
+        modules,
+        """
         import { Match } from "./match.js";
         import { champion } from "./opponents.js";
         let number = 0;
@@ -200,22 +236,32 @@ def test_a_serve_is_played_by_whoever_was_cast_when_it_began(modules: Path):
         for (let at = 0; at < 100000 && !match.isOver; at++) match.frame({ take: () => 0 });
         const changes = acted.filter((name, at) => name !== acted[at - 1]);
         console.log(JSON.stringify({ notes, changes }));
-    """)  # fmt: skip
+    """,
+    )
     assert len(got["changes"]) >= 7
     assert got["changes"] == got["notes"] == list(dict.fromkeys(got["notes"]))
 
 
 def test_a_canary_in_the_champions_place_says_that_it_is_on_trial(modules: Path):
-    got = run(modules, """
+    got = run(
+        modules,
+        """
         import { champion } from "./opponents.js";
         const cast = (name) => champion({ bot: "rally/1", cast: () => (name ? { name, policy: {} } : null) });
         console.log(JSON.stringify(["rally/1", "rally/2", ""].map(cast).map(({ name, label }) => [name, label])));
-    """)  # fmt: skip
-    assert got == [["rally/1", "rally/1"], ["rally/2", "rally/2 (on trial)"], ["script", "casual script"]]
+    """,
+    )
+    assert got == [
+        ["rally/1", "rally/1"],
+        ["rally/2", "rally/2 (on trial)"],
+        ["script", "casual script"],
+    ]
 
 
 def test_a_bot_that_throws_is_followed_by_a_script_and_the_match_goes_on(modules: Path):
-    got = run(modules, """
+    got = run(
+        modules,
+        """
         import { Match } from "./match.js";
         import { champion } from "./opponents.js";
         const calls = [], said = [];
@@ -231,7 +277,8 @@ def test_a_bot_that_throws_is_followed_by_a_script_and_the_match_goes_on(modules
           if (!first()) isBroken = false;
         }
         console.log(JSON.stringify({ calls, said, points: match.points, by: match.opponent.by }));
-    """)  # fmt: skip
+    """,
+    )
     assert got["said"] == ["a casual script plays this serve, of which nothing more is recorded"]
     assert got["calls"][:2] == [[0, "cancel"], [1, "cancel"]]
     assert [call for call in got["calls"][2:] if call[1] != "end"] == []
@@ -241,7 +288,9 @@ def test_a_bot_that_throws_is_followed_by_a_script_and_the_match_goes_on(modules
 
 
 def test_a_model_that_arrives_after_another_was_chosen_does_not_play(modules: Path):
-    got = run(modules, """
+    got = run(
+        modules,
+        """
         import { Choice } from "./opponents.js";
         const waiting = {};
         const fetched = (number) => new Promise((resolve, reject) => (waiting[number] = { resolve, reject }));
@@ -258,7 +307,8 @@ def test_a_model_that_arrives_after_another_was_chosen_does_not_play(modules: Pa
         waiting[4].reject(new Error("no such model"));
         told.push(await fourth.catch((error) => error.message)); see();
         console.log(JSON.stringify(told));
-    """)  # fmt: skip
+    """,
+    )
     assert got == [True, "rally/2", False, "rally/2", False, True, "", "no such model", ""]
 
 
@@ -280,23 +330,36 @@ const { Balance } = await import("./cartpole.js");
 
 
 def test_a_new_invitation_forgets_the_bot_of_the_old_one(modules: Path):
-    got = run(modules, PLATFORM + """
+    got = run(
+        modules,
+        PLATFORM
+        + """
         const invited = (hash) => ((location.hash = hash), invitation());
         const told = ["#game=rally&key=uk_a&bot=3", "", "#game=rally&key=uk_b"].map(invited);
         console.log(JSON.stringify([told, location.hash]));
-    """)  # fmt: skip
+    """,
+    )
     assert got[0] == [
-        {"game": "rally", "key": "uk_a", "bot": "3"}, {"game": "rally", "key": "uk_a", "bot": "3"},
+        {"game": "rally", "key": "uk_a", "bot": "3"},
+        {"game": "rally", "key": "uk_a", "bot": "3"},
         {"game": "rally", "key": "uk_b", "bot": ""},
-    ]  # fmt: skip
+    ]
     assert got[1] == ""
 
 
 def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modules: Path):
-    own = [json.loads(look_at(GameChoice(game=game)).spec.to_json()) for game in ("rally", "CartPole-v1")]
-    other = json.loads(game_spec("rally", obs=["a", "b", "c", "d", "e", "f"], actions=["x", "y", "z"]).to_json())
+    own = [
+        json.loads(look_at(GameChoice(game=game)).spec.to_json())
+        for game in ("rally", "CartPole-v1")
+    ]
+    other = json.loads(
+        game_spec("rally", obs=["a", "b", "c", "d", "e", "f"], actions=["x", "y", "z"]).to_json()
+    )
     (modules / "given.json").write_text(json.dumps([*own, other]))
-    got = run(modules, PLATFORM + """
+    got = run(
+        modules,
+        PLATFORM
+        + """
         const { readFileSync } = await import("node:fs");
         const [rally, cartpole, other] = JSON.parse(readFileSync(new URL("given.json", import.meta.url)));
         const fitting = [[rally, Match], [cartpole, Balance], [other, Match], [cartpole, Match], [null, Match]];
@@ -311,7 +374,8 @@ def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modul
         const { state } = platform;
         const said = sending(platform, { state, isRecording: true, lost: 0, keepShare: 1 });
         console.log(JSON.stringify({ fits: fitting.map(([spec, Play]) => fits(spec, Play)), asked, state, said }));
-    """)  # fmt: skip
+    """,
+    )
     assert got["fits"] == [True, True, False, False, False]
     assert got["asked"] == [["/v1/games/rally", True], ["/v1/games/rally/specs/s1", True]]
     assert got["state"] == "refused"
@@ -319,7 +383,10 @@ def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modul
 
 
 def test_connected_means_that_somebody_answers_the_follower_too(modules: Path):
-    got = run(modules, PLATFORM + """
+    got = run(
+        modules,
+        PLATFORM
+        + """
         const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
         const well = { recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "",
                        stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0 };
@@ -332,12 +399,21 @@ def test_connected_means_that_somebody_answers_the_follower_too(modules: Path):
           return [state, sending(platform, { state, isRecording: true, lost: 0, keepShare: 1 })];
         });
         console.log(JSON.stringify(told));
-    """)  # fmt: skip
+    """,
+    )
     assert [state for state, _ in got] == [
-        "connected", "offline", "offline", "connected", "refused", "connected", "refused",
-    ]  # fmt: skip
+        "connected",
+        "offline",
+        "offline",
+        "connected",
+        "refused",
+        "connected",
+        "refused",
+    ]
     assert got[0][1] == ""
-    assert got[3][1] == "", "a connection that failed before anything was played is news of the past"
+    assert got[3][1] == "", (
+        "a connection that failed before anything was played is news of the past"
+    )
     assert got[5][1].startswith("2 times what was played did not fit")
     assert "it was revoked" in got[6][1]
 
@@ -359,12 +435,18 @@ const ask = (pathname, answer) => new Promise((resolve) => {
 """
 
 
-def test_a_gateway_that_does_not_begin_to_answer_is_given_up_and_a_slow_answer_is_not(modules: Path):
-    got = run(modules, KEEPER + """
+def test_a_gateway_that_does_not_begin_to_answer_is_given_up_and_a_slow_answer_is_not(
+    modules: Path,
+):
+    got = run(
+        modules,
+        KEEPER
+        + """
         const silence = (signal) => new Promise((_, reject) => signal.addEventListener("abort", () => reject("away")));
         const told = [await ask("/play", async () => ({ status: 200 }))];
         await new Promise((done) => wait(done, 200));  // its body may take as long as it likes
         told.push(signals[0].aborted, await ask("/play", async () => ({ status: 502 })), await ask("/play", silence));
         console.log(JSON.stringify(told));
-    """)  # fmt: skip
+    """,
+    )
     assert got == [{"status": 200}, False, "kept /play", "kept /play"]

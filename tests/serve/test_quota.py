@@ -1,4 +1,5 @@
-"""The more players there are, the less is asked of each, and the total stays where it was wanted."""
+"""The more players there are, the less is asked of each, and the total stays where it was
+wanted."""
 
 import random
 
@@ -13,8 +14,11 @@ STEPS_S = 20
 TARGET = 400.0
 
 
-def play(quota: Quota, clock: ManualClock, players: int, seconds: int, rng: random.Random) -> tuple[float, float]:
-    """Kept steps a second in the second half, and each player's share; clients as ours are: whole episodes, or none."""
+def play(
+    quota: Quota, clock: ManualClock, players: int, seconds: int, rng: random.Random
+) -> tuple[float, float]:
+    """Kept steps a second in the second half, and each player's share; clients as ours are:
+    whole episodes, or none."""
     shares = [1.0] * players
     left = [0] * players
     keeps = [True] * players
@@ -39,7 +43,9 @@ def play(quota: Quota, clock: ManualClock, players: int, seconds: int, rng: rand
 
 
 @pytest.mark.parametrize("players", [10, 100, 1_000])
-def test_the_total_stays_within_a_tenth_of_the_target_and_the_share_falls_as_one_over_n(players: int, card: Card):
+def test_the_total_stays_within_a_tenth_of_the_target_and_the_share_falls_as_one_over_n(
+    players: int, card: Card
+):
     clock = ManualClock()
     total, share = play(Quota(TARGET, clock), clock, players, 400, random.Random(players))
     wanted = min(TARGET, players * STEPS_S)

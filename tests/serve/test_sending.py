@@ -1,4 +1,5 @@
-"""Experience over HTTP: acked means durable, bad frames harm nobody else, and JSON ends as the same bytes."""
+"""Experience over HTTP: acked means durable, bad frames harm nobody else, and JSON ends as the
+same bytes."""
 
 import json
 import time
@@ -16,7 +17,13 @@ from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.names import new_session, player_name
 from understudy.experience.chunk import Chunk, chunk_of, decode_chunk
 from understudy.experience.door import deployment_key, pseudonym
-from understudy.experience.frame import NO_PLAYER, CloseReport, close_frame, encode_parcel, read_close
+from understudy.experience.frame import (
+    NO_PLAYER,
+    CloseReport,
+    close_frame,
+    encode_parcel,
+    read_close,
+)
 from understudy.experience.game import game_spec
 from understudy.serve.house import GatewayConfig
 from understudy.testing.samples import cart_spec, random_chunk, random_spec
@@ -47,7 +54,7 @@ def reasons(reply: Any) -> list[str]:
     return [(ack["refused"] or "").partition(":")[0] for ack in reply.json["acks"]]
 
 
-# --- Parcels ----------------------------------------------------------------------------------------------------------
+# --- Parcels --------------------------------------------------------------------------------------
 
 
 def test_acked_frames_are_in_the_stream_and_carry_a_pseudonym(gateway: Running, key: str):
@@ -55,17 +62,23 @@ def test_acked_frames_are_in_the_stream_and_carry_a_pseudonym(gateway: Running, 
     assert accepted(gateway.send(key, frames)) == [True] * 5
     found = [frame for frame in gateway.streamed() if frame.session == frames[0].session]
     assert [frame.body for frame in found] == [frame.body for frame in frames]
-    assert {frame.player for frame in found} == {pseudonym(deployment_key(gateway.folder), "cart", "ada")}
+    assert {frame.player for frame in found} == {
+        pseudonym(deployment_key(gateway.folder), "cart", "ada")
+    }
     assert all(abs(frame.received_s - time.time()) < 60 for frame in found)
 
 
 def test_the_same_parcel_twice_is_acked_twice(gateway: Running, key: str):
     """The stream may hold it twice; the store keeps each chunk once."""
     frames = frames_of(played(n_chunks=2))
-    assert accepted(gateway.send(key, frames)) == accepted(gateway.send(key, frames)) == [True, True]
-    assert {chunk_of(frame).meta.chunk_no for frame in gateway.streamed() if frame.session == frames[0].session} == {
-        0, 1,
-    }  # fmt: skip
+    assert (
+        accepted(gateway.send(key, frames)) == accepted(gateway.send(key, frames)) == [True, True]
+    )
+    assert {
+        chunk_of(frame).meta.chunk_no
+        for frame in gateway.streamed()
+        if frame.session == frames[0].session
+    } == {0, 1}
 
 
 def test_a_broken_frame_does_not_spoil_its_neighbours(gateway: Running, key: str):
@@ -82,10 +95,15 @@ def test_nobody_writes_as_somebody_else(gateway: Running, key: str):
     (frame,) = frames_of(played(n_chunks=1))
     stamped = frame.stamped(b"p" * 16, 0)
     reply = gateway.ask(
-        "POST", "/v1/games/cart/frames", key, encode_parcel([stamped], {frame.session: player_name("x")})
+        "POST",
+        "/v1/games/cart/frames",
+        key,
+        encode_parcel([stamped], {frame.session: player_name("x")}),
     )
     assert reasons(reply) == ["stamped"]
-    reply = gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel([frame], {fresh(): player_name("ada")}))
+    reply = gateway.ask(
+        "POST", "/v1/games/cart/frames", key, encode_parcel([frame], {fresh(): player_name("ada")})
+    )
     assert reasons(reply) == ["no_player"]
     assert bodies(gateway, frame.session) == []
 
@@ -113,10 +131,15 @@ def test_a_parcel_of_64_frames_of_many_players_passes_and_65_do_not(gateway: Run
     reply = gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel(frames[:64], players))
     assert accepted(reply) == [True] * 64
     assert len({frame.player for frame in gateway.streamed() if frame.session in players}) == 64
-    assert gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel(frames, players)).code == "bad_parcel"
+    assert (
+        gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel(frames, players)).code
+        == "bad_parcel"
+    )
 
 
-@pytest.mark.parametrize("body", [b"", b"UNPA", b"x" * 100, b"UNPA\xff\xff\xff\xff", b"UNPA\x02\0\0\0[]"])
+@pytest.mark.parametrize(
+    "body", [b"", b"UNPA", b"x" * 100, b"UNPA\xff\xff\xff\xff", b"UNPA\x02\0\0\0[]"]
+)
 def test_what_is_no_parcel_is_refused(gateway: Running, key: str, body: bytes):
     before = len(gateway.streamed())
     reply = gateway.ask("POST", "/v1/games/cart/frames", key, body)
@@ -125,7 +148,11 @@ def test_what_is_no_parcel_is_refused(gateway: Running, key: str, body: bytes):
 
 
 def test_old_and_other_sessions_are_refused(gateway: Running, key: str):
-    for session in (new_session(time.time() - 9 * 86_400), new_session(time.time() + 2 * 86_400), uuid.uuid4()):
+    for session in (
+        new_session(time.time() - 9 * 86_400),
+        new_session(time.time() + 2 * 86_400),
+        uuid.uuid4(),
+    ):
         (reason,) = reasons(gateway.send(key, frames_of(played(n_chunks=1, session=session))))
         assert reason in ("bad_session", "bad_session_time")
 
@@ -136,7 +163,7 @@ def test_an_unknown_game_is_told_how_to_register(gateway: Running, key: str):
     assert "understudy games add" in reply.json["error"]["detail"]
 
 
-# --- Columns and closing ----------------------------------------------------------------------------------------------
+# --- Columns and closing --------------------------------------------------------------------------
 
 
 def test_columns_as_json_end_as_the_bytes_of_a_native_chunk(gateway: Running, key: str):
@@ -162,15 +189,24 @@ def test_notes_of_episodes_may_be_left_out(gateway: Running, key: str):
         del sent["episodes"]
         assert accepted(gateway.ask("POST", "/v1/games/cart/columns", key, sent)) == [True]
         (body,) = bodies(gateway, chunk.meta.session)
-        assert [note.row for note in decode_chunk(body).meta.episodes] == [note.row for note in chunk.meta.episodes]
+        assert [note.row for note in decode_chunk(body).meta.episodes] == [
+            note.row for note in chunk.meta.episodes
+        ]
 
 
 def test_a_session_of_columns_can_be_closed(gateway: Running, key: str):
     chunks = played(n_chunks=2)
     for chunk in chunks:
-        assert accepted(gateway.ask("POST", "/v1/games/cart/columns", key, as_columns(chunk))) == [True]
+        assert accepted(gateway.ask("POST", "/v1/games/cart/columns", key, as_columns(chunk))) == [
+            True
+        ]
     n_steps = sum(chunk.meta.n_steps for chunk in chunks)
-    closing = {"player": "ada", "session": str(chunks[0].meta.session), "chunk_no": 2, "n_steps": n_steps}
+    closing = {
+        "player": "ada",
+        "session": str(chunks[0].meta.session),
+        "chunk_no": 2,
+        "n_steps": n_steps,
+    }
     assert accepted(gateway.ask("POST", "/v1/games/cart/close", key, closing)) == [True]
     last = [frame for frame in gateway.streamed() if frame.session == chunks[0].meta.session][-1]
     assert read_close(last) == CloseReport(2, n_steps)
@@ -186,34 +222,68 @@ def with_column(sent: dict[str, Any], name: str, values: Any) -> dict[str, Any]:
 
 def test_columns_that_are_no_chunk_are_refused_with_a_reason(gateway: Running, key: str):
     chunk = random_chunk(CART, np.random.default_rng(5), session=fresh(), n_steps=3)
-    sent, n = as_columns(chunk), chunk.n_rows
+    sent = as_columns(chunk)
+    n = chunk.n_rows
     wrong = [
-        change(sent, player=""), change(sent, player="\n"), change(sent, session="x"), change(sent, chunk_no=-1),
-        change(sent, chunk_no=1 << 64), change(sent, chunk_no=1 << 48), change(sent, first_step=1 << 70),
-        change(sent, consent="maybe"), change(sent, client="c" * 129), change(sent, episodes=[]),
-        change(sent, episodes=[{"row": 1}]), change(sent, episodes=[{"seed": 1 << 70}]),
-        change(sent, episodes=[{"match": "\ud800"}]), change(sent, episodes=[{"result": 1e301}]),
-        change(sent, episodes=[{"result": 10**400}]), change(sent, columns={}), change(sent, columns=[]),
-        change(sent, skipped_steps=10**400), change(sent, schema="x"), change(sent, schema="0" * 64),
-        change(sent, misspelt=1), with_column(sent, "reward", [1.0] * (n - 1)), with_column(sent, "reward", ["1"] * n),
-        with_column(sent, "reward", [1e39] * n), with_column(sent, "obs", [[1.0] * 3] * n),
-        with_column(sent, "obs", [[1.0] * 4] * (n - 1) + [[1.0]]), with_column(sent, "obs", [1e400] * n),
-        with_column(sent, "obs", [[1e39] * 4] * n), with_column(sent, "action", [0.5] * n),
-        with_column(sent, "action", [7] * n), with_column(sent, "action", [10**30] * n),
-        with_column(sent, "action", [None] * n), with_column(sent, "row", [-1] * n), with_column(sent, "row", []),
-        with_column(sent, "terminated", [0] * n), with_column(sent, "is_first", [1] * n),
-        with_column(sent, "legal", [[True] * 3] * n), with_column(sent, "../x", [1] * n),
+        change(sent, player=""),
+        change(sent, player="\n"),
+        change(sent, session="x"),
+        change(sent, chunk_no=-1),
+        change(sent, chunk_no=1 << 64),
+        change(sent, chunk_no=1 << 48),
+        change(sent, first_step=1 << 70),
+        change(sent, consent="maybe"),
+        change(sent, client="c" * 129),
+        change(sent, episodes=[]),
+        change(sent, episodes=[{"row": 1}]),
+        change(sent, episodes=[{"seed": 1 << 70}]),
+        change(sent, episodes=[{"match": "\ud800"}]),
+        change(sent, episodes=[{"result": 1e301}]),
+        change(sent, episodes=[{"result": 10**400}]),
+        change(sent, columns={}),
+        change(sent, columns=[]),
+        change(sent, skipped_steps=10**400),
+        change(sent, schema="x"),
+        change(sent, schema="0" * 64),
+        change(sent, misspelt=1),
+        with_column(sent, "reward", [1.0] * (n - 1)),
+        with_column(sent, "reward", ["1"] * n),
+        with_column(sent, "reward", [1e39] * n),
+        with_column(sent, "obs", [[1.0] * 3] * n),
+        with_column(sent, "obs", [[1.0] * 4] * (n - 1) + [[1.0]]),
+        with_column(sent, "obs", [1e400] * n),
+        with_column(sent, "obs", [[1e39] * 4] * n),
+        with_column(sent, "action", [0.5] * n),
+        with_column(sent, "action", [7] * n),
+        with_column(sent, "action", [10**30] * n),
+        with_column(sent, "action", [None] * n),
+        with_column(sent, "row", [-1] * n),
+        with_column(sent, "row", []),
+        with_column(sent, "terminated", [0] * n),
+        with_column(sent, "is_first", [1] * n),
+        with_column(sent, "legal", [[True] * 3] * n),
+        with_column(sent, "../x", [1] * n),
         with_column(sent, "obs", [[[[[[[[[1]]]]]]]]] * n),
-    ]  # fmt: skip
+    ]
     before = len(gateway.streamed())
     for one in wrong:
         reply = gateway.ask("POST", "/v1/games/cart/columns", key, one)
         assert reply.status == 400, (one, reply.raw)
         assert reply.json["error"]["detail"]
-    for raw in (b"", b"{", b"[" * 100_000, b"\xff", json.dumps(sent).encode()[:-1], b"null", b"NaN"):
+    for raw in (
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"\xff",
+        json.dumps(sent).encode()[:-1],
+        b"null",
+        b"NaN",
+    ):
         assert gateway.ask("POST", "/v1/games/cart/columns", key, raw).status == 400
     assert len(gateway.streamed()) == before
-    assert accepted(gateway.ask("POST", "/v1/games/cart/columns", key, sent)) == [True], "the right one passes"
+    assert accepted(gateway.ask("POST", "/v1/games/cart/columns", key, sent)) == [True], (
+        "the right one passes"
+    )
 
 
 def test_columns_that_fit_two_specs_must_say_which(gateway: Running, key: str):
@@ -228,7 +298,7 @@ def test_columns_that_fit_two_specs_must_say_which(gateway: Running, key: str):
     assert bodies(gateway, chunk.meta.session) == [chunk.encode()]
 
 
-# --- Quota, metrics, failures -----------------------------------------------------------------------------------------
+# --- Quota, metrics, failures ---------------------------------------------------------------------
 
 
 def test_the_share_that_is_asked_for_falls_with_what_is_played(tmp_path: Path):
@@ -242,12 +312,18 @@ def test_the_share_that_is_asked_for_falls_with_what_is_played(tmp_path: Path):
         share = gateway.ask("POST", "/v1/games/cart/frames", key, body).json["keep_share"]
         assert 0 < share < 0.01
         columns = as_columns(played(n_chunks=1)[0]) | {"skipped_steps": 1_000_000}
-        assert gateway.ask("POST", "/v1/games/cart/columns", key, columns).json["keep_share"] < share / 2
+        assert (
+            gateway.ask("POST", "/v1/games/cart/columns", key, columns).json["keep_share"]
+            < share / 2
+        )
 
 
 def test_without_a_target_everything_is_wanted(gateway: Running, key: str):
     body = encode_parcel([], {}, 1 << 40)
-    assert gateway.ask("POST", "/v1/games/cart/frames", key, body).json == {"acks": [], "keep_share": 1.0}
+    assert gateway.ask("POST", "/v1/games/cart/frames", key, body).json == {
+        "acks": [],
+        "keep_share": 1.0,
+    }
 
 
 def test_metrics_tell_what_became_of_frames(gateway: Running, key: str):
@@ -263,11 +339,18 @@ def test_metrics_tell_what_became_of_frames(gateway: Running, key: str):
     assert gateway.ask("GET", "/metrics", key).code == "wrong_scope"
 
 
-def test_a_stream_that_fails_asks_for_the_frames_again_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    errors: list[Exception] = [StorageFull("/secret/place"), StorageFailed("/secret"), RuntimeError("/secret")]
+def test_a_stream_that_fails_asks_for_the_frames_again_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    errors: list[Exception] = [
+        StorageFull("/secret/place"),
+        StorageFailed("/secret"),
+        RuntimeError("/secret"),
+    ]
     with running(tmp_path) as gateway:
         gateway.register()
-        key, frames = gateway.key("play"), frames_of(played(n_chunks=1))
+        key = gateway.key("play")
+        frames = frames_of(played(n_chunks=1))
         real = gateway.stream.append
 
         def append(given: Any) -> Any:
@@ -304,7 +387,9 @@ def test_bytes_that_were_not_announced_are_paid_for_too(gateway: Running):
     small = gateway.key("play", bytes_s=1000.0)
     headers = {"Authorization": f"Bearer {small}"}
     parts = iter([body[:100], body[100:]])
-    reply = gateway.pool.request("POST", f"{gateway.url}/v1/games/cart/frames", body=parts, headers=headers)
+    reply = gateway.pool.request(
+        "POST", f"{gateway.url}/v1/games/cart/frames", body=parts, headers=headers
+    )
     assert reply.status == 200, "chunked"
     assert gateway.send(small, frames).status == 429
 
@@ -313,4 +398,6 @@ def test_closing_frames_and_drop_reports_travel_in_parcels_too(gateway: Running,
     session = fresh()
     closing = close_frame(session, 0, CloseReport(0, 0))
     assert accepted(gateway.send(key, [closing])) == [True]
-    assert [frame.player != NO_PLAYER for frame in gateway.streamed() if frame.session == session] == [True]
+    assert [
+        frame.player != NO_PLAYER for frame in gateway.streamed() if frame.session == session
+    ] == [True]

@@ -1,4 +1,5 @@
-"""Specs of games while the registry cannot be read: the known ones stay in force, and that is logged once."""
+"""Specs of games while the registry cannot be read: the known ones stay in force, and that is
+logged once."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,11 @@ from understudy.testing.samples import cart_spec
 SPEC = cart_spec()
 
 
-def test_specs_that_cannot_be_read_stay_in_force_and_that_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    registry, clock = Registry(FolderObjects(tmp_path), trusted={}), ManualClock()
+def test_specs_that_cannot_be_read_stay_in_force_and_that_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    registry = Registry(FolderObjects(tmp_path), trusted={})
+    clock = ManualClock()
     registry.register(SPEC)
 
     async def look(specs: Specs, times: int) -> None:

@@ -1,7 +1,8 @@
-"""A Kinesis server that misbehaves: a proxy between an SDK and a real server, which makes the faults of the real one.
+"""A Kinesis server that misbehaves: a proxy between an SDK and a real server, which makes the
+faults of the real one.
 
-Every fault has a rate; chance is seeded; `fired` counts. A test that asked for a fault which never came calls
-`assert_fired` and fails.
+Every fault has a rate; chance is seeded; `fired` counts. A test that asked for a fault which never
+came calls `assert_fired` and fails.
 """
 
 import contextlib
@@ -51,14 +52,16 @@ class _Cut(Exception):
 
 
 class FaultProxy:
-    """Serves on a free port of loopback until closed; `url` is what a client takes for the server."""
+    """Serves on a free port of loopback until closed; `url` is what a client takes for the
+    server."""
 
     def __init__(self, upstream: str, rates: Rates | None = None, *, seed: int = 0) -> None:
         self.rates = rates or Rates()
         self.fired: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.hidden: set[str] = set()
-        """Sequence numbers that were trimmed: nobody sees their records, their place is the oldest that is left."""
+        """Sequence numbers that were trimmed: nobody sees their records, their place is the
+        oldest that is left."""
         self.only_key = ""
         """The one access key that may call; empty: anybody, as local servers do."""
         self._upstream = urlsplit(upstream)
@@ -68,7 +71,9 @@ class FaultProxy:
         self._closed = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -89,8 +94,15 @@ class FaultProxy:
 
     def assert_fired(self) -> None:
         """AssertionError names every fault that was asked for and never came."""
-        idle = [one.name for one in fields(Rates) if getattr(self.rates, one.name) > 0 and not self.fired[one.name]]
-        assert not idle, f"these faults were asked for and never came: {', '.join(idle)}; fired: {dict(self.fired)}"
+        idle = [
+            one.name
+            for one in fields(Rates)
+            if getattr(self.rates, one.name) > 0 and not self.fired[one.name]
+        ]
+        assert not idle, (
+            f"these faults were asked for and never came: {', '.join(idle)}; fired: "
+            f"{dict(self.fired)}"
+        )
 
     def _hits(self, fault: str) -> bool:
         with self._lock:
@@ -99,7 +111,7 @@ class FaultProxy:
             self.fired[fault] += is_hit
             return is_hit
 
-    # --- one call ---------------------------------------------------------------------------------------------------
+    # --- one call ---------------------------------------------------------------------------------
 
     def answer(self, operation: str, asked: dict[str, Any], send: "_Send") -> "_Answer":
         """What the client gets for a call; _Cut when it gets nothing."""
@@ -110,7 +122,10 @@ class FaultProxy:
         if self._hits("delay"):
             self._closed.wait(DELAY_S)
         if operation in ("PutRecords", "GetRecords") and self._hits("throttle"):
-            return _refusal("ProvisionedThroughputExceededException", "Rate exceeded for a shard (by the fault proxy).")
+            return _refusal(
+                "ProvisionedThroughputExceededException",
+                "Rate exceeded for a shard (by the fault proxy).",
+            )
         match operation:
             case "PutRecords":
                 return self._put(asked, send)
@@ -125,7 +140,9 @@ class FaultProxy:
     def _put(self, asked: dict[str, Any], send: "_Send") -> "_Answer":
         records: Sequence[Mapping[str, Any]] = asked["Records"]
         refused = [self._hits("partial") for _ in records]
-        kept = [record for record, is_refused in zip(records, refused, strict=True) if not is_refused]
+        kept = [
+            record for record, is_refused in zip(records, refused, strict=True) if not is_refused
+        ]
         answers: list[Mapping[str, Any]] = []
         if kept:
             status, body = send({**asked, "Records": kept})
@@ -137,7 +154,10 @@ class FaultProxy:
         if self._hits("cut"):
             raise _Cut
         taken = iter(answers)
-        error = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "Rate exceeded (by the proxy)."}
+        error = {
+            "ErrorCode": "ProvisionedThroughputExceededException",
+            "ErrorMessage": "Rate exceeded (by the proxy).",
+        }
         merged = [error if is_refused else next(taken) for is_refused in refused]
         failed = sum("ErrorCode" in one for one in merged)
         return 200, {"FailedRecordCount": failed, "Records": merged}
@@ -148,16 +168,25 @@ class FaultProxy:
         status, body = send(asked)
         if status != 200:
             return status, body
-        records = [record for record in body["Records"] if record["SequenceNumber"] not in self.hidden]
+        records = [
+            record for record in body["Records"] if record["SequenceNumber"] not in self.hidden
+        ]
         if records and self._hits("empty"):
-            return 200, {**body, "Records": [], "NextShardIterator": asked["ShardIterator"], "MillisBehindLatest": 1000}
+            return 200, {
+                **body,
+                "Records": [],
+                "NextShardIterator": asked["ShardIterator"],
+                "MillisBehindLatest": 1000,
+            }
         if records and self._hits("repeat"):
             records = [*records, *records]
         return 200, {**body, "Records": records}
 
     def forward(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
         """The real server's answer; _Cut when it gives none."""
-        connection = HTTPConnection(str(self._upstream.hostname), self._upstream.port, timeout=_UPSTREAM_S)
+        connection = HTTPConnection(
+            str(self._upstream.hostname), self._upstream.port, timeout=_UPSTREAM_S
+        )
         try:
             connection.request("POST", "/", body=body, headers=dict(headers))
             response = connection.getresponse()
@@ -175,7 +204,8 @@ class _Send:
     """Asks the real server, once or more often, as the client asked the proxy."""
 
     def __init__(self, proxy: FaultProxy, headers: Mapping[str, str]) -> None:
-        self._proxy, self._headers = proxy, headers
+        self._proxy = proxy
+        self._headers = headers
 
     def __call__(self, asked: Mapping[str, Any]) -> _Answer:
         status, raw = self._proxy.forward(self._headers, json.dumps(asked).encode())
@@ -193,14 +223,21 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in (*_DROPPED, "host")}
+            headers = {
+                name: value
+                for name, value in self.headers.items()
+                if name.lower() not in (*_DROPPED, "host")
+            }
             operation = self.headers.get("X-Amz-Target", "").removeprefix(_PREFIX)
             try:
                 if f"Credential={proxy.only_key}" in self.headers.get("Authorization", ""):
-                    status, body = proxy.answer(operation, json.loads(raw or b"{}"), _Send(proxy, headers))
+                    status, body = proxy.answer(
+                        operation, json.loads(raw or b"{}"), _Send(proxy, headers)
+                    )
                 else:
                     status, body = _refusal(
-                        "UnrecognizedClientException", "The security token is invalid (by the proxy)."
+                        "UnrecognizedClientException",
+                        "The security token is invalid (by the proxy).",
                     )
             except _Cut:
                 self.close_connection = True

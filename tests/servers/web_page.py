@@ -1,4 +1,5 @@
-"""A web server that answers everything with one page and 200: what listens where somebody mistook a port."""
+"""A web server that answers everything with one page and 200: what listens where somebody
+mistook a port."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""A server whose answers stop coming: between it and a client all is passed on, until the client says certain words."""
+"""A server whose answers stop coming: between it and a client all is passed on, until the client
+says certain words."""
 
 import contextlib
 import socket
@@ -11,12 +12,14 @@ _SOME_BYTES = 1 << 16
 
 
 class Withholding:
-    """`address` is what a client takes for the server's; `is_heard` is set when no more answers come."""
+    """`address` is what a client takes for the server's; `is_heard` is set when no more answers
+    come."""
 
     def __init__(self, upstream: tuple[str, int], words: bytes) -> None:
         self.is_heard = threading.Event()
         self.address = ""
-        self._upstream, self._words = upstream, words
+        self._upstream = upstream
+        self._words = words
 
     def pass_on(self, client: socket.socket) -> None:
         """All that a client and the server say to each other, until one of them hangs up."""

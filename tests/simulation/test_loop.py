@@ -1,4 +1,5 @@
-"""The closed loop: addresses of its servers, before any of them runs, and what it says at its end."""
+"""The closed loop: addresses of its servers, before any of them runs, and what it says at its
+end."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,13 +17,26 @@ from understudy.simulation.loop import LoopResult
 from understudy.simulation.verify import Verdict
 
 ODD = Path("/srv/A & B/100%41 #1+2/Zürich=?")
-COUNTS: dict[str, Any] = {field.name: 0 for field in fields(Verdict)} | {"corrupt": (), "live_writer": False}
+COUNTS: dict[str, Any] = {field.name: 0 for field in fields(Verdict)} | {
+    "corrupt": (),
+    "live_writer": False,
+}
 VERDICT = Verdict(**COUNTS | {"steps": 120, "ledger_steps": 100})
 RESULT = LoopResult(
-    first=Estimate(-0.7, -0.7999999999999999, -0.6), last=Estimate(0.1, None, None), is_match=True, judged_on="serves",
-    improved=True, verdict=VERDICT, model_versions=[1, 2], killed=None, restarts=0, seconds=60.1,
-)  # fmt: skip
-NO_BOT = replace(RESULT, first=None, last=None, judged_on=None, improved=False, model_versions=[], seconds=134.2)
+    first=Estimate(-0.7, -0.7999999999999999, -0.6),
+    last=Estimate(0.1, None, None),
+    is_match=True,
+    judged_on="serves",
+    improved=True,
+    verdict=VERDICT,
+    model_versions=[1, 2],
+    killed=None,
+    restarts=0,
+    seconds=60.1,
+)
+NO_BOT = replace(
+    RESULT, first=None, last=None, judged_on=None, improved=False, model_versions=[], seconds=134.2
+)
 
 
 @pytest.fixture
@@ -35,9 +49,12 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Server]:
 
 def server(name: str) -> Server:
     place = Place(
-        folder=ODD / name, package=ODD, ports={"client": 20_001}, credentials={"region": "us-east-1"},
+        folder=ODD / name,
+        package=ODD,
+        ports={"client": 20_001},
+        credentials={"region": "us-east-1"},
         credentials_file=ODD / name / "credentials",
-    )  # fmt: skip
+    )
     return Server(name, place, process=Process(Identity(0, "")))
 
 
@@ -51,17 +68,24 @@ def test_addresses_lead_to_the_credentials_whatever_the_folder_is_called(servers
     for name, one in found.items():
         assert one.text("credentials") == str(ODD / name / "credentials")
     assert [one.hosts for one in found.values()] == [
-        (("demo-x", None),), (("127.0.0.1", 20_001),), (("127.0.0.1", 20_001),), (("understudy", None),)
-    ]  # fmt: skip
+        (("demo-x", None),),
+        (("127.0.0.1", 20_001),),
+        (("127.0.0.1", 20_001),),
+        (("understudy", None),),
+    ]
     assert [one.path for one in found.values()] == ["", "demo-x", "demo_x", "demo-x"]
-    assert {found[name].text("endpoint") for name in ("kinesalite", "s3")} == {"http://127.0.0.1:20001"}
+    assert {found[name].text("endpoint") for name in ("kinesalite", "s3")} == {
+        "http://127.0.0.1:20001"
+    }
 
 
 def test_words_for_what_is_in_the_data_folder_are_no_addresses(servers):
     assert loop.address("file", servers, "x") == ""
     assert loop.address("local", servers, "x") == ""
     assert loop.address("folder", servers, "x") == ""
-    assert loop.address("kafka://h:1/t?credentials=F", servers, "x") == "kafka://h:1/t?credentials=F"
+    assert (
+        loop.address("kafka://h:1/t?credentials=F", servers, "x") == "kafka://h:1/t?credentials=F"
+    )
 
 
 def test_numbers_have_as_many_digits_as_anybody_reads():

@@ -1,4 +1,5 @@
-"""Simulated people: their pace, what is recorded of a match against the bot, and who is counted as winner."""
+"""Simulated people: their pace, what is recorded of a match against the bot, and who is counted
+as winner."""
 
 import threading
 import time
@@ -18,7 +19,8 @@ from understudy.simulation.people import Match, Solo, rounds
 
 
 def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: Path):
-    link, spec = MemoryLink(), game_of(make_envs("rally", 1))
+    link = MemoryLink()
+    spec = game_of(make_envs("rally", 1))
     with connect(spec=spec, link=link, spool=tmp_path, consent="granted", linger_s=0.02) as game:
         people = [Match(game, f"person-{at}", at, np.random.default_rng(at)) for at in range(4)]
         for _ in range(400):
@@ -27,7 +29,9 @@ def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: P
         scores = [person.view()["score"] for person in people]
         assert {person.view()["seat"] for person in people} == {0, 1}
         assert not any(person.points for person in people), "nobody has met a bot yet"
-    steps, won, results = Counter[int](), Counter[tuple[str, int]](), Counter[str]()
+    steps = Counter[int]()
+    won = Counter[tuple[str, int]]()
+    results = Counter[str]()
     for frames in link.by_session().values():
         for chunk in chunks(frames):
             is_step = chunk.columns["row"] == RowKind.STEP
@@ -36,7 +40,9 @@ def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: P
             (match,) = {note.match for note in chunk.meta.episodes}
             (seat,) = {note.seat for note in chunk.meta.episodes}
             other = "bot" if by == By.PERSON else "person"
-            assert {note.opponents for note in chunk.meta.episodes} == {(other,)}, "never a player's name"
+            assert {note.opponents for note in chunk.meta.episodes} == {(other,)}, (
+                "never a player's name"
+            )
             won[match or "", seat] += int(chunk.columns["reward"][is_step].sum())
             results.update(str(note.result) for note in chunk.meta.episodes if note.result)
     assert steps[By.PERSON] == steps[By.SCRIPT] > 1_500
@@ -47,20 +53,26 @@ def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: P
 
 def test_other_games_have_one_seat(tmp_path: Path):
     spec = game_of(make_envs("CartPole-v1", 1))
-    with connect(spec=spec, link=MemoryLink(), spool=tmp_path) as game, pytest.raises(ConfigError, match="one seat"):
+    with (
+        connect(spec=spec, link=MemoryLink(), spool=tmp_path) as game,
+        pytest.raises(ConfigError, match="one seat"),
+    ):
         Match(game, "person-0", 0, np.random.default_rng(0))
 
 
 def test_a_person_who_leaves_all_to_the_bot_decides_while_there_is_none(tmp_path: Path):
     seen: list[float] = []
-    link, spec = MemoryLink(), game_of(make_envs("CartPole-v1", 1))
+    link = MemoryLink()
+    spec = game_of(make_envs("CartPole-v1", 1))
     with connect(spec=spec, link=link, spool=tmp_path, consent="granted") as game:
 
         def choose(obs: Any) -> int:
             seen.append(float(obs[2]))
             return int(obs[2] > 0)
 
-        person = Solo(game, "ada", "CartPole-v1", np.random.default_rng(0), bot_share=1.0, choose=choose)
+        person = Solo(
+            game, "ada", "CartPole-v1", np.random.default_rng(0), bot_share=1.0, choose=choose
+        )
         for _ in range(60):
             person.step()
     assert len(seen) == 60
@@ -78,7 +90,8 @@ def test_rounds_keep_their_pace_and_their_time():
 
 
 def test_they_end_when_somebody_asks():
-    stop, seen = threading.Event(), list[int]()
+    stop = threading.Event()
+    seen = list[int]()
 
     def play() -> None:
         seen.append(1)

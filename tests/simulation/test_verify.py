@@ -1,4 +1,5 @@
-"""verify on folders that a real client recorded into; digests: equal for equal steps, other for anything else."""
+"""verify on folders that a real client recorded into; digests: equal for equal steps, other for
+anything else."""
 
 import shutil
 from collections.abc import Sequence
@@ -26,10 +27,15 @@ from understudy.testing.desk import Desk, StoreFactory
 SPEC = game_spec("tag", obs=3, actions=["left", "right"])
 
 
-def record(data: DataFolder, *, player: str, steps: int, spec: GameSpec = SPEC, ledger: bool = True) -> None:
+def record(
+    data: DataFolder, *, player: str, steps: int, spec: GameSpec = SPEC, ledger: bool = True
+) -> None:
     link = local_link(data.root, spec, SystemClock())
     with connect(
-        spec=spec, link=LedgerLink(link, data.ledger) if ledger else link, spool=data.spool, consent="granted"
+        spec=spec,
+        link=LedgerLink(link, data.ledger) if ledger else link,
+        spool=data.spool,
+        consent="granted",
     ) as game:
         rng = np.random.default_rng(steps)
         episode = game.episode(player=player)
@@ -47,7 +53,12 @@ def data(tmp_path: Path) -> DataFolder:
 def test_everything_acknowledged_is_proved_against_the_stored_bytes(data: DataFolder) -> None:
     record(data, player="ada", steps=1200)
     verdict = verify(data)
-    assert (verdict.exit_code, verdict.lost_steps, verdict.duplicate_steps, verdict.gap_steps) == (0, 0, 0, 0)
+    assert (verdict.exit_code, verdict.lost_steps, verdict.duplicate_steps, verdict.gap_steps) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert verdict.steps == verdict.ledger_steps == 1200
 
 
@@ -68,7 +79,9 @@ def test_a_promise_without_data_is_a_loss(data: DataFolder) -> None:
     assert verdict.lost_steps == 100
 
 
-def test_a_half_written_ledger_line_promised_nothing_but_a_broken_one_is_an_error(data: DataFolder) -> None:
+def test_a_half_written_ledger_line_promised_nothing_but_a_broken_one_is_an_error(
+    data: DataFolder,
+) -> None:
     record(data, player="ada", steps=10)
     path = next(data.ledger.glob("*.jsonl"))
     whole = path.read_text()
@@ -130,7 +143,9 @@ def test_forget_reaches_what_a_killed_game_left_in_the_spool(data: DataFolder) -
 def test_parked_frames_are_stored_once_their_schema_is_registered(data: DataFolder) -> None:
     record(data, player="bob", steps=10)
     newer = game_spec("tag", obs=4, actions=["left", "right"])
-    with connect(spec=newer, link=local_link(data.root, newer, SystemClock()), spool=data.spool) as game:
+    with connect(
+        spec=newer, link=local_link(data.root, newer, SystemClock()), spool=data.spool
+    ) as game:
         episode = game.episode(player="ada")
         for _ in range(50):
             episode.acted([0.0] * 4, 0)
@@ -143,13 +158,18 @@ def test_parked_frames_are_stored_once_their_schema_is_registered(data: DataFold
     assert stats(data)["parked"] == 1
     spec_file.write_bytes(text)
     assert replay_quarantine(data, None, timeout_s=5) == {
-        "tried": 1, "stored": 1, "still_refused": 0, "duplicates": 0,
-    }  # fmt: skip
+        "tried": 1,
+        "stored": 1,
+        "still_refused": 0,
+        "duplicates": 0,
+    }
     assert stats(data)["steps"] == 60
     assert replay_quarantine(data, None, timeout_s=5)["tried"] == 0
 
 
-def test_a_data_folder_must_be_named_and_be_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_folder_must_be_named_and_be_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("UNDERSTUDY_DATA", raising=False)
     with pytest.raises(ConfigError, match="UNDERSTUDY_DATA"):
         data_folder(None)
@@ -186,7 +206,9 @@ def test_leftovers_of_a_game_without_a_ledger_prove_nothing(data: DataFolder) ->
         def close(self) -> None:
             self._link.close()
 
-    game = connect(spec=SPEC, link=Away(local_link(data.root, SPEC, SystemClock())), spool=data.spool)
+    game = connect(
+        spec=SPEC, link=Away(local_link(data.root, SPEC, SystemClock())), spool=data.spool
+    )
     episode = game.episode(player="bob")
     for _ in range(50):
         episode.acted([0.0, 0.0, 0.0], 1)
@@ -244,7 +266,8 @@ def test_a_damaged_ledger_is_damage_not_a_traceback(data: DataFolder) -> None:
 
 class _Factory(StoreFactory):
     def __init__(self, folder: Path) -> None:
-        self._folder, self._count = folder, 0
+        self._folder = folder
+        self._count = 0
 
     def make(self, clock):
         self._count += 1
@@ -260,8 +283,10 @@ def _digests(desk: Desk) -> dict[str, str]:
 
 def test_the_order_of_arrival_and_repeats_change_nothing(tmp_path: Path):
     factory = _Factory(tmp_path)
-    one, other = factory.desk(), factory.desk()
-    chunks, more = factory.chunks(4), factory.chunks(2)
+    one = factory.desk()
+    other = factory.desk()
+    chunks = factory.chunks(4)
+    more = factory.chunks(2)
     one.put(*chunks, *more)
     other.put(*more[::-1])
     other.put(*chunks[2:], *chunks)
@@ -278,7 +303,12 @@ def test_any_other_bit_gives_another_digest(tmp_path: Path):
     others = [
         Chunk(chunk.meta, {**chunk.columns, "obs": obs + 1}),
         Chunk(chunk.meta, {name: column for name, column in chunk.columns.items() if name != "by"}),
-        Chunk(replace(chunk.meta, consent="unknown" if chunk.meta.consent != "unknown" else "granted"), chunk.columns),
+        Chunk(
+            replace(
+                chunk.meta, consent="unknown" if chunk.meta.consent != "unknown" else "granted"
+            ),
+            chunk.columns,
+        ),
     ]
     found = set()
     for one in [chunk, *others]:

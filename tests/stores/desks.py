@@ -22,7 +22,9 @@ def local_desk(folder: Path, *, clock: ManualClock | None = None, **settings: An
     """A desk over the local store in a folder, new or left by another one."""
     clock = clock or ManualClock()
     return Desk(
-        LocalStore(folder, clock=clock, **settings), clock, lambda _: LocalStore(folder, clock=clock, **settings)
+        LocalStore(folder, clock=clock, **settings),
+        clock,
+        lambda _: LocalStore(folder, clock=clock, **settings),
     )
 
 
@@ -53,19 +55,29 @@ def files_with(folder: Path, *needles: bytes) -> list[str]:
 
     Looked for in another process: one that has a database open must not open its file by path.
     """
-    command = [sys.executable, "-I", "-S", "-c", _SEARCH, str(folder), *(needle.hex() for needle in needles)]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        _SEARCH,
+        str(folder),
+        *(needle.hex() for needle in needles),
+    ]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
 def fork() -> int:
-    """os.fork, whose warning about other threads does not matter for a child that only touches files."""
+    """os.fork, whose warning about other threads does not matter for a child that only touches
+    files."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def dies_in_a_child(work: Callable[[], None], *, at: int) -> bool:
-    """Run `work` in a forked process that is gone at its `at`th step towards the disk; whether it got that far."""
+    """Run `work` in a forked process that is gone at its `at`th step towards the disk; whether
+    it got that far."""
     child = fork()
     if child == 0:
         try:
@@ -81,7 +93,8 @@ def dies_in_a_child(work: Callable[[], None], *, at: int) -> bool:
 
 
 def _die_at(at: int) -> None:
-    """Count every SQL statement and every other call that touches the disk's state, and die before the `at`th."""
+    """Count every SQL statement and every other call that touches the disk's state, and die
+    before the `at`th."""
     count = 0
 
     def step(*_: object) -> None:

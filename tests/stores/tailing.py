@@ -1,4 +1,5 @@
-"""A reader in a process of its own: prints every item it tails, until the last number it is told to wait for."""
+"""A reader in a process of its own: prints every item it tails, until the last number it is told
+to wait for."""
 
 import sys
 import time
@@ -14,7 +15,8 @@ def main(folder: str, last: str) -> None:
     deadline = time.monotonic() + 60.0
     while not has_store(Path(folder)) and time.monotonic() < deadline:
         time.sleep(0.005)
-    cursor, seen = None, 0
+    cursor = None
+    seen = 0
     with StoreView(Path(folder)) as view:
         print("ready", flush=True)
         while seen < int(last) and time.monotonic() < deadline:
@@ -22,7 +24,11 @@ def main(folder: str, last: str) -> None:
             for item in tail.items:
                 kind = "gone"
                 if isinstance(item, Stored):
-                    kind = "control" if item.chunk is None else f"{item.chunk.meta.session}/{item.chunk.meta.chunk_no}"
+                    kind = (
+                        "control"
+                        if item.chunk is None
+                        else f"{item.chunk.meta.session}/{item.chunk.meta.chunk_no}"
+                    )
                 print(item.arrival_no, last_no(item), kind, flush=True)
                 seen = last_no(item)
             cursor = tail.cursor

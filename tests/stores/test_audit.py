@@ -20,7 +20,8 @@ from understudy.testing.samples import OTHER_PLAYER
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> tuple[Path, list[Chunk]]:
-    """A closed store of three sessions, a close, a quarantined frame, a forgotten player and a claim."""
+    """A closed store of three sessions, a close, a quarantined frame, a forgotten player and a
+    claim."""
     desk = local_desk(tmp_path)
     chunks = [chunk for session in sessions(3, 3) for chunk in session]
     desk.put(*chunks)
@@ -53,7 +54,11 @@ def test_a_flipped_byte_anywhere_is_seen_or_changes_nothing(recorded, tmp_path: 
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     used = np.flatnonzero(np.frombuffer(whole, np.uint8))
-    places = [*rng.choice(used, 150).tolist(), *rng.integers(0, len(whole), 30).tolist(), *range(16, 100, 7)]
+    places = [
+        *rng.choice(used, 150).tolist(),
+        *rng.integers(0, len(whole), 30).tolist(),
+        *range(16, 100, 7),
+    ]
     seen = 0
     for place in places:
         flipped = bytearray(whole)
@@ -67,10 +72,14 @@ def test_a_flipped_byte_anywhere_is_seen_or_changes_nothing(recorded, tmp_path: 
         if found.corrupt:
             seen += 1
             continue
-        assert (found.chunks, found.quarantined, found.duplicate_chunks) == (9, 1, 0), f"byte {place}"
+        assert (found.chunks, found.quarantined, found.duplicate_chunks) == (9, 1, 0), (
+            f"byte {place}"
+        )
         with StoreView(folder) as view:
             items = view.tail(None, max_items=100, wait_s=0.0).items
-        assert [item.chunk for item in items if isinstance(item, Stored) and item.chunk] == chunks, f"byte {place}"
+        assert [
+            item.chunk for item in items if isinstance(item, Stored) and item.chunk
+        ] == chunks, f"byte {place}"
     path.write_bytes(whole)
     assert not audit_of(folder).corrupt
     assert seen > 100
@@ -110,7 +119,9 @@ def test_a_changed_value_is_seen(recorded, statement: str):
 def test_damage_names_the_chunk_and_spares_the_others(recorded):
     folder, chunks = recorded
     change(
-        folder, "UPDATE bodies SET raw = CAST(substr(raw, 1, 90) || x'ff' || substr(raw, 92) AS BLOB) WHERE arrival = 5"
+        folder,
+        "UPDATE bodies SET raw = CAST(substr(raw, 1, 90) || x'ff' || substr(raw, 92) AS BLOB) "
+        "WHERE arrival = 5",
     )
     found = audit_of(folder)
     meta = chunks[4].meta
@@ -121,7 +132,9 @@ def test_damage_names_the_chunk_and_spares_the_others(recorded):
     gone = [item for item in items if isinstance(item, Forgotten) and item.reason == "damaged"]
     assert [item.arrival_no for item in gone] == [5]
     desk = local_desk(folder)
-    assert [item.arrival_no for item in desk.tail()] == list(range(1, 14)), "the store is opened all the same"
+    assert [item.arrival_no for item in desk.tail()] == list(range(1, 14)), (
+        "the store is opened all the same"
+    )
     assert len(desk.chunks()) == 8
     desk.store.close()
 
@@ -129,7 +142,10 @@ def test_damage_names_the_chunk_and_spares_the_others(recorded):
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE bodies SET raw = CAST(substr(raw, 1, 90) || x'ff' || substr(raw, 92) AS BLOB) WHERE arrival = 5",
+        (
+            "UPDATE bodies SET raw = CAST(substr(raw, 1, 90) || x'ff' || substr(raw, 92) AS BLOB) "
+            "WHERE arrival = 5"
+        ),
         "DELETE FROM bodies WHERE arrival = 5",
     ],
 )
@@ -139,7 +155,9 @@ def test_a_damaged_chunk_is_not_quarantined_and_says_so(recorded, damage: str):
     desk = local_desk(folder)
     try:
         with pytest.raises(Corrupt, match="arrival 5 of the store is damaged"):
-            desk.store.quarantine([(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks[3:6]], reason="test")
+            desk.store.quarantine(
+                [(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks[3:6]], reason="test"
+            )
         assert len(desk.chunks()) == 8, "the sound chunks beside it stay"
     finally:
         desk.store.close()
@@ -194,7 +212,12 @@ def test_what_expired_long_ago_is_neither_a_gap_nor_damage(tmp_path: Path):
     assert desk.store.expire(desk.clock.now() - 5.0) == 3
     for _ in range(2):
         found = desk.store.audit()
-        assert (list(found.corrupt), found.chunks, found.gap_chunks, found.gap_steps) == ([], 3, 0, 0)
+        assert (list(found.corrupt), found.chunks, found.gap_chunks, found.gap_steps) == (
+            [],
+            3,
+            0,
+            0,
+        )
         assert [item.arrival_no for item in desk.everything()] == [1, 4, 5, 6]
         assert desk.chunks() == chunks[3:]
         desk.reopen()

@@ -1,4 +1,5 @@
-"""What the Cassandra store decides without a server: its address, its cursor, its facts, what is gone."""
+"""What the Cassandra store decides without a server: its address, its cursor, its facts, what is
+gone."""
 
 import socketserver
 import threading
@@ -49,13 +50,17 @@ def options_of(text: str) -> Options:
     return read_options(parse_location(text))
 
 
-# --- addresses --------------------------------------------------------------------------------------------------------
+# --- addresses ------------------------------------------------------------------------------------
 
 
 def test_an_address_gives_hosts_keyspace_and_safe_defaults() -> None:
     options = options_of("cassandra://one:9043,two/Games")
     assert options.hosts == (("one", 9043), ("two", 9042))
-    assert (options.keyspace, options.consistency, options.replication) == ("games", "LOCAL_QUORUM", 3)
+    assert (options.keyspace, options.consistency, options.replication) == (
+        "games",
+        "LOCAL_QUORUM",
+        3,
+    )
     assert (options.tls, options.check_hostname, options.ttl_s) == (False, True, None)
 
 
@@ -72,8 +77,16 @@ def test_options_of_an_address_are_read(tmp_path: Path) -> None:
         "&in_flight=8&tls=true"
     )
     assert options.credentials is not None
-    assert (options.credentials.username, options.datacenter, options.consistency) == ("ada", "dc1", "QUORUM")
-    assert (options.ttl_s, options.replication, options.in_flight) == (86400, {"dc1": 3, "dc2": 2}, 8)
+    assert (options.credentials.username, options.datacenter, options.consistency) == (
+        "ada",
+        "dc1",
+        "QUORUM",
+    )
+    assert (options.ttl_s, options.replication, options.in_flight) == (
+        86400,
+        {"dc1": 3, "dc2": 2},
+        8,
+    )
     assert options.tls
     assert "secret" not in repr(options)
 
@@ -98,7 +111,10 @@ def test_options_of_an_address_are_read(tmp_path: Path) -> None:
         ("cassandra://h/k?replication=²", "replication '²' cannot be read"),
         ("cassandra://h/k?replication=99999999999", "replication '99999999999' cannot be read"),
         ("cassandra://h/k?replication=dc1:1,dc1:2", "names a datacenter twice"),
-        ("cassandra://h/k?ttl_s=-1", "ttl_s of cassandra:// is '-1'; give a whole number from 0 to 630000000, such as"),
+        (
+            "cassandra://h/k?ttl_s=-1",
+            "ttl_s of cassandra:// is '-1'; give a whole number from 0 to 630000000, such as",
+        ),
         ("cassandra://h/k?ttl_s=1.5", "ttl_s of cassandra:// is '1.5'; give a whole number"),
         ("cassandra://h/k?patience_s=nan", "patience_s of cassandra:// is 'nan'"),
         ("cassandra://h/k?ttl=5", "did you mean ttl_s"),
@@ -141,7 +157,9 @@ def test_a_port_of_another_service_is_told_as_such(answer: bytes) -> None:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = f"cassandra://127.0.0.1:{server.server_address[1]}/k?patience_s=0&timeout_s=0.2"
         try:
-            with pytest.raises(Unreachable, match="check host and port, that it runs, and the options tls") as caught:
+            with pytest.raises(
+                Unreachable, match="check host and port, that it runs, and the options tls"
+            ) as caught:
                 open_cassandra(parse_location(address), specs=_NoSpecs())
         finally:
             server.shutdown()
@@ -150,15 +168,23 @@ def test_a_port_of_another_service_is_told_as_such(answer: bytes) -> None:
 
 def test_a_host_without_an_address_is_told_as_such() -> None:
     with pytest.raises(Unreachable, match="check host and port"):
-        open_cassandra(parse_location("cassandra://nowhere.invalid/k?patience_s=0"), specs=_NoSpecs())
+        open_cassandra(
+            parse_location("cassandra://nowhere.invalid/k?patience_s=0"), specs=_NoSpecs()
+        )
 
 
 def test_what_the_driver_raises_without_reasons_is_told_in_one_line() -> None:
     options = options_of("cassandra://h/k?datacenter=moon")
     error = NoHostAvailable("Unable to connect to any servers", ["h"])
-    assert "Cassandra at h:9042 cannot be reached (NoHostAvailable" in str(no_connection(error, options, {}))
+    assert "Cassandra at h:9042 cannot be reached (NoHostAvailable" in str(
+        no_connection(error, options, {})
+    )
     told = no_connection(error, options, {"dc1": 2, "dc2": 1})
-    assert str(told) == "this cluster has no datacenter 'moon', its nodes are 2 in dc1, 1 in dc2; name one of those"
+    assert (
+        str(told)
+        == "this cluster has no datacenter 'moon', its nodes are 2 in dc1, 1 in dc2; name one of "
+        "those"
+    )
     assert isinstance(told, ConfigError)
 
 
@@ -172,24 +198,36 @@ def test_columns_of_a_definition_are_read() -> None:
 
 
 def test_copies_are_the_same_however_they_are_written() -> None:
-    one, two = {"dc1": 3}, {"dc1": 3, "dc2": 3}
-    simple = Keyspace({"class": "org.apache.cassandra.locator.SimpleStrategy", "replication_factor": "3"}, {})
+    one = {"dc1": 3}
+    two = {"dc1": 3, "dc2": 3}
+    simple = Keyspace(
+        {"class": "org.apache.cassandra.locator.SimpleStrategy", "replication_factor": "3"}, {}
+    )
     named = Keyspace({"class": "NetworkTopologyStrategy", "dc1": "3"}, {})
     odd = Keyspace({"class": "LocalStrategy"}, {})
     assert (held(simple, one), held(named, one), held(odd, one)) == ({"dc1": 3}, {"dc1": 3}, None)
     assert (held(simple, two), held(named, two)) == ({"": 3}, {"dc1": 3})
-    for keyspace, address in ((simple, "replication=3"), (named, "replication=3"), (simple, "replication=dc1:3")):
+    for keyspace, address in (
+        (simple, "replication=3"),
+        (named, "replication=3"),
+        (simple, "replication=dc1:3"),
+    ):
         check_copies(keyspace, options_of(f"cassandra://h/k?{address}"), one)
     check_copies(named, options_of("cassandra://h/k?datacenter=dc1"), two)
     with pytest.raises(ConfigError, match="has replication=3 and the address asks for dc1:3,dc2:3"):
         check_copies(simple, options_of("cassandra://h/k?replication=dc1:3,dc2:3"), two)
-    with pytest.raises(ConfigError, match=r"has {'class': 'LocalStrategy'} and the address asks for dc1:3"):
+    with pytest.raises(
+        ConfigError, match=r"has {'class': 'LocalStrategy'} and the address asks for dc1:3"
+    ):
         check_copies(odd, options_of("cassandra://h/k"), one)
 
 
 def test_a_ca_that_cannot_be_read_is_told() -> None:
     with pytest.raises(ConfigError, match="a TLS file of cassandra:// cannot be read"):
-        open_cassandra(parse_location("cassandra://127.0.0.1:1/k?ca=/nowhere.pem&patience_s=0"), specs=_NoSpecs())
+        open_cassandra(
+            parse_location("cassandra://127.0.0.1:1/k?ca=/nowhere.pem&patience_s=0"),
+            specs=_NoSpecs(),
+        )
 
 
 def test_chunks_with_a_time_to_live_are_compacted_in_windows_of_a_thirtieth() -> None:
@@ -218,19 +256,41 @@ def test_a_cursor_of_another_store_is_refused(text: str) -> None:
 
 def arrived(number: int = 0, **more: Any) -> Arrived:
     fields: dict[str, Any] = {
-        "session": SESSION.bytes, "chunk_no": number, "kind": int(FrameKind.DATA), "crc": 5, "length": 9,
-        "player": PLAYER, "received_s": int(START_S), "first_step": 6 * number, "n_steps": 6, "game": "cart",
-        "schema": "s", "digest": bytes(16),
-    }  # fmt: skip
+        "session": SESSION.bytes,
+        "chunk_no": number,
+        "kind": int(FrameKind.DATA),
+        "crc": 5,
+        "length": 9,
+        "player": PLAYER,
+        "received_s": int(START_S),
+        "first_step": 6 * number,
+        "n_steps": 6,
+        "game": "cart",
+        "schema": "s",
+        "digest": bytes(16),
+    }
     return Arrived(**(fields | more))
 
 
 def commit(number: int, facts: CommitFacts, *, keep_s: int = 0) -> Commit:
-    return Commit(partition=ADMIN, number=number, events=number, at_s=START_S, keep_s=keep_s, before=0, facts=facts)
+    return Commit(
+        partition=ADMIN,
+        number=number,
+        events=number,
+        at_s=START_S,
+        keep_s=keep_s,
+        before=0,
+        facts=facts,
+    )
 
 
 def test_a_commit_counts_its_arrivals() -> None:
-    facts = CommitFacts([arrived(dropped=[(1, 2)])], [], [(b"s", b"p")], Event("quarantine", 1.5, b"", [(b"s", 1, 6)]))
+    facts = CommitFacts(
+        [arrived(dropped=[(1, 2)])],
+        [],
+        [(b"s", b"p")],
+        Event("quarantine", 1.5, b"", [(b"s", 1, 6)]),
+    )
     assert facts.n_arrivals == 2
 
 
@@ -250,7 +310,11 @@ def test_attempts_lie_between_their_epoch_and_the_next() -> None:
 
 def test_a_state_that_ran_out_unseen_is_beaten_by_the_time() -> None:
     before = Stated("cart", SessionState(player=PLAYER), 0, 900)
-    assert (version_after(None, 500), version_after(before, 500), version_after(before, 1000)) == (500, 901, 1000)
+    assert (version_after(None, 500), version_after(before, 500), version_after(before, 1000)) == (
+        500,
+        901,
+        1000,
+    )
 
 
 # --- what ran out by itself ---------------------------------------------------------------------
@@ -258,13 +322,20 @@ def test_a_state_that_ran_out_unseen_is_beaten_by_the_time() -> None:
 
 def tailer(clock: ManualClock, *, has_ttl: bool) -> Tailer:
     wire: Any = _NoWire()
-    return Tailer(wire=wire, partitions=Partitions(wire, clock), journal=Journal(wire), clock=clock, has_ttl=has_ttl)
+    return Tailer(
+        wire=wire,
+        partitions=Partitions(wire, clock),
+        journal=Journal(wire),
+        clock=clock,
+        has_ttl=has_ttl,
+    )
 
 
 def test_a_commit_says_how_long_its_frames_are_kept_whatever_holds_for_others() -> None:
     clock = ManualClock()
     reader = tailer(clock, has_ttl=True)
-    brief, long = commit(1, CommitFacts(), keep_s=4), commit(2, CommitFacts())
+    brief = commit(1, CommitFacts(), keep_s=4)
+    long = commit(2, CommitFacts())
     clock.advance(2 * SLACK_S)
     assert (reader.lost(brief), reader.lost(long)) == ("expired", "damaged")
 
@@ -281,7 +352,7 @@ def test_commits_are_missed_only_where_none_can_have_run_out() -> None:
     assert reader.may_have_run_out(commit(2, CommitFacts())), "a later one may have been brief"
 
 
-# --- the journal ------------------------------------------------------------------------------------------------------
+# --- the journal ----------------------------------------------------------------------------------
 
 
 class _NoWire:
@@ -312,14 +383,21 @@ def test_what_came_before_an_erasure_is_gone_and_what_came_behind_is_not() -> No
 def test_a_session_takes_in_what_was_decided_since_it_was_written() -> None:
     state, _ = admit(None, arrived(0).arrival())
     state, _ = admit(state, arrived(1).arrival())
-    state, _ = admit(state, Arrival(number=2, player=PLAYER, received_s=int(START_S), kind="refused"))
+    state, _ = admit(
+        state, Arrival(number=2, player=PLAYER, received_s=int(START_S), kind="refused")
+    )
     withdraw = CommitFacts(event=Event("quarantine", START_S, b"", [(SESSION.bytes, 1, 6)]))
     replay = CommitFacts([arrived(2, replays=77)])
     known = journal(withdraw, replay)
     assert known.replayed == {77}
     fresh = known.up_to_date(SESSION, Stated("cart", state, 0, 1))
     assert fresh is not None
-    assert (fresh.state.n_chunks, fresh.state.n_steps, fresh.state.high, fresh.events) == (2, 12, 3, 2)
+    assert (fresh.state.n_chunks, fresh.state.n_steps, fresh.state.high, fresh.events) == (
+        2,
+        12,
+        3,
+        2,
+    )
     again = known.up_to_date(SESSION, fresh)
     assert again == fresh, "each decision is taken in once"
     assert known.up_to_date(SESSION, None) is None
@@ -327,7 +405,10 @@ def test_a_session_takes_in_what_was_decided_since_it_was_written() -> None:
 
 def test_a_forgotten_players_sessions_are_forgotten_and_new_ones_are_not() -> None:
     known = journal(CommitFacts(event=Event("forget", START_S, PLAYER)))
-    old, new = (known.up_to_date(SESSION, Stated("", SessionState(player=PLAYER), events, 1)) for events in (0, 1))
+    old, new = (
+        known.up_to_date(SESSION, Stated("", SessionState(player=PLAYER), events, 1))
+        for events in (0, 1)
+    )
     assert old is not None
     assert new is not None
     assert (old.state.forgotten, new.state.forgotten) == (True, False)
@@ -353,11 +434,20 @@ def test_the_keyspace_stands_before_every_table() -> None:
     def qualified(cql: str) -> str:
         return Wire.qualified(Somewhere(), cql)  # type: ignore[arg-type]
 
-    assert qualified("SELECT a FROM partitions WHERE b = ?") == 'SELECT a FROM "games".partitions WHERE b = ?'
-    assert qualified("INSERT INTO chunks (a) VALUES (?)") == 'INSERT INTO "games".chunks (a) VALUES (?)'
+    assert (
+        qualified("SELECT a FROM partitions WHERE b = ?")
+        == 'SELECT a FROM "games".partitions WHERE b = ?'
+    )
+    assert (
+        qualified("INSERT INTO chunks (a) VALUES (?)")
+        == 'INSERT INTO "games".chunks (a) VALUES (?)'
+    )
     assert qualified("UPDATE partitions SET a = ?") == 'UPDATE "games".partitions SET a = ?'
     assert (
         qualified("DELETE raw FROM quarantine USING TIMESTAMP ?")
         == 'DELETE raw FROM "games".quarantine USING TIMESTAMP ?'
     )
-    assert qualified("CREATE TABLE IF NOT EXISTS meta (a text)") == 'CREATE TABLE IF NOT EXISTS "games".meta (a text)'
+    assert (
+        qualified("CREATE TABLE IF NOT EXISTS meta (a text)")
+        == 'CREATE TABLE IF NOT EXISTS "games".meta (a text)'
+    )

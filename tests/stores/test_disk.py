@@ -28,7 +28,8 @@ from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_chunk
 
 
 class FailingCommit:
-    """A connection whose `at`th COMMIT fails: the disk refused a sync, and nobody knows what is on it."""
+    """A connection whose `at`th COMMIT fails: the disk refused a sync, and nobody knows what is
+    on it."""
 
     def __init__(self, db: sqlite3.Connection, at: int) -> None:
         self._db = db
@@ -62,7 +63,11 @@ def test_after_a_failed_sync_the_store_wants_to_be_reopened(tmp_path: Path):
             except StorageFailed:
                 break
         assert len(acked) == call - 1
-        for refused in (partial(desk.put, chunks[5]), partial(desk.store.forget, PLAYER), local(desk).compact):
+        for refused in (
+            partial(desk.put, chunks[5]),
+            partial(desk.store.forget, PLAYER),
+            local(desk).compact,
+        ):
             with pytest.raises(StorageFailed, match="reopen"):
                 refused()
         assert desk.chunks() == acked, "reading goes on"
@@ -96,7 +101,11 @@ def test_what_sqlite_raises_while_it_reads_is_an_error_of_the_store(tmp_path: Pa
 def test_a_closed_store_says_so(tmp_path: Path):
     store = local(local_desk(tmp_path))
     store.close()
-    for call in (partial(store.expire, 0.0), partial(store.forget_tombstone, tombstone_of(PLAYER)), store.erase):
+    for call in (
+        partial(store.expire, 0.0),
+        partial(store.forget_tombstone, tombstone_of(PLAYER)),
+        store.erase,
+    ):
         with pytest.raises(Closed):
             call()
 
@@ -123,7 +132,9 @@ def write_until_full(desk: Desk, acked: list[Chunk], *, player: bytes = PLAYER) 
     rng = np.random.default_rng(len(acked))
     while len(acked) < 5_000:
         number = len(acked)
-        chunk = random_chunk(SPEC, rng, session=session, chunk_no=number, first_step=400 * number, n_steps=400)
+        chunk = random_chunk(
+            SPEC, rng, session=session, chunk_no=number, first_step=400 * number, n_steps=400
+        )
         try:
             assert desk.put(chunk, player=player) == ["new"]
         except StorageFull:
@@ -170,7 +181,12 @@ def test_a_disk_that_runs_full_loses_nothing_and_goes_on_with_space(small_disk: 
     again = local_desk(folder)
     assert again.chunks() == acked
     audit = again.store.audit()
-    assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks, audit.chunks) == ([], 0, 0, len(acked))
+    assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks, audit.chunks) == (
+        [],
+        0,
+        0,
+        len(acked),
+    )
     assert again.put(*acked) == ["duplicate"] * len(acked)
     again.store.close()
 
@@ -196,7 +212,9 @@ def test_on_a_full_disk_players_are_forgotten_and_old_steps_expire(
     assert desk.store.expire(desk.clock.now() - 50.0) == len(others)
     assert desk.chunks() == []
     fresh = sessions(1, 5, seed=77, max_steps=400)[0]
-    assert desk.put(*fresh, player=OTHER_PLAYER) == ["new"] * 5, "the room inside the database is used again"
+    assert desk.put(*fresh, player=OTHER_PLAYER) == ["new"] * 5, (
+        "the room inside the database is used again"
+    )
     audit = desk.store.audit()
     assert (list(audit.corrupt), audit.chunks) == ([], 5)
     desk.store.close()
@@ -207,7 +225,8 @@ def _free(folder: Path) -> int:
 
 
 def test_a_sound_store_is_read_from_a_disk_that_is_read_only(small_disk: Path):
-    folder, (chunks,) = small_disk / "store", sessions(1, 6)
+    folder = small_disk / "store"
+    (chunks,) = sessions(1, 6)
     desk = local_desk(folder)
     for chunk in chunks:
         desk.put(chunk)

@@ -19,7 +19,8 @@ CANARY = np.frombuffer(b"canary-of-seventeen-that-sings!!", np.float32)
 
 def with_canary(chunk: Chunk) -> Chunk:
     obs = chunk.columns["obs"].copy()
-    obs[0], obs[1] = CANARY[:4], CANARY[4:]
+    obs[0] = CANARY[:4]
+    obs[1] = CANARY[4:]
     return Chunk(chunk.meta, {**chunk.columns, "obs": obs}).validate()
 
 
@@ -67,12 +68,16 @@ def put_with_a_broken_header(desk: Desk, chunks: list[Chunk]) -> None:
 
 def put_and_quarantine(desk: Desk, chunks: list[Chunk]) -> None:
     desk.put(*chunks)
-    desk.store.quarantine([(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks], reason="guard")
+    desk.store.quarantine(
+        [(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks], reason="guard"
+    )
 
 
 def put_and_replay(desk: Desk, chunks: list[Chunk]) -> None:
     put_parked(desk, chunks)
-    desk.store.replay([one.id for one in desk.store.quarantined()], [desk.candidate(chunk) for chunk in chunks])
+    desk.store.replay(
+        [one.id for one in desk.store.quarantined()], [desk.candidate(chunk) for chunk in chunks]
+    )
 
 
 def put_everywhere(desk: Desk, chunks: list[Chunk]) -> None:
@@ -84,10 +89,18 @@ def put_everywhere(desk: Desk, chunks: list[Chunk]) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        put, put_and_reopen, put_and_close, put_and_expire_some, put_refused, put_parked, put_with_a_broken_header,
-        put_and_quarantine, put_and_replay, put_everywhere,
+        put,
+        put_and_reopen,
+        put_and_close,
+        put_and_expire_some,
+        put_refused,
+        put_parked,
+        put_with_a_broken_header,
+        put_and_quarantine,
+        put_and_replay,
+        put_everywhere,
     ],
-)  # fmt: skip
+)
 def test_no_file_holds_a_byte_of_a_forgotten_player(tmp_path: Path, record):
     desk = local_desk(tmp_path)
     mine, others = sessions(2, 3)
@@ -98,7 +111,9 @@ def test_no_file_holds_a_byte_of_a_forgotten_player(tmp_path: Path, record):
     assert len(set(files_with(tmp_path, CANARY.tobytes()))) > 0, "it sang before"
     desk.store.forget(PLAYER)
     assert files_with(tmp_path, *theirs) == []
-    desk.write([desk.candidate(chunk) for chunk in mine], refused=[desk.refusal(chunk) for chunk in mine])
+    desk.write(
+        [desk.candidate(chunk) for chunk in mine], refused=[desk.refusal(chunk) for chunk in mine]
+    )
     assert files_with(tmp_path, *theirs) == []
     desk.reopen()
     assert files_with(tmp_path, *theirs) == []
@@ -123,7 +138,9 @@ def test_pages_and_indexes_are_clean_after_many_players_came_and_went(tmp_path: 
             gone += [player[:12] * 1 + b"name", *lives.pop(player)]
             players.remove(player)
             continue
-        for chunk in random_session(SPEC, rng, session=new_session(desk.clock.now(), rng.bytes(10)), n_chunks=2):
+        for chunk in random_session(
+            SPEC, rng, session=new_session(desk.clock.now(), rng.bytes(10)), n_chunks=2
+        ):
             desk.put(chunk, player=player)
         lives[player].append(chunk.meta.session.bytes)
     assert len(gone) > 100
@@ -146,7 +163,9 @@ def test_a_forget_that_was_cut_short_is_finished_at_the_next_start(tmp_path: Pat
     assert the_bird(tmp_path)
     with StoreView(tmp_path) as view:
         items = view.tail(None, max_items=99, wait_s=0.0).items
-    assert not any(isinstance(item, Stored) and item.frame.player == PLAYER for item in items), "hidden at once"
+    assert not any(isinstance(item, Stored) and item.frame.player == PLAYER for item in items), (
+        "hidden at once"
+    )
     desk.reopen()
     assert the_bird(tmp_path) == []
     assert desk.chunks() == others

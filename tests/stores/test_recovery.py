@@ -34,7 +34,8 @@ def assert_sound(desk: Desk, *, chunks: int) -> None:
 
 
 def killed(folder: Path, batches: list[list[Chunk]]) -> list[int]:
-    """Write batches in a child that is killed with all of it in the write-ahead log; the log's size behind each."""
+    """Write batches in a child that is killed with all of it in the write-ahead log; the log's
+    size behind each."""
     reader, writer = os.pipe()
     if fork() == 0:
         desk = local_desk(folder)
@@ -101,7 +102,9 @@ def test_a_cursor_ahead_of_a_store_that_was_cut_back_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [None, 0])
-def test_a_database_that_is_missing_or_empty_is_refused_and_not_made_anew(tmp_path: Path, size: int | None):
+def test_a_database_that_is_missing_or_empty_is_refused_and_not_made_anew(
+    tmp_path: Path, size: int | None
+):
     desk = local_desk(tmp_path)
     desk.put(*sessions(1, 2)[0])
     desk.store.close()
@@ -189,7 +192,9 @@ def test_a_store_of_the_format_before_is_refused_and_left_alone(tmp_path: Path):
     assert not (tmp_path / FILE_NAME).exists()
 
 
-def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_network_file_systems_are_told_from_local_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     mounts = (
         "21 1 254:0 / / rw - ext4 /dev/vda rw\n"
         "30 21 0:40 / /srv rw shared:1 - nfs4 server:/ rw\n"
@@ -204,7 +209,8 @@ def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypat
 
 
 def write_and_erase(folder: Path) -> None:
-    """One of everything that moves bytes; what it leaves is checked by whoever opens the folder next."""
+    """One of everything that moves bytes; what it leaves is checked by whoever opens the folder
+    next."""
     clock = ManualClock()
     desk = local_desk(folder, clock=clock)
     mine, others = sessions(2, 3, seed=5)
@@ -222,7 +228,8 @@ def write_and_erase(folder: Path) -> None:
 
 
 def test_dying_at_any_step_of_writing_and_erasing_leaves_a_sound_store(quick_path: Path):
-    """May take more than 20 seconds: a process is started, killed and looked after for each of some 200 steps."""
+    """May take more than 20 seconds: a process is started, killed and looked after for each of
+    some 200 steps."""
     mine, others = sessions(2, 3, seed=5)
     theirs = (mine[0].columns["obs"].tobytes(), mine[0].meta.session.bytes, PLAYER)
     step = 1
@@ -230,7 +237,9 @@ def test_dying_at_any_step_of_writing_and_erasing_leaves_a_sound_store(quick_pat
         folder = quick_path / str(step)
         desk = local_desk(folder)
         audit = desk.store.audit()
-        assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks) == ([], 0, 0), f"step {step}"
+        assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks) == ([], 0, 0), (
+            f"step {step}"
+        )
         desk.tail()
         if audit.forgotten_chunks:
             assert files_with(folder, *theirs) == [], f"step {step}"
@@ -328,7 +337,9 @@ def test_under_retention_the_file_stops_growing(tmp_path: Path):
     desk.store.close()
 
 
-def test_the_write_ahead_log_is_bounded_under_ten_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_write_ahead_log_is_bounded_under_ten_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("understudy.stores.database.CHECKPOINT_BYTES", 1 << 19)
     monkeypatch.setattr("understudy.stores.database._LONG_LOG_BYTES", 1 << 20)
     desk = local_desk(tmp_path)

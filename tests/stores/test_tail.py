@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start_reader(folder: Path, last: int) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "tests.stores.tailing", str(folder), str(last)]
-    reader = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    reader = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert reader.stdout is not None
     assert reader.stdout.readline() == "ready\n"
     return reader
@@ -32,7 +34,8 @@ def test_a_reader_elsewhere_sees_every_number_once_and_in_order(tmp_path: Path):
     last = 60 * 4 + 3
     readers = [start_reader(tmp_path, last) for _ in range(2)]
     for turn, chunks in enumerate(many):
-        # Even sessions belong to somebody who will be forgotten: a name a third, so that each forget hits some.
+        # Even sessions belong to somebody who will be forgotten: a name a third, so that each
+        # forget hits some.
         player = OTHER_PLAYER if turn % 2 else bytes([turn // 20]) * 16
         for chunk in chunks:
             desk.put(chunk, player=player)
@@ -79,7 +82,9 @@ def test_a_view_of_a_new_store_waits_for_the_first_chunk(tmp_path: Path):
     desk.store.close()
 
 
-def test_a_player_is_hidden_from_open_views_as_soon_as_the_tombstone_is_durable(tmp_path: Path, monkeypatch):
+def test_a_player_is_hidden_from_open_views_as_soon_as_the_tombstone_is_durable(
+    tmp_path: Path, monkeypatch
+):
     desk = local_desk(tmp_path)
     mine, others = sessions(2, 2)
     desk.put(*mine)

@@ -1,4 +1,5 @@
-"""A window is a local copy of another store: whole, without repeats, and without what was taken away there."""
+"""A window is a local copy of another store: whole, without repeats, and without what was taken
+away there."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,9 @@ def chunks_in(store: LocalStore) -> list[Chunk]:
     found: list[Chunk] = []
     cursor: Cursor | None = None
     while items := (page := store.tail(cursor, max_items=100, wait_s=0.0)).items:
-        found += [item.chunk for item in items if isinstance(item, Stored) and item.chunk is not None]
+        found += [
+            item.chunk for item in items if isinstance(item, Stored) and item.chunk is not None
+        ]
         cursor = page.cursor
     return found
 
@@ -39,20 +42,31 @@ def session(rng: np.random.Generator, count: int) -> list[Chunk]:
     return random_session(SPEC, rng, n_chunks=count)
 
 
-def test_a_window_holds_what_the_remote_store_holds(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_window_holds_what_the_remote_store_holds(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
     chunks = session(rng, 5)
     desk.put(*chunks)
     desk.write([desk.close(chunks[0].meta.session, 5)])
     with opened(desk, tmp_path) as window:
         follow(window)
         assert chunks_in(window.local) == chunks
-        there, here = (list(store.sessions(SessionFilter())) for store in (desk.store, window.local))
+        there, here = (
+            list(store.sessions(SessionFilter())) for store in (desk.store, window.local)
+        )
         assert there == here
         audit = window.local.audit()
-        assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (5, 0, 0, [])
+        assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (
+            5,
+            0,
+            0,
+            [],
+        )
 
 
-def test_a_window_goes_on_where_it_was(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_window_goes_on_where_it_was(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
     sent: list[Chunk] = []
     for _ in range(4):
         chunks = session(rng, 3)
@@ -69,10 +83,12 @@ class _Dies(Exception):
 
 
 class _Torn:
-    """A remote store whose reader dies with a page in hand, after what it tells of was done in part."""
+    """A remote store whose reader dies with a page in hand, after what it tells of was done in
+    part."""
 
     def __init__(self, store: LocalStore, page: int) -> None:
-        self._store, self._page = store, page
+        self._store = store
+        self._page = page
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
@@ -95,8 +111,11 @@ class _Tearing(Sequence[Any]):
         return self._items[index]
 
 
-def test_a_window_that_dies_over_a_page_takes_it_again(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    mine, theirs = session(rng, 3), session(rng, 3)
+def test_a_window_that_dies_over_a_page_takes_it_again(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    mine = session(rng, 3)
+    theirs = session(rng, 3)
     desk.put(*mine)
     desk.store.forget(PLAYER)
     desk.put(*theirs, player=OTHER_PLAYER)
@@ -111,8 +130,11 @@ def test_a_window_that_dies_over_a_page_takes_it_again(desk: Desk, tmp_path: Pat
         assert window.local.audit().duplicate_chunks == 0
 
 
-def test_what_is_taken_away_there_is_taken_away_here(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    mine, theirs = session(rng, 3), session(rng, 4)
+def test_what_is_taken_away_there_is_taken_away_here(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    mine = session(rng, 3)
+    theirs = session(rng, 4)
     desk.put(*mine)
     desk.put(*theirs, player=OTHER_PLAYER)
     with opened(desk, tmp_path) as window:
@@ -125,7 +147,9 @@ def test_what_is_taken_away_there_is_taken_away_here(desk: Desk, tmp_path: Path,
         (waiting,) = desk.store.quarantined()
         desk.store.replay([waiting.id], [desk.candidate(theirs[2], player=OTHER_PLAYER)])
         follow(window)
-        assert chunks_in(window.local) == [theirs[0], theirs[1], theirs[3], theirs[2]], "what comes back there, too"
+        assert chunks_in(window.local) == [theirs[0], theirs[1], theirs[3], theirs[2]], (
+            "what comes back there, too"
+        )
 
 
 def test_what_comes_back_there_comes_back_here_although_the_window_dies_over_it(
@@ -152,20 +176,28 @@ def test_what_comes_back_there_comes_back_here_although_the_window_dies_over_it(
         assert chunks_in(window.local) == [chunks[0], chunks[2], chunks[1]]
 
 
-def test_a_window_may_hold_only_what_is_wanted(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    mine, theirs = session(rng, 3), session(rng, 3)
+def test_a_window_may_hold_only_what_is_wanted(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    mine = session(rng, 3)
+    theirs = session(rng, 3)
     desk.put(*mine, *theirs)
     desk.write([desk.close(mine[0].meta.session, 3)])
     wanted = mine[0].meta.session
     with Window(
-        desk.store, tmp_path / "window", clock=desk.clock, wanted=lambda meta: meta.session == wanted
+        desk.store,
+        tmp_path / "window",
+        clock=desk.clock,
+        wanted=lambda meta: meta.session == wanted,
     ) as window:
         follow(window)
         assert chunks_in(window.local) == mine
         assert window.items == 7
 
 
-def test_a_player_who_comes_back_is_not_forgotten_again(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_player_who_comes_back_is_not_forgotten_again(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
     desk.put(*session(rng, 2))
     desk.store.forget(PLAYER)
     desk.clock.advance(10.0)
@@ -177,7 +209,9 @@ def test_a_player_who_comes_back_is_not_forgotten_again(desk: Desk, tmp_path: Pa
         assert chunks_in(window.local) == fresh
 
 
-def test_a_session_goes_on_behind_chunks_that_ran_out(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_session_goes_on_behind_chunks_that_ran_out(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
     chunks = session(rng, 1100)
     desk.put(*chunks[:1090])
     desk.clock.advance(100.0)
@@ -188,7 +222,9 @@ def test_a_session_goes_on_behind_chunks_that_ran_out(desk: Desk, tmp_path: Path
         assert chunks_in(window.local) == chunks[1090:]
 
 
-def test_a_window_keeps_the_newest_steps(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_window_keeps_the_newest_steps(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
     sent: list[Chunk] = []
     for _ in range(20):
         sent += session(rng, 2)
@@ -212,7 +248,8 @@ class _Away:
     """A remote store that answers every other time."""
 
     def __init__(self, store: LocalStore) -> None:
-        self._store, self._calls = store, 0
+        self._store = store
+        self._calls = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
@@ -224,8 +261,11 @@ class _Away:
         return self._store.tail(cursor, max_items=2, wait_s=0.0)
 
 
-def test_a_window_waits_for_a_remote_store_that_is_away(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    chunks, troubles = session(rng, 9), set[str]()
+def test_a_window_waits_for_a_remote_store_that_is_away(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    chunks = session(rng, 9)
+    troubles = set[str]()
     desk.put(*chunks)
 
     class Until:
@@ -247,7 +287,9 @@ def test_a_bound_of_nothing_is_refused(desk: Desk, tmp_path: Path) -> None:
         opened(desk, tmp_path, max_steps=0)
 
 
-def test_a_window_of_another_store_is_refused(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_window_of_another_store_is_refused(
+    desk: Desk, tmp_path: Path, rng: np.random.Generator
+) -> None:
     class Other:
         identity = "other"
 

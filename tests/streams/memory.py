@@ -41,12 +41,16 @@ class MemoryStream:
         with self._changed:
             return [Partition(name, self._parents[name]) for name in self._lanes]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         with self._changed:
             start = 0 if after is None else int(after) + 1
             if start < self._trimmed[partition] and after is not None:
                 raise PositionGone(after, earliest=str(self._trimmed[partition] - 1))
-            self._changed.wait_for(lambda: self._has(partition, start) or self._is_ended(partition), timeout=wait_s)
+            self._changed.wait_for(
+                lambda: self._has(partition, start) or self._is_ended(partition), timeout=wait_s
+            )
             records: list[Record] = []
             size = 0
             for record in self._lanes[partition][max(0, start - self._trimmed[partition]) :]:
@@ -56,7 +60,9 @@ class MemoryStream:
                 records.append(record)
             following = records[-1].position if records else after
             rest = int(following) + 1 if following is not None else 0
-            return Read(records, following, self._is_ended(partition) and not self._has(partition, rest))
+            return Read(
+                records, following, self._is_ended(partition) and not self._has(partition, rest)
+            )
 
     def _has(self, partition: str, start: int) -> bool:
         return self._trimmed[partition] + len(self._lanes[partition]) > start
@@ -70,7 +76,9 @@ class MemoryStream:
             children = [f"{partition}a", f"{partition}b"]
             self._open = [name for name in self._open if name != partition] + children
             for child in children:
-                self._lanes[child], self._parents[child], self._trimmed[child] = [], (partition,), 0
+                self._lanes[child] = []
+                self._parents[child] = (partition,)
+                self._trimmed[child] = 0
             self._changed.notify_all()
 
     def trim(self, partition: str, keep_last: int) -> None:

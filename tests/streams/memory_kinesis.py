@@ -1,4 +1,5 @@
-"""A Kinesis in memory that keeps to its published limits, with a clock that tests move: what no local server does."""
+"""A Kinesis in memory that keeps to its published limits, with a clock that tests move: what no
+local server does."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,15 +18,20 @@ _FIRST = 49_600_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000_
 
 
 def refusal(code: str, operation: str = "Call", *, status: int = 400) -> ClientError:
-    said = {"Error": {"Code": code, "Message": f"{code} by the test"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    said = {
+        "Error": {"Code": code, "Message": f"{code} by the test"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
     return ClientError(said, operation)
 
 
 class MemoryKinesis:
-    """What boto3's client does for one stream; a trimmed place is silently the oldest kept, as with AWS."""
+    """What boto3's client does for one stream; a trimmed place is silently the oldest kept, as
+    with AWS."""
 
     def __init__(self, clock: Clock, *, shards: int = 1, page: int = 100) -> None:
-        self._clock, self._page = clock, page
+        self._clock = clock
+        self._page = page
         self.shards: dict[str, dict[str, Any]] = {}
         self.records: dict[str, list[tuple[int, float, bytes]]] = {}
         self.calls: Counter[str] = Counter()
@@ -47,9 +53,11 @@ class MemoryKinesis:
     def _add(self, low: int, high: int, **parents: str) -> str:
         name = f"shardId-{len(self.shards):012d}"
         self.shards[name] = {
-            "ShardId": name, "SequenceNumberRange": {"StartingSequenceNumber": str(self._next)},
-            "HashKeyRange": {"StartingHashKey": str(low), "EndingHashKey": str(high)}, **parents,
-        }  # fmt: skip
+            "ShardId": name,
+            "SequenceNumberRange": {"StartingSequenceNumber": str(self._next)},
+            "HashKeyRange": {"StartingHashKey": str(low), "EndingHashKey": str(high)},
+            **parents,
+        }
         self.records[name] = []
         return name
 
@@ -71,7 +79,7 @@ class MemoryKinesis:
         """An ended shard whose records are all past retention."""
         del self.shards[shard], self.records[shard]
 
-    # --- the API --------------------------------------------------------------------------------------------------
+    # --- the API ----------------------------------------------------------------------------------
 
     def _count(self, operation: str) -> None:
         self.calls[operation] += 1
@@ -81,25 +89,36 @@ class MemoryKinesis:
     def describe_stream_summary(self, **_: Any) -> Mapping[str, Any]:
         self._count("describe_stream_summary")
         created = datetime.fromtimestamp(1_700_000_000, UTC)
-        return {"StreamDescriptionSummary": {"StreamStatus": "ACTIVE", "StreamCreationTimestamp": created}}
+        return {
+            "StreamDescriptionSummary": {
+                "StreamStatus": "ACTIVE",
+                "StreamCreationTimestamp": created,
+            }
+        }
 
     def list_shards(self, **asked: Any) -> Mapping[str, Any]:
         self._count("list_shards")
-        assert set(asked) in ({"StreamName"}, {"NextToken"}), "a page is asked for by its token only"
+        assert set(asked) in ({"StreamName"}, {"NextToken"}), (
+            "a page is asked for by its token only"
+        )
         start = int(asked.get("NextToken", 0))
         # Youngest first: an order that nobody promised must not matter.
         found = list(reversed(self.shards.values()))
         more = {"NextToken": str(start + self._page)} if start + self._page < len(found) else {}
         return {"Shards": found[start : start + self._page], **more}
 
-    def put_records(self, *, StreamName: str, Records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:  # noqa: N803
+    def put_records(
+        self, *, StreamName: str, Records: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:  # noqa: N803
         self._count("put_records")
         assert len(Records) <= 500
         assert sum(len(one["Data"]) + len(one["PartitionKey"]) for one in Records) <= 5 << 20
         self.puts.append(len(Records))
         failing = self.fail_records.pop(0) if self.fail_records else set()
         answers = [
-            {"ErrorCode": "InternalFailure", "ErrorMessage": "by the test"} if number in failing else self._take(one)
+            {"ErrorCode": "InternalFailure", "ErrorMessage": "by the test"}
+            if number in failing
+            else self._take(one)
             for number, one in enumerate(Records)
         ]
         return {"FailedRecordCount": len(failing), "Records": answers}
@@ -120,8 +139,13 @@ class MemoryKinesis:
         shard = asked["ShardId"]
         if shard not in self.shards:
             raise refusal("ResourceNotFoundException")
-        kind, given = asked["ShardIteratorType"], int(asked.get("StartingSequenceNumber", 0))
-        start = {"TRIM_HORIZON": 0, "AT_SEQUENCE_NUMBER": given, "AFTER_SEQUENCE_NUMBER": given + 1}[kind]
+        kind = asked["ShardIteratorType"]
+        given = int(asked.get("StartingSequenceNumber", 0))
+        start = {
+            "TRIM_HORIZON": 0,
+            "AT_SEQUENCE_NUMBER": given,
+            "AFTER_SEQUENCE_NUMBER": given + 1,
+        }[kind]
         return {"ShardIterator": f"{shard}|{start}|{self._clock.now()}"}
 
     def get_records(self, *, ShardIterator: str) -> Mapping[str, Any]:  # noqa: N803
@@ -139,14 +163,17 @@ class MemoryKinesis:
         found, left = found[: self.most], found[self.most :]
         following = left[0][0] if left else self._next + 1
         going_on = {"NextShardIterator": f"{shard}|{following}|{now_s}"} if is_open or left else {}
-        behind_ms = max(1, round((now_s - found[-1][1]) * 1000)) if left and found else 1 if left else 0
+        behind_ms = (
+            max(1, round((now_s - found[-1][1]) * 1000)) if left and found else 1 if left else 0
+        )
         records = [
             {
-                "SequenceNumber": str(number), "Data": data,
+                "SequenceNumber": str(number),
+                "Data": data,
                 "ApproximateArrivalTimestamp": datetime.fromtimestamp(at_s, UTC),
             }
             for number, at_s, data in found
-        ]  # fmt: skip
+        ]
         return {"Records": records, "MillisBehindLatest": behind_ms, **going_on}
 
     def close(self) -> None:

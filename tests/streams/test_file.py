@@ -67,14 +67,17 @@ def test_a_failed_sync_is_no_promise_and_work_goes_on(tmp_path: Path, is_full: b
         refused = outcomes[call - 1]
         assert refused.error
         assert refused.retry_after_s > 0
-        promised = {frame.encode() for frame, one in zip(frames, outcomes, strict=True) if one.accepted}
+        promised = {
+            frame.encode() for frame, one in zip(frames, outcomes, strict=True) if one.accepted
+        }
         assert promised <= set(raws(stream))
         stream.close()
         assert promised <= set(raws(FileStream(tmp_path / str(call))))
 
 
 def test_the_place_of_an_entry_that_failed_is_never_used_again(tmp_path: Path):
-    """A reader may have seen the entry before its sync failed; its position must not hide what comes after."""
+    """A reader may have seen the entry before its sync failed; its position must not hide what
+    comes after."""
     frames = sample_frames(5)
     stream = FileStream(tmp_path)
     stream.append(frames[:1])
@@ -116,12 +119,16 @@ def _no_room(*_: object) -> None:
     raise OSError(28, os.strerror(28))
 
 
-def test_an_entry_half_written_when_it_was_looked_at_is_not_taken_for_damage(tmp_path: Path, monkeypatch):
-    stream, frames = FileStream(tmp_path), sample_frames(3)
+def test_an_entry_half_written_when_it_was_looked_at_is_not_taken_for_damage(
+    tmp_path: Path, monkeypatch
+):
+    stream = FileStream(tmp_path)
+    frames = sample_frames(3)
     stream.append(frames[:1])
     stream.append(frames[1:2])
     stream.append(frames[2:])
-    real, calls = LogReader.at, []
+    real = LogReader.at
+    calls = []
 
     def torn_once(self: LogReader, start: int):
         # The second entry is still being written at the first look, and whole at the next.
@@ -136,7 +143,8 @@ def test_an_entry_half_written_when_it_was_looked_at_is_not_taken_for_damage(tmp
 
 
 def test_damage_comes_as_a_record_that_no_check_passes(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(4)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(4)
     ends = []
     for frame in frames:
         stream.append([frame])
@@ -145,14 +153,20 @@ def test_damage_comes_as_a_record_that_no_check_passes(tmp_path: Path):
         log.seek(ends[0] + 30)
         log.write(b"\xff\x00\xff")
     found = raws(stream)
-    assert found == [frames[0].encode(), b"damaged stream entry", frames[2].encode(), frames[3].encode()]
+    assert found == [
+        frames[0].encode(),
+        b"damaged stream entry",
+        frames[2].encode(),
+        frames[3].encode(),
+    ]
     for position in [record.position for record in read_all(stream)[only(stream)]]:
         stream.read(only(stream), position, max_bytes=1, wait_s=0.0)
     stream.close()
 
 
 def test_a_torn_end_is_nothing(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(2)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(2)
     stream.append(frames[:1])
     size = next(tmp_path.glob("*/*.log")).stat().st_size
     stream.append(frames[1:])
@@ -193,7 +207,8 @@ def test_the_partition_of_a_killed_process_ends(tmp_path: Path):
 
 
 def test_a_forked_child_appends_to_a_partition_of_its_own(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(3)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(3)
     stream.append(frames[:1])
     child = fork()
     if child == 0:
@@ -209,7 +224,8 @@ def test_a_forked_child_appends_to_a_partition_of_its_own(tmp_path: Path):
 
 
 def test_trim_deletes_only_what_is_stored_and_old(tmp_path: Path):
-    stream, frames = FileStream(tmp_path, roll_bytes=1), sample_frames(5)
+    stream = FileStream(tmp_path, roll_bytes=1)
+    frames = sample_frames(5)
     for frame in frames:
         stream.append([frame])
     name = only(stream)
@@ -229,7 +245,8 @@ def test_trim_deletes_only_what_is_stored_and_old(tmp_path: Path):
 
 
 def test_trim_keeps_the_file_a_position_stands_in_while_more_follow(tmp_path: Path):
-    stream, frames = FileStream(tmp_path, roll_bytes=1), sample_frames(3)
+    stream = FileStream(tmp_path, roll_bytes=1)
+    frames = sample_frames(3)
     for frame in frames:
         stream.append([frame])
     name = only(stream)
@@ -242,7 +259,8 @@ def test_trim_keeps_the_file_a_position_stands_in_while_more_follow(tmp_path: Pa
 
 
 def test_trim_keeps_an_entry_of_which_some_frames_are_not_stored(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(3)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(3)
     stream.append(frames)
     stream.close()
     name = only(stream)
@@ -264,7 +282,8 @@ def test_trim_takes_what_a_process_left_that_died_while_it_began_a_file(tmp_path
 
 
 def test_waiting_at_the_end_reads_no_entry_again(tmp_path: Path, monkeypatch):
-    stream, frames = FileStream(tmp_path), sample_frames(50)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(50)
     stream.append(frames)
     name = only(stream)
     last = read_all(stream)[name][-1].position
@@ -287,7 +306,8 @@ def test_waiting_at_the_end_reads_no_entry_again(tmp_path: Path, monkeypatch):
 
 def test_positions_of_earlier_releases_are_read_on(tmp_path: Path):
     """Those named the last frame of an entry by its index, and stand in stores."""
-    stream, frames = FileStream(tmp_path), sample_frames(5)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(5)
     stream.append(frames[:3])
     end = next(tmp_path.glob("*/*.log")).stat().st_size
     stream.append(frames[3:])
@@ -295,14 +315,17 @@ def test_positions_of_earlier_releases_are_read_on(tmp_path: Path):
     expected = {"1:0:-1": 0, "1:0:0": 1, "1:0:1": 2, "1:0:2": 3, f"1:{end}:0": 4, f"1:{end}:1": 5}
     for text, start in expected.items():
         read = stream.read(name, Position(text), max_bytes=1 << 20, wait_s=0.0)
-        assert [record.raw for record in read.records] == [frame.encode() for frame in frames[start:]]
+        assert [record.raw for record in read.records] == [
+            frame.encode() for frame in frames[start:]
+        ]
     stream.close()
     assert stream.trim({name: Position("1:0:2")}, before_s=1e12) == 0
     assert stream.trim({name: Position(f"1:{end}:1")}, before_s=1e12) > 0
 
 
 def test_an_old_file_takes_nothing_more_so_that_it_can_be_trimmed(tmp_path: Path):
-    clock, frames = ManualClock(), sample_frames(4)
+    clock = ManualClock()
+    frames = sample_frames(4)
     stream = FileStream(tmp_path, clock=clock, roll_s=60.0)
     for frame, wait_s in zip(frames, [59.0, 1.0, 59.0, 0.0], strict=True):
         stream.append([frame])
@@ -327,10 +350,13 @@ def test_waiting_goes_by_the_clock_of_the_stream(tmp_path: Path):
 
 
 def test_closing_ends_the_wait_of_a_reader(tmp_path: Path):
-    stream, other = FileStream(tmp_path), FileStream(tmp_path)
+    stream = FileStream(tmp_path)
+    other = FileStream(tmp_path)
     other.append(sample_frames(1))
     last = read_all(stream)[only(stream)][-1].position
-    reader = threading.Thread(target=stream.read, args=(only(stream), last), kwargs={"max_bytes": 1, "wait_s": 60.0})
+    reader = threading.Thread(
+        target=stream.read, args=(only(stream), last), kwargs={"max_bytes": 1, "wait_s": 60.0}
+    )
     reader.start()
     stream.close()
     reader.join(20.0)
@@ -339,14 +365,16 @@ def test_closing_ends_the_wait_of_a_reader(tmp_path: Path):
 
 
 def test_closing_lets_a_running_append_finish_and_takes_no_later_one(tmp_path: Path):
-    is_inside, may_go = threading.Event(), threading.Event()
+    is_inside = threading.Event()
+    may_go = threading.Event()
 
     def slow(descriptor: int) -> None:
         is_inside.set()
         assert may_go.wait(20.0)
         os.fsync(descriptor)
 
-    stream, frames = FileStream(tmp_path, sync=slow), sample_frames(2)
+    stream = FileStream(tmp_path, sync=slow)
+    frames = sample_frames(2)
     found: list[object] = []
 
     def append(frame: Frame) -> None:
@@ -355,7 +383,10 @@ def test_closing_lets_a_running_append_finish_and_takes_no_later_one(tmp_path: P
         except Closed:
             found.append("closed")
 
-    threads = [threading.Thread(target=append, args=(frames[0],)), threading.Thread(target=stream.close)]
+    threads = [
+        threading.Thread(target=append, args=(frames[0],)),
+        threading.Thread(target=stream.close),
+    ]
     threads[0].start()
     assert is_inside.wait(20.0)
     threads[1].start()
@@ -384,12 +415,14 @@ def test_an_append_that_waited_while_the_stream_was_closed_opens_no_partition(tm
 
 
 @pytest.mark.parametrize(
-    ("code", "wanted"), [(errno.EACCES, "right to write"), (errno.EROFS, "mount"), (errno.EMFILE, "ulimit")]
+    ("code", "wanted"),
+    [(errno.EACCES, "right to write"), (errno.EROFS, "mount"), (errno.EMFILE, "ulimit")],
 )
 def test_a_disk_that_is_not_full_asks_for_no_space_and_each_try_leaves_nothing(
     tmp_path: Path, monkeypatch, code: int, wanted: str
 ):
-    stream, frames = FileStream(tmp_path / "stream", roll_bytes=1), sample_frames(2)
+    stream = FileStream(tmp_path / "stream", roll_bytes=1)
+    frames = sample_frames(2)
 
     def refuse(*_: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -423,7 +456,8 @@ def test_positions_that_are_none_and_closed_streams_are_refused(tmp_path: Path):
 
 
 def test_a_large_append_is_read_in_pages(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(200)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(200)
     assert all(one.accepted for one in stream.append(frames))
     found = read_all(stream, max_bytes=5000)[only(stream)]
     assert [record.raw for record in found] == [frame.encode() for frame in frames]

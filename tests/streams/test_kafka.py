@@ -1,4 +1,5 @@
-"""The Kafka stream where no broker is needed: addresses, settings, errors, and what happens when nobody answers."""
+"""The Kafka stream where no broker is needed: addresses, settings, errors, and what happens when
+nobody answers."""
 
 import math
 import socket
@@ -45,7 +46,7 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-# --- addresses ------------------------------------------------------------------------------------------------------
+# --- addresses ------------------------------------------------------------------------------------
 
 
 def test_an_address_names_brokers_topic_user_and_tls(tmp_path: Path):
@@ -58,7 +59,10 @@ def test_an_address_names_brokers_topic_user_and_tls(tmp_path: Path):
     assert (config.topic, config.credentials) == ("plays", Credentials("ada", "secret"))
     settings = config.client()
     assert settings["bootstrap.servers"] == "one:9093,two:9092"
-    assert (settings["security.protocol"], settings["sasl.mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
+    assert (settings["security.protocol"], settings["sasl.mechanism"]) == (
+        "SASL_SSL",
+        "SCRAM-SHA-512",
+    )
     assert settings["ssl.ca.location"] == f"{tmp_path}/ca.pem"
     assert "secret" not in repr(config)
 
@@ -113,7 +117,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     assert "pip install 'understudy[kafka]'" in str(raised.value)
 
 
-# --- positions ------------------------------------------------------------------------------------------------------
+# --- positions ------------------------------------------------------------------------------------
 
 
 def test_a_session_stays_in_its_partition_and_sessions_spread():
@@ -136,23 +140,34 @@ def test_a_position_of_another_stream_is_refused(text: str):
         offset_behind(Position(text), 4, topic="plays")
 
 
-# --- trouble --------------------------------------------------------------------------------------------------------
+# --- trouble --------------------------------------------------------------------------------------
 
 
-def explained(name: str, text: str = "", *, of_call: bool = False, at_start: bool = True) -> Exception:
+def explained(
+    name: str, text: str = "", *, of_call: bool = False, at_start: bool = True
+) -> Exception:
     trouble = LastError(KafkaConfig(credentials=Credentials("ada", "secret")))
     error = confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, name), text)
     if of_call:
         return trouble.explained("reading", error, at_start=at_start)
     trouble.note(error)
-    trouble.note(confluent_kafka.KafkaError(confluent_kafka.KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    trouble.note(
+        confluent_kafka.KafkaError(
+            confluent_kafka.KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"
+        )
+    )
     return trouble.explained("reading", at_start=at_start)
 
 
 @pytest.mark.parametrize(
     ("name", "of_call", "kind", "wanted"),
     [
-        ("_AUTHENTICATION", False, ConfigError, "as user 'ada' failed: why; check the credentials file and mechanism="),
+        (
+            "_AUTHENTICATION",
+            False,
+            ConfigError,
+            "as user 'ada' failed: why; check the credentials file and mechanism=",
+        ),
         ("_SSL", False, ConfigError, "ca= names the authority"),
         ("_RESOLVE", False, Unreachable, ": why; check that a broker runs"),
         (
@@ -171,16 +186,23 @@ def explained(name: str, text: str = "", *, of_call: bool = False, at_start: boo
         ("TOPIC_AUTHORIZATION_FAILED", True, ConfigError, "needs Describe, Read and Write"),
     ],
 )
-def test_trouble_becomes_one_error_with_the_next_step(name: str, of_call: bool, kind: type[Exception], wanted: str):
+def test_trouble_becomes_one_error_with_the_next_step(
+    name: str, of_call: bool, kind: type[Exception], wanted: str
+):
     error = explained(name, "why", of_call=of_call)
     assert type(error) is kind
     assert wanted in str(error)
     assert "secret" not in str(error)
-    assert type(explained(name, "why", of_call=of_call, at_start=False)) is Unreachable, "later on it is tried again"
+    assert type(explained(name, "why", of_call=of_call, at_start=False)) is Unreachable, (
+        "later on it is tried again"
+    )
 
 
 def test_what_the_library_adds_for_itself_is_left_out():
-    text = "sasl_ssl://one:9093/bootstrap: Connect to one:9093 failed: Connection refused (after 12ms in state CONNECT)"
+    text = (
+        "sasl_ssl://one:9093/bootstrap: Connect to one:9093 failed: Connection refused (after "
+        "12ms in state CONNECT)"
+    )
     for more in ("", ", 17 identical error(s) suppressed"):
         said = str(explained("_TRANSPORT", text.replace("CONNECT", f"CONNECT{more}")))
         assert "failed: Connect to one:9093 failed: Connection refused; check" in said
@@ -193,7 +215,7 @@ def test_an_answer_ends_old_trouble():
     assert "no such host" not in str(trouble.explained("reading"))
 
 
-# --- nobody answers -------------------------------------------------------------------------------------------------
+# --- nobody answers -------------------------------------------------------------------------------
 
 
 def test_opening_ends_in_time_when_nobody_answers(nobody: str):
@@ -249,7 +271,7 @@ def test_after_a_fatal_error_the_next_append_begins_anew(nobody: str):
     writer.close()
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 class Said:
@@ -257,7 +279,11 @@ class Said:
 
     def __init__(self, offset: int, error: str = "") -> None:
         self._offset = offset
-        self._error = confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, error)) if error else None
+        self._error = (
+            confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, error))
+            if error
+            else None
+        )
 
     def error(self) -> object:
         return self._error
@@ -276,7 +302,10 @@ class Script:
     """A partition in the words of the library, and where it begins and ends."""
 
     def __init__(self, *said: Said, first: int = 0, end: int) -> None:
-        self.said, self.first, self.end, self.asked = list(said), first, end, 0
+        self.said = list(said)
+        self.first = first
+        self.end = end
+        self.asked = 0
 
     def assign(self, places: object) -> None: ...
 
@@ -289,7 +318,14 @@ class Script:
 
     def lane(self, clock: ManualClock) -> KafkaLane:
         bounds: Any = self
-        lane = KafkaLane(config_of("kafka://one/plays"), 0, 1, bounds=bounds, clock=clock, closed=threading.Event())
+        lane = KafkaLane(
+            config_of("kafka://one/plays"),
+            0,
+            1,
+            bounds=bounds,
+            clock=clock,
+            closed=threading.Event(),
+        )
         lane._consumer = self
         return lane
 
@@ -309,7 +345,8 @@ def test_a_read_says_since_when_it_knows_that_it_reached_the_end_also_when_recor
     clock = ManualClock()
     script = Script(*(Said(number) for number in range(9)), end=3)
     lane = script.lane(clock)
-    began_s, position = clock.monotonic(), None
+    began_s = clock.monotonic()
+    position = None
     said = []
     for _ in range(6):
         read = lane.read(position, max_bytes=1, wait_s=0.0)

@@ -1,4 +1,5 @@
-"""The Kinesis stream against its published limits: pace, sizes, partial failures, trimmed places."""
+"""The Kinesis stream against its published limits: pace, sizes, partial failures, trimmed
+places."""
 
 import random
 import threading
@@ -35,15 +36,21 @@ class Table:
         self.stream = self.open()
 
     def open(self) -> KinesisStream:
-        config = KinesisConfig(stream="play", region="eu-west-1", poll_s=0.2 if self.clock is self.still else 0.01)
-        return KinesisStream(KinesisApi(self.kinesis, config, clock=self.clock, rng=random.Random(3)))
+        config = KinesisConfig(
+            stream="play", region="eu-west-1", poll_s=0.2 if self.clock is self.still else 0.01
+        )
+        return KinesisStream(
+            KinesisApi(self.kinesis, config, clock=self.clock, rng=random.Random(3))
+        )
 
     @property
     def only(self) -> str:
         (partition,) = self.stream.partitions()
         return partition.id
 
-    def read(self, after: Position | None = None, *, wait_s: float = 0.0, max_bytes: int = 1 << 20) -> Read:
+    def read(
+        self, after: Position | None = None, *, wait_s: float = 0.0, max_bytes: int = 1 << 20
+    ) -> Read:
         return self.stream.read(self.only, after, max_bytes=max_bytes, wait_s=wait_s)
 
 
@@ -69,11 +76,12 @@ class TestKinesisInMemory(StreamContract):
         return self.table.open()
 
 
-# --- append -----------------------------------------------------------------------------------------------------------
+# --- append ---------------------------------------------------------------------------------------
 
 
 def test_only_the_records_that_failed_are_sent_again_and_as_the_same_bytes():
-    table, frames = Table(), sample_frames(6)
+    table = Table()
+    frames = sample_frames(6)
     table.kinesis.fail_records = [{1, 4}, {0}]
     assert all(outcome.accepted for outcome in table.stream.append(frames))
     assert table.kinesis.puts == [6, 2, 1]
@@ -81,7 +89,8 @@ def test_only_the_records_that_failed_are_sent_again_and_as_the_same_bytes():
 
 
 def test_a_record_that_is_never_taken_is_told_alone_and_after_a_bounded_time():
-    table, frames = Table(), sample_frames(3)
+    table = Table()
+    frames = sample_frames(3)
     table.kinesis.fail_records = [{1}] + [{0}] * 10_000
     outcomes = table.stream.append(frames)
     assert [outcome.accepted for outcome in outcomes] == [True, False, True]
@@ -101,19 +110,25 @@ def test_a_record_that_is_never_taken_is_told_alone_and_after_a_bounded_time():
     ],
 )
 def test_a_call_that_came_to_nothing_is_tried_again(error: Exception):
-    table, frames = Table(), sample_frames(3)
+    table = Table()
+    frames = sample_frames(3)
     table.kinesis.trouble["put_records"] = [error, error]
     assert all(outcome.accepted for outcome in table.stream.append(frames))
     assert table.kinesis.calls["put_records"] == 3
 
 
-@pytest.mark.parametrize("code", ["AccessDeniedException", "ResourceNotFoundException", "ExpiredTokenException"])
+@pytest.mark.parametrize(
+    "code", ["AccessDeniedException", "ResourceNotFoundException", "ExpiredTokenException"]
+)
 def test_what_a_retry_does_not_mend_is_told_at_once_and_the_sender_keeps_its_frames(code: str):
-    table, frames = Table(), sample_frames(3)
+    table = Table()
+    frames = sample_frames(3)
     table.kinesis.trouble["put_records"] = [refusal(code)]
     outcomes = table.stream.append(frames)
     assert not any(outcome.accepted for outcome in outcomes)
-    assert all(outcome.retry_after_s > 0 and "play" in (outcome.error or "") for outcome in outcomes)
+    assert all(
+        outcome.retry_after_s > 0 and "play" in (outcome.error or "") for outcome in outcomes
+    )
     assert table.kinesis.calls["put_records"] == 1
     assert all(outcome.accepted for outcome in table.stream.append(frames))
 
@@ -133,16 +148,24 @@ def test_a_call_carries_at_most_5_mib():
 
 
 def test_an_answer_that_does_not_name_every_record_promises_nothing(monkeypatch):
-    table, frames = Table(), sample_frames(3)
-    monkeypatch.setattr(table.kinesis, "put_records", lambda **_: {"FailedRecordCount": 0, "Records": []})
+    table = Table()
+    frames = sample_frames(3)
+    monkeypatch.setattr(
+        table.kinesis, "put_records", lambda **_: {"FailedRecordCount": 0, "Records": []}
+    )
     assert not any(outcome.accepted for outcome in table.stream.append(frames))
 
 
 def test_sessions_spread_evenly_over_shards():
-    shards, sessions = 16, 4000
+    shards = 16
+    sessions = 4000
     table = Table(shards=shards)
-    frame, rng = sample_frames(1)[0], random.Random(1)
-    frames = [replace(frame, session=UUID(int=(1 << 76) * 7 + rng.getrandbits(62))) for _ in range(sessions)]
+    frame = sample_frames(1)[0]
+    rng = random.Random(1)
+    frames = [
+        replace(frame, session=UUID(int=(1 << 76) * 7 + rng.getrandbits(62)))
+        for _ in range(sessions)
+    ]
     table.stream.append(frames)
     counts = [len(records) for records in table.kinesis.records.values()]
     expected = sessions / shards
@@ -151,12 +174,13 @@ def test_sessions_spread_evenly_over_shards():
 
 
 def test_a_session_stays_on_one_shard():
-    table, frames = Table(shards=8), sample_frames(20)
+    table = Table(shards=8)
+    frames = sample_frames(20)
     table.stream.append(frames)
     assert sorted(len(records) for records in table.kinesis.records.values())[-2:] == [0, 20]
 
 
-# --- read -------------------------------------------------------------------------------------------------------------
+# --- read -----------------------------------------------------------------------------------------
 
 
 def test_an_idle_shard_is_read_five_times_a_second_and_no_more():
@@ -189,7 +213,8 @@ def test_positions_that_follow_one_another_need_one_iterator():
 
 
 def test_what_one_answer_brought_is_handed_out_without_another_call():
-    table, frames = Table(), sample_frames(9)
+    table = Table()
+    frames = sample_frames(9)
     table.stream.append(frames)
     position: Position | None = None
     for frame in frames:
@@ -200,7 +225,8 @@ def test_what_one_answer_brought_is_handed_out_without_another_call():
 
 
 def test_a_throttled_read_waits_and_goes_on():
-    table, frames = Table(), sample_frames(3)
+    table = Table()
+    frames = sample_frames(3)
     table.stream.append(frames)
     table.kinesis.trouble["get_records"] = [refusal("ProvisionedThroughputExceededException")] * 4
     assert len(table.read().records) == 3
@@ -221,7 +247,8 @@ def test_a_shard_that_others_read_empty_for_long_is_told_and_never_taken_for_an_
 
 
 def test_empty_answers_of_a_shard_that_has_records_are_no_end():
-    table, frames = Table(), sample_frames(2)
+    table = Table()
+    frames = sample_frames(2)
     table.stream.append(frames)
     table.kinesis.most = 0
     with pytest.raises(Unreachable, match="gave none of its records for 8 s"):
@@ -232,7 +259,8 @@ def test_empty_answers_of_a_shard_that_has_records_are_no_end():
 
 def test_a_reader_at_the_tip_that_is_throttled_at_the_end_of_its_wait_says_that_nothing_came():
     table = Table()
-    real, late_s = table.kinesis.get_records, table.clock.monotonic() + 9.5
+    real = table.kinesis.get_records
+    late_s = table.clock.monotonic() + 9.5
 
     def throttled_late(**asked: Any) -> Any:
         if table.clock.monotonic() > late_s:
@@ -244,7 +272,8 @@ def test_a_reader_at_the_tip_that_is_throttled_at_the_end_of_its_wait_says_that_
 
 
 def test_a_read_says_up_to_when_everything_was_read_by_no_clock_but_ours_and_durations_of_the_server():
-    table, frames = Table(), sample_frames(6)
+    table = Table()
+    frames = sample_frames(6)
     skew_s = 3600.0
     for frame in frames:
         table.stream.append([frame])
@@ -269,7 +298,8 @@ class Ahead(ManualClock):
     """The server's clock: ahead of ours."""
 
     def __init__(self, ours: ManualClock, by_s: float) -> None:
-        self._ours, self._by_s = ours, by_s
+        self._ours = ours
+        self._by_s = by_s
 
     def now(self) -> float:
         return self._ours.now() + self._by_s
@@ -284,7 +314,8 @@ def test_reading_after_close_is_refused():
 
 
 def test_an_iterator_that_expired_is_renewed_where_it_stood():
-    table, frames = Table(), sample_frames(4)
+    table = Table()
+    frames = sample_frames(4)
     table.stream.append(frames[:2])
     read = table.read()
     table.still.advance(600.0)
@@ -294,18 +325,24 @@ def test_an_iterator_that_expired_is_renewed_where_it_stood():
 
 
 def test_a_server_that_is_away_for_a_while_costs_time_only():
-    table, frames = Table(), sample_frames(4)
+    table = Table()
+    frames = sample_frames(4)
     table.stream.append(frames)
-    table.kinesis.trouble["get_records"] = [EndpointConnectionError(endpoint_url="http://127.0.0.1:1")] * 3
+    table.kinesis.trouble["get_records"] = [
+        EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
+    ] * 3
     assert len(table.read().records) == 4
 
 
 def test_a_server_that_stays_away_is_told_in_one_line_and_reading_goes_on_when_it_is_back():
-    table, frames = Table(), sample_frames(4)
+    table = Table()
+    frames = sample_frames(4)
     table.stream.append(frames)
     position = table.read(max_bytes=1).next
     table = _reopened(table)
-    table.kinesis.trouble["get_shard_iterator"] = [EndpointConnectionError(endpoint_url="http://127.0.0.1:1")] * 10_000
+    table.kinesis.trouble["get_shard_iterator"] = [
+        EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
+    ] * 10_000
     with pytest.raises(Unreachable, match=r"failed: Unreachable: .*; start it"):
         table.read(position)
     table.kinesis.trouble.clear()
@@ -325,7 +362,8 @@ def test_records_carry_the_time_of_their_arrival():
 
 
 def test_a_record_of_the_kpl_comes_as_one_record_that_no_check_passes():
-    table, frames = Table(), sample_frames(2)
+    table = Table()
+    frames = sample_frames(2)
     table.stream.append(frames[:1])
     table.kinesis.put_records(
         StreamName="play", Records=[{"PartitionKey": "a", "Data": b"\xf3\x89\x9a\xc2" + bytes(90)}]
@@ -337,11 +375,12 @@ def test_a_record_of_the_kpl_comes_as_one_record_that_no_check_passes():
         decode_frame(aggregated)
 
 
-# --- places that are gone ---------------------------------------------------------------------------------------------
+# --- places that are gone -------------------------------------------------------------------------
 
 
 def test_a_trimmed_place_is_noticed_though_kinesis_says_nothing():
-    table, frames = Table(), sample_frames(5)
+    table = Table()
+    frames = sample_frames(5)
     table.stream.append(frames)
     first = table.read(max_bytes=1).next
     del table.kinesis.records["shardId-000000000000"][:3]
@@ -363,7 +402,8 @@ def test_a_trimmed_place_with_nothing_behind_it_is_told_after_a_restart_since_no
 
 
 def test_a_reader_that_was_at_the_tip_has_missed_nothing_whatever_was_trimmed():
-    table, frames = Table(), sample_frames(3)
+    table = Table()
+    frames = sample_frames(3)
     table.stream.append(frames[:2])
     last = table.read().next
     assert table.read(last).records == []
@@ -375,7 +415,8 @@ def test_a_reader_that_was_at_the_tip_has_missed_nothing_whatever_was_trimmed():
 
 @pytest.mark.parametrize("code", ["InvalidArgumentException", "ResourceNotFoundException"])
 def test_a_place_that_the_server_refuses_is_gone(code: str):
-    table, frames = Table(), sample_frames(2)
+    table = Table()
+    frames = sample_frames(2)
     table.stream.append(frames)
     first = table.read(max_bytes=1).next
     table = _reopened(table)
@@ -394,7 +435,7 @@ def test_a_partition_of_another_stream_is_refused():
         Table().stream.read("other@1/shardId-000000000000", None, max_bytes=1, wait_s=0.0)
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
 def test_shards_come_in_pages_parents_first_and_always_the_same():
@@ -420,7 +461,8 @@ def test_parents_past_retention_are_left_out():
 
 
 def test_the_list_of_shards_is_kept_and_renewed_by_an_end_or_an_unknown_shard():
-    table, frames = Table(), sample_frames(2)
+    table = Table()
+    frames = sample_frames(2)
     for _ in range(50):
         table.only  # noqa: B018
     assert table.kinesis.calls["list_shards"] == 1
@@ -439,7 +481,8 @@ def test_the_list_of_shards_is_kept_and_renewed_by_an_end_or_an_unknown_shard():
 def test_a_change_that_is_seen_while_the_list_is_asked_for_makes_it_asked_for_again():
     """A list that was made before a shard ended lacks its children, whenever it arrives."""
     table = Table()
-    asked, go_on = threading.Event(), threading.Event()
+    asked = threading.Event()
+    go_on = threading.Event()
     real = table.kinesis.list_shards
 
     def slow(**given: Any) -> Any:
@@ -460,7 +503,8 @@ def test_a_change_that_is_seen_while_the_list_is_asked_for_makes_it_asked_for_ag
 
 
 def test_a_reshard_in_the_middle_shows_every_record_once():
-    table, frames = Table(shards=2), sample_frames(30)
+    table = Table(shards=2)
+    frames = sample_frames(30)
     other = sample_frames(30, seed=9)
     table.stream.append([*frames[:10], *other[:10]])
     table.kinesis.split("shardId-000000000000")
@@ -489,19 +533,33 @@ def test_a_shard_that_went_past_retention_has_ended():
     assert stream.read(parent, None, max_bytes=1, wait_s=0.0).ended
 
 
-# --- start and end ----------------------------------------------------------------------------------------------------
+# --- start and end --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (refusal("ResourceNotFoundException"), ConfigError, "ResourceNotFoundException.*; create it"),
-        (refusal("UnrecognizedClientException"), ConfigError, "UnrecognizedClientException.*; check AWS_ACCESS_KEY_ID"),
+        (
+            refusal("ResourceNotFoundException"),
+            ConfigError,
+            "ResourceNotFoundException.*; create it",
+        ),
+        (
+            refusal("UnrecognizedClientException"),
+            ConfigError,
+            "UnrecognizedClientException.*; check AWS_ACCESS_KEY_ID",
+        ),
         (refusal("AccessDeniedException"), ConfigError, "docs/kinesis.md"),
-        (EndpointConnectionError(endpoint_url="http://127.0.0.1:1"), Unreachable, "Could not connect.*; start it"),
+        (
+            EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
+            Unreachable,
+            "Could not connect.*; start it",
+        ),
     ],
 )
-def test_a_stream_that_cannot_be_opened_says_why_and_what_to_do(error: Exception, kind: type[Exception], words: str):
+def test_a_stream_that_cannot_be_opened_says_why_and_what_to_do(
+    error: Exception, kind: type[Exception], words: str
+):
     table = Table()
     table.kinesis.trouble["describe_stream_summary"] = [error] * 10_000
     with pytest.raises(kind, match=words):

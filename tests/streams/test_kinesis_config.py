@@ -10,7 +10,9 @@ from understudy.core.location import parse_location
 from understudy.streams.kinesis import open_kinesis
 from understudy.streams.kinesis_client import KinesisConfig, kinesis_config
 
-has_boto3 = pytest.mark.skipif(importlib.util.find_spec("boto3") is None, reason="the extra aws is not installed")
+has_boto3 = pytest.mark.skipif(
+    importlib.util.find_spec("boto3") is None, reason="the extra aws is not installed"
+)
 
 
 def config_of(text: str) -> KinesisConfig:
@@ -18,9 +20,15 @@ def config_of(text: str) -> KinesisConfig:
 
 
 def test_an_address_names_stream_region_and_endpoint():
-    config = config_of("kinesis://Play-1.x?region=eu-west-1&endpoint=http://127.0.0.1:4567&poll_s=0.5&profile=me")
+    config = config_of(
+        "kinesis://Play-1.x?region=eu-west-1&endpoint=http://127.0.0.1:4567&poll_s=0.5&profile=me"
+    )
     assert config == KinesisConfig(
-        stream="Play-1.x", region="eu-west-1", endpoint="http://127.0.0.1:4567", poll_s=0.5, profile="me"
+        stream="Play-1.x",
+        region="eu-west-1",
+        endpoint="http://127.0.0.1:4567",
+        poll_s=0.5,
+        profile="me",
     )
 
 
@@ -50,7 +58,8 @@ def test_an_address_that_cannot_work_is_refused_with_what_to_write(address: str,
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["http://localhost:1", "http://[::1]:1", "http://127.3.2.1:1", "https://far.example"]
+    "endpoint",
+    ["http://localhost:1", "http://[::1]:1", "http://127.3.2.1:1", "https://far.example"],
 )
 def test_plain_http_stays_on_this_machine(endpoint: str):
     assert config_of(f"kinesis://play?endpoint={endpoint}").endpoint == endpoint
@@ -69,7 +78,13 @@ def test_without_boto3_the_install_command_is_told(monkeypatch):
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
     """No settings of AWS from outside."""
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    for name in (
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
@@ -85,9 +100,18 @@ def bare(monkeypatch, tmp_path):
             "kinesis://play?region=eu-west-1&endpoint=http://127.0.0.1:1",
             "locate credentials; set AWS_ACCESS",
         ),
-        ("kinesis://play?region=eu west&endpoint=http://127.0.0.1:1", "is 'eu west'; give one such as eu-west-1"),
-        ("kinesis://play?region=eu-west-1&profile=nobody", r"profile \[nobody\] has no AWS keys: .*\(nobody\)"),
-        ("kinesis://play?region=eu-west-1&credentials=/nowhere/keys", "keys has no AWS keys: .*aws_access_key_id"),
+        (
+            "kinesis://play?region=eu west&endpoint=http://127.0.0.1:1",
+            "is 'eu west'; give one such as eu-west-1",
+        ),
+        (
+            "kinesis://play?region=eu-west-1&profile=nobody",
+            r"profile \[nobody\] has no AWS keys: .*\(nobody\)",
+        ),
+        (
+            "kinesis://play?region=eu-west-1&credentials=/nowhere/keys",
+            "keys has no AWS keys: .*aws_access_key_id",
+        ),
     ],
 )
 def test_settings_of_aws_that_do_not_go_together_are_told(bare, address: str, words: str):

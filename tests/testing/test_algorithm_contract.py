@@ -42,7 +42,9 @@ class Flattering(Bc):
 class Careless(Bc):
     """Says that all is well, whatever came."""
 
-    def update(self, state: BcState, batch: Any, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
+    def update(
+        self, state: BcState, batch: Any, knobs: Mapping[str, Any]
+    ) -> tuple[BcState, Feedback]:
         state, told = super().update(state, batch, knobs)
         return state, told._replace(ok=jnp.ones_like(told.ok))
 
@@ -51,7 +53,9 @@ class Careless(Bc):
 class Blaming(Bc):
     """Holds every row guilty."""
 
-    def update(self, state: BcState, batch: Any, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
+    def update(
+        self, state: BcState, batch: Any, knobs: Mapping[str, Any]
+    ) -> tuple[BcState, Feedback]:
         state, told = super().update(state, batch, knobs)
         return state, told._replace(row_ok=jnp.broadcast_to(told.ok, told.row_ok.shape))
 
@@ -60,7 +64,9 @@ class Blaming(Bc):
 class Cheating(Bc):
     """Does not look at masks."""
 
-    def act(self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
+    def act(
+        self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+    ) -> Decision:
         return super().act(state, obs, key, explore)
 
 

@@ -24,7 +24,8 @@ from understudy.testing.streams import StreamContract
 
 
 def breaks_a_promise(contract: object) -> bool:
-    """Whether some test of a contract fails; anything else that goes wrong is a fault of the sabotage itself."""
+    """Whether some test of a contract fails; anything else that goes wrong is a fault of the
+    sabotage itself."""
     for name, test in inspect.getmembers(contract, inspect.ismethod):
         if name.startswith("test_"):
             try:
@@ -52,25 +53,35 @@ class Doubling(MemoryStream):
 
 
 class Consuming(MemoryStream):
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         found = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
         self._lanes[partition].clear()
         return found
 
 
 class Unbounded(MemoryStream):
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         return super().read(partition, after, max_bytes=1 << 30, wait_s=wait_s)
 
 
 class Impatient(MemoryStream):
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         return super().read(partition, after, max_bytes=max_bytes, wait_s=0.0)
 
 
 class NeverEnding(MemoryStream):
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
-        return replace(super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s), ended=False)
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
+        return replace(
+            super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s), ended=False
+        )
 
 
 class Forgiving(MemoryStream):
@@ -81,7 +92,9 @@ class Forgiving(MemoryStream):
 
 
 @pytest.mark.parametrize(
-    "kind", [Losing, Doubling, Consuming, Unbounded, Impatient, NeverEnding, Forgiving], ids=lambda kind: kind.__name__
+    "kind",
+    [Losing, Doubling, Consuming, Unbounded, Impatient, NeverEnding, Forgiving],
+    ids=lambda kind: kind.__name__,
 )
 def test_a_stream_that_breaks_a_promise_fails(kind: Callable[[], MemoryStream]):
     class Contract(StreamContract):
@@ -105,7 +118,9 @@ def test_a_stream_that_breaks_a_promise_fails(kind: Callable[[], MemoryStream]):
 
 class Contract(StoreContract, StoreAdminContract):
     def __init__(self, folder: Path, kind: type[LocalStore] = LocalStore) -> None:
-        self._folder, self._kind, self._made = folder, kind, 0
+        self._folder = folder
+        self._kind = kind
+        self._made = 0
 
     def make(self, clock: Clock) -> FullStore:
         self._made += 1
@@ -139,7 +154,10 @@ def store_anyway(self: Any, frame: Frame, game: str) -> tuple[str, str]:
 
 def without_optional_columns(frame: Frame) -> Chunk:
     chunk = chunk_of(frame)
-    return replace(chunk, columns={name: column for name, column in chunk.columns.items() if name not in OPTIONAL})
+    return replace(
+        chunk,
+        columns={name: column for name, column in chunk.columns.items() if name not in OPTIONAL},
+    )
 
 
 SABOTAGE: dict[str, tuple[object, str, object]] = {
@@ -161,7 +179,9 @@ SABOTAGE: dict[str, tuple[object, str, object]] = {
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_a_store_with_a_part_switched_off_fails(quick_path: Path, monkeypatch, name: str):
     owner, attribute, replacement = SABOTAGE[name]
-    monkeypatch.setattr(owner, attribute, replacement)  # which refuses a part that has moved elsewhere
+    monkeypatch.setattr(
+        owner, attribute, replacement
+    )  # which refuses a part that has moved elsewhere
     assert breaks_a_promise(Contract(quick_path))
 
 

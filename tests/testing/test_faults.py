@@ -37,7 +37,11 @@ class RecordingLink:
         self.specs.append(spec)
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         self.taken += frames
         return [Ack(True)] * len(frames)
@@ -62,13 +66,18 @@ def test_without_faults_nothing_changes():
     assert all(one.accepted for one in stream.append(FRAMES))
     assert raws(inner) == [frame.encode() for frame in FRAMES]
     assert stream.partitions() == inner.partitions()
-    assert stream.read("p0", None, max_bytes=1, wait_s=0.0) == inner.read("p0", None, max_bytes=1, wait_s=0.0)
+    assert stream.read("p0", None, max_bytes=1, wait_s=0.0) == inner.read(
+        "p0", None, max_bytes=1, wait_s=0.0
+    )
     stream.close()
 
 
 def test_duplicates_and_reorders_reach_the_stream():
     inner = MemoryStream()
-    assert all(one.accepted for one in FaultyStream(inner, Faults(duplicate=1.0, reorder=1.0), RNG).append(FRAMES))
+    assert all(
+        one.accepted
+        for one in FaultyStream(inner, Faults(duplicate=1.0, reorder=1.0), RNG).append(FRAMES)
+    )
     found = raws(inner)
     assert sorted(found) == sorted([frame.encode() for frame in FRAMES] * 2)
     assert found != [frame.encode() for frame in FRAMES for _ in range(2)]
@@ -118,7 +127,8 @@ def test_a_faulty_sync_fails_at_the_calls_it_was_told(tmp_path: Path):
 
 
 def test_a_manual_clock_moves_by_advance_and_by_waiting():
-    clock, event = ManualClock(100.0), Event()
+    clock = ManualClock(100.0)
+    event = Event()
     assert not clock.wait(event, 5.0)
     assert (clock.now(), clock.monotonic()) == (105.0, 105.0)
     event.set()

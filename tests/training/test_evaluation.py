@@ -31,7 +31,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_two_series_and_no_two_attempts_share_a_seed():
     series = (WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS)
-    seeds = [held_out_seeds(100, series=one, attempt=attempt) for one in series for attempt in range(300)]
+    seeds = [
+        held_out_seeds(100, series=one, attempt=attempt) for one in series for attempt in range(300)
+    ]
     assert len({seed for one in seeds for seed in one}) == 4 * 300 * 100
     assert min(map(min, seeds)) >= 1 << 31
     assert max(map(max, seeds)) < 1 << 32
@@ -61,7 +63,11 @@ def test_runs_with_several_seeds_are_judged_together(tmp_path: Path):
     runs = train_seeds(GAME, seeds=2, on_run=begun.append, **asked)
     assert [path.name for path in begun] == ["seed-7", "seed-8"]
     assert json.loads((tmp_path / "S" / "summary.json").read_text()) == runs.result
-    assert (runs.result["seeds"], runs.result["env_steps"], runs.result["return_low"]) == (2, 512, None)
+    assert (runs.result["seeds"], runs.result["env_steps"], runs.result["return_low"]) == (
+        2,
+        512,
+        None,
+    )
     verdict = evaluate_run(tmp_path / "S", episodes=10, seeds=5)
     assert (verdict.runs, verdict.played, verdict.low) == (2, 100, None)
     with pytest.raises(ConfigError, match="is not empty"):
@@ -73,10 +79,22 @@ def test_runs_with_several_seeds_are_judged_together(tmp_path: Path):
 
 def test_results_of_five_seeds_have_an_interval():
     one = {
-        "solved": True, "episodes": 100, "env_steps": 10, "updates": 1, "train_s": 0.5, "compile_s": 0.1, "eval_s": 0.1,
-        "startup_s": 1.0, "resumed_at_step": 0, "env_class": "", "algorithm": "dqn", "game": "g",
-    }  # fmt: skip
-    results = [{**one, "return_mean": float(mean), "solved": mean > 0} for mean in (0, 8, 9, 10, 10)]
+        "solved": True,
+        "episodes": 100,
+        "env_steps": 10,
+        "updates": 1,
+        "train_s": 0.5,
+        "compile_s": 0.1,
+        "eval_s": 0.1,
+        "startup_s": 1.0,
+        "resumed_at_step": 0,
+        "env_class": "",
+        "algorithm": "dqn",
+        "game": "g",
+    }
+    results = [
+        {**one, "return_mean": float(mean), "solved": mean > 0} for mean in (0, 8, 9, 10, 10)
+    ]
     found = together(Path("S"), results)
     assert (found["solved"], found["solved_seeds"], found["train_s"]) == (False, 4, 2.5)
     assert found["return_low"] <= found["return_iqm"] <= found["return_high"]
@@ -100,7 +118,9 @@ def test_wrong_use_is_refused(run: Path, tmp_path: Path):
         evaluate_run(tmp_path)
     with pytest.raises(ConfigError, match=f"give the run: understudy evaluate {run}$"):
         evaluate_run(run / "best.safetensors")
-    with pytest.raises(ConfigError, match=f"give the run: understudy evaluate {run} --policy last$"):
+    with pytest.raises(
+        ConfigError, match=f"give the run: understudy evaluate {run} --policy last$"
+    ):
         evaluate_run(run / "last.safetensors")
     with pytest.raises(ConfigError, match="episodes is 0"):
         evaluate_run(run, episodes=0)
@@ -115,6 +135,9 @@ def test_wrong_use_is_refused(run: Path, tmp_path: Path):
 
 
 def test_evaluating_needs_no_jax():
-    code = "import sys, understudy.cli.train, understudy.training.evaluation; print('jax' in sys.modules)"
+    code = (
+        "import sys, understudy.cli.train, understudy.training.evaluation; print('jax' in "
+        "sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

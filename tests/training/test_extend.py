@@ -21,7 +21,9 @@ ASKED: dict[str, Any] = {"algorithm": "dqn", "seed": 3, "settings": STEADY}
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return understudy.train(GAME, out=tmp_path_factory.mktemp("short") / "R", steps=1_000, **ASKED).folder
+    return understudy.train(
+        GAME, out=tmp_path_factory.mktemp("short") / "R", steps=1_000, **ASKED
+    ).folder
 
 
 @pytest.fixture
@@ -35,7 +37,9 @@ def weights(run: Path) -> bytes:
     return (run / "last.safetensors").read_bytes()
 
 
-def test_with_more_steps_it_ends_as_if_it_had_been_that_long_from_the_start(ended: Path, tmp_path: Path):
+def test_with_more_steps_it_ends_as_if_it_had_been_that_long_from_the_start(
+    ended: Path, tmp_path: Path
+):
     straight = understudy.train(GAME, out=tmp_path / "S", steps=2_048, **ASKED)
     heard: list[Event] = []
     longer = understudy.train(out=ended, resume=True, steps=2_048, on_event=heard.append)
@@ -45,7 +49,9 @@ def test_with_more_steps_it_ends_as_if_it_had_been_that_long_from_the_start(ende
     assert longer.result["updates"] == straight.result["updates"]
     assert weights(longer.folder) == weights(straight.folder)
     assert [row["env_steps"] for row in RunFolder(ended).curve_rows()] == [1_024, 2_048]
-    assert understudy.train(GAME, out=ended, resume=True, steps=2_048, **ASKED).result == longer.result
+    assert (
+        understudy.train(GAME, out=ended, resume=True, steps=2_048, **ASKED).result == longer.result
+    )
 
 
 def test_a_kill_while_it_goes_on_changes_nothing(ended: Path, tmp_path: Path):
@@ -71,7 +77,9 @@ def test_a_kill_at_the_first_moment_leaves_a_run_that_ends_as_it_did(ended: Path
     (ended / "result.json").unlink()
     again = understudy.train(out=ended, resume=True)
     assert before is not None
-    assert {name: again.result[name] for name in ("env_steps", "return_mean", "updates")}.items() <= before.items()
+    assert {
+        name: again.result[name] for name in ("env_steps", "return_mean", "updates")
+    }.items() <= before.items()
 
 
 @pytest.mark.parametrize("asked", [{"until": 5}, {"steps": 512}])
@@ -107,10 +115,13 @@ def test_a_solved_run_goes_on_with_a_higher_goal_and_not_without(tmp_path: Path)
 def test_what_would_end_at_once_or_has_no_end_to_go_on_from_says_the_way(ended: Path):
     (ended / "checkpoints" / "000000001024.safetensors").unlink()
     with pytest.raises(
-        ConfigError, match=r"no checkpoint of its end, at 1024 env steps.*--preset \S*/preset.toml --init-from"
+        ConfigError,
+        match=r"no checkpoint of its end, at 1024 env steps.*--preset \S*/preset.toml --init-from",
     ):
         understudy.train(out=ended, resume=True, steps=4_000)
-    with pytest.raises(ConfigError, match=r"has had its 1024 env steps; give more of them: --steps 2048"):
+    with pytest.raises(
+        ConfigError, match=r"has had its 1024 env steps; give more of them: --steps 2048"
+    ):
         understudy.train(out=ended, resume=True, steps=1_010)
     with pytest.raises(ConfigError, match="begun with steps 1000, and 500 was given"):
         understudy.train(out=ended, resume=True, steps=500)
@@ -118,6 +129,8 @@ def test_what_would_end_at_once_or_has_no_end_to_go_on_from_says_the_way(ended: 
 
 
 def test_a_run_that_learns_from_a_store_goes_on_too(short: Path, tmp_path: Path):
-    run: Run = understudy.train(GAME, algorithm="bc", from_store=short, steps=100, out=tmp_path / "R", settings=QUICK)
+    run: Run = understudy.train(
+        GAME, algorithm="bc", from_store=short, steps=100, out=tmp_path / "R", settings=QUICK
+    )
     longer = understudy.train(out=run.folder, resume=True, steps=2 * run.result["updates"])
     assert longer.result["updates"] == 2 * run.result["updates"]

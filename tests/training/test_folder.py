@@ -10,10 +10,21 @@ from understudy.training.events import Guarded
 from understudy.training.folder import CURVE, RunFolder, default_folder, is_empty, seed_folders
 
 FACTS = {
-    "game": "CartPole-v1", "name": "CartPole-v1", "env_kwargs": {}, "wrappers": [], "frame_skip": 1, "algorithm": "ppo",
-    "seed": 1, "until": None, "starts": 0, "extensions": 0, "created_ms": 7, "schema": "s", "from_store": None,
+    "game": "CartPole-v1",
+    "name": "CartPole-v1",
+    "env_kwargs": {},
+    "wrappers": [],
+    "frame_skip": 1,
+    "algorithm": "ppo",
+    "seed": 1,
+    "until": None,
+    "starts": 0,
+    "extensions": 0,
+    "created_ms": 7,
+    "schema": "s",
+    "from_store": None,
     "init_from": None,
-}  # fmt: skip
+}
 
 
 def row(env_steps: float) -> dict[str, float]:
@@ -73,7 +84,10 @@ def test_what_the_guard_did_is_kept_and_cut_at_a_checkpoint(tmp_path: Path):
     with folder.guarded.open("a") as file:
         file.write("30")
     folder.cut_guarded(10)
-    assert folder.guarded.read_text().splitlines() == ["env_steps,what,chunks", '10,"a chunk, refused",s/1 s/2']
+    assert folder.guarded.read_text().splitlines() == [
+        "env_steps,what,chunks",
+        '10,"a chunk, refused",s/1 s/2',
+    ]
 
 
 def test_what_is_no_run_and_has_no_policy_says_so(tmp_path: Path):
@@ -94,13 +108,21 @@ def test_what_is_no_run_and_has_no_policy_says_so(tmp_path: Path):
         ("[1]", r"it holds \[1\], and an object is wanted"),
         (json.dumps({**FACTS, "seed": "x"}), "seed is 'x', and int is wanted"),
         (json.dumps({**FACTS, "frame_skip": True}), "frame_skip is True, and int is wanted"),
-        (json.dumps({**FACTS, "until": "soon"}), "until is 'soon', and int or float or null is wanted"),
-        (json.dumps({name: value for name, value in FACTS.items() if name != "schema"}), "it has no schema"),
+        (
+            json.dumps({**FACTS, "until": "soon"}),
+            "until is 'soon', and int or float or null is wanted",
+        ),
+        (
+            json.dumps({name: value for name, value in FACTS.items() if name != "schema"}),
+            "it has no schema",
+        ),
     ],
 )
 def test_a_damaged_run_json_is_named_with_what_is_wrong_in_it(text: str, said: str, tmp_path: Path):
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(ConfigError, match=f"run.json is damaged: .*{said}" if "damaged" not in said else said):
+    with pytest.raises(
+        ConfigError, match=f"run.json is damaged: .*{said}" if "damaged" not in said else said
+    ):
         RunFolder(tmp_path).facts()
 
 
@@ -114,7 +136,11 @@ def test_the_newest_checkpoint_says_where_a_run_goes_on(tmp_path: Path):
     run = RunFolder(tmp_path)
     assert run.saved_steps() is None
     run.checkpoints.mkdir()
-    for name in ("000000000256.safetensors", "000000001024.safetensors", ".000000002048.safetensors.7.tmp"):
+    for name in (
+        "000000000256.safetensors",
+        "000000001024.safetensors",
+        ".000000002048.safetensors.7.tmp",
+    ):
         (run.checkpoints / name).touch()
     assert run.saved_steps() == 1_024
 

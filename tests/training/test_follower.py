@@ -42,10 +42,15 @@ def catch_up(follower: StoreFollower, reader: Notes, **how: Any) -> None:
         pass
 
 
-def test_a_page_is_read_once_for_all_who_stand_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_page_is_read_once_for_all_who_stand_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     add(tmp_path, 0, 1, 2)
-    follower, one, other = StoreFollower(tmp_path), Notes(), Notes()
-    read, tail = list[int](), StoreView.tail
+    follower = StoreFollower(tmp_path)
+    one = Notes()
+    other = Notes()
+    read = list[int]()
+    tail = StoreView.tail
 
     def counted(view: StoreView, cursor: Any, **how: Any) -> Any:
         page = tail(view, cursor, **how)
@@ -66,7 +71,8 @@ def test_a_page_is_read_once_for_all_who_stand_there(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("max_items", [1, 2, 100])
 def test_who_comes_later_catches_up_and_nobody_reads_anything_twice(tmp_path: Path, max_items: int):
     add(tmp_path, 0, 1, 2)
-    follower, one = StoreFollower(tmp_path), Notes()
+    follower = StoreFollower(tmp_path)
+    one = Notes()
     follower.join(one)
     follower.follow(one, max_items=max_items)
     late = Notes()
@@ -88,7 +94,9 @@ def test_who_comes_later_catches_up_and_nobody_reads_anything_twice(tmp_path: Pa
 
 def test_what_goes_wrong_with_one_reader_is_told_to_that_one_alone(tmp_path: Path):
     add(tmp_path, 0, 1, 2)
-    follower, one, fails = StoreFollower(tmp_path), Notes(), Notes(refuses=1)
+    follower = StoreFollower(tmp_path)
+    one = Notes()
+    fails = Notes(refuses=1)
     follower.join(one)
     follower.join(fails)
     catch_up(follower, one)

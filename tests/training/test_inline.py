@@ -1,4 +1,5 @@
-"""The inline engine: rounds in lock-step or with an actor that plays ahead, and its sessions after a resume."""
+"""The inline engine: rounds in lock-step or with an actor that plays ahead, and its sessions
+after a resume."""
 
 import contextlib
 import threading
@@ -23,7 +24,8 @@ from understudy.training.events import Event, Update
 from understudy.training.inline import History, Inline, InlineConfig
 
 GAME = game_spec("line", obs=3, actions=2)
-N, N_STEP = 16, 3
+N = 16
+N_STEP = 3
 PROGRAMS: dict[str, Any] = {}
 
 
@@ -33,7 +35,9 @@ class Playing:
     num_envs = 1
 
     def __init__(self, incarnation: int = 0, rounds: int = 1000) -> None:
-        self._session, self._number, self._rounds = incarnation, 0, rounds
+        self._session = incarnation
+        self._number = 0
+        self._rounds = rounds
         self.versions: list[int] = []
         self.has_failed = threading.Event()
 
@@ -48,7 +52,10 @@ class Playing:
 
     def _chunk(self, steps: int, version: int) -> Chunk:
         first = self._number * steps
-        moves = [Move([t, 0, 1], t % 2, 1.0, [t + 1, 0, 1], None, t == 0) for t in range(first, first + steps)]
+        moves = [
+            Move([t, 0, 1], t % 2, 1.0, [t + 1, 0, 1], None, t == 0)
+            for t in range(first, first + steps)
+        ]
         made = chunk_of(GAME, moves, session=self._session, chunk_no=self._number, version=version)
         return replace(made, meta=replace(made.meta, first_step=first))
 
@@ -59,7 +66,12 @@ class Playing:
 
 
 def engine(
-    folder: Path, actor: Playing, *, heard: list[Event] | None = None, samples_per_insert: float = 8.0, **how: Any
+    folder: Path,
+    actor: Playing,
+    *,
+    heard: list[Event] | None = None,
+    samples_per_insert: float = 8.0,
+    **how: Any,
 ) -> Inline:
     limiter = LimiterConfig(samples_per_insert=samples_per_insert, min_inserts=0)
     config = LearnerConfig(limiter=limiter, updates_per_call=4, replay=ReplayConfig(capacity=512))
@@ -69,8 +81,12 @@ def engine(
     history = History(folder / "store", GAME, clock=ManualClock())
     events = [] if heard is None else heard
     return Inline(
-        learner, actor, config=InlineConfig(steps=1000, collect=N, **how), history=history, on_event=events.append  # type: ignore[arg-type]
-    )  # fmt: skip
+        learner,
+        actor,
+        config=InlineConfig(steps=1000, collect=N, **how),
+        history=history,
+        on_event=events.append,  # type: ignore[arg-type]
+    )
 
 
 def n_sampleable(one: Inline) -> int:
@@ -103,13 +119,22 @@ def test_in_lock_step_a_round_gives_one_version_and_ahead_every_so_many_calls(tm
     versions = {}
     for asynchronous in (False, True):
         heard: list[Event] = []
-        how: dict[str, Any] = {"is_asynchronous": asynchronous, "calls_per_version": 2, "samples_per_insert": 20.0}
-        with contextlib.closing(engine(tmp_path / str(asynchronous), Playing(), heard=heard, **how)) as one:
+        how: dict[str, Any] = {
+            "is_asynchronous": asynchronous,
+            "calls_per_version": 2,
+            "samples_per_insert": 20.0,
+        }
+        with contextlib.closing(
+            engine(tmp_path / str(asynchronous), Playing(), heard=heard, **how)
+        ) as one:
             assert one.step()
             assert one.learner.counts.calls == 5  # 16 steps owe 320 rows, and a call takes 64
             assert one.policy.version == one.learner.counts.version
         versions[asynchronous] = [event.version for event in heard if isinstance(event, Update)]
-    assert versions == {False: [2], True: [2, 3, 4]}  # version 1 is what the first round is played with
+    assert versions == {
+        False: [2],
+        True: [2, 3, 4],
+    }  # version 1 is what the first round is played with
 
 
 def test_an_actor_that_fails_while_it_plays_ahead_ends_the_training_with_its_error(tmp_path: Path):
@@ -139,12 +164,15 @@ def test_the_lag_of_what_was_played_is_told(tmp_path: Path):
     assert [event.lag_versions for event in heard if isinstance(event, Update)] == [1, 2, 2, 2]
 
 
-def test_a_resume_reads_only_what_the_replay_still_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_resume_reads_only_what_the_replay_still_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with contextlib.closing(engine(tmp_path, Playing())) as one:
         for _ in range(40):
             assert one.step()
         saved = one.checkpoint()
-    read, tail = list[int](), LocalStore.tail
+    read = list[int]()
+    tail = LocalStore.tail
 
     def counted(store: LocalStore, cursor: Any, **how: Any) -> Any:
         page = tail(store, cursor, **how)
@@ -155,7 +183,9 @@ def test_a_resume_reads_only_what_the_replay_still_needs(tmp_path: Path, monkeyp
     with contextlib.closing(engine(tmp_path, Playing())) as other:
         other.restore(*saved)
         assert n_sampleable(other) == n_sampleable(one)
-    assert read == [512 // 32 + 1]  # of 40: those that are held, and the one that the oldest's lead-in repeats
+    assert read == [
+        512 // 32 + 1
+    ]  # of 40: those that are held, and the one that the oldest's lead-in repeats
 
 
 @dataclass(frozen=True)
@@ -167,7 +197,9 @@ class OneRate:
 
 
 def test_an_epsilon_greedy_head_without_its_knob_is_refused_when_the_engine_is_made(tmp_path: Path):
-    learner = Learner(Dqn(GAME, DqnConfig(widths=(8,), batch=16, n_step=N_STEP)), OneRate(), root_seed=5)
+    learner = Learner(
+        Dqn(GAME, DqnConfig(widths=(8,), batch=16, n_step=N_STEP)), OneRate(), root_seed=5
+    )
     made: dict[str, Any] = {"history": None, "on_event": [].append}
     with pytest.raises(ConfigError, match="Knobs have no epsilon"):
         Inline(learner, Playing(), config=InlineConfig(steps=1000), **made)  # type: ignore[arg-type]

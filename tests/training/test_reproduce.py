@@ -18,7 +18,9 @@ STEPS = 512
 
 
 def train(out: Path, game: Any = GAME, **asked: Any) -> Run:
-    return understudy.train(game, out=out, algorithm="ppo", seed=5, steps=STEPS, settings=QUICK, **asked)
+    return understudy.train(
+        game, out=out, algorithm="ppo", seed=5, steps=STEPS, settings=QUICK, **asked
+    )
 
 
 def again(run: Run, out: Path, game: Any = GAME, **asked: Any) -> Run:
@@ -26,7 +28,9 @@ def again(run: Run, out: Path, game: Any = GAME, **asked: Any) -> Run:
 
 
 def own_network(run: Run) -> Any:
-    return network_for(run.policy.game, heads={"logits": (Dense(2),), "value": (Dense(1),)}, widths=(7, 6))
+    return network_for(
+        run.policy.game, heads={"logits": (Dense(2),), "value": (Dense(1),)}, widths=(7, 6)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +43,20 @@ def test_a_run_is_made_again_from_its_preset_and_seed(what: str, tmp_path: Path,
     other = tmp_path / "other"
     shutil.copytree(plain.folder, other)
     asked = {
-        "network": own_network(plain), "frame_skip": 3, "wrapper": Brighter, "env_kwargs": {"presses": 4},
+        "network": own_network(plain),
+        "frame_skip": 3,
+        "wrapper": Brighter,
+        "env_kwargs": {"presses": 4},
         "init_from": other,
-    }[what]  # fmt: skip
+    }[what]
     first = train(tmp_path / "R", **{what: asked})
     shutil.rmtree(other)
     second = again(first, tmp_path / "S")
     assert second.policy.network == first.policy.network
     for name in ("last", "best"):
-        weights = [(run.folder / f"{name}.safetensors").read_bytes() for run in (first, second, plain)]
+        weights = [
+            (run.folder / f"{name}.safetensors").read_bytes() for run in (first, second, plain)
+        ]
         assert weights[0] == weights[1]
         assert weights[0] != weights[2]
 
@@ -83,7 +92,9 @@ def test_a_run_on_an_object_is_made_again_when_it_is_given_and_refused_when_not(
         ("[run]\nsteps = 512\n", "is for no algorithm, and run.json beside it for ppo"),
     ],
 )
-def test_a_preset_that_is_not_that_of_its_run_is_refused(text: str, said: str, tmp_path: Path, plain: Run):
+def test_a_preset_that_is_not_that_of_its_run_is_refused(
+    text: str, said: str, tmp_path: Path, plain: Run
+):
     shutil.copytree(plain.folder, tmp_path / "R")
     preset = tmp_path / "R" / "preset.toml"
     preset.write_text(text)

@@ -34,8 +34,12 @@ from understudy.training.settings import (
     with_network,
 )
 
-GAME = GameSpec(game=game_name("g"), obs={"": Box((3,), np.dtype(np.float32))}, action={"": Discrete(2)})
-NETWORK = NetworkSpec({"obs": Input((3,), np.dtype(np.float32), ())}, (Dense(4),), {"q": (Dense(2),)})
+GAME = GameSpec(
+    game=game_name("g"), obs={"": Box((3,), np.dtype(np.float32))}, action={"": Discrete(2)}
+)
+NETWORK = NetworkSpec(
+    {"obs": Input((3,), np.dtype(np.float32), ())}, (Dense(4),), {"q": (Dense(2),)}
+)
 
 
 def settings(algorithm: str, **single: Any) -> Any:
@@ -74,38 +78,62 @@ def test_later_ones_win_preset_then_file_then_single_values(tmp_path: Path):
     assert (found.config.batch, found.config.n_step, found.config.widths) == (32, 4, (5,))
 
 
-def test_a_variable_wins_over_the_file_and_a_single_value_over_the_variable(tmp_path: Path, monkeypatch):
+def test_a_variable_wins_over_the_file_and_a_single_value_over_the_variable(
+    tmp_path: Path, monkeypatch
+):
     file = tmp_path / "mine.toml"
     file.write_text("[knobs]\nlearning_rate = 0.2\n[run]\nsteps = 7\n")
     (tmp_path / "widths").write_text("32, 16\n")
     monkeypatch.setenv("UNDERSTUDY_TRAIN_LEARNING_RATE", "{start = 0.3, end = 0.1}")
     monkeypatch.setenv("UNDERSTUDY_TRAIN_WIDTHS_FILE", str(tmp_path / "widths"))
     found = resolve(Wanted(algorithm="dqn", config_file=file), GAME)
-    assert (found.knobs.learning_rate, found.config.widths, found.run.steps) == (Schedule(0.3, 0.1), (32, 16), 7)
-    found = resolve(Wanted(algorithm="dqn", config_file=file, settings={"learning_rate": 0.4}), GAME)
+    assert (found.knobs.learning_rate, found.config.widths, found.run.steps) == (
+        Schedule(0.3, 0.1),
+        (32, 16),
+        7,
+    )
+    found = resolve(
+        Wanted(algorithm="dqn", config_file=file, settings={"learning_rate": 0.4}), GAME
+    )
     assert found.knobs.learning_rate == 0.4
     monkeypatch.setenv("UNDERSTUDY_TRAIN_BATCH", "many")
-    with pytest.raises(ConfigError, match=r"batch is 'many' \(UNDERSTUDY_TRAIN_BATCH\); give a whole number"):
+    with pytest.raises(
+        ConfigError, match=r"batch is 'many' \(UNDERSTUDY_TRAIN_BATCH\); give a whole number"
+    ):
         resolve(Wanted(algorithm="dqn"), GAME)
 
 
-def test_the_algorithm_comes_from_the_words_the_file_the_preset_or_the_kind_of_training(tmp_path: Path):
+def test_the_algorithm_comes_from_the_words_the_file_the_preset_or_the_kind_of_training(
+    tmp_path: Path,
+):
     file = tmp_path / "mine.toml"
     file.write_text('algorithm = "bc"\n')
     assert resolve(Wanted(), GAME).algorithm == "ppo"
     assert resolve(Wanted(from_store=tmp_path), GAME).algorithm == "bc"
     assert resolve(Wanted(preset="dqn-vector"), GAME).algorithm == "dqn"
     assert resolve(Wanted(preset="bc-vector", config_file=file), GAME).algorithm == "bc"
-    assert resolve(Wanted(algorithm="bc", preset="bc-vector", config_file=file), GAME).algorithm == "bc"
+    assert (
+        resolve(Wanted(algorithm="bc", preset="bc-vector", config_file=file), GAME).algorithm
+        == "bc"
+    )
 
 
 def test_two_that_name_different_algorithms_are_refused_by_name(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text('algorithm = "bc"\n')
     for wanted, said in [
-        (Wanted(algorithm="ppo", preset="dqn-vector"), "--algorithm is for ppo, and --preset dqn-vector for dqn"),
-        (Wanted(algorithm="ppo", config_file=file), f"--algorithm is for ppo, and --config {file} for bc"),
-        (Wanted(preset="dqn-vector", config_file=file), f"--config {file} is for bc, and --preset dqn-vector for dqn"),
+        (
+            Wanted(algorithm="ppo", preset="dqn-vector"),
+            "--algorithm is for ppo, and --preset dqn-vector for dqn",
+        ),
+        (
+            Wanted(algorithm="ppo", config_file=file),
+            f"--algorithm is for ppo, and --config {file} for bc",
+        ),
+        (
+            Wanted(preset="dqn-vector", config_file=file),
+            f"--config {file} is for bc, and --preset dqn-vector for dqn",
+        ),
     ]:
         with pytest.raises(ConfigError, match=re.escape(said)):
             resolve(wanted, GAME)
@@ -123,10 +151,14 @@ def test_an_own_algorithm_takes_from_a_preset_what_is_not_the_algorithms_own():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_settings_read_from_the_source_are_those_of_the_class(name: str):
-    real, read = algorithm_class(name), described(name)
+    real = algorithm_class(name)
+    read = described(name)
     for part in ("Config", "Knobs"):
         fields = [
-            {one.name: (one.default, one.metadata.get("range")) for one in dataclasses.fields(getattr(whose, part))}
+            {
+                one.name: (one.default, one.metadata.get("range"))
+                for one in dataclasses.fields(getattr(whose, part))
+            }
             for whose in (real, read)
         ]
         assert fields[0] == fields[1]
@@ -134,9 +166,13 @@ def test_settings_read_from_the_source_are_those_of_the_class(name: str):
 
 
 def test_an_algorithm_is_known_by_its_short_name_however_it_was_given():
-    assert algorithm_name("dqn") == algorithm_name(Dqn) == algorithm_name(ALGORITHMS["dqn"]) == "dqn"
+    assert (
+        algorithm_name("dqn") == algorithm_name(Dqn) == algorithm_name(ALGORITHMS["dqn"]) == "dqn"
+    )
     assert algorithm_name("mine:Algorithm") == "mine:Algorithm"
-    assert resolve(Wanted(algorithm=Dqn), GAME).config == resolve(Wanted(algorithm="dqn"), GAME).config
+    assert (
+        resolve(Wanted(algorithm=Dqn), GAME).config == resolve(Wanted(algorithm="dqn"), GAME).config
+    )
 
 
 def test_games_of_no_kind_of_their_own_use_the_small_preset_and_unknown_algorithms_none():
@@ -147,10 +183,17 @@ def test_games_of_no_kind_of_their_own_use_the_small_preset_and_unknown_algorith
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("3", 3), ("1e-3", 1e-3), ("true", True), ("[64, 64]", [64, 64]), ("tanh", "tanh"), ('"tanh"', "tanh"),
-        ("{start=1.0, end=0.1}", {"start": 1.0, "end": 0.1}), ("", ""), ("64,64", "64,64"),
+        ("3", 3),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("[64, 64]", [64, 64]),
+        ("tanh", "tanh"),
+        ('"tanh"', "tanh"),
+        ("{start=1.0, end=0.1}", {"start": 1.0, "end": 0.1}),
+        ("", ""),
+        ("64,64", "64,64"),
     ],
-)  # fmt: skip
+)
 def test_values_are_toml_or_plain_text(text: str, value: Any):
     assert parse_value(text) == value
 
@@ -217,7 +260,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("preset", ["dqn-vector", "dqn-pixels", "bc-vector"])
 @pytest.mark.parametrize("samples_per_insert", [1e-3, 0.4, 8.0, 1e6])
 def test_every_rate_of_samples_within_its_range_is_taken(preset: str, samples_per_insert: float):
-    found = resolve(Wanted(preset=preset, settings={"samples_per_insert": samples_per_insert}), GAME)
+    found = resolve(
+        Wanted(preset=preset, settings={"samples_per_insert": samples_per_insert}), GAME
+    )
     limiter = found.learner_config().limiter
     assert limiter is not None
     Limiter(limiter, batch=found.config.batch)

@@ -47,7 +47,8 @@ class Hung(Kept):
 
     def __init__(self, entered: threading.Event | None = None) -> None:
         super().__init__()
-        self.entered, self.released = entered or threading.Event(), threading.Event()
+        self.entered = entered or threading.Event()
+        self.released = threading.Event()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self.entered.set()
@@ -73,12 +74,21 @@ def test_a_sink_gets_every_number_in_order_and_is_closed():
 
 def test_numbers_have_speaking_names():
     assert numbers_of(episode(3)) == {"train/return": 1.5, "train/length": 7.0}
-    update = Update(env_steps=1, updates=2, version=3, replay_ratio=4.0, lag_versions=5, metrics={"loss": 6.0})
+    update = Update(
+        env_steps=1, updates=2, version=3, replay_ratio=4.0, lag_versions=5, metrics={"loss": 6.0}
+    )
     assert numbers_of(update) == {
-        "learner/updates": 2.0, "learner/replay_ratio": 4.0, "learner/lag_versions": 5.0, "learner/loss": 6.0,
-    }  # fmt: skip
+        "learner/updates": 2.0,
+        "learner/replay_ratio": 4.0,
+        "learner/lag_versions": 5.0,
+        "learner/loss": 6.0,
+    }
     evaluation = Evaluation(env_steps=1, returns=[1.0], mean=1.0, low=0.5, high=1.5, is_best=True)
-    assert numbers_of(evaluation) == {"evaluation/return": 1.0, "evaluation/low": 0.5, "evaluation/high": 1.5}
+    assert numbers_of(evaluation) == {
+        "evaluation/return": 1.0,
+        "evaluation/low": 0.5,
+        "evaluation/high": 1.5,
+    }
     assert numbers_of(STARTED) == {}
 
 
@@ -114,7 +124,9 @@ def test_a_slow_sink_says_what_it_missed():
     assert feed.complaint == "log kept was too slow; 3 entries were not written"
 
 
-def test_a_run_with_a_hung_and_a_failing_sink_ends_as_without_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_with_a_hung_and_a_failing_sink_ends_as_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     hung = Hung()
 
     def fails(started: Started) -> Any:
@@ -125,7 +137,12 @@ def test_a_run_with_a_hung_and_a_failing_sink_ends_as_without_them(tmp_path: Pat
     monkeypatch.setattr(Feeds.close, "__defaults__", (0.1,))
     said: list[str] = []
     run = understudy.train(
-        GAME, steps=1_024, settings=QUICK, out=tmp_path / "R", log="tensorboard,wandb", on_complaint=said.append
+        GAME,
+        steps=1_024,
+        settings=QUICK,
+        out=tmp_path / "R",
+        log="tensorboard,wandb",
+        on_complaint=said.append,
     )
     hung.released.set()
     assert run.result["env_steps"] == 1_024
@@ -168,8 +185,11 @@ def end_run(): log("close")
 @pytest.mark.parametrize("package", STAND_INS)
 def test_each_adapter_speaks_its_packages_language(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):  # fmt: skip
-    log = f"def log(*words):\n    with open({str(tmp_path / 'log')!r}, 'a') as file: print(*words, file=file)\n"
+):
+    log = (
+        f"def log(*words):\n    with open({str(tmp_path / 'log')!r}, 'a') as file: print(*words, "
+        "file=file)\n"
+    )
     (tmp_path / f"{package}.py").write_text(log + STAND_INS[package])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -187,7 +207,9 @@ def test_each_adapter_speaks_its_packages_language(
 
 
 def test_the_real_tensorboard_writer_writes_a_file(tmp_path: Path):
-    started = Started(env_steps=10, run=str(tmp_path), game="g", algorithm="dqn", seed=0, steps=100, until=None)
+    started = Started(
+        env_steps=10, run=str(tmp_path), game="g", algorithm="dqn", seed=0, steps=100, until=None
+    )
     feed = Feed("tensorboard", sinks_named("tensorboard")["tensorboard"])
     feed.hear(started)
     feed.hear(episode(11))
@@ -220,16 +242,22 @@ def fed_for_real(name: str, run: Path) -> None:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "HOME": str(run.parent),
     }
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "MLFLOW_"))}
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "MLFLOW_"))
+    }
     command = [sys.executable, "-c", FED, str(run), name]
-    told = subprocess.run(command, capture_output=True, text=True, env=kept | alone, cwd=run.parent, timeout=280)
+    told = subprocess.run(
+        command, capture_output=True, text=True, env=kept | alone, cwd=run.parent, timeout=280
+    )
     assert told.returncode == 0, told.stderr
 
 
 def test_what_the_real_mlflow_wrote_can_be_read_back(tmp_path: Path):
     fed_for_real("mlflow", tmp_path / "R")
     with contextlib.closing(sqlite3.connect(tmp_path / "R" / "mlflow.db")) as database:
-        returns = database.execute("select step, value from metrics where key = 'train/return' order by step")
+        returns = database.execute(
+            "select step, value from metrics where key = 'train/return' order by step"
+        )
         assert returns.fetchall() == [(5, 1.25), (6, 1.5)]
         assert dict(database.execute("select key, value from params"))["seed"] == "7"
         assert database.execute("select name, status from runs").fetchall() == [("R", "FINISHED")]
@@ -239,7 +267,10 @@ def test_what_the_real_wandb_wrote_can_be_read_back(tmp_path: Path):
     fed_for_real("wandb", tmp_path / "R")
     (file,) = (tmp_path / "R" / "wandb").glob("offline-run-*/run-*.wandb")
     told = list(wandb_records(file.read_bytes()))
-    rows = [{"/".join(item.nested_key) or item.key: item.value_json for item in one.history.item} for one in told]
+    rows = [
+        {"/".join(item.nested_key) or item.key: item.value_json for item in one.history.item}
+        for one in told
+    ]
     assert [row["train/return"] for row in rows if row] == ["1.25", "1.5"]
     assert [row["_step"] for row in rows if row] == ["5", "6"]
     (started,) = [one.run for one in told if one.HasField("run")]
@@ -248,7 +279,8 @@ def test_what_the_real_wandb_wrote_can_be_read_back(tmp_path: Path):
 
 
 def wandb_records(raw: bytes) -> Iterator[Any]:
-    """A log of blocks: 4 bytes of checksum, 2 of length, 1 that says whether the entry is whole; 7 before them all."""
+    """A log of blocks: 4 bytes of checksum, 2 of length, 1 that says whether the entry is whole;
+    7 before them all."""
     messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     assert raw[:4] == b":W&B"
     assert len(raw) < 32_768, "more than one block"

@@ -24,7 +24,15 @@ from understudy.learn.architecture import network_for
 from understudy.nn.network import Dense
 from understudy.training.choice import GameChoice, choice_of
 from understudy.training.evaluation import evaluate_run
-from understudy.training.events import CheckpointSaved, Compiling, Episode, Evaluation, Event, Started, Update
+from understudy.training.events import (
+    CheckpointSaved,
+    Compiling,
+    Episode,
+    Evaluation,
+    Event,
+    Started,
+    Update,
+)
 from understudy.training.folder import RunFolder
 from understudy.training.train import Run
 
@@ -59,7 +67,7 @@ def crash_at_start(event: Event) -> None:
         raise Crash
 
 
-# --- what may be given -----------------------------------------------------------------------------------------------
+# --- what may be given ----------------------------------------------------------------------------
 
 
 def test_an_id_is_enough_for_a_policy_that_plays(trained: Run):
@@ -68,8 +76,14 @@ def test_an_id_is_enough_for_a_policy_that_plays(trained: Run):
     assert trained.result["return_mean"] == 10.0
     assert trained.result["env_class"] == "tests.platform.switches:Switches"
     assert {path.name for path in trained.folder.iterdir()} >= {
-        "best.safetensors", "last.safetensors", "curve.csv", "curve.png", "preset.toml", "run.json", "result.json",
-    }  # fmt: skip
+        "best.safetensors",
+        "last.safetensors",
+        "curve.csv",
+        "curve.png",
+        "preset.toml",
+        "run.json",
+        "result.json",
+    }
     assert "return 10.0" in repr(trained)
     assert len(repr(trained)) < 500
 
@@ -111,7 +125,9 @@ def test_an_algorithm_may_be_a_class_that_no_import_reaches(tmp_path: Path):
         pass
 
     run = train(tmp_path / "R", algorithm=Mine, steps=512, until=100, on_event=stop_at(256))
-    assert run.result["algorithm"].endswith(":test_an_algorithm_may_be_a_class_that_no_import_reaches.<locals>.Mine")
+    assert run.result["algorithm"].endswith(
+        ":test_an_algorithm_may_be_a_class_that_no_import_reaches.<locals>.Mine"
+    )
     (run.folder / "result.json").unlink()
     with pytest.raises(ConfigError, match="cannot be imported"):
         train(tmp_path / "R", None, resume=True)
@@ -124,7 +140,9 @@ def test_an_algorithm_may_be_an_import_path_and_keeps_its_short_name(tmp_path: P
     assert "rollout = 32" in (run.folder / "preset.toml").read_text()
 
 
-def test_a_network_may_be_widths_or_a_spec_and_is_there_again_after_a_crash(tmp_path: Path, trained: Run):
+def test_a_network_may_be_widths_or_a_spec_and_is_there_again_after_a_crash(
+    tmp_path: Path, trained: Run
+):
     heads = {"logits": (Dense(2),), "value": (Dense(1),)}
     spec = network_for(trained.policy.game, heads=heads, widths=(7, 6))
     with pytest.raises(Crash):
@@ -136,17 +154,32 @@ def test_a_network_may_be_widths_or_a_spec_and_is_there_again_after_a_crash(tmp_
 
 def test_wrappers_settings_of_the_env_and_frame_skip_reach_the_env(tmp_path: Path):
     run = train(
-        tmp_path / "R", wrapper="tests.platform.switches:Brighter", env_kwargs={"presses": 4}, frame_skip=2, steps=256
+        tmp_path / "R",
+        wrapper="tests.platform.switches:Brighter",
+        env_kwargs={"presses": 4},
+        frame_skip=2,
+        steps=256,
     )
     assert run.policy.game.obs[""] == Box((2,), np.dtype(np.float32), 0.0, 2.0)
     assert run.result["return_mean"] <= 4
-    again = train(tmp_path / "S", wrapper=[Brighter], env_kwargs={"presses": 4}, frame_skip=2, steps=256)
+    again = train(
+        tmp_path / "S", wrapper=[Brighter], env_kwargs={"presses": 4}, frame_skip=2, steps=256
+    )
     assert again.policy.weights.keys() == run.policy.weights.keys()
-    assert all((again.policy.weights[name] == run.policy.weights[name]).all() for name in run.policy.weights)
+    assert all(
+        (again.policy.weights[name] == run.policy.weights[name]).all()
+        for name in run.policy.weights
+    )
 
 
 def test_a_run_may_start_from_another_ones_policy(tmp_path: Path, trained: Run):
-    run = train(tmp_path / "R", algorithm="dqn", init_from=trained.folder, steps=256, settings={"min_inserts": 10_000})
+    run = train(
+        tmp_path / "R",
+        algorithm="dqn",
+        init_from=trained.folder,
+        steps=256,
+        settings={"min_inserts": 10_000},
+    )
     assert run.policy.weights.keys() == trained.policy.weights.keys()
     assert run.result["return_mean"] == 10.0
     init = run.result["init_from"]
@@ -155,9 +188,18 @@ def test_a_run_may_start_from_another_ones_policy(tmp_path: Path, trained: Run):
     assert trained.result["init_from"] is None
 
 
-def test_a_run_that_starts_from_another_one_says_which_weights_did_not_fit(tmp_path: Path, trained: Run):
+def test_a_run_that_starts_from_another_one_says_which_weights_did_not_fit(
+    tmp_path: Path, trained: Run
+):
     heard: list[Event] = []
-    train(tmp_path / "R", algorithm="dqn", network="64,7", init_from=trained.folder, steps=256, on_event=heard.append)
+    train(
+        tmp_path / "R",
+        algorithm="dqn",
+        network="64,7",
+        init_from=trained.folder,
+        steps=256,
+        on_event=heard.append,
+    )
     assert isinstance(heard[0], Started)
     init = heard[0].init_from
     assert init is not None
@@ -173,7 +215,10 @@ def test_a_run_that_started_from_another_one_goes_on_without_it(tmp_path: Path, 
         train(tmp_path / "R", init_from=other, **asked, on_event=crash_at_start)
     shutil.rmtree(other)
     assert not list((tmp_path / "R").glob("checkpoints/*"))
-    assert train(tmp_path / "R", None, resume=True).policy.weights.keys() == trained.policy.weights.keys()
+    assert (
+        train(tmp_path / "R", None, resume=True).policy.weights.keys()
+        == trained.policy.weights.keys()
+    )
     assert RunFolder(tmp_path / "R").start() == trained.policy
     (tmp_path / "R" / "start.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"start\.safetensors cannot be read"):
@@ -193,12 +238,16 @@ def test_the_policy_of_a_run_that_nobody_could_judge_is_its_last(
 
 
 class Broken(Switches):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         raise RuntimeError("no disc\nin the drive")
 
 
 def test_a_game_that_fails_in_its_first_reset_is_told_in_a_line(tmp_path: Path):
-    with pytest.raises(GameFailed, match="Broken failed in its first reset: RuntimeError: no disc in the drive;"):
+    with pytest.raises(
+        GameFailed, match="Broken failed in its first reset: RuntimeError: no disc in the drive;"
+    ):
         train(tmp_path / "R", Broken, steps=256)
     assert not (tmp_path / "R").exists()
 
@@ -218,7 +267,7 @@ def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, t
     assert run.result["return_mean"] is not None
 
 
-# --- events ----------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def stop_at(env_steps: int) -> Any:
@@ -230,7 +279,13 @@ def test_events_are_typed_and_come_in_order(tmp_path: Path):
     train(tmp_path / "R", algorithm="dqn", steps=1_536, eval_every=512, on_event=heard.append)
     assert isinstance(heard[0], Started)
     assert (heard[0].run, heard[0].steps, heard[0].until) == (str(tmp_path / "R"), 1_536, None)
-    assert {type(event) for event in heard} >= {Episode, Update, Evaluation, CheckpointSaved, Compiling}
+    assert {type(event) for event in heard} >= {
+        Episode,
+        Update,
+        Evaluation,
+        CheckpointSaved,
+        Compiling,
+    }
     assert [event.env_steps for event in heard] == sorted(event.env_steps for event in heard)
     assert sum(isinstance(event, Evaluation) for event in heard) == 3
     assert understudy.events.Evaluation is Evaluation
@@ -243,25 +298,36 @@ def test_stop_ends_a_run_in_good_order(tmp_path: Path):
     assert (tmp_path / "R" / "result.json").exists()
 
 
-# --- going on --------------------------------------------------------------------------------------------------------
+# --- going on -------------------------------------------------------------------------------------
 
 
-def test_a_run_that_crashed_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path, trained: Run):
+def test_a_run_that_crashed_goes_on_and_ends_as_if_nothing_had_happened(
+    tmp_path: Path, trained: Run
+):
     with pytest.raises(Crash):
         train(tmp_path / "R", algorithm="dqn", seed=3, steps=2_000, on_event=crash_at(1_500))
     assert not list(tmp_path.rglob("*.tmp"))
     run = train(tmp_path / "R", algorithm="dqn", seed=3, steps=2_000, resume=True)
     assert run.result["resumed_at_step"] > 0
     assert (run.result["env_steps"], run.result["updates"]) == (2_048, 512)
-    last, straight = [(one / "last.safetensors").read_bytes() for one in (tmp_path / "R", trained.folder)]
+    last, straight = [
+        (one / "last.safetensors").read_bytes() for one in (tmp_path / "R", trained.folder)
+    ]
     assert last == straight
 
 
 @pytest.mark.parametrize(
     ("asked", "until"),
-    [({}, 9.0), ({"steps": 512}, None), ({"steps": 512, "until": 8}, 8.0), ({"settings": {"until": 7}}, 7.0)],
+    [
+        ({}, 9.0),
+        ({"steps": 512}, None),
+        ({"steps": 512, "until": 8}, 8.0),
+        ({"settings": {"until": 7}}, 7.0),
+    ],
 )
-def test_a_preset_of_a_run_has_its_goal_too(asked: dict[str, Any], until: float | None, tmp_path: Path):
+def test_a_preset_of_a_run_has_its_goal_too(
+    asked: dict[str, Any], until: float | None, tmp_path: Path
+):
     stop = stop_at(256)
     first = train(tmp_path / "R", **asked, on_event=stop)
     preset = str(first.folder / "preset.toml")
@@ -271,7 +337,12 @@ def test_a_preset_of_a_run_has_its_goal_too(asked: dict[str, Any], until: float 
     given = understudy.train(GAME, preset=preset, until=3.5, out=tmp_path / "T", on_event=stop)
     assert given.result["until"] == 3.5
     (tmp_path / "R" / "result.json").unlink()
-    assert understudy.train(GAME, preset=preset, out=first.folder, resume=True, on_event=stop).result["until"] == until
+    assert (
+        understudy.train(GAME, preset=preset, out=first.folder, resume=True, on_event=stop).result[
+            "until"
+        ]
+        == until
+    )
 
 
 def test_an_ended_run_is_given_as_it_is(trained: Run):
@@ -307,12 +378,16 @@ def test_a_run_does_not_go_on_as_something_else(trained: Run, asked: dict[str, A
 def test_a_run_on_an_object_goes_on_when_the_object_is_given_again(tmp_path: Path):
     with pytest.raises(Crash):
         train(tmp_path / "R", Switches(), steps=1_024, on_event=crash_at(512))
-    with pytest.raises(ConfigError, match=r"do this in Python, .*: train\(env, out='.*/R', resume=True\)"):
+    with pytest.raises(
+        ConfigError, match=r"do this in Python, .*: train\(env, out='.*/R', resume=True\)"
+    ):
         understudy.train(out=tmp_path / "R", resume=True)
     assert train(tmp_path / "R", Switches(), resume=True).result["env_steps"] == 1_024
 
 
-def test_what_is_left_out_with_an_object_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_left_out_with_an_object_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     filmed: list[GameChoice] = []
 
     def film(choice: GameChoice, *_: Any, **__: Any) -> list[Path]:
@@ -325,7 +400,9 @@ def test_what_is_left_out_with_an_object_is_as_it_was(tmp_path: Path, monkeypatc
         return Switches(render_mode="rgb_array")
 
     with pytest.raises(Crash):
-        train(tmp_path / "R", lit, wrapper=Brighter, frame_skip=2, steps=1_024, on_event=crash_at(512))
+        train(
+            tmp_path / "R", lit, wrapper=Brighter, frame_skip=2, steps=1_024, on_event=crash_at(512)
+        )
     run = train(tmp_path / "R", lit, resume=True, video=1)
     assert run.policy.game.obs[""] == Box((2,), np.dtype(np.float32), 0.0, 2.0)
     assert run.result["env_steps"] == 1_024
@@ -343,7 +420,7 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
     assert train(tmp_path / "R", steps=256, resume=True).result["resumed_at_step"] == 0
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -368,7 +445,10 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
         ({"network": "json:dumps"}, "give the path of a NetworkSpec"),
         ({"wrapper": "nowhere:Wrapper"}, "cannot be imported"),
         ({"wrapper": "json:dumps"}, "check wrappers"),
-        ({"wrapper": functools.partial(Brighter)}, "not found by an import, .* give a function that makes the env"),
+        (
+            {"wrapper": functools.partial(Brighter)},
+            "not found by an import, .* give a function that makes the env",
+        ),
         ({"wrapper": lambda env: Brighter(env)}, "not found by an import"),
         ({"env_kwargs": {"nope": 1}}, "does not take"),
         ({"env_kwargs": {"presses": object()}}, "give plain values"),
@@ -400,20 +480,35 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_policy_of_another_game_is_refused_and_an_empty_folder_stays(tmp_path: Path, trained: Run):
+def test_a_policy_of_another_game_is_refused_and_an_empty_folder_stays(
+    tmp_path: Path, trained: Run
+):
     (tmp_path / "R").mkdir()
-    with pytest.raises(ConfigError, match=r"no kernel of .* is 2 x 64 there, and 4 x 9 is wanted; start from"):
-        understudy.train("CartPole-v1", algorithm="dqn", network=(9,), init_from=trained.folder, out=tmp_path / "R")
+    with pytest.raises(
+        ConfigError, match=r"no kernel of .* is 2 x 64 there, and 4 x 9 is wanted; start from"
+    ):
+        understudy.train(
+            "CartPole-v1",
+            algorithm="dqn",
+            network=(9,),
+            init_from=trained.folder,
+            out=tmp_path / "R",
+        )
     assert list(tmp_path.rglob("*")) == [tmp_path / "R"]
     with pytest.raises(ConfigError, match="only from what it plays itself"):
         train(tmp_path / "R", algorithm="ppo", from_store=trained.folder)
     with pytest.raises(
-        ConfigError, match=f"nothing of CartPole-v1; .*: understudy data stats --data {trained.folder}$"
+        ConfigError,
+        match=f"nothing of CartPole-v1; .*: understudy data stats --data {trained.folder}$",
     ):
-        understudy.train("CartPole-v1", algorithm="bc", from_store=trained.folder, out=tmp_path / "R")
+        understudy.train(
+            "CartPole-v1", algorithm="bc", from_store=trained.folder, out=tmp_path / "R"
+        )
 
 
-def test_a_folder_that_cannot_be_removed_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_cannot_be_removed_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def busy(path: Path) -> None:
         raise OSError(f"{path} is busy")
 
@@ -436,17 +531,22 @@ def test_a_file_is_no_folder_for_a_run(tmp_path: Path):
 
 
 def test_a_run_that_another_process_has_open_is_left_alone(tmp_path: Path):
-    with FileLock(tmp_path / "R" / ".lock", what="the run"), pytest.raises(Locked, match="in use by another process"):
+    with (
+        FileLock(tmp_path / "R" / ".lock", what="the run"),
+        pytest.raises(Locked, match="in use by another process"),
+    ):
         train(tmp_path / "R", steps=256)
     assert [path.name for path in (tmp_path / "R").iterdir()] == [".lock"]
 
 
-# --- importing -------------------------------------------------------------------------------------------------------
+# --- importing ------------------------------------------------------------------------------------
 
 
 def test_importing_understudy_is_cheap_and_stop_needs_no_jax():
     code = "import sys, understudy; understudy.Stop, understudy.events.Episode; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert {"jax", "gymnasium", "numba", "click", "rich"}.isdisjoint(loaded)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = understudy.trian

@@ -1,4 +1,5 @@
-"""What counts as best and as solved, and on which seeds; the engine and the judge are played by the tests."""
+"""What counts as best and as solved, and on which seeds; the engine and the judge are played by
+the tests."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ class Rounds:
     """An engine of ten rounds that learns nothing."""
 
     def __init__(self, size: int = 1) -> None:
-        self.steps, self._size = 0, size
+        self.steps = 0
+        self._size = size
         self.learner: Any = SimpleNamespace(compile_s=0.0, counts=SimpleNamespace(updates=0))
         self.policy: Any = SimpleNamespace(encode=lambda: b"policy")
 
@@ -63,14 +65,22 @@ class Says:
         return self.answers[series]
 
 
-def training(folder: Path, judge: Says, heard: list[Event] | None = None, *, extensions: int = 0) -> Training:
-    part, run = RunPart(eval_every=1, checkpoint_every=1), RunFolder(folder)
+def training(
+    folder: Path, judge: Says, heard: list[Event] | None = None, *, extensions: int = 0
+) -> Training:
+    part = RunPart(eval_every=1, checkpoint_every=1)
+    run = RunFolder(folder)
     run.cut_curve(100)
     run.policy = lambda name="best": None  # type: ignore[assignment, method-assign, return-value]
     return Training(
-        Rounds(), run, part, judge=judge, until=GOAL, on_event=None if heard is None else heard.append,  # type: ignore[arg-type]
+        Rounds(),
+        run,
+        part,
+        judge=judge,
+        until=GOAL,
+        on_event=None if heard is None else heard.append,  # type: ignore[arg-type]
         extensions=extensions,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +95,8 @@ def training(folder: Path, judge: Says, heard: list[Event] | None = None, *, ext
 def test_no_more_than_an_interval_is_repeated_whatever_the_size_of_a_round(
     interval: int, saved: list[int], tmp_path: Path
 ):
-    run, heard = RunFolder(tmp_path), list[Event]()
+    run = RunFolder(tmp_path)
+    heard = list[Event]()
     run.cut_curve(100)
     part = RunPart(eval_every=10**6, checkpoint_every=interval)
     judge: Any = Says({WHILE_TRAINING: every(1.0)})
@@ -99,7 +110,9 @@ def every(value: float) -> Array:
     return np.full(100, value)
 
 
-def test_every_confirmation_and_the_last_hundred_have_seeds_of_their_own_also_after_a_resume(tmp_path: Path):
+def test_every_confirmation_and_the_last_hundred_have_seeds_of_their_own_also_after_a_resume(
+    tmp_path: Path,
+):
     judge = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(8.0), AT_THE_END: every(8.5)})
     first = training(tmp_path, judge)
     for _ in range(4):
@@ -115,7 +128,9 @@ def test_every_confirmation_and_the_last_hundred_have_seeds_of_their_own_also_af
 
 
 @pytest.mark.parametrize(("episodes", "has_interval"), [(4, False), (5, True)])
-def test_below_five_episodes_there_is_no_interval(episodes: int, has_interval: bool, tmp_path: Path):
+def test_below_five_episodes_there_is_no_interval(
+    episodes: int, has_interval: bool, tmp_path: Path
+):
     heard = list[Event]()
     one = training(tmp_path, Says({WHILE_TRAINING: np.arange(episodes) / 10}), heard)
     one.run()
@@ -142,7 +157,9 @@ def test_a_confirmed_run_ends_and_is_judged_by_what_confirmed_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("later", "attempt"), [(8.0, 0), (8.7, 1)])
-def test_a_run_that_is_extended_tests_the_same_policy_on_the_same_seeds(later: float, attempt: int, tmp_path: Path):
+def test_a_run_that_is_extended_tests_the_same_policy_on_the_same_seeds(
+    later: float, attempt: int, tmp_path: Path
+):
     judge = Says({WHILE_TRAINING: every(8.5), CONFIRMING: every(8.0), AT_THE_END: every(8.0)})
     training(tmp_path, judge).run()
     judge.answers[WHILE_TRAINING] = every(later)
@@ -164,11 +181,19 @@ def test_time_spent_compiling_and_confirmations_are_counted_over_resumes(tmp_pat
     assert (second.clocks.compile_s, second.confirmations) == (2.5, 1)
 
 
-@pytest.mark.parametrize(("while_training", "at_the_end", "is_solved"), [(10.0, 9.0, True), (8.9, 10.0, False)])
+@pytest.mark.parametrize(
+    ("while_training", "at_the_end", "is_solved"), [(10.0, 9.0, True), (8.9, 10.0, False)]
+)
 def test_the_goal_must_be_reached_in_an_evaluation_and_at_the_end(
     while_training: float, at_the_end: float, is_solved: bool, tmp_path: Path
 ):
-    judge = Says({WHILE_TRAINING: every(while_training), CONFIRMING: every(0.0), AT_THE_END: every(at_the_end)})
+    judge = Says(
+        {
+            WHILE_TRAINING: every(while_training),
+            CONFIRMING: every(0.0),
+            AT_THE_END: every(at_the_end),
+        }
+    )
     one = training(tmp_path, judge)
     one.run()
     assert not one.is_solved
@@ -177,7 +202,8 @@ def test_the_goal_must_be_reached_in_an_evaluation_and_at_the_end(
 
 
 def test_one_good_return_among_many_that_are_not_finite_is_no_best_and_no_goal(tmp_path: Path):
-    judge, heard = Says({WHILE_TRAINING: ONE_GOOD, AT_THE_END: ONE_GOOD}), list[Event]()
+    judge = Says({WHILE_TRAINING: ONE_GOOD, AT_THE_END: ONE_GOOD})
+    heard = list[Event]()
     one = training(tmp_path, judge, heard)
     one.run()
     assert one.final_returns() is None
@@ -190,7 +216,9 @@ def test_one_good_return_among_many_that_are_not_finite_is_no_best_and_no_goal(t
 
 
 def test_a_confirmation_needs_every_return_finite(tmp_path: Path):
-    one = training(tmp_path, Says({WHILE_TRAINING: every(10.0), CONFIRMING: ONE_GOOD, AT_THE_END: ONE_GOOD}))
+    one = training(
+        tmp_path, Says({WHILE_TRAINING: every(10.0), CONFIRMING: ONE_GOOD, AT_THE_END: ONE_GOOD})
+    )
     one.run()
     assert one.final_returns() is None
     assert not one.is_solved

@@ -1,4 +1,5 @@
-"""Checkpoints: what was saved is read again bit by bit, or not at all; a kill at any moment leaves one that reads."""
+"""Checkpoints: what was saved is read again bit by bit, or not at all; a kill at any moment
+leaves one that reads."""
 
 import os
 from pathlib import Path
@@ -29,7 +30,11 @@ def checkpoint(env_steps: int = 128) -> Checkpoint:
 
 def assert_same(found: Checkpoint | None, wanted: Checkpoint) -> None:
     assert found is not None
-    assert (found.env_steps, found.facts, found.arrays.keys()) == (wanted.env_steps, wanted.facts, wanted.arrays.keys())
+    assert (found.env_steps, found.facts, found.arrays.keys()) == (
+        wanted.env_steps,
+        wanted.facts,
+        wanted.arrays.keys(),
+    )
     for name, array in wanted.arrays.items():
         assert (found.arrays[name].dtype, found.arrays[name].shape) == (array.dtype, array.shape)
         assert found.arrays[name].tobytes() == array.tobytes()
@@ -64,7 +69,7 @@ def test_a_header_that_could_not_be_read_again_is_not_written(tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-# --- A folder of them ------------------------------------------------------------------------------------------------
+# --- A folder of them -----------------------------------------------------------------------------
 
 
 def test_the_newest_is_taken_and_only_a_few_are_kept(tmp_path: Path):
@@ -73,7 +78,10 @@ def test_the_newest_is_taken_and_only_a_few_are_kept(tmp_path: Path):
     for env_steps in (256, 1_024, 90_000):
         path = held.save(checkpoint(env_steps))
         assert_same(held.latest(), checkpoint(env_steps))
-    assert sorted(one.name for one in path.parent.iterdir()) == ["000000001024.safetensors", "000000090000.safetensors"]
+    assert sorted(one.name for one in path.parent.iterdir()) == [
+        "000000001024.safetensors",
+        "000000090000.safetensors",
+    ]
 
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path):
@@ -93,7 +101,8 @@ def test_where_none_reads_the_error_names_them_all(tmp_path: Path):
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> list[str]:
-    """From now on this process dies at the given call to the disk; the list fills with the calls it made."""
+    """From now on this process dies at the given call to the disk; the list fills with the calls
+    it made."""
     calls: list[str] = []
 
     def dying(name: str) -> Any:
@@ -115,7 +124,9 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> list[str]:
 
 
 @pytest.mark.parametrize("moment", range(10))
-def test_a_kill_inside_save_leaves_a_checkpoint_that_reads_and_nothing_else(tmp_path: Path, monkeypatch, moment):
+def test_a_kill_inside_save_leaves_a_checkpoint_that_reads_and_nothing_else(
+    tmp_path: Path, monkeypatch, moment
+):
     held = Checkpoints(tmp_path, keep=1)
     held.save(checkpoint(1))
     with monkeypatch.context() as patch:
@@ -135,7 +146,9 @@ def test_a_kill_inside_save_leaves_a_checkpoint_that_reads_and_nothing_else(tmp_
     assert [one.name for one in tmp_path.iterdir()] == ["000000000003.safetensors"]
 
 
-def test_a_full_disk_leaves_the_checkpoint_before_and_no_file_of_its_own(tmp_path: Path, monkeypatch):
+def test_a_full_disk_leaves_the_checkpoint_before_and_no_file_of_its_own(
+    tmp_path: Path, monkeypatch
+):
     held = Checkpoints(tmp_path)
     held.save(checkpoint(1))
     with monkeypatch.context() as patch:

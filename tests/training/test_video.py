@@ -18,10 +18,14 @@ from understudy.training.video import check_video
 def test_a_run_films_its_best_policy(tmp_path: Path):
     run = understudy.train(GAME, steps=256, settings=QUICK, out=tmp_path / "R", video=2)
     first, second = run.result["videos"]
-    assert [first, second] == [str(tmp_path / "R" / "videos" / f"episode-{number}.gif") for number in (1, 2)]
+    assert [first, second] == [
+        str(tmp_path / "R" / "videos" / f"episode-{number}.gif") for number in (1, 2)
+    ]
     with Image.open(first) as film:
         assert film.size == (400, 30)  # scaled down from 800 x 60
-        assert 2 <= getattr(film, "n_frames", 1) <= 7  # every second of 11 frames (50 a second), equal ones are joined
+        assert (
+            2 <= getattr(film, "n_frames", 1) <= 7
+        )  # every second of 11 frames (50 a second), equal ones are joined
         assert film.info["duration"] % 40 == 0
         assert film.info["loop"] == 0
 
@@ -55,7 +59,9 @@ def test_frames_of_another_kind_are_refused():
         check_video(GameChoice(game=lambda: Broken("rgb_array")))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pygame") is not None, reason="pygame is here, so CartPole renders")
+@pytest.mark.skipif(
+    importlib.util.find_spec("pygame") is not None, reason="pygame is here, so CartPole renders"
+)
 def test_a_game_without_its_renderer_is_refused_before_training(tmp_path: Path):
     with pytest.raises(MissingExtra, match="pygame"):
         understudy.train("CartPole-v1", steps=256, out=tmp_path / "R", video=1)

@@ -1,4 +1,5 @@
-"""Where an actor's chance comes from: pure functions of the run's root seed, so that no generator needs saving."""
+"""Where an actor's chance comes from: pure functions of the run's root seed, so that no
+generator needs saving."""
 
 import hashlib
 import uuid
@@ -15,19 +16,29 @@ _AHEAD = 1024
 """Seeds known at a time, over all envs: one look ahead must cost little for each."""
 
 
-def episode_starts(root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0) -> NDArray[np.uint64]:
-    """uint64[envs]: from where each env counts its seeds; a new incarnation plays other episodes."""
-    names = [f"episodes/{root_seed}/{env}/{incarnation}" for env in range(first_env, first_env + num_envs)]
+def episode_starts(
+    root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0
+) -> NDArray[np.uint64]:
+    """uint64[envs]: from where each env counts its seeds; a new incarnation plays other
+    episodes."""
+    names = [
+        f"episodes/{root_seed}/{env}/{incarnation}"
+        for env in range(first_env, first_env + num_envs)
+    ]
     return np.array([int.from_bytes(_digest(name, 8), "little") for name in names], np.uint64)
 
 
-def episode_seeds(starts: NDArray[np.uint64], first: NDArray[np.int64], *, n: int) -> NDArray[np.uint32]:
-    """uint32[envs, n], below 2^31: what each env is reset with for its episodes from its `first` on.
+def episode_seeds(
+    starts: NDArray[np.uint64], first: NDArray[np.int64], *, n: int
+) -> NDArray[np.uint32]:
+    """uint32[envs, n], below 2^31: what each env is reset with for its episodes from its `first`
+    on.
 
     Seeds from 2^31 on are held out: no actor ever plays them.
     """
     number = (first[:, None] + np.arange(1, n + 1)).astype(np.uint64)
-    # A counter through a mixing function (Steele's splitmix64): any episode's seed without those before it.
+    # A counter through a mixing function (Steele's splitmix64): any episode's seed without those
+    # before it.
     z: NDArray[np.uint64] = starts[:, None] + number * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -36,14 +47,23 @@ def episode_seeds(starts: NDArray[np.uint64], first: NDArray[np.int64], *, n: in
 
 
 class EpisodeSeeds:
-    """Which seed each env's next episode gets; `prepare`, where the envs have one, gets them some episodes ahead."""
+    """Which seed each env's next episode gets; `prepare`, where the envs have one, gets them
+    some episodes ahead."""
 
     def __init__(
-        self, root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0,
+        self,
+        root_seed: int,
+        *,
+        first_env: int,
+        num_envs: int,
+        incarnation: int = 0,
         prepare: Callable[[NDArray[np.uint32]], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._starts = episode_starts(root_seed, first_env=first_env, num_envs=num_envs, incarnation=incarnation)
-        self._prepare, self._n_ahead = prepare, max(4, _AHEAD // num_envs)
+    ) -> None:
+        self._starts = episode_starts(
+            root_seed, first_env=first_env, num_envs=num_envs, incarnation=incarnation
+        )
+        self._prepare = prepare
+        self._n_ahead = max(4, _AHEAD // num_envs)
         self.begin_at(np.zeros(num_envs, np.int64))
 
     @property
@@ -53,7 +73,8 @@ class EpisodeSeeds:
 
     def begin_at(self, n_begun: Ints) -> None:
         """Go on behind so many episodes of each env."""
-        self._known_from, self._next = n_begun.copy(), np.zeros(len(n_begun), np.int64)
+        self._known_from = n_begun.copy()
+        self._next = np.zeros(len(n_begun), np.int64)
         seeds = episode_seeds(self._starts, n_begun, n=self._n_ahead)  # uint32[envs, ahead]
         if self._prepare is not None:
             self._prepare(seeds.ravel())
@@ -63,7 +84,9 @@ class EpisodeSeeds:
         """The seeds of the next episodes of these envs."""
         try:
             seeds = self._known[envs, self._next[envs]]
-        except IndexError:  # one of them has begun all that were known; asking first would cost more
+        except (
+            IndexError
+        ):  # one of them has begun all that were known; asking first would cost more
             self.begin_at(self.n_begun)
             seeds = self._known[envs, 0]
         self._next[envs] += 1

@@ -13,22 +13,35 @@ from understudy.core.errors import ConfigError
 from understudy.nn.policy import Policy
 
 MAX_STEPS = 10_000
-"""Where an episode is cut in a game without a limit of its own: a policy that is stuck must not hang whoever waits."""
+"""Where an episode is cut in a game without a limit of its own: a policy that is stuck must not
+hang whoever waits."""
 
 
-@np.errstate(all="ignore")  # a game's odd numbers show in its returns; warnings would only bury them
+@np.errstate(
+    all="ignore"
+)  # a game's odd numbers show in its returns; warnings would only bury them
 def evaluate(
-    policy: Policy, envs: Envs, *, seeds: Sequence[int], episodes: int | None = None, deterministic: bool = True
+    policy: Policy,
+    envs: Envs,
+    *,
+    seeds: Sequence[int],
+    episodes: int | None = None,
+    deterministic: bool = True,
 ) -> NDArray[np.float64]:
     """float64[episodes], in the order of the seeds; episodes are played side by side.
 
-    `envs` leaves resets to its caller. Policies that draw by chance get noise that depends on the seeds.
+    `envs` leaves resets to its caller. Policies that draw by chance get noise that depends on the
+    seeds.
     """
     if not seeds or (episodes is not None and episodes != len(seeds)):
-        raise ConfigError(f"{len(seeds)} seeds for {episodes} episodes; give one seed for each, at least one")
+        raise ConfigError(
+            f"{len(seeds)} seeds for {episodes} episodes; give one seed for each, at least one"
+        )
     seeds, n = [int(seed) for seed in seeds], len(seeds)
-    live, limit = LiveEnvs(envs, policy.game), policy.game.max_episode_steps or MAX_STEPS
-    # An env that has ended plays the next seed; one without a next plays the last seed again, and counts for nothing.
+    live = LiveEnvs(envs, policy.game)
+    limit = policy.game.max_episode_steps or MAX_STEPS
+    # An env that has ended plays the next seed; one without a next plays the last seed again, and
+    # counts for nothing.
     returns = np.zeros(n + 1)
     episode = np.minimum(np.arange(live.num_envs), n)
     n_begun = min(live.num_envs, n)

@@ -21,19 +21,24 @@ class LiveEnvs:
     """Observation columns, legal masks and frame stacks of envs that are reset by their caller."""
 
     def __init__(self, envs: Envs, game: GameSpec) -> None:
-        self.envs, self.num_envs, self.game = envs, envs.num_envs, game
+        self.envs = envs
+        self.num_envs = envs.num_envs
+        self.game = game
         self.obs: dict[str, Array] = {}
         """Column name to [envs, ...]."""
         self.frames: dict[str, Array] | None = None
         """Column name to [envs, stack, ...], oldest first; None while nobody wants stacks."""
         n_actions = game.discrete.n if game.has_legal and game.discrete else 0
-        self.legal: Flags | None = np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
+        self.legal: Flags | None = (
+            np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
+        )
         self._columns = columns_of(game)
         self._all = np.ones(self.num_envs, np.bool_)
         space = game.action.get("")
         if not isinstance(space, Discrete | Box):
             raise ConfigError(
-                f"{game.game} has the actions {dict(game.action)}; actors play one Discrete or one Box: wrap the env"
+                f"{game.game} has the actions {dict(game.action)}; actors play one Discrete or one "
+                "Box: wrap the env"
             )
         self._space = space
 
@@ -43,14 +48,16 @@ class LiveEnvs:
         return self.obs if self.frames is None else self.frames
 
     def keep_stacks(self, stack: int) -> None:
-        """From now on keep the last observations of each env; before the first, the present one is repeated."""
+        """From now on keep the last observations of each env; before the first, the present one
+        is repeated."""
         if stack == 1:
             self.frames = None
         elif self.frames is None or next(iter(self.frames.values())).shape[1] != stack:
             self.frames = {name: np.stack([column] * stack, 1) for name, column in self.obs.items()}
 
     def actions(self, decided: Array) -> Array:
-        """A policy's actions as the env takes them: counted from the space's start, or in its shape and dtype."""
+        """A policy's actions as the env takes them: counted from the space's start, or in its
+        shape and dtype."""
         space = self._space
         if isinstance(space, Discrete):
             return decided if space.start == 0 else decided + np.int32(space.start)
@@ -94,12 +101,14 @@ class LiveEnvs:
     def _failed(self, call: str, error: Exception) -> GameFailed:
         what = f"{type(error).__name__}: {error}"
         return GameFailed(
-            f"an env of {self.game.game} failed in {call}(): {what[:300]}; mend the env (gymnasium's check_env helps), "
+            f"an env of {self.game.game} failed in {call}(): {what[:300]}; mend the env "
+            "(gymnasium's check_env helps), "
             "then go on with --resume; --debug shows where"
         )
 
     def seen(self, envs: NDArray[np.int64]) -> dict[str, Array]:
-        """Copies of what these envs show: their observations and, where the game has it, `legal`."""
+        """Copies of what these envs show: their observations and, where the game has it,
+        `legal`."""
         rows = {name: column[envs] for name, column in self.obs.items()}
         return rows if self.legal is None else {**rows, "legal": self.legal[envs]}
 
@@ -108,14 +117,16 @@ class LiveEnvs:
         if self.legal is not None and not self.legal.any(1).all():
             env = int(np.flatnonzero(~self.legal.any(1))[0])
             raise ConfigError(
-                f"env {env} of {self.game.game} allows no action; its {MASK} must allow one until the episode ends"
+                f"env {env} of {self.game.game} allows no action; its {MASK} must allow one until "
+                "the episode ends"
             )
 
     def _read_masks(self, infos: dict[str, Any], mask: Flags) -> None:
         if self.legal is None:
             if MASK in infos and not self.game.has_legal:
                 raise ConfigError(
-                    f"{self.game.game} says an {MASK} now, and said none in its first reset, so it would go unheard; "
+                    f"{self.game.game} says an {MASK} now, and said none in its first reset, so it "
+                    "would go unheard; "
                     "say it in every info, from the first reset on"
                 )
             return

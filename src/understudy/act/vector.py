@@ -1,4 +1,5 @@
-"""make_envs: any game as a vector env that leaves resets to its caller, so that no last observation is lost."""
+"""make_envs: any game as a vector env that leaves resets to its caller, so that no last
+observation is lost."""
 
 import copy
 import difflib
@@ -29,25 +30,35 @@ _BESIDE = ("_np_random_seed", "_cached_spec")
 
 
 def make_envs(
-    game: Game, num_envs: int, *, env_kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[str | Wrap] = (),
-    frame_skip: int = 1, builtin: bool = True,
-) -> Envs:  # fmt: skip
-    """`num_envs` envs of a game, stepped together: a Gymnasium id, a function that makes an env, or an env to copy.
+    game: Game,
+    num_envs: int,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str | Wrap] = (),
+    frame_skip: int = 1,
+    builtin: bool = True,
+) -> Envs:
+    """`num_envs` envs of a game, stepped together: a Gymnasium id, a function that makes an env, or
+    an env to copy.
 
-    Wrappers (`"module:Class"` or functions) go on in order, above the frame skip; `builtin=False` takes the env of one
-    game also where we have one of many.
+    Wrappers (`"module:Class"` or functions) go on in order, above the frame skip; `builtin=False`
+    takes the env of one game also where we have one of many.
     """
     if num_envs < 1 or frame_skip < 1:
-        raise ConfigError(f"num_envs is {num_envs} and frame_skip {frame_skip}; give whole numbers from 1")
+        raise ConfigError(
+            f"num_envs is {num_envs} and frame_skip {frame_skip}; give whole numbers from 1"
+        )
     if isinstance(game, VectorEnv):
         mode = game.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.DISABLED:
             raise ConfigError(
-                f"a vector env resets by itself ({mode}); make it with autoreset_mode=AutoresetMode.DISABLED"
+                f"a vector env resets by itself ({mode}); make it with "
+                "autoreset_mode=AutoresetMode.DISABLED"
             )
         if game.num_envs != num_envs or env_kwargs or wrappers or frame_skip > 1:
             raise ConfigError(
-                f"a vector env of {game.num_envs} envs was given for {num_envs}; give that number, and put wrappers, "
+                f"a vector env of {game.num_envs} envs was given for {num_envs}; give that number, "
+                "and put wrappers, "
                 "settings and frame skip into its own envs"
             )
         return game
@@ -57,7 +68,9 @@ def make_envs(
         if game == RALLY and (env_kwargs or {}).keys() <= {"opponent", "seat"}:
             return RallyVector(num_envs, **(env_kwargs or {}))
     make = _maker(game, dict(env_kwargs or {}))
-    layers: list[Wrap] = [load(one, what="wrapper") if isinstance(one, str) else one for one in wrappers]
+    layers: list[Wrap] = [
+        load(one, what="wrapper") if isinstance(one, str) else one for one in wrappers
+    ]
 
     def make_one() -> Env:
         env = make()
@@ -71,7 +84,8 @@ def make_envs(
 
 
 def game_of(envs: Envs, *, name: str | None = None) -> GameSpec:
-    """The spec of the game these envs play; resets them, to see whether they say which actions are legal."""
+    """The spec of the game these envs play; resets them, to see whether they say which actions
+    are legal."""
     spec_id = getattr(envs.spec, "id", None)
     if name is None and spec_id is None:
         first = envs.envs[0].unwrapped if isinstance(envs, SyncVectorEnv) else envs
@@ -102,10 +116,15 @@ def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
         return lambda: make_env(game, env_kwargs)
     if not isinstance(game, gymnasium.Env):
         if not callable(game):
-            raise ConfigError(f"game is {str(game)[:60]!r}; give a Gymnasium id, an env, or a function that makes one")
+            raise ConfigError(
+                f"game is {str(game)[:60]!r}; give a Gymnasium id, an env, or a function that "
+                "makes one"
+            )
         return lambda: game(**env_kwargs)
     if env_kwargs:
-        raise ConfigError(f"settings {sorted(env_kwargs)} came with an env that exists; make it with them instead")
+        raise ConfigError(
+            f"settings {sorted(env_kwargs)} came with an env that exists; make it with them instead"
+        )
     return lambda: copied(game)
 
 
@@ -120,14 +139,21 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
         raise ConfigError(f"game {game_id!r} is out of date: {error}") from error
     except gymnasium.error.UnregisteredEnv as error:
         own = "an id of a package of your own is written 'module:Name-v0'"
-        by_stem = {_stem(known): known for known in (*BOXED, *gymnasium.registry)}  # of several versions the last
-        near = [by_stem[one] for one in difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)]
+        by_stem = {
+            _stem(known): known for known in (*BOXED, *gymnasium.registry)
+        }  # of several versions the last
+        near = [
+            by_stem[one]
+            for one in difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)
+        ]
         hint = f"give {', '.join(BOXED)}, CartPole-v1 or any other id of Gymnasium; {own}"
         if near:
             hint = f"did you mean {' or '.join(near)}? {own[0].upper()}{own[1:]}"
         raise ConfigError(f"no game {game_id!r} is known; {hint}") from error
     except ModuleNotFoundError as error:
-        raise ConfigError(f"game {game_id!r} cannot be made: {error}; install the package it is in") from error
+        raise ConfigError(
+            f"game {game_id!r} cannot be made: {error}; install the package it is in"
+        ) from error
     except TypeError as error:
         raise ConfigError(f"game {game_id!r} does not take {dict(env_kwargs)}: {error}") from error
     except (gymnasium.error.Error, ValueError) as error:
@@ -136,10 +162,11 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
 
 
 def copied(env: Env) -> Env:
-    """A copy of this env; where it cannot be copied and is as its spec makes it, an env from the spec.
+    """A copy of this env; where it cannot be copied and is as its spec makes it, an env from the
+    spec.
 
-    The env itself is never touched. Some envs are copied by being made again, such as all of Box2D and MuJoCo: what
-    was changed in them would be lost, and is a ConfigError.
+    The env itself is never touched. Some envs are copied by being made again, such as all of Box2D
+    and MuJoCo: what was changed in them would be lost, and is a ConfigError.
     """
     why = "a copy of it is made anew, and loses what was changed in it or played"
     refused = "{} cannot be copied ({}); give a function that makes one"
@@ -159,10 +186,13 @@ def copied(env: Env) -> Env:
 
 
 def _shown(env: Any) -> Iterator[tuple[type, dict[str, Any]]]:
-    """Each layer's class with its plain attributes, from the outermost to the game; checkers are no layer."""
+    """Each layer's class with its plain attributes, from the outermost to the game; checkers are
+    no layer."""
     while env is not None:
         if not isinstance(env, gymnasium.wrappers.PassiveEnvChecker):
-            fields = {name: _plain(value) for name, value in vars(env).items() if name not in _BESIDE}
+            fields = {
+                name: _plain(value) for name, value in vars(env).items() if name not in _BESIDE
+            }
             yield type(env), {name: value for name, value in fields.items() if value is not ...}
         env = env.env if isinstance(env, gymnasium.Wrapper) else None
 
@@ -179,7 +209,8 @@ def _stem(game_id: str) -> str:
 
 
 def columns_of(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, Any]]]:
-    """A function that takes batched observations apart into columns, by the paths of the game's spec."""
+    """A function that takes batched observations apart into columns, by the paths of the game's
+    spec."""
     if set(game.obs) == {""}:
         return lambda obs: {"obs": obs}
     paths = {name: name.split(".")[1:] for name in game.obs_columns}

@@ -1,4 +1,5 @@
-"""Vector envs whose caller resets what has ended: `reset(seed=[...], options={"reset_mask": mask})`."""
+"""Vector envs whose caller resets what has ended: `reset(seed=[...], options={"reset_mask":
+mask})`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -25,7 +26,8 @@ CARTPOLE = "CartPole-v1"
 
 
 class PlainEnvs(SyncVectorEnv):
-    """A game's envs stepped one after another, with little around the games' own steps; infos hold only the masks."""
+    """A game's envs stepped one after another, with little around the games' own steps; infos
+    hold only the masks."""
 
     def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int) -> None:
         super().__init__([make] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
@@ -34,7 +36,9 @@ class PlainEnvs(SyncVectorEnv):
         space = self.single_observation_space
         self._row = space.shape if isinstance(space, spaces.Box) else ()
 
-    def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """All observations, after a reset of those that the mask names, or of all."""
         if not isinstance(seed, list) or options is None or "reset_mask" not in options:
             return super().reset(seed=seed, options=options)  # type: ignore[arg-type]
@@ -50,11 +54,16 @@ class PlainEnvs(SyncVectorEnv):
 
     def step(self, actions: Any) -> Step:
         """One step of every env; none may have ended before."""
-        assert not self._autoreset_envs.any(), f"envs that ended were not reset: {self._autoreset_envs}"
+        assert not self._autoreset_envs.any(), (
+            f"envs that ended were not reset: {self._autoreset_envs}"
+        )
         infos: dict[str, Any] = {}
-        shown, rewards = self._env_obs, np.empty(self.num_envs)
+        shown = self._env_obs
+        rewards = np.empty(self.num_envs)
         terminated, truncated = np.empty((2, self.num_envs), np.bool_)
-        for i, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
+        for i, (env, action) in enumerate(
+            zip(self.envs, iterate(self.action_space, actions), strict=True)
+        ):
             shown[i], rewards[i], terminated[i], truncated[i], info = env.step(action)
             if MASK in info:
                 infos = self._add_info(infos, {MASK: info[MASK]}, i)
@@ -62,7 +71,9 @@ class PlainEnvs(SyncVectorEnv):
         return self._batched(), rewards, terminated, truncated, infos
 
     def _batched(self) -> Any:
-        rows, row, space = self._env_obs, self._row, self.single_observation_space
+        rows = self._env_obs
+        row = self._row
+        space = self.single_observation_space
         if row and len(set(map(len, rows))) == 1:
             batch = np.empty((self.num_envs, *row), space.dtype)
             # Joined along their first axis, since stacking makes a view of each row before.
@@ -80,17 +91,22 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         self.spec = gymnasium.spec(CARTPOLE)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
         self.render_mode = None
-        high = np.array([2 * cartpole.MAX_POSITION, np.inf, 2 * cartpole.MAX_ANGLE, np.inf], np.float32)
+        high = np.array(
+            [2 * cartpole.MAX_POSITION, np.inf, 2 * cartpole.MAX_ANGLE, np.inf], np.float32
+        )
         self.single_observation_space = spaces.Box(-high, high, dtype=np.float32)
         self.single_action_space = spaces.Discrete(2)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._carts, self._rewards = cartpole.Carts(num_envs), np.ones(num_envs)
+        self._carts = cartpole.Carts(num_envs)
+        self._rewards = np.ones(num_envs)
         self._elapsed = np.zeros(num_envs, np.int64)
-        self._first, self._place = np.zeros((4, 0)), dict[int | None, int]()
+        self._first = np.zeros((4, 0))
+        self._place = dict[int | None, int]()
 
     def prepare(self, seeds: NDArray[np.uint32]) -> None:
-        """Get ready for resets with these seeds, which makes them cheaper; forgets those of earlier calls."""
+        """Get ready for resets with these seeds, which makes them cheaper; forgets those of
+        earlier calls."""
         self._first = cartpole.reset_many(seeds)
         self._place = dict(zip(seeds.tolist(), range(len(seeds)), strict=True))
 
@@ -113,13 +129,19 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         """One step of every env; an env that has ended goes on falling until it is reset."""
         terminated = self._carts.step(checked_actions(actions, self.num_envs, num_actions=2))
         self._elapsed += 1
-        return self._obs(), self._rewards.copy(), terminated, self._elapsed >= cartpole.MAX_EPISODE_STEPS, {}
+        return (
+            self._obs(),
+            self._rewards.copy(),
+            terminated,
+            self._elapsed >= cartpole.MAX_EPISODE_STEPS,
+            {},
+        )
 
     def _obs(self) -> NDArray[np.float32]:
         return self._carts.state.T.astype(np.float32, order="C")
 
 
-# --- What our own vector envs accept ----------------------------------------------------------------------------------
+# --- What our own vector envs accept --------------------------------------------------------------
 
 
 def checked_num_envs(num_envs: int) -> int:
@@ -132,11 +154,15 @@ def checked_num_envs(num_envs: int) -> int:
 def checked_reset(
     seed: Seed, options: Mapping[str, Any] | None, *, num_envs: int
 ) -> tuple[Flags, Sequence[int | None]]:
-    """Which envs a reset is for, bool[num_envs], and a seed for each env: consecutive ones from a number; None: any."""
+    """Which envs a reset is for, bool[num_envs], and a seed for each env: consecutive ones from
+    a number; None: any."""
     given = (options or {}).get("reset_mask")
     mask = np.ones(num_envs, np.bool_) if given is None else np.asarray(given, np.bool_)
     if mask.shape != (num_envs,):
-        raise ConfigError(f"reset_mask has shape {list(mask.shape)}; give {num_envs} of True and False, one an env")
+        raise ConfigError(
+            f"reset_mask has shape {list(mask.shape)}; give {num_envs} of True and False, one an "
+            "env"
+        )
     if seed is None:
         return mask, [None] * num_envs
     if isinstance(seed, int | np.integer):
@@ -144,7 +170,9 @@ def checked_reset(
     if not isinstance(seed, Sequence | np.ndarray):
         raise ConfigError(f"seed is {seed!r}; give one whole number, or one for each env")
     if len(seed) != num_envs:
-        raise ConfigError(f"{len(seed)} seeds for {num_envs} envs; give one number, or one for each env")
+        raise ConfigError(
+            f"{len(seed)} seeds for {num_envs} envs; give one number, or one for each env"
+        )
     return mask, seed
 
 
@@ -153,11 +181,14 @@ def checked_actions(actions: Any, num_envs: int, *, num_actions: int) -> NDArray
     given = np.asarray(actions)
     if given.dtype.kind not in "iu" or given.shape != (num_envs,):
         raise ConfigError(
-            f"actions are {given.dtype}{list(given.shape)}; give whole numbers, one for each of {num_envs} envs"
+            f"actions are {given.dtype}{list(given.shape)}; give whole numbers, one for each of "
+            f"{num_envs} envs"
         )
     whole = given.astype(np.int64, copy=False)
     # Without a sign what is below 0 is very large, so that one comparison finds both.
     if np.maximum.reduce(whole.view(np.uint64)) >= num_actions:
         at = int(np.argmax(whole.view(np.uint64)))
-        raise ConfigError(f"the action of env {at} is {given[at]}; give whole numbers from 0 to {num_actions - 1}")
+        raise ConfigError(
+            f"the action of env {at} is {given[at]}; give whole numbers from 0 to {num_actions - 1}"
+        )
     return whole

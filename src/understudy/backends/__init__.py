@@ -1,1 +1,2 @@
-"""The data folder, the deployment, and which adapter an address means: the one package that knows adapters."""
+"""The data folder, the deployment, and which adapter an address means: the one package that
+knows adapters."""

@@ -1,4 +1,5 @@
-"""The data folder: one place for everything a platform keeps, where each part of it is, and how much it holds."""
+"""The data folder: one place for everything a platform keeps, where each part of it is, and how
+much it holds."""
 
 import os
 import uuid
@@ -62,10 +63,13 @@ class DataFolder:
 
     def must_exist(self) -> "DataFolder":
         """Itself, or ConfigError when nothing was ever recorded here."""
-        if not self.root.is_dir() or not any((self.store.exists(), self.stream.exists(), self.spool.exists())):
+        if not self.root.is_dir() or not any(
+            (self.store.exists(), self.stream.exists(), self.spool.exists())
+        ):
             raise ConfigError(
                 f"{self.root} holds no recorded data; record some first, such as "
-                f"'understudy simulate CartPole-v1 --data {self.root}', or name another folder with --data"
+                f"'understudy simulate CartPole-v1 --data {self.root}', or name another folder "
+                "with --data"
             )
         return self
 
@@ -79,13 +83,15 @@ def data_folder(given: str | None) -> DataFolder:
         path = Path(text).expanduser().resolve()
         is_taken = path.exists() and not path.is_dir()
     except (ValueError, OSError, RuntimeError) as error:
-        raise ConfigError(f"--data {text[:80]!r} is no folder: {error}; give a path such as D") from None
+        raise ConfigError(
+            f"--data {text[:80]!r} is no folder: {error}; give a path such as D"
+        ) from None
     if is_taken:
         raise ConfigError(f"{path} is a file; give a folder to --data")
     return DataFolder(path)
 
 
-# --- What it holds ----------------------------------------------------------------------------------------------------
+# --- What it holds --------------------------------------------------------------------------------
 
 
 def stats(data: DataFolder) -> dict[str, Any]:
@@ -96,15 +102,19 @@ def stats(data: DataFolder) -> dict[str, Any]:
 
 
 def stats_elsewhere(data: DataFolder, store: FullStore) -> dict[str, Any]:
-    """The same of a store on other machines, by reading all of it; what only its servers know is left out.
+    """The same of a store on other machines, by reading all of it; what only its servers know is
+    left out.
 
-    Everything is counted in one pass, so the figures belong together also while another process writes.
+    Everything is counted in one pass, so the figures belong together also while another process
+    writes.
     """
     games: Counter[str] = Counter()
     sessions: set[uuid.UUID] = set()
     chunks = short = 0
     cursor: Cursor | None = None
-    while short < 2:  # however fast more comes, this ends: where a page was not full for the second time
+    while (
+        short < 2
+    ):  # however fast more comes, this ends: where a page was not full for the second time
         tail = store.tail(cursor, max_items=_PAGE, wait_s=0.0)
         cursor = tail.cursor
         short += len(tail.items) < _PAGE
@@ -121,24 +131,39 @@ def stats_elsewhere(data: DataFolder, store: FullStore) -> dict[str, Any]:
         reasons.update(one.reason for one in page if not one.parked)
     there = {name: path for name, path in _parts(data).items() if name != "store" and path.exists()}
     return {
-        "steps": sum(games.values()), "chunks": chunks, "sessions": len(sessions), "games": dict(games),
-        "quarantined": dict(reasons), "parked": parked, "bytes": {name: _size(path) for name, path in there.items()},
-    }  # fmt: skip
+        "steps": sum(games.values()),
+        "chunks": chunks,
+        "sessions": len(sessions),
+        "games": dict(games),
+        "quarantined": dict(reasons),
+        "parked": parked,
+        "bytes": {name: _size(path) for name, path in there.items()},
+    }
 
 
 def count_store(data: DataFolder) -> dict[str, Any]:
     """What the folder's store holds; zeros where there is none."""
     if not data.has_store():
         return {
-            "steps": 0, "chunks": 0, "sessions": 0, "games": {}, "quarantined": {}, "parked": 0, "free_bytes": 0,
-        }  # fmt: skip
+            "steps": 0,
+            "chunks": 0,
+            "sessions": 0,
+            "games": {},
+            "quarantined": {},
+            "parked": 0,
+            "free_bytes": 0,
+        }
     with StoreView(data.store) as view:
         counts = view.counts()
     return {
-        "steps": sum(counts.steps_by_game.values()), "chunks": counts.chunks, "sessions": counts.sessions,
-        "games": counts.steps_by_game, "quarantined": counts.quarantined, "parked": counts.parked,
+        "steps": sum(counts.steps_by_game.values()),
+        "chunks": counts.chunks,
+        "sessions": counts.sessions,
+        "games": counts.steps_by_game,
+        "quarantined": counts.quarantined,
+        "parked": counts.parked,
         "free_bytes": counts.free_bytes,
-    }  # fmt: skip
+    }
 
 
 def _parts(data: DataFolder) -> dict[str, Path]:

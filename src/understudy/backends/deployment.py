@@ -1,4 +1,5 @@
-"""A deployment: what every role and command of one data folder shares: its signing key, models, keys and stream."""
+"""A deployment: what every role and command of one data folder shares: its signing key, models,
+keys and stream."""
 
 import json
 import secrets
@@ -21,7 +22,8 @@ from understudy.ports import Objects
 
 _FIRST_ENTRY = "keys/0000000001.json"
 _MARKS = "deployment.json"
-"""What tells the keys of the machines that share these objects from others, and does not lead to them."""
+"""What tells the keys of the machines that share these objects from others, and does not lead to
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +39,24 @@ class Deployment:
     clock: Clock
 
 
-def open_deployment(data: DataFolder, *, models: str = "", clock: Clock | None = None) -> Deployment:
-    """The deployment of a data folder; `models` is a URL where models, specs and keys lie elsewhere."""
+def open_deployment(
+    data: DataFolder, *, models: str = "", clock: Clock | None = None
+) -> Deployment:
+    """The deployment of a data folder; `models` is a URL where models, specs and keys lie
+    elsewhere."""
     clock = clock or SystemClock()
     objects = open_objects(models or models_folder(data))
     signer = _share(data.root, objects) if models else _signer(data.root, objects)
     trusted = {signer.key_id: signer.public}
     return Deployment(
-        data, objects, signer, trusted, Registry(objects, trusted=trusted, signer=signer, clock=clock),
-        Keys(objects, trusted=trusted, signer=signer, clock=clock), clock,
-    )  # fmt: skip
+        data,
+        objects,
+        signer,
+        trusted,
+        Registry(objects, trusted=trusted, signer=signer, clock=clock),
+        Keys(objects, trusted=trusted, signer=signer, clock=clock),
+        clock,
+    )
 
 
 def models_folder(data: DataFolder) -> Path:
@@ -63,30 +73,40 @@ def _signer(root: Path, objects: Objects) -> Signer:
     """The folder's own signer, made on first use; processes that start at once agree on one."""
     path = signing_key(DataFolder(root))
     if not path.exists():
-        # Looked for again, since a process that starts at the same time makes the key first and entries then.
+        # Looked for again, since a process that starts at the same time makes the key first and
+        # entries then.
         if objects.get(_FIRST_ENTRY) is not None and not path.exists():
             raise ConfigError(
-                f"{path} is missing, and keys and models of this deployment were signed with it: under a new one "
-                "nobody would believe them; copy it from the machine that made it, or restore it from a backup"
+                f"{path} is missing, and keys and models of this deployment were signed with it: "
+                "under a new one "
+                "nobody would believe them; copy it from the machine that made it, or restore it "
+                "from a backup"
             )
         make_folder(root)
         create_once(path, secrets.token_bytes(KEY_BYTES))
     raw = path.read_bytes()
     if len(raw) != KEY_BYTES:
-        raise ConfigError(f"{path} has {len(raw)} bytes instead of {KEY_BYTES}; restore it from a backup")
+        raise ConfigError(
+            f"{path} has {len(raw)} bytes instead of {KEY_BYTES}; restore it from a backup"
+        )
     return Signer(raw)
 
 
 def _share(root: Path, objects: Objects) -> Signer:
-    """The signer, where machines share models; ConfigError when this one has other keys than the rest.
+    """The signer, where machines share models; ConfigError when this one has other keys than the
+    rest.
 
-    With two keys a player would have two pseudonyms and could not be forgotten, and nobody believed the other's models.
+    With two keys a player would have two pseudonyms and could not be forgotten, and nobody believed
+    the other's models.
     """
     files = {"pseudonyms": root / "key", "signatures": signing_key(DataFolder(root))}
     kept = objects.get(_MARKS)
-    if kept is not None and (missing := [str(path) for path in files.values() if not path.exists()]):
+    if kept is not None and (
+        missing := [str(path) for path in files.values() if not path.exists()]
+    ):
         raise ConfigError(
-            f"{' and '.join(missing)} missing, and other machines of this deployment have it; copy it from one of them"
+            f"{' and '.join(missing)} missing, and other machines of this deployment have it; copy "
+            "it from one of them"
         )
     signer = _signer(root, objects)
     marks = {"pseudonyms": key_mark(deployment_key(root)), "signatures": signer.key_id}
@@ -97,14 +117,16 @@ def _share(root: Path, objects: Objects) -> Signer:
     for what, path in files.items():
         if others.get(what) != marks[what]:
             raise ConfigError(
-                f"{path} is another key than the other machines of this deployment have; copy theirs here, or give "
+                f"{path} is another key than the other machines of this deployment have; copy "
+                "theirs here, or give "
                 "models.url a place of its own"
             )
     return signer
 
 
 def open_link(data: DataFolder, spec: GameSpec, *, stream: str, clock: Clock) -> LocalLink:
-    """A link for commands of the deployment: into the stream at this address, past the same checks as a game's."""
+    """A link for commands of the deployment: into the stream at this address, past the same
+    checks as a game's."""
     door = Door(deployment_key(data.root), spec.game, clock)
     return LocalLink(open_stream(stream, data), door=door, specs_folder=data.games)
 

@@ -10,13 +10,19 @@ from understudy.models.registry import Registry
 from understudy.ports import Specs
 
 MISS_S = 1.0
-"""How long it is believed that a schema is not registered: a flood of its frames costs one question a second."""
+"""How long it is believed that a schema is not registered: a flood of its frames costs one
+question a second."""
 _MOST_MISSES = 4096
 
 
 def registered_specs(data: DataFolder, *, models: str) -> Specs:
-    """The specs of a deployment's games; `models`: the address of its registry, if that is elsewhere."""
-    return RegistrySpecs(open_deployment(data, models=models).registry) if models else SpecFolder(data.games)
+    """The specs of a deployment's games; `models`: the address of its registry, if that is
+    elsewhere."""
+    return (
+        RegistrySpecs(open_deployment(data, models=models).registry)
+        if models
+        else SpecFolder(data.games)
+    )
 
 
 class RegistrySpecs:
@@ -26,7 +32,8 @@ class RegistrySpecs:
     """
 
     def __init__(self, registry: Registry, *, clock: Clock | None = None) -> None:
-        self._registry, self._clock = registry, clock or SystemClock()
+        self._registry = registry
+        self._clock = clock or SystemClock()
         self._known: dict[tuple[str, str], GameSpec] = {}
         self._games: frozenset[str] = frozenset()
         self._missed: dict[tuple[str, str], float] = {}
@@ -35,7 +42,8 @@ class RegistrySpecs:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         key = (game, schema)
         if key not in self._known and not self._is_missing(key):
-            # Noted before it is asked: what is registered meanwhile may be seen a second later, never later than that.
+            # Noted before it is asked: what is registered meanwhile may be seen a second later,
+            # never later than that.
             asked_s = self._clock.monotonic()
             if (spec := self._read(game, schema)) is None:
                 self._miss(key, asked_s)

@@ -20,10 +20,12 @@ class Sent:
 
 
 class Begun:
-    """Under which ids imports have begun to send sessions to a store elsewhere, in a file of the data folder.
+    """Under which ids imports have begun to send sessions to a store elsewhere, in a file of the
+    data folder.
 
-    What is in a stream cannot be asked for before it is stored. So ids are written down before the first frame is
-    sent, and an import that is repeated sends the same frames under the same ids: the store knows them as the same.
+    What is in a stream cannot be asked for before it is stored. So ids are written down before the
+    first frame is sent, and an import that is repeated sends the same frames under the same ids:
+    the store knows them as the same.
     """
 
     def __init__(self, root: Path) -> None:
@@ -41,8 +43,11 @@ class Begun:
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
-            raise Corrupt(f"{self._path} is damaged ({error}); restore it from a backup, or remove it: then sessions "
-                          "of an unfinished import may be stored twice") from None  # fmt: skip
+            raise Corrupt(
+                f"{self._path} is damaged ({error}); restore it from a backup, or remove it: then "
+                "sessions "
+                "of an unfinished import may be stored twice"
+            ) from None
 
     def add(self, sessions: Mapping[int, Sent]) -> None:
         """Make durable that these are about to be sent."""
@@ -54,13 +59,16 @@ class Begun:
         self._keep({noise: sent for noise, sent in self._read().items() if noise not in gone})
 
     def forget(self, players: Collection[bytes]) -> None:
-        """Let go of erased players: what comes under the old ids is refused, and a new import takes new ones."""
+        """Let go of erased players: what comes under the old ids is refused, and a new import
+        takes new ones."""
         self.finish([noise for noise, sent in self.sessions.items() if sent.player in players])
 
     def _keep(self, sessions: dict[int, Sent]) -> None:
         self.sessions = sessions
         if sessions:
-            fields = {f"{noise:x}": [one.session.hex, one.player.hex()] for noise, one in sessions.items()}
+            fields = {
+                f"{noise:x}": [one.session.hex, one.player.hex()] for noise, one in sessions.items()
+            }
             write_file(self._path, json.dumps(fields).encode(), mode=0o600)
         else:
             self._path.unlink(missing_ok=True)

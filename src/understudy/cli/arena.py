@@ -18,7 +18,14 @@ from understudy.arena.duel import Duel, Side
 from understudy.arena.duel import duel as play
 from understudy.backends.deployment import Deployment
 from understudy.cli.deployed import deployment
-from understudy.cli.options import common_options, console, examples, finish, import_from_here, results
+from understudy.cli.options import (
+    common_options,
+    console,
+    examples,
+    finish,
+    import_from_here,
+    results,
+)
 from understudy.core.errors import ConfigError, Refused
 from understudy.games import rally
 from understudy.games.rally import Court
@@ -28,7 +35,11 @@ from understudy.nn.policy import Policy, decode_policy
 from understudy.training.folder import RunFolder
 
 
-@click.group(epilog=examples("understudy arena duel rally/1 rally/3 --data D", "understudy arena duel champion strong"))
+@click.group(
+    epilog=examples(
+        "understudy arena duel rally/1 rally/3 --data D", "understudy arena duel champion strong"
+    )
+)
 def arena() -> None:
     """Let bots play each other."""
 
@@ -42,22 +53,43 @@ def arena() -> None:
 )
 @click.argument("a")
 @click.argument("b")
-@click.option("--game", type=click.Choice(["rally"]), default="rally", show_default=True, help="A game with two seats.")
-@click.option("--serves", default=400, show_default=True, metavar="N", help="How many; each seed from both sides.")
-@click.option("--seed", type=click.IntRange(0, 1_000_000), default=0, show_default=True, help="Of the serves.")
+@click.option(
+    "--game",
+    type=click.Choice(["rally"]),
+    default="rally",
+    show_default=True,
+    help="A game with two seats.",
+)
+@click.option(
+    "--serves",
+    default=400,
+    show_default=True,
+    metavar="N",
+    help="How many; each seed from both sides.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 1_000_000), default=0, show_default=True, help="Of the serves."
+)
 @common_options
-def duel(data_text: str | None, as_json: bool, a: str, b: str, game: str, serves: int, seed: int) -> int:
+def duel(
+    data_text: str | None, as_json: bool, a: str, b: str, game: str, serves: int, seed: int
+) -> int:
     """Let A play B on the same serves from both sides, and say how sure the result is.
 
-    A and B are models (rally/3, champion, canary), a run's folder, a policy's file, or one of beginner, casual, good,
-    strong: scripted opponents.
+    A and B are models (rally/3, champion, canary), a run's folder, a policy's file, or one of
+    beginner, casual, good, strong: scripted opponents.
     """
     import_from_here()
-    began_s, opened = time.perf_counter(), partial(deployment, data_text, must_exist=True)
+    began_s = time.perf_counter()
+    opened = partial(deployment, data_text, must_exist=True)
     with console(as_json=as_json).status("playing ..."):
         sides = side_of(a, opened), side_of(b, opened)
         found = play(*sides, serves=serves, seed=seed)
-    ends = "too few for an interval" if found.low is None else f"95 % interval {found.low:.1%} to {found.high:.1%}"
+    ends = (
+        "too few for an interval"
+        if found.low is None
+        else f"95 % interval {found.low:.1%} to {found.high:.1%}"
+    )
     out = results(as_json=as_json)
     out.print(
         f"{_named(a, sides[0])} wins [bold]{found.share:.1%}[/] of {serves} serves against "
@@ -89,36 +121,49 @@ def _better(found: Duel) -> str:
     return f"better: [bold]{escape(found.a if found.share > 0.5 else found.b)}[/]"
 
 
-# --- Sides ------------------------------------------------------------------------------------------------------------
+# --- Sides ----------------------------------------------------------------------------------------
 
 
 def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
-    """The side that a word names: a scripted skill, a model, an alias, a run's folder or a policy's file."""
+    """The side that a word names: a scripted skill, a model, an alias, a run's folder or a
+    policy's file."""
     if text in rally.SKILLS:
         skill = rally.skill_of(text)
 
-        def script(court: Court, seat: int, seeds: NDArray[np.int64], decision: int) -> NDArray[np.int64]:
+        def script(
+            court: Court, seat: int, seeds: NDArray[np.int64], decision: int
+        ) -> NDArray[np.int64]:
             drawn = rally.drawn_at(seeds * 2 + seat, decision)
             return np.asarray(rally.scripted(np, rally.seen(court, seat), skill, drawn), np.int64)
 
         return Side(text, script)
     policy, model = _policy(text, opened)
     if policy.game.game != rally.GAME_ID:
-        raise ConfigError(f"{text} plays {policy.game.game}; a duel is played in rally, which has two seats")
-    seen, done = policy.game.obs_columns.get("obs"), policy.game.discrete
+        raise ConfigError(
+            f"{text} plays {policy.game.game}; a duel is played in rally, which has two seats"
+        )
+    seen = policy.game.obs_columns.get("obs")
+    done = policy.game.discrete
     # Another action would be a faster paddle.
     is_ours = (
-        seen is not None and seen.shape == rally.SCALES.shape
-        and done is not None and (done.n, done.start) == (len(rally.ACTION_NAMES), 0)
-    )  # fmt: skip
+        seen is not None
+        and seen.shape == rally.SCALES.shape
+        and done is not None
+        and (done.n, done.start) == (len(rally.ACTION_NAMES), 0)
+    )
     if policy.stack > 1 or not is_ours:
         raise ConfigError(
-            f"{text} plays another rally than ours, or looks at several observations at once; give a model of "
+            f"{text} plays another rally than ours, or looks at several observations at once; give "
+            "a model of "
             f"{len(rally.OBS_NAMES)} observed numbers and {len(rally.ACTION_NAMES)} actions"
         )
 
-    def decide(court: Court, seat: int, seeds: NDArray[np.int64], decision: int) -> NDArray[np.int64]:
-        found: Any = policy.decide({"obs": rally.observed(court, seat)}, None, deterministic=True).action
+    def decide(
+        court: Court, seat: int, seeds: NDArray[np.int64], decision: int
+    ) -> NDArray[np.int64]:
+        found: Any = policy.decide(
+            {"obs": rally.observed(court, seat)}, None, deterministic=True
+        ).action
         return np.asarray(found, np.int64).reshape(-1)
 
     return Side(text, decide, model, hashlib.sha256(policy.encode()).hexdigest())
@@ -137,7 +182,8 @@ def _policy(text: str, opened: Callable[[], Deployment]) -> tuple[Policy, str | 
         return _from_file(path), None
     if "/" not in text and text not in ALIASES and not text.isdigit():
         raise ConfigError(
-            f"{text[:60]!r} is nobody who plays rally; give a model (rally/3, champion), a run's folder, a policy's "
+            f"{text[:60]!r} is nobody who plays rally; give a model (rally/3, champion), a run's "
+            "folder, a policy's "
             f"file, or one of {', '.join(rally.SKILLS)}"
         )
     registry = opened().registry
@@ -155,5 +201,6 @@ def _from_file(path: Path) -> Policy:
     except Refused as error:
         why = "it is JSON" if raw.lstrip()[:1] == b"{" else error
         raise ConfigError(
-            f"{path} is no policy: {why}; give a file that a run or 'models export --safetensors' wrote"
+            f"{path} is no policy: {why}; give a file that a run or 'models export --safetensors' "
+            "wrote"
         ) from None

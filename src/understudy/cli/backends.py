@@ -20,9 +20,13 @@ def stream() -> None:
     ),
 )
 @click.argument("url")
-@click.option("--partitions", type=click.IntRange(1, 10_000), metavar="N",
-              help="Shards of Kinesis, partitions of Kafka; those of Kafka cannot be changed later "
-                   "(default: 4, or as many as are there).")  # fmt: skip
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Shards of Kinesis, partitions of Kafka; those of Kafka cannot be changed later "
+    "(default: 4, or as many as are there).",
+)
 @json_option
 def init_stream(url: str, partitions: int | None, as_json: bool) -> int:
     """Make the stream at URL, where it is not there yet; one that is there stays as it is."""
@@ -32,7 +36,9 @@ def init_stream(url: str, partitions: int | None, as_json: bool) -> int:
     return finish({"stream": hidden(url), "partitions": found}, as_json=as_json)
 
 
-@click.group(epilog=examples("understudy store init 'cassandra://HOST:9042/games?credentials=FILE'"))
+@click.group(
+    epilog=examples("understudy store init 'cassandra://HOST:9042/games?credentials=FILE'")
+)
 def store() -> None:
     """Make a store on other machines ready, or change how long it keeps steps."""
 
@@ -47,24 +53,35 @@ def store() -> None:
 @click.argument("url")
 @json_option
 def init_tables(url: str, as_json: bool) -> int:
-    """Make the keyspace and tables at URL, where they are not there yet; what is there stays as it is."""
+    """Make the keyspace and tables at URL, where they are not there yet; what is there stays as
+    it is."""
     init_store(url)
-    results(as_json=as_json).print(f"{hidden(url)} is ready; next: understudy up --store URL", soft_wrap=True)
+    results(as_json=as_json).print(
+        f"{hidden(url)} is ready; next: understudy up --store URL", soft_wrap=True
+    )
     return finish({"store": hidden(url)}, as_json=as_json)
 
 
-@store.command(epilog=examples("understudy store migrate 'cassandra://HOST/games?credentials=FILE&ttl_s=7776000'"))
+@store.command(
+    epilog=examples(
+        "understudy store migrate 'cassandra://HOST/games?credentials=FILE&ttl_s=7776000'"
+    )
+)
 @click.argument("url")
 @json_option
 def migrate(url: str, as_json: bool) -> int:
-    """Change how long the store at URL keeps new chunks: the ttl_s of the address in seconds, 0 for ever.
+    """Change how long the store at URL keeps new chunks: the ttl_s of the address in seconds, 0 for
+    ever.
 
-    Chunks that are stored keep the time they were given, and processes that run go on with the old one until they are
-    started again. Without ttl_s in the address nothing changes.
+    Chunks that are stored keep the time they were given, and processes that run go on with the old
+    one until they are started again. Without ttl_s in the address nothing changes.
     """
     before, after, ttl_s = migrate_store(url)
     kept = f"for {ttl_s} s" if ttl_s else "for ever"
     results(as_json=as_json).print(
-        f"the tables of {hidden(url)} were at version {after} already; new chunks are kept {kept}", soft_wrap=True
+        f"the tables of {hidden(url)} were at version {after} already; new chunks are kept {kept}",
+        soft_wrap=True,
     )
-    return finish({"store": hidden(url), "before": before, "after": after, "ttl_s": ttl_s}, as_json=as_json)
+    return finish(
+        {"store": hidden(url), "before": before, "after": after, "ttl_s": ttl_s}, as_json=as_json
+    )

@@ -1,4 +1,5 @@
-"""understudy demo: the closed loop, shown while it runs as a picture in a terminal, as lines elsewhere."""
+"""understudy demo: the closed loop, shown while it runs as a picture in a terminal, as lines
+elsewhere."""
 
 import re
 import secrets
@@ -24,10 +25,21 @@ from understudy.cli.options import count, examples, finish, json_option, watchin
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.games.rally import Court, as_text
 from understudy.platform.children import end_children, kill_children
-from understudy.simulation.loop import KILLABLE, Backends, Look, Loop, LoopConfig, LoopResult, Show, shares
+from understudy.simulation.loop import (
+    KILLABLE,
+    Backends,
+    Look,
+    Loop,
+    LoopConfig,
+    LoopResult,
+    Show,
+    shares,
+)
 
 _LINE_EVERY_S = 5.0
-_COLUMNS, _ROWS, _COURT_ROWS = 72, 12, 11
+_COLUMNS = 72
+_ROWS = 12
+_COURT_ROWS = 11
 """What a picture takes of a terminal, without the court, and what the court takes."""
 _OVER_S = 5.0
 """Rates are taken over so long; what was acknowledged before must be stored by now."""
@@ -44,40 +56,99 @@ _KEY = re.compile(r"(?<=key=)[^\s<>&\"']+")
         "understudy demo --stream kinesis --store cassandra --models s3 --ingest spark --check",
     )
 )
-@click.option("--game", default="rally", show_default=True, metavar="ID", help="rally, or a Gymnasium id.")
+@click.option(
+    "--game", default="rally", show_default=True, metavar="ID", help="rally, or a Gymnasium id."
+)
 @click.option("--players", default=8, show_default=True, help="How many simulated people.")
 @click.option("--seconds", default=150.0, show_default=True, help="How long they play at most.")
-@click.option("--kill", type=click.Choice(KILLABLE), help="Kill this role with kill -9 once the first bot plays.")
-@click.option("--stream", default="file", show_default=True, metavar="S", help="file, kinesis, kafka, or an address.")
-@click.option("--store", default="local", show_default=True, metavar="S", help="local, cassandra, or an address.")
-@click.option("--models", default="folder", show_default=True, metavar="S", help="folder, s3, or an address.")
-@click.option("--ingest", type=click.Choice(["native", "spark"]), default="native", show_default=True,
-              help="What stores the stream. Servers that do not run are started, and stopped at the end.")  # fmt: skip
-@click.option("--check", is_flag=True, help="End with 1 unless the last bot beats the first and nothing was lost.")
-@click.option("--seed", default=0, show_default=True, help="Of the people and of the episodes that judge.")
-@click.option("--keep", metavar="DIR", help="Keep the data in this folder (default: a temporary one).")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also write a picture of the output.")
+@click.option(
+    "--kill",
+    type=click.Choice(KILLABLE),
+    help="Kill this role with kill -9 once the first bot plays.",
+)
+@click.option(
+    "--stream",
+    default="file",
+    show_default=True,
+    metavar="S",
+    help="file, kinesis, kafka, or an address.",
+)
+@click.option(
+    "--store",
+    default="local",
+    show_default=True,
+    metavar="S",
+    help="local, cassandra, or an address.",
+)
+@click.option(
+    "--models", default="folder", show_default=True, metavar="S", help="folder, s3, or an address."
+)
+@click.option(
+    "--ingest",
+    type=click.Choice(["native", "spark"]),
+    default="native",
+    show_default=True,
+    help="What stores the stream. Servers that do not run are started, and stopped at the end.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="End with 1 unless the last bot beats the first and nothing was lost.",
+)
+@click.option(
+    "--seed", default=0, show_default=True, help="Of the people and of the episodes that judge."
+)
+@click.option(
+    "--keep", metavar="DIR", help="Keep the data in this folder (default: a temporary one)."
+)
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a picture of the output.",
+)
 @json_option
 def demo(
-    game: str, players: int, seconds: float, kill: str | None, stream: str, store: str, models: str, ingest: str,
-    check: bool, seed: int, keep: str | None, svg: Path | None, as_json: bool,
-) -> int:  # fmt: skip
-    """Close the loop: people play, a learner without a game learns from them, and its bots play with them.
+    game: str,
+    players: int,
+    seconds: float,
+    kill: str | None,
+    stream: str,
+    store: str,
+    models: str,
+    ingest: str,
+    check: bool,
+    seed: int,
+    keep: str | None,
+    svg: Path | None,
+    as_json: bool,
+) -> int:
+    """Close the loop: people play, a learner without a game learns from them, and its bots play
+    with them.
 
-    Simulated people of different skill play through the real client over real HTTP; gateway, ingest and learner are
-    the processes that `understudy up` runs. It ends by itself with the first and the last bot on equal seeds.
+    Simulated people of different skill play through the real client over real HTTP; gateway, ingest
+    and learner are the processes that `understudy up` runs. It ends by itself with the first and
+    the last bot on equal seeds.
     """
     if svg is not None:
         check_picture(svg)
     config = LoopConfig(
-        env_id=game, people=players, max_seconds=seconds, kill=kill, seed=seed,  # type: ignore[arg-type]
+        env_id=game,
+        people=players,
+        max_seconds=seconds,
+        kill=kill,
+        seed=seed,  # type: ignore[arg-type]
         backends=Backends(stream=stream, store=store, models=models, ingest=ingest),
-    )  # fmt: skip
-    out = Console(stderr=as_json, highlight=False, record=svg is not None, width=112 if svg else None)
+    )
+    out = Console(
+        stderr=as_json, highlight=False, record=svg is not None, width=112 if svg else None
+    )
     with Interrupts(hurry=kill_children) as interrupts, _scratch() as scratch:
         data = data_folder(keep) if keep else DataFolder(scratch / "data")
         if signing_key(data).exists():
-            raise ConfigError(f"--keep {keep}: there is a platform in it already; give a folder that is not there yet")
+            raise ConfigError(
+                f"--keep {keep}: there is a platform in it already; give a folder that is not "
+                "there yet"
+            )
         with watching_loop(out, config) as show:
 
             def see(look: Look) -> None:
@@ -102,7 +173,8 @@ def demo(
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A temporary folder; it and every process of ours are gone behind it, however often it is interrupted."""
+    """A temporary folder; it and every process of ours are gone behind it, however often it is
+    interrupted."""
     path = Path(tempfile.gettempdir()) / f"understudy-demo-{secrets.token_hex(8)}"
 
     def clean() -> None:
@@ -122,7 +194,10 @@ def _scratch() -> Iterator[Path]:
 def no_bot(config: LoopConfig, seconds: float, keep: str | None) -> str:
     """What happened where no bot came, and what to do, in words; `keep`: the folder that stays."""
     look = f"look at what is kept with `understudy status --data {keep or 'DIR'}`"
-    said = f"no bot came within {config.max_seconds:g} s of play ({seconds:.0f} s with starting up and ending)"
+    said = (
+        f"no bot came within {config.max_seconds:g} s of play ({seconds:.0f} s with starting up "
+        "and ending)"
+    )
     if config.kill:
         said += f", so the {config.kill} was never killed"
     return f"{said}; give more --seconds, or {look if keep else f'give --keep DIR and {look}'}"
@@ -133,22 +208,34 @@ def _print(out: Console, result: LoopResult, kill: str | None, *, keep: str | No
     out.print(_bots(result))
     colour, word = ("green", "better") if result.improved else ("yellow", "not proven to be better")
     out.print(
-        f"\n[{colour} bold]the last bot is {word}[/], on the same {result.judged_on}, after {result.seconds:.0f} s"
+        f"\n[{colour} bold]the last bot is {word}[/], on the same {result.judged_on}, after "
+        f"{result.seconds:.0f} s"
     )
-    verdict, is_lossless = result.verdict, not (result.verdict.lost_steps or result.verdict.duplicate_steps)
-    out.print(f"all it learnt came from players' games: {count(verdict.steps)} steps; the learner never had the game")
+    verdict = result.verdict
+    is_lossless = not (result.verdict.lost_steps or result.verdict.duplicate_steps)
+    out.print(
+        f"all it learnt came from players' games: {count(verdict.steps)} steps; the learner never "
+        "had the game"
+    )
     killed = f" although the {result.killed} was killed" if result.killed else ""
     out.print(
-        f"acknowledged {count(verdict.ledger_steps)} steps, stored {count(verdict.steps)}, by bytes: "
+        f"acknowledged {count(verdict.ledger_steps)} steps, stored {count(verdict.steps)}, by "
+        "bytes: "
         f"[{'green' if is_lossless else 'red'} bold]lost {count(verdict.lost_steps)}, stored twice "
         f"{count(verdict.duplicate_steps)}[/]{killed}"
     )
     if kill and not result.killed:
-        out.print(f"[yellow]the {kill} was never killed[/]: it did not run when the first bot came; try again")
+        out.print(
+            f"[yellow]the {kill} was never killed[/]: it did not run when the first bot came; try "
+            "again"
+        )
     out.print("\nnext")
     told = [
         ("understudy play rally --web", "play it yourself, in a browser"),
-        (f"understudy up --data {shlex.quote(keep) if keep else 'D'}", "the same roles, for a game of yours"),
+        (
+            f"understudy up --data {shlex.quote(keep) if keep else 'D'}",
+            "the same roles, for a game of yours",
+        ),
         ("understudy demo --kill learner", "the same, with kill -9 in the middle"),
         ("understudy train rally", "a bot from an env alone"),
     ]
@@ -168,18 +255,25 @@ def _bots(result: LoopResult) -> Table:
         assert returned is not None
         found = shares(returned) if result.is_match else returned
         low, high = (found.value if end is None else end for end in (found.low, found.high))
-        table.add_row(name, format(found.value, form), f"{format(low, form)} to {format(high, form)}")
+        table.add_row(
+            name, format(found.value, form), f"{format(low, form)} to {format(high, form)}"
+        )
     return table
 
 
-# --- While it runs ----------------------------------------------------------------------------------------------------
+# --- While it runs --------------------------------------------------------------------------------
 
 
 @contextmanager
 def watching_loop(out: Console, config: LoopConfig) -> Iterator[Show]:
     """Show the loop until the block ends."""
     seen: deque[Look] = deque()
-    has_room = out.is_terminal and not out.is_dumb_terminal and out.width >= _COLUMNS and out.height > _ROWS
+    has_room = (
+        out.is_terminal
+        and not out.is_dumb_terminal
+        and out.width >= _COLUMNS
+        and out.height > _ROWS
+    )
 
     def draw(look: Look) -> RenderableType:
         return _picture(look, seen[0], config, has_court=out.height > _ROWS + _COURT_ROWS)
@@ -201,7 +295,9 @@ def watching_loop(out: Console, config: LoopConfig) -> Iterator[Show]:
 
         yield show
     if out.record and seen:
-        out.print(_picture(seen[-1], seen[0], config, has_court=True))  # what a picture of the output should have, too
+        out.print(
+            _picture(seen[-1], seen[0], config, has_court=True)
+        )  # what a picture of the output should have, too
 
 
 def _points(look: Look) -> str:
@@ -212,13 +308,18 @@ def _points(look: Look) -> str:
 
 
 def _kept(look: Look, before: Look) -> Text:
-    """Whether all that was acknowledged some seconds ago is stored once; the loop's end proves it by the bytes."""
-    late, more = max(0, before.acked_steps - look.stored_steps), max(0, look.stored_steps - look.recorded_steps)
+    """Whether all that was acknowledged some seconds ago is stored once; the loop's end proves
+    it by the bytes."""
+    late = max(0, before.acked_steps - look.stored_steps)
+    more = max(0, look.stored_steps - look.recorded_steps)
     if late:
         return Text(f"{count(late)} steps acknowledged and not yet stored", style="yellow")
     if more:
         # People who play along in a browser are not among those who are counted.
-        return Text(f"0 lost so far, by counts; {count(more)} steps of others are stored as well", style="green")
+        return Text(
+            f"0 lost so far, by counts; {count(more)} steps of others are stored as well",
+            style="green",
+        )
     return Text("0 lost, 0 twice so far, by counts", style="green")
 
 
@@ -226,25 +327,38 @@ def _picture(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -
     took_s = max(look.elapsed_s - before.elapsed_s, 1e-9)
 
     def rate(name: str) -> str:
-        return f"{count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s" if took_s > 0.5 else ""
+        return (
+            f"{count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s"
+            if took_s > 0.5
+            else ""
+        )
 
     table = Table(
-        title=f"{config.env_id}   {look.play_s:.0f} of at most {config.max_seconds:g} s of play", min_width=_COLUMNS,
+        title=f"{config.env_id}   {look.play_s:.0f} of at most {config.max_seconds:g} s of play",
+        min_width=_COLUMNS,
         title_justify="left",
-    )  # fmt: skip
+    )
     for name in ("", "steps", "rate", "lag"):
         table.add_column(name, justify="left" if not name else "right")
     waiting = max(0, look.recorded_steps - look.acked_steps)
     lag = "" if look.lag_s is None else f"{look.lag_s * 1000:.0f} ms"
     table.add_row(
-        f"{config.people} players", count(look.recorded_steps), rate("recorded_steps"), f"{count(waiting)} to send"
+        f"{config.people} players",
+        count(look.recorded_steps),
+        rate("recorded_steps"),
+        f"{count(waiting)} to send",
     )
     on_the_way = f"{count(max(0, look.acked_steps - look.stored_steps))} on the way"
     table.add_row("acknowledged", count(look.acked_steps), rate("acked_steps"), on_the_way)
     table.add_row("stored", count(look.stored_steps), rate("stored_steps"), lag)
     table.add_row("learner", f"{count(look.updates)} updates", rate("updates"), "")
-    bots = f"champion {look.champion or 'none yet'}" + (f", canary {look.canary}" if look.canary else "")
-    parts: list[RenderableType] = [table, Text(f"{bots}; {look.phase}", style="dim", overflow="ellipsis", no_wrap=True)]
+    bots = f"champion {look.champion or 'none yet'}" + (
+        f", canary {look.canary}" if look.canary else ""
+    )
+    parts: list[RenderableType] = [
+        table,
+        Text(f"{bots}; {look.phase}", style="dim", overflow="ellipsis", no_wrap=True),
+    ]
     parts.append(_kept(look, before))
     if points := _points(look):
         parts.append(Text(points, overflow="ellipsis", no_wrap=True))
@@ -257,13 +371,15 @@ def _picture(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -
     return Group(*parts)
 
 
-# --- A picture of it --------------------------------------------------------------------------------------------------
+# --- A picture of it ------------------------------------------------------------------------------
 
 
 def check_picture(path: Path) -> None:
     """ConfigError where no picture can be written; leaves no file that was not there."""
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--svg {path}: there is no folder {path.absolute().parent}; make it first")
+        raise ConfigError(
+            f"--svg {path}: there is no folder {path.absolute().parent}; make it first"
+        )
     try:
         was_there = path.exists()
         with path.open("ab"):
@@ -277,8 +393,10 @@ def check_picture(path: Path) -> None:
 
 
 def write_picture(path: Path, out: Console, *, title: str) -> None:
-    """Write what a recording console printed, without fonts from elsewhere and without the keys in addresses."""
+    """Write what a recording console printed, without fonts from elsewhere and without the keys
+    in addresses."""
     svg = _COMMENT.sub("", _FONT.sub("", out.export_svg(title=title)))
-    # As long as before: each text of the picture has its length beside it, and would be stretched to it.
+    # As long as before: each text of the picture has its length beside it, and would be stretched
+    # to it.
     svg = _KEY.sub(lambda key: "…" + "&#160;" * (len(key[0]) - 1), svg)
     path.write_text(svg, encoding="utf-8")

@@ -19,12 +19,14 @@ def config_of(text: str | None, *, store_url: str | None = None) -> Config:
 
 
 def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
-    """Keys and models of the data folder, as its config says; made where there are none, unless they must exist."""
+    """Keys and models of the data folder, as its config says; made where there are none, unless
+    they must exist."""
     config = config_of(text)
     where = config.folder
     if must_exist and not signing_key(where).exists():
         raise ConfigError(
-            f"{where.root} holds no deployment; start one with 'understudy up --data {where.root}', or name another "
+            f"{where.root} holds no deployment; start one with 'understudy up --data "
+            f"{where.root}', or name another "
             "folder with --data"
         )
     return open_deployment(where, models=config.models.url)

@@ -1,4 +1,5 @@
-"""understudy dev servers: real Cassandra, Kafka, Kinesis and S3 servers on this machine, for tests and development."""
+"""understudy dev servers: real Cassandra, Kafka, Kinesis and S3 servers on this machine, for
+tests and development."""
 
 import shlex
 import time
@@ -15,60 +16,82 @@ from understudy.core.errors import ServerFailed, UnderstudyError
 from understudy.dev import servers as background
 from understudy.dev.packages import PACKAGES, cached, place_of
 from understudy.dev.packages import fetch as fetch_one
-from understudy.dev.servers import AWS_SHAPED, SERVERS, Server, give_up_on_versity, is_ready, read_state, uses_moto
+from understudy.dev.servers import (
+    AWS_SHAPED,
+    SERVERS,
+    Server,
+    give_up_on_versity,
+    is_ready,
+    read_state,
+    uses_moto,
+)
 
 _FAILED = 3
 _DIED = 1
 _TELL_S = 10.0
 
 
-@click.group(epilog=examples("understudy dev servers start", "understudy dev servers status --json"))
+@click.group(
+    epilog=examples("understudy dev servers start", "understudy dev servers status --json")
+)
 def dev() -> None:
     """For people who develop with or on understudy."""
 
 
 @dev.group(epilog=examples("understudy dev servers start", "understudy dev servers stop"))
 def servers() -> None:
-    """Real servers on this machine, on loopback alone: cassandra, kafka, kinesis, kinesalite, s3."""
+    """Real servers on this machine, on loopback alone: cassandra, kafka, kinesis, kinesalite,
+    s3."""
 
 
 def _names(command: Command) -> Command:
-    return click.argument("names", nargs=-1, type=click.Choice(SERVERS), metavar="[NAME]...")(command)
+    return click.argument("names", nargs=-1, type=click.Choice(SERVERS), metavar="[NAME]...")(
+        command
+    )
 
 
 def _folder(command: Command) -> Command:
     return click.option(
-        "--folder", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        "--folder",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
         help="Where data, logs and credentials lie (default: in the user's cache).",
-    )(command)  # fmt: skip
+    )(command)
 
 
 @servers.command(
     epilog=examples(
-        "understudy dev servers start", "understudy dev servers start kafka --json",
+        "understudy dev servers start",
+        "understudy dev servers start kafka --json",
         "understudy dev servers start s3 --folder D",
     )
-)  # fmt: skip
+)
 @_names
 @_folder
 @json_option
 def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
-    """Start servers in the background; without NAME cassandra, kafka, kinesis and s3. What is missing is fetched."""
-    place, out = _place(folder), console(as_json=as_json)
+    """Start servers in the background; without NAME cassandra, kafka, kinesis and s3. What is
+    missing is fetched."""
+    place = _place(folder)
+    out = console(as_json=as_json)
     fields: dict[str, Any] = {}
     begun: list[Server] = []
 
     def one(name: str) -> Mapping[str, Any]:
         if not is_ready(name):
             _fetch(name, out)
-        began_s, before = time.monotonic(), read_state(place / name)
+        began_s = time.monotonic()
+        before = read_state(place / name)
         with out.status(f"starting {name} ..."):
             server, is_new = background.ensure(name, place)
         if is_new:
             begun.append(server)
         took = f"started in {time.monotonic() - began_s:.1f} s" if is_new else "runs already"
         if before and is_new and server.place.ports != before["ports"]:
-            took += f" at {server.address}, since others use its port {before['ports'].get('client')}"
+            took += (
+                f" at {server.address}, since others use its port {before['ports'].get('client')}"
+            )
         if name == "s3" and uses_moto():
             took += " (moto, in memory; versitygw keeps data: understudy dev servers fetch s3)"
         out.print(f"  {name:<11}{took}", soft_wrap=True)
@@ -87,7 +110,9 @@ def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
     return finish(fields, as_json=as_json, code=_code(fields))
 
 
-@servers.command(epilog=examples("understudy dev servers status", "understudy dev servers status kafka --json"))
+@servers.command(
+    epilog=examples("understudy dev servers status", "understudy dev servers status kafka --json")
+)
 @_names
 @_folder
 @json_option
@@ -97,36 +122,52 @@ def status(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
     found = [background.look(name, place) for name in _in_order(names or SERVERS)]
     fields = {
         one.name: {
-            "state": one.state, **(_fields(one.server) if one.server else {}),
+            "state": one.state,
+            **(_fields(one.server) if one.server else {}),
             **({"words": one.words} if one.words else {}),
         }
         for one in found
-    }  # fmt: skip
+    }
     if not as_json:
         out = console()
         _show(fields, out)
         for one in found:
             if one.state == "died" and one.server is not None:
-                out.print(f"{one.name} died; {one.server.log} ends:\n{one.words}", soft_wrap=True, markup=False)
+                out.print(
+                    f"{one.name} died; {one.server.log} ends:\n{one.words}",
+                    soft_wrap=True,
+                    markup=False,
+                )
                 again = f" --folder {shlex.quote(str(folder))}" if folder else ""
-                out.print(f"next: understudy dev servers start {one.name}{again}", soft_wrap=True, markup=False)
-    return finish(fields, as_json=as_json, code=_DIED if any(one.state == "died" for one in found) else 0)
+                out.print(
+                    f"next: understudy dev servers start {one.name}{again}",
+                    soft_wrap=True,
+                    markup=False,
+                )
+    return finish(
+        fields, as_json=as_json, code=_DIED if any(one.state == "died" for one in found) else 0
+    )
 
 
-@servers.command(epilog=examples("understudy dev servers stop", "understudy dev servers stop kafka --erase"))
+@servers.command(
+    epilog=examples("understudy dev servers stop", "understudy dev servers stop kafka --erase")
+)
 @_names
 @_folder
 @click.option("--erase", is_flag=True, help="Remove data, log and credentials, too.")
 @json_option
 def stop(names: Sequence[str], folder: Path | None, erase: bool, as_json: bool) -> int:
     """Stop servers; without NAME all of them. Data stay for the next start."""
-    place, out = _place(folder), console(as_json=as_json)
+    place = _place(folder)
+    out = console(as_json=as_json)
 
     def one(name: str) -> Mapping[str, Any]:
         with out.status(f"stopping {name} ..."):
             ran = background.stop(name, place, erases=erase)
         if ran or names:
-            out.print(f"  {name:<11}{'stopped' if ran else 'did not run'}{', data erased' if erase else ''}")
+            out.print(
+                f"  {name:<11}{'stopped' if ran else 'did not run'}{', data erased' if erase else ''}"
+            )
         return {"stopped": ran}
 
     fields = _each(_in_order(names or SERVERS), one, out)
@@ -135,11 +176,14 @@ def stop(names: Sequence[str], folder: Path | None, erase: bool, as_json: bool) 
     return finish(fields, as_json=as_json, code=_code(fields))
 
 
-@servers.command(epilog=examples("understudy dev servers fetch", "understudy dev servers fetch cassandra kafka"))
+@servers.command(
+    epilog=examples("understudy dev servers fetch", "understudy dev servers fetch cassandra kafka")
+)
 @_names
 @json_option
 def fetch(names: Sequence[str], as_json: bool) -> int:
-    """Download servers into the cache; without NAME all of them. What is there already is checked byte by byte."""
+    """Download servers into the cache; without NAME all of them. What is there already is
+    checked byte by byte."""
     out = console(as_json=as_json)
     fields = _each(_in_order(names or SERVERS), lambda name: _fetch(name, out), out)
     return finish(fields, as_json=as_json, code=_code(fields))
@@ -149,17 +193,22 @@ def _fetch(name: str, out: Console) -> Mapping[str, Any]:
     package = PACKAGES[name]
     if name == "s3" and package.trouble() and uses_moto():
         return _moto("there is no Go here to build versitygw with", out)
-    began_s, what = time.monotonic(), f"{name:<11}{package.version:<8}"
+    began_s = time.monotonic()
+    what = f"{name:<11}{package.version:<8}"
     is_there = cached(name) is not None
-    doing = f"{what}{'checking' if is_there else f'about {package.size_mib} MiB by {package.tool}'} ..."
+    doing = (
+        f"{what}{'checking' if is_there else f'about {package.size_mib} MiB by {package.tool}'} ..."
+    )
     if not out.is_terminal and not is_there:
         out.print(f"  {doing}", soft_wrap=True)
-    parts, told_s = 0, began_s
+    parts = 0
+    told_s = began_s
     try:
         with out.status(doing) as shown:
 
             def tell(part: str) -> None:
-                """Show each part as it comes: in place in a terminal, now and then as a line elsewhere."""
+                """Show each part as it comes: in place in a terminal, now and then as a line
+                elsewhere."""
                 nonlocal parts, told_s
                 parts += 1
                 now_s = time.monotonic()
@@ -184,14 +233,20 @@ def _moto(reason: str, out: Console) -> Mapping[str, Any]:
     return {"version": "moto", "fetched": False}
 
 
-def _each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: Console) -> dict[str, Any]:
+def _each(
+    names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: Console
+) -> dict[str, Any]:
     """What the work gave for each name; one that fails is shown and does not hold up the others."""
     fields: dict[str, Any] = {}
     for name in names:
         try:
             fields[name] = work(name)
         except (UnderstudyError, OSError) as error:
-            advice = "; check that the path is right and may be read and written" if isinstance(error, OSError) else ""
+            advice = (
+                "; check that the path is right and may be read and written"
+                if isinstance(error, OSError)
+                else ""
+            )
             out.print(f"  {name:<11}{error}{advice}", soft_wrap=True, markup=False)
             fields[name] = {"error": f"{error}{advice}"}
     return fields
@@ -206,7 +261,11 @@ def _place(folder: Path | None) -> Path:
 
 
 def _fields(server: Server) -> dict[str, Any]:
-    fields = {"address": server.address, "credentials_file": str(server.credentials_file), "pid": server.pid}
+    fields = {
+        "address": server.address,
+        "credentials_file": str(server.credentials_file),
+        "pid": server.pid,
+    }
     return {**fields, "url": server.url} if server.name in AWS_SHAPED else fields
 
 
@@ -220,8 +279,12 @@ def _show(fields: Mapping[str, Any], out: Console) -> None:
     for name, one in fields.items():
         if "error" not in one:
             state = one.get("state", "running")
-            last = one.get("words", "") if state == "unavailable" else one.get("credentials_file", "")
+            last = (
+                one.get("words", "") if state == "unavailable" else one.get("credentials_file", "")
+            )
             rows.append((name, state, one.get("address", ""), str(one.get("pid", "")), last))
     for row in rows if len(rows) > 1 else []:
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, (10, 11, 15, 7, 0), strict=True))
+        line = "  ".join(
+            f"{cell:<{width}}" for cell, width in zip(row, (10, 11, 15, 7, 0), strict=True)
+        )
         out.print(line.rstrip(), soft_wrap=True, markup=False)

@@ -27,7 +27,17 @@ from understudy.stores.view import StoreView
 
 Colour = Literal["green", "yellow", "red"]
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
-_NEEDED = ("numpy", "safetensors", "urllib3", "cryptography", "click", "rich", "gymnasium", "msgspec", "structlog")
+_NEEDED = (
+    "numpy",
+    "safetensors",
+    "urllib3",
+    "cryptography",
+    "click",
+    "rich",
+    "gymnasium",
+    "msgspec",
+    "structlog",
+)
 _FREE_BYTES = 1024**3
 
 
@@ -44,15 +54,19 @@ class Check:
 @click.command(epilog=examples("understudy doctor", "understudy doctor --data D --json"))
 @common_options
 def doctor(data_text: str | None, as_json: bool) -> int:
-    """Check this machine and a data folder; every yellow or red line says what to do. Exits 1 on red."""
+    """Check this machine and a data folder; every yellow or red line says what to do. Exits 1 on
+    red."""
     data = data_folder(data_text) if data_text or os.environ.get("UNDERSTUDY_DATA") else None
-    out, checks = console(as_json=as_json), []
+    out = console(as_json=as_json)
+    checks = []
     for check in _checks(data, data_text):
         checks.append(check)
         advice = f"  → {check.next}" if check.next else ""
         out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.found}{advice}", soft_wrap=True)
     code = 1 if any(check.colour == "red" for check in checks) else 0
-    return finish({"checks": [asdict(check) for check in checks], "ok": code == 0}, as_json=as_json, code=code)
+    return finish(
+        {"checks": [asdict(check) for check in checks], "ok": code == 0}, as_json=as_json, code=code
+    )
 
 
 def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[Check]:
@@ -71,12 +85,16 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[Check]:
         yield Check("system", "green", platform.platform())
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        yield Check("packages", "red", f"missing {', '.join(missing)}", "pip install 'understudy[platform]'")
+        yield Check(
+            "packages", "red", f"missing {', '.join(missing)}", "pip install 'understudy[platform]'"
+        )
     else:
         yield Check("packages", "green", f"{len(_NEEDED)} needed, all there")
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
-        stream, store, models = config.stream.url, config.store.url, config.models.url
+        stream = config.stream.url
+        store = config.store.url
+        models = config.models.url
         yield from _stream(data, stream) if stream else ()
         yield from _store(data, store, models) if store else _folder(data)
         yield from _models(data, models)
@@ -87,9 +105,13 @@ def _disk(where: Path) -> Iterator[Check]:
         where = where.parent
     free = shutil.disk_usage(where).free
     yield Check(
-        "free disk", "green" if free >= _FREE_BYTES else "red", f"{free / 1024**3:.1f} GiB at {where}",
-        "" if free >= _FREE_BYTES else "free some space: the stream stops acknowledging when the disk is full",
-    )  # fmt: skip
+        "free disk",
+        "green" if free >= _FREE_BYTES else "red",
+        f"{free / 1024**3:.1f} GiB at {where}",
+        ""
+        if free >= _FREE_BYTES
+        else "free some space: the stream stops acknowledging when the disk is full",
+    )
     times_s = []
     try:
         with tempfile.NamedTemporaryFile(dir=where, prefix=".understudy-doctor-") as file:
@@ -99,22 +121,38 @@ def _disk(where: Path) -> Iterator[Check]:
                 sync_data(file.fileno())
                 times_s.append(time.perf_counter() - began_s)
     except OSError as error:
-        yield Check("writing", "red", f"{where}: {error.strerror}", "give a folder you may write to with --data")
+        yield Check(
+            "writing",
+            "red",
+            f"{where}: {error.strerror}",
+            "give a folder you may write to with --data",
+        )
         return
     took_ms = sorted(times_s)[4] * 1000
     slow = took_ms > 20
     advice = "acknowledgements wait for this; a local SSD is faster" if slow else ""
-    yield Check("sync of 16 KiB", "yellow" if slow else "green", f"{took_ms:.2f} ms (median of 9)", advice)
+    yield Check(
+        "sync of 16 KiB", "yellow" if slow else "green", f"{took_ms:.2f} ms (median of 9)", advice
+    )
 
 
 def _folder(data: DataFolder) -> Iterator[Check]:
     if not data.has_store():
-        yield Check("store", "yellow", f"none in {data.root}", f"understudy simulate CartPole-v1 --data {data.root}")
+        yield Check(
+            "store",
+            "yellow",
+            f"none in {data.root}",
+            f"understudy simulate CartPole-v1 --data {data.root}",
+        )
         return
     if not (data.root / "key").exists():
         advice = "restore it from a backup: recording and forgetting need it"
         yield Check("key", "red", f"{data.root / 'key'} is missing", advice)
-    yield Check("writer", "green", "a process has the store open" if data.has_writer() else "nobody has the store open")
+    yield Check(
+        "writer",
+        "green",
+        "a process has the store open" if data.has_writer() else "nobody has the store open",
+    )
     try:
         with StoreView(data.store) as view:
             trouble = view.damage()
@@ -135,7 +173,9 @@ def _folder(data: DataFolder) -> Iterator[Check]:
 def _stream(data: DataFolder, url: str) -> Iterator[Check]:
     try:
         with contextlib.closing(open_stream(url, data)) as stream:
-            yield Check("stream", "green", f"{len(stream.partitions())} partitions at {hidden(url)}")
+            yield Check(
+                "stream", "green", f"{len(stream.partitions())} partitions at {hidden(url)}"
+            )
     except UnderstudyError as error:
         yield Check("stream", "red", str(error))  # which says what to do
 
@@ -154,7 +194,12 @@ def _store(data: DataFolder, url: str, models: str) -> Iterator[Check]:
 def _leftovers(data: DataFolder) -> Iterator[Check]:
     left = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
     if left:
-        yield Check("spool", "yellow", f"{left} sessions wait to be sent", f"understudy data verify --data {data.root}")
+        yield Check(
+            "spool",
+            "yellow",
+            f"{left} sessions wait to be sent",
+            f"understudy data verify --data {data.root}",
+        )
     else:
         yield Check("spool", "green", "empty")
 
@@ -166,10 +211,14 @@ def _models(data: DataFolder, models: str) -> Iterator[Check]:
         registry = open_deployment(data, models=models).registry
         games = registry.games()
         damaged = [
-            f"{game} ({what}): {why}" for game in games for what, why in registry.damage(game, every=True).items()
-        ]  # fmt: skip
+            f"{game} ({what}): {why}"
+            for game in games
+            for what, why in registry.damage(game, every=True).items()
+        ]
     except (UnderstudyError, OSError) as error:
-        yield Check("models", "red", str(error), "restore them from a backup: understudy restore --help")
+        yield Check(
+            "models", "red", str(error), "restore them from a backup: understudy restore --help"
+        )
         return
     if damaged:
         yield Check("models", "red", "; ".join(damaged))

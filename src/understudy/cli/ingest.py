@@ -12,7 +12,15 @@ import click
 
 from understudy.backends.data import data_folder
 from understudy.cli.interrupts import INTERRUPTED
-from understudy.cli.options import common_options, console, count, examples, finish, results, store_option
+from understudy.cli.options import (
+    common_options,
+    console,
+    count,
+    examples,
+    finish,
+    results,
+    store_option,
+)
 from understudy.core.errors import ConfigError
 from understudy.platform.children import log_to_stderr
 from understudy.platform.config import Config, hidden, resolve
@@ -26,26 +34,45 @@ _AT_ONCE = b"interrupted; what is not stored yet is in the stream, for the next 
         "understudy ingest --data D",
         "understudy ingest --data D --keep-days 90",
         "understudy ingest --data D --until-empty --json",
-        "understudy ingest --data D --engine spark --stream kafka://HOST/TOPIC --store cassandra://HOST/KEYSPACE",
+        "understudy ingest --data D --engine spark --stream kafka://HOST/TOPIC --store "
+        "cassandra://HOST/KEYSPACE",
     )
 )
 @click.option("--until-empty", is_flag=True, help="Store what is in the stream now, then end.")
-@click.option("--retention", "retention_s", type=float,
-              help=f"Seconds a stream in the data folder keeps what is stored (default: {RETENTION_S:g}).")  # fmt: skip
-@click.option("--keep-days", type=float,
-              help="Expire steps in the folder's store older than this (default: keep them for ever).")  # fmt: skip
-@click.option("--stream", "stream_url", metavar="URL",
-              help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file (default: the deployment's own).")  # fmt: skip
+@click.option(
+    "--retention",
+    "retention_s",
+    type=float,
+    help=f"Seconds a stream in the data folder keeps what is stored (default: {RETENTION_S:g}).",
+)
+@click.option(
+    "--keep-days",
+    type=float,
+    help="Expire steps in the folder's store older than this (default: keep them for ever).",
+)
+@click.option(
+    "--stream",
+    "stream_url",
+    metavar="URL",
+    help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file (default: the deployment's own).",
+)
 @store_option
-@click.option("--engine", type=click.Choice(["native", "spark"]), help="Our own service, or a Spark job.")
-@click.option("--master", metavar="MASTER", help="Where Spark runs, such as local[2] or spark://HOST:7077.")
+@click.option(
+    "--engine", type=click.Choice(["native", "spark"]), help="Our own service, or a Spark job."
+)
+@click.option(
+    "--master", metavar="MASTER", help="Where Spark runs, such as local[2] or spark://HOST:7077."
+)
 @common_options
 def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any) -> int:
     """Follow a stream and store each step exactly once.
 
-    Ctrl-C or SIGTERM drains and ends. A second one ends at once, which loses nothing: the rest is in the stream.
+    Ctrl-C or SIGTERM drains and ends. A second one ends at once, which loses nothing: the rest is
+    in the stream.
     """
-    data, out, stop = data_folder(data_text), console(as_json=as_json), threading.Event()
+    data = data_folder(data_text)
+    out = console(as_json=as_json)
+    stop = threading.Event()
     config = _config(data_text, flags)
     log_to_stderr(as_json=not out.is_terminal)
     data.root.mkdir(parents=True, exist_ok=True)
@@ -67,36 +94,55 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
         "fates": dict(stats.fates),
         "refusals": dict(stats.refusals),
     }
-    said = f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; refused {dict(stats.refusals)}"
+    said = (
+        f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; refused "
+        f"{dict(stats.refusals)}"
+    )
     results(as_json=as_json).print(said)
     return finish({**fields, **role.spark_figures()}, as_json=as_json)
 
 
 def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
     """What flags, environment and file say together; only what ingest needs of it is checked."""
-    names = {"stream_url": "stream.url", "store_url": "store.url", "engine": "ingest.engine", "master": "ingest.master"}
+    names = {
+        "stream_url": "stream.url",
+        "store_url": "store.url",
+        "engine": "ingest.engine",
+        "master": "ingest.master",
+    }
     given = {name: flags[flag] for flag, name in names.items()}
-    config = dataclasses.replace(resolve({"data": data_text, **given}).config, roles=("ingest",)).check()
+    config = dataclasses.replace(
+        resolve({"data": data_text, **given}).config, roles=("ingest",)
+    ).check()
     if flags["master"] is not None and config.ingest.engine != "spark":
-        raise ConfigError("--master is Spark's, and ingest.engine is native; leave it out, or give --engine spark")
+        raise ConfigError(
+            "--master is Spark's, and ingest.engine is native; leave it out, or give --engine spark"
+        )
     if flags["keep_days"] is not None and config.store.url:
-        raise ConfigError("--keep-days is for a store in the data folder; leave it out: a store elsewhere has its own")
+        raise ConfigError(
+            "--keep-days is for a store in the data folder; leave it out: a store elsewhere has "
+            "its own"
+        )
     if flags["retention_s"] is not None and config.stream.url:
         raise ConfigError(
-            "--retention is for a stream in the data folder; leave it out: one elsewhere has its own, see "
+            "--retention is for a stream in the data folder; leave it out: one elsewhere has its "
+            "own, see "
             "docs/kinesis.md and docs/kafka.md"
         )
     return config
 
 
 def _stop_on_signals(stop: threading.Event) -> None:
-    """The first one asks to drain. The second one ends at once, as `kill -9` might at any moment."""
+    """The first one asks to drain. The second one ends at once, as `kill -9` might at any
+    moment."""
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         if stop.is_set():
             with contextlib.suppress(OSError):  # a terminal that closed takes no more
                 os.write(2, _AT_ONCE)
-            os._exit(INTERRUPTED)  # whatever is waited for: nothing is tidied, and Spark's processes end with ours
+            os._exit(
+                INTERRUPTED
+            )  # whatever is waited for: nothing is tidied, and Spark's processes end with ours
         stop.set()
 
     signal.signal(signal.SIGINT, ask)

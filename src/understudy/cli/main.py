@@ -1,4 +1,5 @@
-"""Entry point of the `understudy` command; says what to install when the platform extra is missing."""
+"""Entry point of the `understudy` command; says what to install when the platform extra is
+missing."""
 
 import os
 import signal
@@ -12,7 +13,9 @@ def main() -> int:
     try:
         return _main()
     except KeyboardInterrupt as error:
-        return interrupted(error, sys.argv[1:])  # before a command has begun, while it is still being loaded
+        return interrupted(
+            error, sys.argv[1:]
+        )  # before a command has begun, while it is still being loaded
 
 
 def _main() -> int:
@@ -31,10 +34,12 @@ def _main() -> int:
 
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C once more changes nothing: all is cleaned up
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C once more changes nothing: all is cleaned up
     if code == INTERRUPTED and "jax" in sys.modules:
-        # Every command has cleaned up behind itself by now, but JAX may be compiling in threads of its own, and
-        # taking the interpreter down under them crashes.
+        # Every command has cleaned up behind itself by now, but JAX may be compiling in threads of
+        # its own, and taking the interpreter down under them crashes.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

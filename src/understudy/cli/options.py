@@ -29,12 +29,14 @@ def data_option(command: Command) -> Command:
     """`--data DIR`, also from UNDERSTUDY_DATA."""
     return click.option(
         "--data", "data_text", metavar="DIR", help="The data folder (or set UNDERSTUDY_DATA)."
-    )(command)  # fmt: skip
+    )(command)
 
 
 def json_option(command: Command) -> Command:
     """`--json`: one JSON object as the last line of standard output."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")(command)
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object as the last line."
+    )(command)
 
 
 def common_options(command: Command) -> Command:
@@ -45,21 +47,27 @@ def common_options(command: Command) -> Command:
 def config_option(command: Command) -> Command:
     """`--config FILE`, also from UNDERSTUDY_CONFIG, else the one in the data folder."""
     return click.option(
-        "--config", "file", type=PATH, metavar="FILE",
+        "--config",
+        "file",
+        type=PATH,
+        metavar="FILE",
         help="A TOML file (or set UNDERSTUDY_CONFIG; default: understudy.toml in the data folder).",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def store_option(command: Command) -> Command:
     """`--store URL`, else the deployment's own."""
     return click.option(
-        "--store", "store_url", metavar="URL",
+        "--store",
+        "store_url",
+        metavar="URL",
         help="cassandra://HOST:PORT/KEYSPACE, or local (default: the deployment's own).",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def console(*, as_json: bool = False) -> Console:
-    """Where people look: standard output, or standard error when standard output is for a program."""
+    """Where people look: standard output, or standard error when standard output is for a
+    program."""
     return Console(stderr=as_json, highlight=False)
 
 
@@ -71,10 +79,15 @@ def results(*, as_json: bool) -> Console:
 
 @contextmanager
 def watching(
-    out: Console, *, draw: Callable[[State], RenderableType], line: Callable[[State], str], every_s: float,
+    out: Console,
+    *,
+    draw: Callable[[State], RenderableType],
+    line: Callable[[State], str],
+    every_s: float,
     has_room: bool,
-) -> Iterator[Callable[[State], None]]:  # fmt: skip
-    """Show each new state until the block ends: as a picture where there is room, else as a line now and then."""
+) -> Iterator[Callable[[State], None]]:
+    """Show each new state until the block ends: as a picture where there is room, else as a line
+    now and then."""
     next_s = 0.0
 
     def print_line(state: State) -> None:
@@ -103,7 +116,9 @@ def json_object(text: str, flag: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{flag} is no JSON: {error}; give an object such as '{{\"render_mode\": null}}'") from None
+        raise ConfigError(
+            f"{flag} is no JSON: {error}; give an object such as '{{\"render_mode\": null}}'"
+        ) from None
     if not isinstance(value, dict):
         raise ConfigError(f"{flag} is {value!r}; give a JSON object")
     return value

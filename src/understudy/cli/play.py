@@ -26,7 +26,15 @@ from understudy.act.vector_envs import MASK
 from understudy.backends.deployment import Deployment, open_deployment
 from understudy.cli.deployed import deployment
 from understudy.cli.interrupts import INTERRUPTED
-from understudy.cli.options import PATH, common_options, console, examples, finish, import_from_here, json_object
+from understudy.cli.options import (
+    PATH,
+    common_options,
+    console,
+    examples,
+    finish,
+    import_from_here,
+    json_object,
+)
 from understudy.cli.up import Asked
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.tensors import Array
@@ -72,19 +80,40 @@ _PATIENCE_S = 20.0
     )
 )
 @click.argument("game")
-@click.option("--bot", default="champion", show_default=True, help="champion, canary, or a model's number.")
-@click.option("--episodes", type=click.IntRange(1, _MAX_EPISODES), default=1, show_default=True, help="How many.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the first episode.")
+@click.option(
+    "--bot", default="champion", show_default=True, help="champion, canary, or a model's number."
+)
+@click.option(
+    "--episodes",
+    type=click.IntRange(1, _MAX_EPISODES),
+    default=1,
+    show_default=True,
+    help="How many.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the first episode."
+)
 @click.option("--gif", type=PATH, metavar="DIR", help="Film them into DIR/episode-N.gif.")
-@click.option("--web", is_flag=True, help="Play rally or CartPole-v1 yourself in a browser, against the bot.")
+@click.option(
+    "--web", is_flag=True, help="Play rally or CartPole-v1 yourself in a browser, against the bot."
+)
 @click.option("--open", "opens", is_flag=True, help="With --web: open the page at once.")
-@click.option("--env-kwargs", default="{}", metavar="JSON", help="Keywords for gymnasium.make, as a JSON object.")
+@click.option(
+    "--env-kwargs",
+    default="{}",
+    metavar="JSON",
+    help="Keywords for gymnasium.make, as a JSON object.",
+)
 @common_options
-def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | None, **asked: Any) -> int:
-    """Let a bot play GAME and watch it: in the terminal, or as GIFs. With --web, play against it in a browser.
+def play(
+    data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | None, **asked: Any
+) -> int:
+    """Let a bot play GAME and watch it: in the terminal, or as GIFs. With --web, play against it in
+    a browser.
 
-    --web prints the address of a page whose games teach the bot, if whoever plays wants that. Where no platform runs on
-    the data folder, it runs one until Ctrl-C; without a folder in one of its own, which goes with it.
+    --web prints the address of a page whose games teach the bot, if whoever plays wants that. Where
+    no platform runs on the data folder, it runs one until Ctrl-C; without a folder in one of its
+    own, which goes with it.
     """
     _check_together(is_web=asked["web"], opens=asked["opens"])
     if asked["web"]:
@@ -92,7 +121,8 @@ def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | 
     import_from_here()
     choice = GameChoice(game=game, env_kwargs=json_object(asked["env_kwargs"], "--env-kwargs"))
     name, policy = _find_bot(deployment(data_text, must_exist=True), choice, bot)
-    seeds, out = range(asked["seed"], asked["seed"] + asked["episodes"]), console(as_json=as_json)
+    seeds = range(asked["seed"], asked["seed"] + asked["episodes"])
+    out = console(as_json=as_json)
     paths = []
     if gif is not None:
         check_video(choice, asked="--gif")
@@ -102,25 +132,38 @@ def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | 
     out.print(f"{name}: mean return {mean:.4g} over {len(returns)} episodes")
     for path in paths:
         out.print(f"  {path}", soft_wrap=True)
-    fields = {"bot": name, "returns": returns, "mean": mean, "videos": [str(path) for path in paths]}
+    fields = {
+        "bot": name,
+        "returns": returns,
+        "mean": mean,
+        "videos": [str(path) for path in paths],
+    }
     return finish(fields, as_json=as_json)
 
 
 def _check_together(*, is_web: bool, opens: bool) -> None:
     """ConfigError for options that mean nothing beside one another."""
     if opens and not is_web:
-        raise ConfigError("--open opens the page of --web, which was not given; add --web, or leave out --open")
+        raise ConfigError(
+            "--open opens the page of --web, which was not given; add --web, or leave out --open"
+        )
     source = click.get_current_context().get_parameter_source
-    given = [f"--{name.replace('_', '-')}" for name in _WATCHED if source(name) is ParameterSource.COMMANDLINE]
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in _WATCHED
+        if source(name) is ParameterSource.COMMANDLINE
+    ]
     if is_web and given:
         raise ConfigError(
-            f"--web was given with {', '.join(given)}, which say how a bot is watched; leave out {', '.join(given)} to "
+            f"--web was given with {', '.join(given)}, which say how a bot is watched; leave out "
+            f"{', '.join(given)} to "
             "play in a browser, or --web to watch"
         )
 
 
 def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str, Policy]:
-    """The model that an alias, a number or GAME/NUMBER means; ConfigError when this game has none such."""
+    """The model that an alias, a number or GAME/NUMBER means; ConfigError when this game has
+    none such."""
     registry = deployment.registry
     try:
         spec = look_at(choice).spec
@@ -128,19 +171,21 @@ def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str
         if choice.name not in registry.games():
             raise
         raise ConfigError(
-            f"{choice.name} is registered, and there is no env of it here: {error}; its bots play in your own game"
+            f"{choice.name} is registered, and there is no env of it here: {error}; its bots play "
+            "in your own game"
         ) from None
     manifest = registry.find(bot, game=str(spec.game))
     policy = open_policy(manifest, registry.policy_bytes(manifest))
     if policy.game.schema != spec.schema:
         raise ConfigError(
-            f"{manifest.name} was made for another shape of {spec.game} than this env has; play it with the "
+            f"{manifest.name} was made for another shape of {spec.game} than this env has; play it "
+            "with the "
             "same packages and wrappers"
         )
     return manifest.name, policy
 
 
-# --- Watching ---------------------------------------------------------------------------------------------------------
+# --- Watching -------------------------------------------------------------------------------------
 
 
 def _watch(
@@ -169,7 +214,9 @@ def _watch(
             next_s = time.monotonic() + 1 / _FPS
             assert moment.frame is not None
             text = drawn(moment.frame)
-            text.append(f"\n{name}, episode {number}, step {moment.step}, return {moment.total:.4g}")
+            text.append(
+                f"\n{name}, episode {number}, step {moment.step}, return {moment.total:.4g}"
+            )
             live.update(text, refresh=True)
 
         return watch(choice, policy, seeds=seeds, shows_frames=True, see=draw)
@@ -189,15 +236,21 @@ class Moment:
 
 
 def watch(
-    choice: GameChoice, policy: Policy, *, seeds: Sequence[int], shows_frames: bool, see: Callable[[int, Moment], None]
+    choice: GameChoice,
+    policy: Policy,
+    *,
+    seeds: Sequence[int],
+    shows_frames: bool,
+    see: Callable[[int, Moment], None],
 ) -> list[float]:
-    """Play an episode for each seed and show each moment, with the episode's number; the returns."""
+    """Play an episode for each seed and show each moment, with the episode's number; the
+    returns."""
     returns = []
     with (
         rendering(choice)
         if shows_frames
         else contextlib.closing(make_env(choice.name, choice.env_kwargs))
-    ) as env:  # fmt: skip
+    ) as env:
         for number, seed in enumerate(seeds, start=1):
             player = policy.player()
             obs, info = env.reset(seed=seed)
@@ -224,12 +277,14 @@ def drawn(frame: Array, columns: int = _COLUMNS) -> Text:
     text = Text()
     for top, bottom in zip(small[::2], small[1::2], strict=True):
         for upper, lower in zip(top.tolist(), bottom.tolist(), strict=True):
-            text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
+            text.append(
+                "▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})"
+            )
         text.append("\n")
     return text
 
 
-# --- In a browser -----------------------------------------------------------------------------------------------------
+# --- In a browser ---------------------------------------------------------------------------------
 
 
 def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_json: bool) -> int:
@@ -238,11 +293,13 @@ def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_jso
     Without a data folder it plays in one of its own, which goes with it.
     """
     check_game(game)
-    resolved, out = resolve({"data": data_text}), console(as_json=as_json)
+    resolved = resolve({"data": data_text})
+    out = console(as_json=as_json)
     config = resolved.config
     if bot != "champion" and not (config.data and config.folder.root.is_dir()):
         raise ConfigError(
-            f"--bot is {bot}, but there are no models yet to choose from; leave out --bot, or give --data D, a folder "
+            f"--bot is {bot}, but there are no models yet to choose from; leave out --bot, or give "
+            "--data D, a folder "
             "that has some (see 'understudy models list')"
         )
     with contextlib.ExitStack() as opened:
@@ -254,32 +311,47 @@ def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_jso
             scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="understudy-play-"))
             config = dataclasses.replace(config, data=str(Path(scratch) / "D"))
         served = open_deployment(config.folder, models=config.models.url)
-        model, key = check_bot(served, game, bot), play_key(served, game)
+        model = check_bot(served, game, bot)
+        key = play_key(served, game)
 
         def say(url: str) -> None:
             address = page_address(url, game, key=key, bot=model)
             if as_json:
-                sys.stdout.write(json.dumps({"url": openable(url), "game": game, "key": key, "page": address}) + "\n")
+                sys.stdout.write(
+                    json.dumps({"url": openable(url), "game": game, "key": key, "page": address})
+                    + "\n"
+                )
                 sys.stdout.flush()
             out.print(f"play {game} at\n\n  {escape(address)}\n", soft_wrap=True)
             if others := for_others(url, config.gateway.hosts):
                 out.print(f"[dim]{escape(others)}[/]", soft_wrap=True)
             if opens and not webbrowser.open(address):
-                out.print("no browser could be opened from here; open the address by hand", soft_wrap=True)
+                out.print(
+                    "no browser could be opened from here; open the address by hand", soft_wrap=True
+                )
 
         if not runs:
-            return _run(config, say, lambda url: answer_of(url, game, key=key), _KEPT if is_kept else _GONE, out)
+            return _run(
+                config,
+                say,
+                lambda url: answer_of(url, game, key=key),
+                _KEPT if is_kept else _GONE,
+                out,
+            )
         say(await_gateway(config.folder, game, key=key))
     return 0
 
 
 def _own(resolved: Resolved[Config]) -> Config:
-    """The config of a platform that this command runs itself; ConfigError when it would have no page."""
+    """The config of a platform that this command runs itself; ConfigError when it would have no
+    page."""
     config = resolved.config
     if "gateway" not in config.roles:
         raise ConfigError(
-            f"roles is {','.join(config.roles)} ({resolved.origins['roles']}), but the page is the gateway's and none "
-            "runs on this folder; add gateway to roles, or run 'understudy up --role gateway' on it first"
+            f"roles is {','.join(config.roles)} ({resolved.origins['roles']}), but the page is the "
+            "gateway's and none "
+            "runs on this folder; add gateway to roles, or run 'understudy up --role gateway' on "
+            "it first"
         )
     is_set = resolved.origins["gateway.port"] != "default"
     port = config.gateway.port if is_set else kept_port(config.folder) if config.data else 0
@@ -287,9 +359,18 @@ def _own(resolved: Resolved[Config]) -> Config:
     return dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, port=port))
 
 
-def _run(config: Config, say: Callable[[str], None], answer: Callable[[str], str], ends: str, out: Console) -> int:
-    """Be the platform until asked to stop; the exit code. `answer` says why a page could not play yet."""
-    asked, is_told, late_s = Asked(), False, time.monotonic() + _PATIENCE_S
+def _run(
+    config: Config,
+    say: Callable[[str], None],
+    answer: Callable[[str], str],
+    ends: str,
+    out: Console,
+) -> int:
+    """Be the platform until asked to stop; the exit code. `answer` says why a page could not
+    play yet."""
+    asked = Asked()
+    is_told = False
+    late_s = time.monotonic() + _PATIENCE_S
 
     def tell(standing: Standing, said: str) -> None:
         if standing.state == "waiting":
@@ -305,12 +386,17 @@ def _run(config: Config, say: Callable[[str], None], answer: Callable[[str], str
             why = answer(url)
             if not why:
                 is_told = True
-                keep_port(config.folder, int(platform.supervisor.standings["gateway"].report["port"]))
+                keep_port(
+                    config.folder, int(platform.supervisor.standings["gateway"].report["port"])
+                )
                 say(url)
                 out.print(f"[dim]{ends}[/]", soft_wrap=True)
             elif time.monotonic() > late_s:
                 late_s += _PATIENCE_S
-                out.print(f"[yellow]the gateway at {url} does not take the page's key yet:[/] {escape(why)}")
+                out.print(
+                    f"[yellow]the gateway at {url} does not take the page's key yet:[/] "
+                    f"{escape(why)}"
+                )
 
         platform.supervisor.run(asked.stop, each)
         finished = platform.supervisor.stop(asked.at_once)

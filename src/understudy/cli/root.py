@@ -21,10 +21,16 @@ from understudy.experience.game import SPEC_FORMAT
 
 _COMMANDS = {
     "arena": ("understudy.cli.arena:arena", "bots against bots, with intervals"),
-    "backup": ("understudy.cli.backup:backup", "copy store, models and keys while the platform runs"),
+    "backup": (
+        "understudy.cli.backup:backup",
+        "copy store, models and keys while the platform runs",
+    ),
     "config": ("understudy.cli.config:config", "make, show and check the config"),
     "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
-    "demo": ("understudy.cli.demo:demo", "people play, a learner learns, its bots play: the closed loop in a minute"),
+    "demo": (
+        "understudy.cli.demo:demo",
+        "people play, a learner learns, its bots play: the closed loop in a minute",
+    ),
     "dev": ("understudy.cli.dev:dev", "real servers on this machine for tests and development"),
     "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),
     "evaluate": ("understudy.cli.train:evaluate", "play a run's policy on held-out seeds"),
@@ -34,8 +40,14 @@ _COMMANDS = {
     "models": ("understudy.cli.models:models", "list, add, promote, roll back and export models"),
     "play": ("understudy.cli.play:play", "watch a bot play, or play against it in a browser"),
     "restore": ("understudy.cli.backup:restore", "make a data folder from a backup"),
-    "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
-    "status": ("understudy.cli.status:status", "roles, rates, games and models of a running platform"),
+    "simulate": (
+        "understudy.cli.simulate:simulate",
+        "real players, recorders and ingest in real processes",
+    ),
+    "status": (
+        "understudy.cli.status:status",
+        "roles, rates, games and models of a running platform",
+    ),
     "store": ("understudy.cli.backends:store", "make a store on other machines ready"),
     "stream": ("understudy.cli.backends:stream", "make a stream on other machines ready"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
@@ -62,7 +74,11 @@ class _Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(sorted(_COMMANDS))}"
+            hint = (
+                f"; did you mean '{near[0]}'?"
+                if near
+                else f"; known are {', '.join(sorted(_COMMANDS))}"
+            )
             raise click.UsageError(f"there is no command '{args[0]}'{hint}")
         return super().resolve_command(ctx, args)
 
@@ -72,14 +88,15 @@ class _Lazy(click.Group):
 
 
 @click.group(
-    cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]},
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
         "understudy demo",
         "understudy simulate CartPole-v1 --players 4 --seconds 5 --data D",
         "understudy data verify --data D",
         "understudy train CartPole-v1",
     ),
-)  # fmt: skip
+)
 @click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
 @click.pass_context
 def root(ctx: click.Context, debug: bool) -> None:
@@ -92,15 +109,22 @@ def root(ctx: click.Context, debug: bool) -> None:
 def version(as_json: bool) -> int:
     """Print the version of understudy and of the formats it reads and writes."""
     fields = {
-        "understudy": understudy.__version__, "python": platform.python_version(), "platform": platform.platform(),
-        "frame": VERSION, "chunk": CHUNK_FORMAT, "spec": SPEC_FORMAT,
-    }  # fmt: skip
-    results(as_json=as_json).print("\n".join(f"{name:<11}{value}" for name, value in fields.items()), soft_wrap=True)
+        "understudy": understudy.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "frame": VERSION,
+        "chunk": CHUNK_FORMAT,
+        "spec": SPEC_FORMAT,
+    }
+    results(as_json=as_json).print(
+        "\n".join(f"{name:<11}{value}" for name, value in fields.items()), soft_wrap=True
+    )
     return finish(fields, as_json=as_json)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line: 0 fine, 1 a found fault, 2 wrong use, 3 could not be carried out, 130 interrupted."""
+    """Run a command line: 0 fine, 1 a found fault, 2 wrong use, 3 could not be carried out, 130
+    interrupted."""
     # Being asked to stop is the same as Ctrl-C: every command cleans up behind itself.
     for number in stop_signals():
         if number != signal.SIGINT:
@@ -118,7 +142,10 @@ def run(arguments: Sequence[str]) -> int:
             raise
         said = str(error)
         if isinstance(error, sqlite3.Error):
-            said = f"the store's database cannot be read: {error}; 'understudy doctor --data DIR' looks closer"
+            said = (
+                f"the store's database cannot be read: {error}; 'understudy doctor --data DIR' "
+                "looks closer"
+            )
         elif isinstance(error, OSError):
             said = f"{error}; check that the path is right and may be read and written"
         with contextlib.suppress(OSError):

@@ -33,32 +33,54 @@ _LINE_EVERY_S = 2.0
 @click.argument("game")
 @click.option("--players", default=4, show_default=True, help="How many simulated players.")
 @click.option("--seconds", default=10.0, show_default=True, help="How long they play.")
-@click.option("--rate", default=0.0, help="Steps a second and player; 0 (default) is as fast as they go.")
-@click.option("--linger", "linger_s", default=1.0, show_default=True, help="Seconds a step waits for others.")
+@click.option(
+    "--rate", default=0.0, help="Steps a second and player; 0 (default) is as fast as they go."
+)
+@click.option(
+    "--linger", "linger_s", default=1.0, show_default=True, help="Seconds a step waits for others."
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of games and players.")
 @click.option("--env-kwargs", default="{}", help="Keywords for gymnasium.make, as a JSON object.")
-@click.option("--no-ingest", is_flag=True, help="Only record; 'understudy ingest' or 'data verify' stores later.")
+@click.option(
+    "--no-ingest",
+    is_flag=True,
+    help="Only record; 'understudy ingest' or 'data verify' stores later.",
+)
 @common_options
-def simulate(game: str, data_text: str | None, as_json: bool, no_ingest: bool, env_kwargs: str, **settings: Any) -> int:
-    """Let simulated players play GAME (any Gymnasium id) through real recorders, a stream and ingest.
+def simulate(
+    game: str,
+    data_text: str | None,
+    as_json: bool,
+    no_ingest: bool,
+    env_kwargs: str,
+    **settings: Any,
+) -> int:
+    """Let simulated players play GAME (any Gymnasium id) through real recorders, a stream and
+    ingest.
 
-    Every acknowledgement goes into a ledger in the data folder, which 'understudy data verify' proves. The command may
-    be killed at any moment and run again on the same folder.
+    Every acknowledgement goes into a ledger in the data folder, which 'understudy data verify'
+    proves. The command may be killed at any moment and run again on the same folder.
     """
-    data, out = data_folder(data_text), console(as_json=as_json)
+    data = data_folder(data_text)
+    out = console(as_json=as_json)
     where = resolve({"data": data_text}).config
     if url := where.stream.url or where.store.url:
         raise ConfigError(
-            f"the deployment in {data.root} records elsewhere ({hidden(url)}), and these players record into a data "
+            f"the deployment in {data.root} records elsewhere ({hidden(url)}), and these players "
+            "record into a data "
             "folder itself; give another one with --data"
         )
     config = SimulateConfig(
-        env_id=game, ingest=not no_ingest, env_kwargs=json_object(env_kwargs, "--env-kwargs"), **settings
+        env_id=game,
+        ingest=not no_ingest,
+        env_kwargs=json_object(env_kwargs, "--env-kwargs"),
+        **settings,
     )
 
     def line(progress: Progress) -> str:
         return (
-            f"{progress.elapsed_s:5.1f} s of {config.seconds:g}: recorded {count(progress.recorded_steps)}, "
+            f"{progress.elapsed_s:5.1f} s of {config.seconds:g}: recorded "
+            f"{count(progress.recorded_steps)}, "
             f"acked {count(progress.acked_steps)}, stored {count(progress.stored_steps)} steps"
         )
 
@@ -76,15 +98,24 @@ def simulate(game: str, data_text: str | None, as_json: bool, no_ingest: bool, e
         f"recorded {count(result.recorded_steps)} steps, acked {count(result.acked_steps)} "
         f"({count(result.steps_per_s)}/s), stored {count(result.stored_steps)}"
     )
-    said.print(f"ack p50 {result.ack_p50_ms:.2f} ms, p99 {result.ack_p99_ms:.2f} ms; dropped {result.dropped_steps}")
+    said.print(
+        f"ack p50 {result.ack_p50_ms:.2f} ms, p99 {result.ack_p99_ms:.2f} ms; dropped "
+        f"{result.dropped_steps}"
+    )
     if result.unsent_steps:
-        said.print(f"{count(result.unsent_steps)} steps were not acknowledged yet; the spool keeps what was cut")
+        said.print(
+            f"{count(result.unsent_steps)} steps were not acknowledged yet; the spool keeps what "
+            "was cut"
+        )
     said.print(f"next: understudy data verify --data {data_text or data.root}")
     return finish(asdict(result), as_json=as_json)
 
 
 def _table(progress: Progress, config: SimulateConfig) -> Table:
-    title = f"{config.players} players of {config.env_id}   {progress.elapsed_s:.1f} of {config.seconds:g} s"
+    title = (
+        f"{config.players} players of {config.env_id}   {progress.elapsed_s:.1f} of "
+        f"{config.seconds:g} s"
+    )
     table = Table(title=title, title_justify="left", min_width=64)
     for name in ("", "processes", "steps", "steps/s", "lag"):
         table.add_column(name, justify="left" if not name else "right")
@@ -92,7 +123,12 @@ def _table(progress: Progress, config: SimulateConfig) -> Table:
     for name, processes, steps, lag in (
         ("players", str(progress.players_alive), progress.recorded_steps, ""),
         ("acked", "", progress.acked_steps, ""),
-        ("stored", str(int(progress.ingest_alive)), progress.stored_steps, f"{progress.lag_s * 1000:.0f} ms"),
+        (
+            "stored",
+            str(int(progress.ingest_alive)),
+            progress.stored_steps,
+            f"{progress.lag_s * 1000:.0f} ms",
+        ),
     ):
         table.add_row(name, processes, count(steps), count(steps / elapsed_s), lag)
     return table

@@ -1,4 +1,5 @@
-"""understudy status: how a platform stands, from what its roles leave in the data folder; nothing is disturbed."""
+"""understudy status: how a platform stands, from what its roles leave in the data folder;
+nothing is disturbed."""
 
 import json
 import time
@@ -22,14 +23,19 @@ from understudy.platform.platform import roles_folder
 
 _SILENT_S = 5.0
 """A supervisor writes every second; after this it hangs."""
-_WAITS = {"gateway": "stores nothing, clients keep their steps", "ingest": "waits", "learner": "waits"}
+_WAITS = {
+    "gateway": "stores nothing, clients keep their steps",
+    "ingest": "waits",
+    "learner": "waits",
+}
 _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "stopping": "yellow"}
 
 
 @click.command(epilog=examples("understudy status --data D", "understudy status --data D --json"))
 @common_options
 def status(data_text: str | None, as_json: bool) -> int:
-    """Show roles, rates, lag, games and models; exits 1 unless roles run and are well, and every champion is whole."""
+    """Show roles, rates, lag, games and models; exits 1 unless roles run and are well, and every
+    champion is whole."""
     config = resolve({"data": data_text}).config
     places = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
     fields = look(config.folder, models=config.models.url, store=config.store.url)
@@ -57,12 +63,18 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
     for role in roles:
         rates = ", ".join(f"{count(rate)} {name}" for name, rate in role["rates"].items())
         lag_s = role["report"].get("lag_s") if role["alive"] else None
-        since = time.strftime("%H:%M:%S", time.localtime(role["since_s"])) if role["since_s"] else ""
+        since = (
+            time.strftime("%H:%M:%S", time.localtime(role["since_s"])) if role["since_s"] else ""
+        )
         table.add_row(
-            role["role"], f"[{_COLOURS.get(role['state'], 'red')}]{role['state']}[/]", since,
-            str(role["restarts"] or ""), rates, "" if lag_s is None else f"{lag_s * 1000:.0f} ms",
+            role["role"],
+            f"[{_COLOURS.get(role['state'], 'red')}]{role['state']}[/]",
+            since,
+            str(role["restarts"] or ""),
+            rates,
+            "" if lag_s is None else f"{lag_s * 1000:.0f} ms",
             escape(role["last_error"]),
-        )  # fmt: skip
+        )
     return table
 
 
@@ -81,13 +93,20 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
         out.print(f"  [red]{escape(game['error'])}[/]", soft_wrap=True)
 
 
-# --- What is shown ----------------------------------------------------------------------------------------------------
+# --- What is shown --------------------------------------------------------------------------------
 
 
-def look(data: DataFolder, *, models: str = "", store: str = "", clock: Clock | None = None) -> dict[str, Any]:
-    """Roles, rates, lag, games with their schedule, models, and what to do next; addresses of what lies elsewhere."""
+def look(
+    data: DataFolder, *, models: str = "", store: str = "", clock: Clock | None = None
+) -> dict[str, Any]:
+    """Roles, rates, lag, games with their schedule, models, and what to do next; addresses of
+    what lies elsewhere."""
     now_s = (clock or SystemClock()).now()
-    paths = [path for path in sorted(roles_folder(data).glob("*.json")) if path.with_suffix(".lock").exists()]
+    paths = [
+        path
+        for path in sorted(roles_folder(data).glob("*.json"))
+        if path.with_suffix(".lock").exists()
+    ]
     roles = [_role(path, now_s) for path in paths]
     # Of the store, or of the learner's copy where experience is kept elsewhere.
     has_own = data.has_store() and not store
@@ -98,13 +117,25 @@ def look(data: DataFolder, *, models: str = "", store: str = "", clock: Clock | 
     has_damage = any(game.get("damage", {}).keys() & {"champion", "journal"} for game in games)
     is_stuck = any(_storage_error(role) or _window_error(role) for role in roles)
     return {
-        "ok": bool(roles) and all(role["alive"] for role in roles) and not has_damage and not is_stuck and not away,
+        "ok": bool(roles)
+        and all(role["alive"] for role in roles)
+        and not has_damage
+        and not is_stuck
+        and not away,
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
-        "lag_s": next((role["report"].get("lag_s") for role in roles if role["role"] == "ingest"), None),
-        "steps": counts["steps"], "quarantined": counts["quarantined"], "parked": counts["parked"], "games": games,
-        "next": [*([f"models cannot be read: {away}"] if away else []), *_next(data, roles, counts, games)],
-    }  # fmt: skip
+        "lag_s": next(
+            (role["report"].get("lag_s") for role in roles if role["role"] == "ingest"), None
+        ),
+        "steps": counts["steps"],
+        "quarantined": counts["quarantined"],
+        "parked": counts["parked"],
+        "games": games,
+        "next": [
+            *([f"models cannot be read: {away}"] if away else []),
+            *_next(data, roles, counts, games),
+        ],
+    }
 
 
 def _role(path: Path, now_s: float) -> dict[str, Any]:
@@ -117,10 +148,16 @@ def _role(path: Path, now_s: float) -> dict[str, Any]:
     alive = is_watched and not is_silent and found["state"] in ("starting", "running", "stopping")
     state = "silent" if is_silent else found["state"] if is_watched else "not running"
     return {
-        "role": found["role"], "alive": alive, "state": state, "pid": found.get("pid") if is_watched else None,
-        "since_s": found.get("since_s", 0.0), "restarts": found.get("restarts", 0),
-        "last_error": found.get("last_error", ""), "rates": found["rates"] if alive else {}, "report": found["report"],
-    }  # fmt: skip
+        "role": found["role"],
+        "alive": alive,
+        "state": state,
+        "pid": found.get("pid") if is_watched else None,
+        "since_s": found.get("since_s", 0.0),
+        "restarts": found.get("restarts", 0),
+        "last_error": found.get("last_error", ""),
+        "rates": found["rates"] if alive else {},
+        "report": found["report"],
+    }
 
 
 def _storage_error(role: dict[str, Any]) -> str:
@@ -136,60 +173,97 @@ def _window_error(role: dict[str, Any]) -> str:
 def _games(
     data: DataFolder, models: str, steps: dict[str, int], learner: dict[str, Any] | None
 ) -> tuple[list[dict[str, Any]], str]:
-    """What is known of each game, and why its models cannot be read just now; empty where they can."""
+    """What is known of each game, and why its models cannot be read just now; empty where they
+    can."""
     learnt = learner["report"].get("games", {}) if learner else {}
     away = ""
     if signing_key(data).exists():
         try:
             registry = open_deployment(data, models=models).registry
-            return [_game(registry, name, steps.get(name, 0), learnt.get(name, {})) for name in registry.games()], ""
+            return [
+                _game(registry, name, steps.get(name, 0), learnt.get(name, {}))
+                for name in registry.games()
+            ], ""
         except StorageFailed as error:
             away = str(error)
     names = sorted(steps.keys() | learnt.keys())
-    return [{"game": name, "steps": steps.get(name, 0), **_taken(learnt.get(name, {}))} for name in names], away
+    return [
+        {"game": name, "steps": steps.get(name, 0), **_taken(learnt.get(name, {}))}
+        for name in names
+    ], away
 
 
 def _game(registry: Registry, name: str, steps: int, learnt: dict[str, Any]) -> dict[str, Any]:
     catalogue = registry.catalogue(name)
     champion = catalogue.aliases.get("champion")
     return {
-        "game": name, "steps": steps, "models": len(catalogue.models), "champion": catalogue.points_to("champion"),
-        "champion_why": champion.why if champion else "", "canary": catalogue.points_to("canary"),
-        "bad_entries": catalogue.bad_entries, "damage": registry.damage(name),
+        "game": name,
+        "steps": steps,
+        "models": len(catalogue.models),
+        "champion": catalogue.points_to("champion"),
+        "champion_why": champion.why if champion else "",
+        "canary": catalogue.points_to("canary"),
+        "bad_entries": catalogue.bad_entries,
+        "damage": registry.damage(name),
         **_taken(learnt),
-    }  # fmt: skip
+    }
 
 
 def _taken(learnt: dict[str, Any]) -> dict[str, Any]:
-    taken = ("phase", "doing", "why", "error", "schedule", "updates", "usable_steps", "consent_unknown_steps",
-             "canary_episodes", "verdict", "next")  # fmt: skip
+    taken = (
+        "phase",
+        "doing",
+        "why",
+        "error",
+        "schedule",
+        "updates",
+        "usable_steps",
+        "consent_unknown_steps",
+        "canary_episodes",
+        "verdict",
+        "next",
+    )
     return {field: learnt[field] for field in taken if field in learnt}
 
 
 def _next(
-    data: DataFolder, roles: list[dict[str, Any]], counts: dict[str, Any], games: list[dict[str, Any]]
+    data: DataFolder,
+    roles: list[dict[str, Any]],
+    counts: dict[str, Any],
+    games: list[dict[str, Any]],
 ) -> list[str]:
     """What an operator might do, most urgent first."""
     said = [
         f"{role['role']} {role['state']}: {role['last_error'] or 'see its log'}"
-        for role in roles if not role["alive"] and role["state"] != "not running"
-    ]  # fmt: skip
+        for role in roles
+        if not role["alive"] and role["state"] != "not running"
+    ]
     said += [
-        f"{role['role']} {_WAITS[role['role']]}: {error}" for role in roles
+        f"{role['role']} {_WAITS[role['role']]}: {error}"
+        for role in roles
         if (error := _storage_error(role))
-    ]  # fmt: skip
+    ]
     said += [
-        f"{role['role']} gets no new steps and learns from those it has: {error}" for role in roles
+        f"{role['role']} gets no new steps and learns from those it has: {error}"
+        for role in roles
         if (error := _window_error(role))
-    ]  # fmt: skip
+    ]
     if not any(role["alive"] for role in roles):
         said.append(f"nothing runs here; next: understudy up --data {data.root}")
     if counts["quarantined"]:
-        said.append(f"{sum(counts['quarantined'].values())} frames were refused; next: understudy data quarantine list")
+        said.append(
+            f"{sum(counts['quarantined'].values())} frames were refused; next: understudy data "
+            "quarantine list"
+        )
     if counts["parked"]:
-        said.append(f"{counts['parked']} frames wait for their game's spec; next: understudy games add GAME")
+        said.append(
+            f"{counts['parked']} frames wait for their game's spec; next: understudy games add GAME"
+        )
     for game in games:
         if game.get("next"):
             said.append(f"{game['game']}: {game['next']}")
-        said += [f"{game['game']}: its {alias} is damaged: {why}" for alias, why in game.get("damage", {}).items()]
+        said += [
+            f"{game['game']}: its {alias} is damaged: {why}"
+            for alias, why in game.get("damage", {}).items()
+        ]
     return said

@@ -40,9 +40,11 @@ class Progress:
         self._begin(None)
 
     def _begin(self, started: Started | None) -> None:
-        self.started, self.steps = started, 0 if started is None else started.env_steps
+        self.started = started
+        self.steps = 0 if started is None else started.env_steps
         self.updates = self.lag_versions = 0
-        self.replay_ratio, self.is_compiling = 0.0, False
+        self.replay_ratio = 0.0
+        self.is_compiling = False
         self.evaluation: Evaluation | None = None
         self._recent: deque[float] = deque(maxlen=100)
         self._seen: deque[tuple[float, int, int]] = deque()
@@ -59,7 +61,8 @@ class Progress:
             case Episode():
                 self._recent.append(event.return_)
             case Update():
-                self.updates, self.lag_versions = event.updates, event.lag_versions
+                self.updates = event.updates
+                self.lag_versions = event.lag_versions
                 self.replay_ratio = event.replay_ratio
                 if self.is_compiling:
                     # Compiling is not training: rates count from here.
@@ -79,7 +82,8 @@ class Progress:
         return "updates" if self.started is not None and self.started.is_from_store else "steps"
 
     def times_guarded(self, event: Guarded) -> int:
-        """How often the guard stepped in for this kind of reason, this event included once it was heard."""
+        """How often the guard stepped in for this kind of reason, this event included once it
+        was heard."""
         return self.guards[_kind(event)]
 
     @property
@@ -95,7 +99,11 @@ class Progress:
     def left_s(self) -> float | None:
         """Seconds to the last step, at the pace of now."""
         steps_s = self.rates[0]
-        return None if self.started is None or steps_s <= 0 else max(0, self.started.steps - self.steps) / steps_s
+        return (
+            None
+            if self.started is None or steps_s <= 0
+            else max(0, self.started.steps - self.steps) / steps_s
+        )
 
     @property
     def train_return(self) -> float | None:
@@ -117,7 +125,9 @@ def watching_run(out: Console, progress: Progress) -> Iterator[OnEvent]:
             return
         elif isinstance(event, Compiling):
             out.print("compiling ...", soft_wrap=True)
-        elif isinstance(event, Evaluation) or (isinstance(event, Update) and time.monotonic() >= next_s):
+        elif isinstance(event, Evaluation) or (
+            isinstance(event, Update) and time.monotonic() >= next_s
+        ):
             out.print(line(progress), soft_wrap=True)
         else:
             return
@@ -126,7 +136,9 @@ def watching_run(out: Console, progress: Progress) -> Iterator[OnEvent]:
     if not out.is_terminal:
         yield hear
         return
-    with Live(console=out, refresh_per_second=4, transient=True, get_renderable=lambda: table(progress)):
+    with Live(
+        console=out, refresh_per_second=4, transient=True, get_renderable=lambda: table(progress)
+    ):
         yield hear
 
 
@@ -138,18 +150,28 @@ def _said(event: Started | Guarded, progress: Progress) -> str:
     at = f"at {progress.unit.removesuffix('s')} {count(event.env_steps)}"
     if isinstance(event, Started):
         goes_on = f", goes on {at}" if event.env_steps else ""
-        said = f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run {escape(event.run)}{goes_on}"
-        return said if event.init_from is None or goes_on else f"{said}\n{escape(fitted(event.init_from))}"
+        said = (
+            f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run "
+            f"{escape(event.run)}{goes_on}"
+        )
+        return (
+            said
+            if event.init_from is None or goes_on
+            else f"{said}\n{escape(fitted(event.init_from))}"
+        )
     said = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
     if progress.times_guarded(event) == _GUARDS_SHOWN:
         said += (
-            f"\n[yellow]guarded[/] further ones of this kind are only counted; {_guarded_csv(progress)} has them all"
+            "\n[yellow]guarded[/] further ones of this kind are only counted; "
+            f"{_guarded_csv(progress)} has them all"
         )
     return said
 
 
 def _guarded_csv(progress: Progress) -> str:
-    return escape(str(Path("RUN" if progress.started is None else progress.started.run) / "guarded.csv"))
+    return escape(
+        str(Path("RUN" if progress.started is None else progress.started.run) / "guarded.csv")
+    )
 
 
 def fitted(found: InitFrom) -> str:
@@ -179,7 +201,9 @@ def duration(seconds: float | None) -> str:
     if whole < 60:
         return f"{whole} s"
     return (
-        f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+        f"{whole // 60} min {whole % 60:02d} s"
+        if whole < 3600
+        else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     )
 
 
@@ -212,7 +236,9 @@ def table(progress: Progress) -> Table:
     steps_s, updates_s = progress.rates
     waits = "[bold yellow]compiling ...[/]" if progress.is_compiling else f"{count(updates_s)}/s"
     if progress.unit == "steps":
-        shown.add_row("steps", f"{count(progress.steps)} of {count(run.steps)}", f"{count(steps_s)}/s")
+        shown.add_row(
+            "steps", f"{count(progress.steps)} of {count(run.steps)}", f"{count(steps_s)}/s"
+        )
         shown.add_row("updates", count(progress.updates), waits)
     else:
         shown.add_row("updates", f"{count(progress.steps)} of {count(run.steps)}", waits)
@@ -223,7 +249,9 @@ def table(progress: Progress) -> Table:
         shown.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
     shown.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
     if guards := progress.guards.total():
-        shown.add_row("[yellow]guarded[/]", f"{count(guards)} times", f"[dim]{_guarded_csv(progress)}[/]")
+        shown.add_row(
+            "[yellow]guarded[/]", f"{count(guards)} times", f"[dim]{_guarded_csv(progress)}[/]"
+        )
     left = duration(progress.left_s)
     shown.add_row("time left", left if run.until is None else f"{left} at most", "")
     return shown

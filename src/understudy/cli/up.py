@@ -22,7 +22,16 @@ from understudy.cli.interrupts import INTERRUPTED, stop_signals
 from understudy.cli.options import config_option, console, count, data_option, examples
 from understudy.core.errors import ConfigError
 from understudy.platform.config import FILE_NAME as CONFIG_FILE
-from understudy.platform.config import HERE, Config, hidden, keep_used, moved, read_used, resolve, used_by
+from understudy.platform.config import (
+    HERE,
+    Config,
+    hidden,
+    keep_used,
+    moved,
+    read_used,
+    resolve,
+    used_by,
+)
 from understudy.platform.platform import GAME, DevelopmentKeys, Platform, Standing
 from understudy.platform.play_web import PAGES, for_others, openable, page_address
 
@@ -32,39 +41,85 @@ from understudy.platform.play_web import PAGES, for_others, openable, page_addre
         "understudy up --data D",
         "understudy up --data D --port 8600 --json-ready",
         "understudy up --data D --role gateway,ingest",
-        "understudy up --data D --stream kinesis://games --store cassandra://db/games --models s3://bots",
+        "understudy up --data D --stream kinesis://games --store cassandra://db/games --models "
+        "s3://bots",
     )
 )
 @config_option
-@click.option("--port", type=int, metavar="P", help="Where the gateway listens; 0: any free port (default 8600).")
-@click.option("--host", metavar="HOST", help="The address it listens on (default 127.0.0.1: this machine only).")
-@click.option("--role", "roles", metavar="ROLES", help="Only these of gateway,ingest,learner (default: all).")
-@click.option("--stream", "stream_url", metavar="URL", help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file.")
-@click.option("--store", "store_url", metavar="URL", help="cassandra://HOST:PORT/KEYSPACE, or local.")
+@click.option(
+    "--port",
+    type=int,
+    metavar="P",
+    help="Where the gateway listens; 0: any free port (default 8600).",
+)
+@click.option(
+    "--host",
+    metavar="HOST",
+    help="The address it listens on (default 127.0.0.1: this machine only).",
+)
+@click.option(
+    "--role", "roles", metavar="ROLES", help="Only these of gateway,ingest,learner (default: all)."
+)
+@click.option(
+    "--stream",
+    "stream_url",
+    metavar="URL",
+    help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file.",
+)
+@click.option(
+    "--store", "store_url", metavar="URL", help="cassandra://HOST:PORT/KEYSPACE, or local."
+)
 @click.option("--models", "models_url", metavar="URL", help="s3://BUCKET/PATH, or folder.")
-@click.option("--ingest", "engine", type=click.Choice(["native", "spark"]), help="What stores the stream.")
-@click.option("--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key, pages.")
+@click.option(
+    "--ingest", "engine", type=click.Choice(["native", "spark"]), help="What stores the stream."
+)
+@click.option(
+    "--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key, pages."
+)
 @data_option
 def up(
-    data_text: str | None, file: Path | None, port: int | None, host: str | None, roles: str | None,
-    stream_url: str | None, store_url: str | None, models_url: str | None, engine: str | None, json_ready: bool,
-) -> int:  # fmt: skip
-    """Run the platform: gateway, ingest and learner, each in a process that is restarted when it crashes.
+    data_text: str | None,
+    file: Path | None,
+    port: int | None,
+    host: str | None,
+    roles: str | None,
+    stream_url: str | None,
+    store_url: str | None,
+    models_url: str | None,
+    engine: str | None,
+    json_ready: bool,
+) -> int:
+    """Run the platform: gateway, ingest and learner, each in a process that is restarted when it
+    crashes.
 
-    Ctrl-C or SIGTERM stops it without losing anything: the gateway takes no more, what it acknowledged is stored, the
-    learner keeps what it learned. A second Ctrl-C ends it at once, which loses nothing that was acknowledged either.
+    Ctrl-C or SIGTERM stops it without losing anything: the gateway takes no more, what it
+    acknowledged is stored, the learner keeps what it learned. A second Ctrl-C ends it at once,
+    which loses nothing that was acknowledged either.
 
-    Where stream, store and models lie, and what stores, is kept in the data folder: later starts and other commands go
-    on with it until they are told otherwise. `file`, `local` and `folder` mean: in the data folder, where they begin.
+    Where stream, store and models lie, and what stores, is kept in the data folder: later starts
+    and other commands go on with it until they are told otherwise. `file`, `local` and `folder`
+    mean: in the data folder, where they begin.
     """
     flags = {
-        "data": data_text, "gateway.port": port, "gateway.host": host, "roles": roles, "stream.url": stream_url,
-        "store.url": store_url, "models.url": models_url, "ingest.engine": engine,
-    }  # fmt: skip
-    config, out, asked = resolve(flags, file=file).config, console(as_json=json_ready), Asked()
+        "data": data_text,
+        "gateway.port": port,
+        "gateway.host": host,
+        "roles": roles,
+        "stream.url": stream_url,
+        "store.url": store_url,
+        "models.url": models_url,
+        "ingest.engine": engine,
+    }
+    config = resolve(flags, file=file).config
+    out = console(as_json=json_ready)
+    asked = Asked()
     _say_where(config, out)
     view = _View(out, is_json=config.log.json)
-    with contextlib.closing(view), asked, Platform(config, tell=view.tell, log=view.log) as platform:
+    with (
+        contextlib.closing(view),
+        asked,
+        Platform(config, tell=view.tell, log=view.log) as platform,
+    ):
         view.standings = platform.supervisor.standings
         is_told = False
 
@@ -100,24 +155,36 @@ def _say_where(config: Config, out: Console) -> None:
 
 
 def _keep_where(config: Config, out: Console) -> None:
-    """From now on every command on this folder looks where this platform writes; where one will not, say so."""
+    """From now on every command on this folder looks where this platform writes; where one will
+    not, say so."""
     try:
         keep_used(config)
         others = used_by(resolve({"data": config.data}).config)
     except (ConfigError, OSError) as error:
-        out.print(f"[yellow]![/] where stream, store and models are was not kept: {escape(str(error))}", soft_wrap=True)
+        out.print(
+            f"[yellow]![/] where stream, store and models are was not kept: {escape(str(error))}",
+            soft_wrap=True,
+        )
         return
     for name, url in used_by(config).items():
         if others[name] != url:
-            said = f"other commands on this folder go by {name} of its {CONFIG_FILE}, or of the environment"
-            out.print(f"[yellow]![/] {escape(said)}: {escape(hidden(others[name])) or HERE[name]}", soft_wrap=True)
+            said = (
+                f"other commands on this folder go by {name} of its {CONFIG_FILE}, or of the "
+                "environment"
+            )
+            out.print(
+                f"[yellow]![/] {escape(said)}: {escape(hidden(others[name])) or HERE[name]}",
+                soft_wrap=True,
+            )
 
 
 class Asked:
     """Being asked to stop: the first time gently, the second time at once."""
 
     def __init__(self) -> None:
-        self.stop, self.at_once, self.number = threading.Event(), threading.Event(), 0
+        self.stop = threading.Event()
+        self.at_once = threading.Event()
+        self.number = 0
 
     def __enter__(self) -> "Asked":
         self._before = {one: signal.signal(one, self._ask) for one in stop_signals()}
@@ -135,9 +202,12 @@ class Asked:
 
 
 def _say_ready(platform: Platform, out: Console, *, json_ready: bool) -> None:
-    url, keys, pages = platform.url, platform.keys, dict[str, str]()
+    url = platform.url
+    keys = platform.keys
+    pages = dict[str, str]()
     if url is not None and keys is not None:
-        # Where games are played in a browser with the development key: those that are registered and have a page.
+        # Where games are played in a browser with the development key: those that are registered
+        # and have a page.
         games = open_deployment(platform.data, models=platform.config.models.url).registry.games()
         pages = {game: page_address(url, game, key=keys.key) for game in PAGES if game in games}
     if json_ready:
@@ -150,7 +220,12 @@ def _say_ready(platform: Platform, out: Console, *, json_ready: bool) -> None:
 
 
 def _print_ready(
-    out: Console, url: str, keys: DevelopmentKeys | None, *, pages: Mapping[str, str], others: str = ""
+    out: Console,
+    url: str,
+    keys: DevelopmentKeys | None,
+    *,
+    pages: Mapping[str, str],
+    others: str = "",
 ) -> None:
     out.print(f"[bold]ready[/] at {url}; Ctrl-C stops it without losing anything", soft_wrap=True)
     if others:
@@ -168,7 +243,8 @@ def _print_ready(
 
 
 class _Lines:
-    """Lines on their way to standard error; while they are not read the newest are dropped, and nothing waits."""
+    """Lines on their way to standard error; while they are not read the newest are dropped, and
+    nothing waits."""
 
     def __init__(self) -> None:
         self._waiting: queue.Queue[str | None] = queue.Queue(maxsize=1000)
@@ -195,11 +271,13 @@ class _View:
 
     def __init__(self, out: Console, *, is_json: bool) -> None:
         """`is_json`: roles' events stay lines of JSON in a terminal, too."""
-        self._out, self._is_json = out, is_json
+        self._out = out
+        self._is_json = is_json
         self._lines = None if out.is_terminal else _Lines()
         self._live: Live | None = None
         self._held: dict[str, str] | None = {}
-        """Until everything runs: the last line of each role, which may be the error that ends the command."""
+        """Until everything runs: the last line of each role, which may be the error that ends
+        the command."""
         self.standings: dict[str, Standing] = {}
         self._next_s = 0.0
 
@@ -218,7 +296,11 @@ class _View:
 
     def tell(self, standing: Standing, said: str) -> None:
         """What became of a role; its own last line is left out where that is the reason."""
-        if self._held and (line := self._held.get(standing.role.name)) and line[:300] in standing.last_error:
+        if (
+            self._held
+            and (line := self._held.get(standing.role.name))
+            and line[:300] in standing.last_error
+        ):
             del self._held[standing.role.name]
         self._release(standing.role.name)
         if self._lines is not None:
@@ -230,7 +312,11 @@ class _View:
     def log(self, role: str, line: str) -> None:
         """What a role wrote to standard error: as it is for programs, as words in a terminal."""
         # Why a role ended is told already.
-        if (standing := self.standings.get(role)) is not None and line and line[:300] in standing.last_error:
+        if (
+            (standing := self.standings.get(role)) is not None
+            and line
+            and line[:300] in standing.last_error
+        ):
             return
         self._release(role)
         if self._held is None:
@@ -244,7 +330,11 @@ class _View:
 
     def _release(self, role: str | None = None) -> None:
         for name in list(self._held or ()):
-            if role in (None, name) and self._held and (line := self._held.pop(name, None)) is not None:
+            if (
+                role in (None, name)
+                and self._held
+                and (line := self._held.pop(name, None)) is not None
+            ):
                 self._put(name, line)
 
     def _put(self, role: str, line: str) -> None:
@@ -280,10 +370,16 @@ def _words(line: str) -> str:
 def _table(standings: dict[str, Standing]) -> Table:
     table = Table("role", "state", "since", "restarts", "a second", "lag", min_width=64)
     for standing in standings.values():
-        rates = ", ".join(f"{count(rate)} {name}" for name, rate in standing.rates().items() if rate)
+        rates = ", ".join(
+            f"{count(rate)} {name}" for name, rate in standing.rates().items() if rate
+        )
         lag_s = standing.report.get("lag_s")
         table.add_row(
-            standing.role.name, standing.state, f"{max(0, time.time() - standing.since_s):.0f} s",
-            str(standing.restarts or ""), rates, "" if lag_s is None else f"{lag_s * 1000:.0f} ms",
-        )  # fmt: skip
+            standing.role.name,
+            standing.state,
+            f"{max(0, time.time() - standing.since_s):.0f} s",
+            str(standing.restarts or ""),
+            rates,
+            "" if lag_s is None else f"{lag_s * 1000:.0f} ms",
+        )
     return table

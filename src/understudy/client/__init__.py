@@ -7,5 +7,13 @@ from understudy.client.session import RecordingWarning
 from understudy.experience.builder import Extras
 
 __all__ = [
-    "ClientConfig", "Episode", "Extras", "Game", "Recorder", "RecordingWarning", "SenderConfig", "Stats", "connect",
-]  # fmt: skip
+    "ClientConfig",
+    "Episode",
+    "Extras",
+    "Game",
+    "Recorder",
+    "RecordingWarning",
+    "SenderConfig",
+    "Stats",
+    "connect",
+]

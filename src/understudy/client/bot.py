@@ -1,9 +1,11 @@
-"""Bots in the game: the last good ones from the disk at once, newer ones as they come, each checked before it plays.
+"""Bots in the game: the last good ones from the disk at once, newer ones as they come, each checked
+before it plays.
 
     link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden ─► disk ─► on stage
 
-Nothing here ever makes a game wait: a decision reads one attribute, and a thread that begins with the first decision
-does the rest. What is kept for the next start lies in a folder that several processes may share:
+Nothing here ever makes a game wait: a decision reads one attribute, and a thread that begins with
+the first decision does the rest. What is kept for the next start lies in a folder that several
+processes may share:
 
     bot.json             the last good casting, and the highest entry seen of each alias
     trust.json           the public keys that were pinned when the deployment was first met
@@ -46,9 +48,12 @@ if TYPE_CHECKING:
 _POLL_S = 25.0
 """How long one question waits for news."""
 _PUMP_EVERY_S = 1.0
-_RETRY_FIRST_S, _RETRY_CAP_S = 0.5, 30.0
-_AGAIN_FIRST_S, _AGAIN_CAP_S = 15.0, 600.0
-"""A refused bot is looked at again after this, in case it was damaged on its way; doubled up to the second."""
+_RETRY_FIRST_S = 0.5
+_RETRY_CAP_S = 30.0
+_AGAIN_FIRST_S = 15.0
+_AGAIN_CAP_S = 600.0
+"""A refused bot is looked at again after this, in case it was damaged on its way; doubled up to
+the second."""
 _MAX_CANARY = 0.5
 _ALIASES = ("champion", "canary")
 _BAD = (Refused, Corrupt, ConfigError, KeyError, TypeError, ValueError, AttributeError)
@@ -63,7 +68,8 @@ class BotCache:
         self._pinned: tuple[str, ...] = ()
 
     def read(self) -> tuple[Casting | None, dict[str, int]]:
-        """The last good news, None when there were none, and the highest entry seen of each alias."""
+        """The last good news, None when there were none, and the highest entry seen of each
+        alias."""
         path = self._folder / "bot.json"
         try:
             found = strict_json(path.read_bytes())
@@ -79,7 +85,9 @@ class BotCache:
         try:
             return (self._folder / f"{sha256}.safetensors").read_bytes()
         except FileNotFoundError:
-            raise Corrupt(f"{self._folder} has lost the policy of its bot; it is fetched again") from None
+            raise Corrupt(
+                f"{self._folder} has lost the policy of its bot; it is fetched again"
+            ) from None
 
     def keep_policy(self, sha256: str, raw: bytes) -> None:
         """Keep a policy that passed its checks; `write` comes after."""
@@ -88,7 +96,9 @@ class BotCache:
             make_folder(self._folder)
             write_file(path, raw)
 
-    def write(self, casting: Casting | None, seen: dict[str, int], policies: Collection[str]) -> None:
+    def write(
+        self, casting: Casting | None, seen: dict[str, int], policies: Collection[str]
+    ) -> None:
         """Keep the news, and only these policies; unless another process has newer ones there."""
         with contextlib.suppress(Corrupt):
             there = self.read()[0]
@@ -140,19 +150,32 @@ class Bots:
     """The bots of one connected game; any thread may ask."""
 
     def __init__(
-        self, link: Link, spec: GameSpec, folder: Path, *, clock: Clock, rng: random.Random, trust: Sequence[str],
+        self,
+        link: Link,
+        spec: GameSpec,
+        folder: Path,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        trust: Sequence[str],
         has_thread: bool,
-    ) -> None:  # fmt: skip
-        self._link, self.spec, self._clock, self.rng = link, spec, clock, rng
+    ) -> None:
+        self._link = link
+        self.spec = spec
+        self._clock = clock
+        self.rng = rng
         self.write_action = action_writer(spec)
-        self._cache, self._trust, self._has_thread = BotCache(folder), tuple(trust), has_thread
+        self._cache = BotCache(folder)
+        self._trust = tuple(trust)
+        self._has_thread = has_thread
         self._backoff = Backoff(clock, rng, first_s=_RETRY_FIRST_S, cap_s=_RETRY_CAP_S)
         self._lock = threading.Lock()
         self._stage: Stage | None = None
         self._casting: Casting | None = None
         """The last good news."""
         self._seen = dict.fromkeys(_ALIASES, 0)
-        """The highest entry of each alias whose signature was right; older ones are never obeyed."""
+        """The highest entry of each alias whose signature was right; older ones are never
+        obeyed."""
         self._after = self._good_number = 0
         self._again_at_s: float | None = None
         self._again_s = _AGAIN_FIRST_S
@@ -167,14 +190,17 @@ class Bots:
     def name(self) -> str:
         """The champion's; empty while there is none, or before anybody asked for one."""
         stage = self._stage
-        return stage.champion.manifest.name if stage is not None and stage.champion is not None else ""
+        return (
+            stage.champion.manifest.name if stage is not None and stage.champion is not None else ""
+        )
 
     @property
     def last_error(self) -> str:
         return self._refusal or self._link_error
 
     def cast(self) -> Bot | None:
-        """Who plays the episode that asks: the canary with its share, else the champion; None while there is none."""
+        """Who plays the episode that asks: the canary with its share, else the champion; None
+        while there is none."""
         stage = self._stage
         if stage is None:
             stage = self._begin()
@@ -183,7 +209,8 @@ class Bots:
         return stage.champion
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether there is a bot by then; for programs that would rather begin late than without one."""
+        """Whether there is a bot by then; for programs that would rather begin late than without
+        one."""
         deadline_s = self._clock.monotonic() + timeout_s
         while self.cast() is None and (left_s := deadline_s - self._clock.monotonic()) > 0:
             if self._has_thread and not self._stop.is_set():
@@ -200,12 +227,15 @@ class Bots:
                 self._stage = self._load()
                 if self._has_thread and not self._stop.is_set():
                     name = f"understudy-bots-{self.spec.game}"
-                    self._thread = threading.Thread(target=self.run, args=(self._stop,), name=name, daemon=True)
+                    self._thread = threading.Thread(
+                        target=self.run, args=(self._stop,), name=name, daemon=True
+                    )
                     self._thread.start()
             return self._stage
 
     def _load(self) -> Stage:
-        """The last good bots. Their signatures were checked when they were kept; what may have rotted is checked."""
+        """The last good bots. Their signatures were checked when they were kept; what may have
+        rotted is checked."""
         try:
             self._casting, self._seen = self._cache.read()
             if self._casting is None:
@@ -233,19 +263,22 @@ class Bots:
             raise Corrupt("the release of a kept bot is damaged")
         if signed["key_id"] not in known:
             raise Refused(
-                "unknown_key", f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now"
+                "unknown_key",
+                f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now",
             )
         manifest = self._fitting(manifest_from_json(signed["entry"]["manifest"]))
         return Bot(manifest, open_policy(manifest, self._cache.policy(manifest.policy_sha256)))
 
-    # --- News -------------------------------------------------------------------------------------------------------
+    # --- News -------------------------------------------------------------------------------------
 
     def step(self, wait_s: float = _POLL_S) -> float:
-        """Ask once for news, and take them when they are good; how many seconds may pass before the next question."""
+        """Ask once for news, and take them when they are good; how many seconds may pass before
+        the next question."""
         now_s = self._clock.monotonic()
         if self._again_at_s is not None:
             if now_s >= self._again_at_s:
-                self._after, self._again_at_s = self._good_number, None
+                self._after = self._good_number
+                self._again_at_s = None
             else:
                 wait_s = min(wait_s, self._again_at_s - now_s)
         try:
@@ -279,7 +312,8 @@ class Bots:
                 self._clock.wait(stop, wait_s)
 
     def pump(self) -> float:
-        """For games without threads: look for news, if any decision was asked for and it is time."""
+        """For games without threads: look for news, if any decision was asked for and it is
+        time."""
         if self._stage is None or self._has_thread or self._stop.is_set():
             return float("inf")
         left_s = self._pump_at_s - self._clock.monotonic()
@@ -293,12 +327,15 @@ class Bots:
             trusted = trusted_keys(*(self._trust or self._cache.pinned(news.trust)))
             champion = self._opened(news, "champion", trusted)
         except _BAD as error:
-            # The last good ones stay; a newer entry is waited for, and this one looked at again later.
+            # The last good ones stay; a newer entry is waited for, and this one looked at again
+            # later.
             self._refuse(error)
             self._after, self._again_at_s = news.number, self._clock.monotonic() + self._again_s
             self._again_s = min(2 * self._again_s, _AGAIN_CAP_S)
             return self._keep(self._casting)
-        self._refusal, self._again_at_s, self._again_s = "", None, _AGAIN_FIRST_S
+        self._refusal = ""
+        self._again_at_s = None
+        self._again_s = _AGAIN_FIRST_S
         canary = None
         try:
             canary = self._opened(news, "canary", trusted)
@@ -315,13 +352,22 @@ class Bots:
         point = self._entry(getattr(news, alias), "point", trusted)
         if point is None:
             if alias == "champion" and self._seen[alias]:
-                raise Refused("old_bot", "the platform knows of no champion, yet there was one; is it the same one?")
+                raise Refused(
+                    "old_bot",
+                    "the platform knows of no champion, yet there was one; is it the same one?",
+                )
             return None
-        number, model_no = point["number"], point["model_no"]
+        number = point["number"]
+        model_no = point["model_no"]
         if point["alias"] != alias or type(number) is not int or type(model_no) is not int:
-            raise Refused("bad_entry", f"the pointer of {alias} is one of {str(point['alias'])[:20]!r}")
+            raise Refused(
+                "bad_entry", f"the pointer of {alias} is one of {str(point['alias'])[:20]!r}"
+            )
         if number < self._seen[alias]:
-            raise Refused("old_bot", f"entry {number} is older than {self._seen[alias]}, which was seen before")
+            raise Refused(
+                "old_bot",
+                f"entry {number} is older than {self._seen[alias]}, which was seen before",
+            )
         self._seen[alias] = number
         if model_no == 0:
             return None
@@ -330,7 +376,9 @@ class Bots:
             raise Refused("bad_entry", f"model {model_no} came without its release")
         manifest = self._fitting(manifest_from_json(release["manifest"]))
         if manifest.model_no != model_no:
-            raise Refused("bad_entry", f"{alias} means model {model_no}, the release is of {manifest.name}")
+            raise Refused(
+                "bad_entry", f"{alias} means model {model_no}, the release is of {manifest.name}"
+            )
         for bot in self._on_stage():
             if bot.manifest == manifest:
                 return bot
@@ -346,13 +394,17 @@ class Bots:
         entry = open_signed(text.encode(), trusted)
         if (entry.get("kind"), entry.get("journal")) != (kind, f"registry/{self.spec.game}"):
             raise Refused(
-                "bad_entry", f"a {str(entry.get('kind'))[:20]} of {str(entry.get('journal'))[:80]} came instead"
+                "bad_entry",
+                f"a {str(entry.get('kind'))[:20]} of {str(entry.get('journal'))[:80]} came instead",
             )
         return entry
 
     def _fitting(self, manifest: "Manifest") -> "Manifest":
         if (manifest.game, manifest.schema) != (self.spec.game, self.spec.schema):
-            raise Refused("wrong_schema", f"{manifest.name} learned another version of {self.spec.game} than this one")
+            raise Refused(
+                "wrong_schema",
+                f"{manifest.name} learned another version of {self.spec.game} than this one",
+            )
         return manifest
 
     def _on_stage(self) -> list[Bot]:
@@ -361,17 +413,21 @@ class Bots:
 
     def _refuse(self, error: Exception) -> None:
         self.refused_bots += 1
-        self._refusal = str(error)[:300] if isinstance(error, UnderstudyError) else repr(error)[:300]
+        self._refusal = (
+            str(error)[:300] if isinstance(error, UnderstudyError) else repr(error)[:300]
+        )
 
     def _keep(self, casting: Casting | None) -> None:
         self._casting = casting
         try:
-            self._cache.write(casting, self._seen, [bot.manifest.policy_sha256 for bot in self._on_stage()])
+            self._cache.write(
+                casting, self._seen, [bot.manifest.policy_sha256 for bot in self._on_stage()]
+            )
         except (StorageFull, StorageFailed, OSError) as error:
             # They play all the same; only the next start has to fetch them again.
             self._link_error = f"cannot be kept for the next start: {error}"[:300]
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
+    # --- Ends -------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Take no more news; whoever waits is woken when the link is closed."""
@@ -383,5 +439,7 @@ class Bots:
 
     def abandon(self) -> None:
         """In a forked child: the thread is the parent's; the bots that are here play on."""
-        self._lock, self._thread, self._stop = threading.Lock(), None, threading.Event()
+        self._lock = threading.Lock()
+        self._thread = None
+        self._stop = threading.Event()
         self._stop.set()

@@ -1,5 +1,5 @@
-"""Episode: what a game calls while it is played; Recorder: the same for a loop in Gymnasium's shape, whose every step
-brings the next observation."""
+"""Episode: what a game calls while it is played; Recorder: the same for a loop in Gymnasium's
+shape, whose every step brings the next observation."""
 
 import contextlib
 from collections.abc import Mapping
@@ -36,7 +36,8 @@ class Decided(NamedTuple):
 
 
 class Deciding:
-    """One episode's bot, the same to the episode's end; while there is none, the game's own choice or chance."""
+    """One episode's bot, the same to the episode's end; while there is none, the game's own
+    choice or chance."""
 
     __slots__ = ("_bots", "_chance", "_player", "_version", "model")
 
@@ -49,19 +50,24 @@ class Deciding:
         """The bot's name, once it has decided."""
 
     def own_choice(self, obs: Any, otherwise: Any) -> Any:
-        """What the game does without a bot: `otherwise`, or what that function says; None with a bot."""
+        """What the game does without a bot: `otherwise`, or what that function says; None with a
+        bot."""
         if self._player is None:
             bot = self._bots.cast()
             if bot is None:
                 return otherwise(obs) if callable(otherwise) else otherwise
-            self._player, self._version, self.model = bot.policy.player(), bot.policy.version, bot.manifest.name
+            self._player = bot.policy.player()
+            self._version = bot.policy.version
+            self.model = bot.manifest.name
         return None
 
     def choose(self, obs: Any, own: Any, *, legal: Any, deterministic: bool) -> Decided:
         """The decision; Refused when observation or mask cannot be used."""
         player = self._player
         if player is None:
-            return Decided(self._random(legal) if own is None else self._checked(own, legal), By.SCRIPT)
+            return Decided(
+                self._random(legal) if own is None else self._checked(own, legal), By.SCRIPT
+            )
         rng = None if deterministic else self._rng()
         action, logp, raw = player.choose(obs, legal=legal, deterministic=deterministic, rng=rng)
         return Decided(action, By.BOT, Extras(logp=logp, version=self._version, raw_action=raw))
@@ -80,12 +86,15 @@ class Deciding:
         """The game's own choice; a number also where it was named, since bots give numbers."""
         columns: list[list[Any]] = [[None] for _ in self._bots.spec.action_columns]
         self._bots.write_action(columns, 0, action)
-        discrete, mask = self._bots.spec.discrete, self._mask(legal)
+        discrete = self._bots.spec.discrete
+        mask = self._mask(legal)
         if discrete is None:
             return action
         number = columns[0][0]
         if mask is not None and not mask[number - discrete.start]:
-            raise Refused("illegal_action", f"otherwise gave {str(action)[:40]}, which is not legal")
+            raise Refused(
+                "illegal_action", f"otherwise gave {str(action)[:40]}, which is not legal"
+            )
         return number
 
     def _mask(self, legal: Any) -> Array | None:
@@ -96,7 +105,9 @@ class Deciding:
             raise Refused("bad_columns", f"{spec.game} has no discrete actions; leave out legal")
         mask = check_mask(legal, spec.discrete.n)
         if not mask.any():
-            raise Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode")
+            raise Refused(
+                "illegal_action", "legal allows no action; give a mask with one, or end the episode"
+            )
         return mask
 
     def _rng(self) -> np.random.Generator:
@@ -114,13 +125,22 @@ def by_code(by: str) -> int:
 
 
 class Episode:
-    """One episode of one player; a decision closes the transition before it. Leaving without `end` cuts it."""
+    """One episode of one player; a decision closes the transition before it. Leaving without
+    `end` cuts it."""
 
     def __init__(
-        self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance,
+        self,
+        sessions: Sessions,
+        session: Session,
+        *,
+        note: EpisodeNote,
+        consent: str,
+        tolerance: Tolerance,
         bots: Bots,
-    ) -> None:  # fmt: skip
-        self._sessions, self._session, self._tolerance = sessions, session, tolerance
+    ) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._tolerance = tolerance
         self._deciding = Deciding(bots)
         self._over: str | None = None
         with session.lock:
@@ -133,12 +153,17 @@ class Episode:
         """The bot that decides in this episode; empty while none has."""
         return self._deciding.model
 
-    def act(self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None) -> Any:
-        """What the bot does, recorded as its decision; never waits. Where actions have names, it is the number.
+    def act(
+        self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None
+    ) -> Any:
+        """What the bot does, recorded as its decision; never waits. Where actions have names, it is
+        the number.
 
-        While there is no bot: `otherwise`, which is an action or a function of the observation, else any legal action.
+        While there is no bot: `otherwise`, which is an action or a function of the observation,
+        else any legal action.
         """
-        deciding, session = self._deciding, self._session
+        deciding = self._deciding
+        session = self._session
         own = deciding.own_choice(obs, otherwise)
         try:
             action, by, extras = deciding.choose(obs, own, legal=legal, deterministic=deterministic)
@@ -157,7 +182,9 @@ class Episode:
             try:
                 if deciding.model:
                     builder.name_model(deciding.model)
-                is_full = builder.decide(obs, action, legal=legal, by=by, t_ms=session.t_ms(), extras=extras)
+                is_full = builder.decide(
+                    obs, action, legal=legal, by=by, t_ms=session.t_ms(), extras=extras
+                )
             except Exception as error:
                 self._spoil(error)
                 return deciding.any_action(legal)
@@ -167,19 +194,31 @@ class Episode:
         return action
 
     def acted(
-        self, obs: Any, action: Any, *, legal: Any = None, by: Decider = "person", frames: int = 1,
+        self,
+        obs: Any,
+        action: Any,
+        *,
+        legal: Any = None,
+        by: Decider = "person",
+        frames: int = 1,
         extras: Extras | None = None,
-    ) -> None:  # fmt: skip
-        """A person (or `by`) saw `obs` and chose `action`; ends the transition of the decision before."""
+    ) -> None:
+        """A person (or `by`) saw `obs` and chose `action`; ends the transition of the decision
+        before."""
         session = self._session
         with session.lock:
             if self._over is not None or session.ended:
                 return self._late("acted")
             try:
                 is_full = session.builder.decide(
-                    obs, action, legal=legal, by=BY.get(by) or by_code(by), frames=frames, t_ms=session.t_ms(),
+                    obs,
+                    action,
+                    legal=legal,
+                    by=BY.get(by) or by_code(by),
+                    frames=frames,
+                    t_ms=session.t_ms(),
                     extras=extras,
-                )  # fmt: skip
+                )
             except Exception as error:
                 return self._spoil(error)
             self._tolerance.decided = True
@@ -200,7 +239,12 @@ class Episode:
         return None
 
     def end(
-        self, obs: Any = None, *, legal: Any = None, truncated: bool = False, result: str | float | None = None
+        self,
+        obs: Any = None,
+        *,
+        legal: Any = None,
+        truncated: bool = False,
+        result: str | float | None = None,
     ) -> None:
         """The episode is over: the game ended it, or (`truncated`) only the watching stopped."""
         session = self._session
@@ -213,9 +257,13 @@ class Episode:
                     is_full = builder.cut(result=result)
                 else:
                     is_full = builder.finish(
-                        obs, terminated=not truncated, truncated=truncated, legal=legal, result=result,
+                        obs,
+                        terminated=not truncated,
+                        truncated=truncated,
+                        legal=legal,
+                        result=result,
                         t_ms=session.t_ms(),
-                    )  # fmt: skip
+                    )
             except Exception as error:
                 return self._spoil(error)
             if is_full:
@@ -224,7 +272,8 @@ class Episode:
         return None
 
     def cut(self) -> None:
-        """Stop recording here, without an end: the last decision is dropped. Does nothing after `end`."""
+        """Stop recording here, without an end: the last decision is dropped. Does nothing after
+        `end`."""
         session = self._session
         with session.lock:
             if self._over is None and not session.ended:
@@ -248,29 +297,44 @@ class Episode:
         self._tolerance.warn(refused)
 
     def _late(self, call: str) -> None:
-        # A spoiled episode and a closed game stay quiet: the game goes on, only the recording does not.
+        # A spoiled episode and a closed game stay quiet: the game goes on, only the recording does
+        # not.
         if self._over and not self._session.ended:
-            late = Refused("bad_order", f"{call} was called on an episode, but {self._over}; start a new one")
+            late = Refused(
+                "bad_order", f"{call} was called on an episode, but {self._over}; start a new one"
+            )
             self._tolerance.warn(self._tolerance.judge(late))
             return
         self._tolerance.ignored_calls += 1
 
 
 class Recorder:
-    """Records one env's steps, episode after episode, in one session a day; observations are copied when given."""
+    """Records one env's steps, episode after episode, in one session a day; observations are
+    copied when given."""
 
     def __init__(
-        self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance,
+        self,
+        sessions: Sessions,
+        session: Session,
+        *,
+        note: EpisodeNote,
+        consent: str,
+        tolerance: Tolerance,
         bots: Bots,
-    ) -> None:  # fmt: skip
-        self._sessions, self._session, self._tolerance = sessions, session, tolerance
-        self._bots, self._deciding = bots, Deciding(bots)
+    ) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._tolerance = tolerance
+        self._bots = bots
+        self._deciding = Deciding(bots)
         self._decided: Decided | None = None
-        self._note, self._consent = note, consent
+        self._note = note
+        self._consent = consent
         self._is_closed = False
 
     def reset(self, obs: Any, *, legal: Any = None, seed: int | None = None) -> None:
-        """An episode begins with this observation; one that is still running is cut at its last observation."""
+        """An episode begins with this observation; one that is still running is cut at its last
+        observation."""
         session = self._session
         is_kept = self._sessions.keeping.keeps()
         if not self._is_closed and (session.is_old or session.is_kept != is_kept):
@@ -279,7 +343,8 @@ class Recorder:
             # A game that was closed meanwhile has no new session; the old one says so.
             with contextlib.suppress(Closed):
                 session = self._session = self._sessions.renew(session, is_kept=is_kept)
-        self._deciding, self._decided = Deciding(self._bots), None
+        self._deciding = Deciding(self._bots)
+        self._decided = None
         with session.lock:
             if self._is_closed or session.ended:
                 self._tolerance.ignored_calls += 1
@@ -293,8 +358,11 @@ class Recorder:
             except Exception as error:
                 self._spoil(error)
 
-    def act(self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None) -> Any:
-        """What the bot does, as in `Episode.act`; recorded by the `step` that gets this very action."""
+    def act(
+        self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None
+    ) -> Any:
+        """What the bot does, as in `Episode.act`; recorded by the `step` that gets this very
+        action."""
         deciding = self._deciding
         own = deciding.own_choice(obs, otherwise)
         try:
@@ -307,11 +375,23 @@ class Recorder:
         return self._decided.action
 
     def step(
-        self, action: Any, reward: float, next_obs: Any, terminated: bool, truncated: bool, *, legal: Any = None,
-        by: Decider = "unknown", frames: int = 1, extras: Extras | None = None,
-    ) -> None:  # fmt: skip
-        """One env step: the action taken at the last observation and what came of it; `legal` is `next_obs`'s."""
-        session, decided, self._decided = self._session, self._decided, None
+        self,
+        action: Any,
+        reward: float,
+        next_obs: Any,
+        terminated: bool,
+        truncated: bool,
+        *,
+        legal: Any = None,
+        by: Decider = "unknown",
+        frames: int = 1,
+        extras: Extras | None = None,
+    ) -> None:
+        """One env step: the action taken at the last observation and what came of it; `legal` is
+        `next_obs`'s."""
+        session = self._session
+        decided = self._decided
+        self._decided = None
         with session.lock:
             builder = session.builder
             if self._is_closed or session.ended or not builder.in_episode:
@@ -321,15 +401,22 @@ class Recorder:
             t_ms = session.t_ms()
             try:
                 code = BY.get(by) or by_code(by)
-                if decided is not None and (decided.action is action or np.array_equal(decided.action, action)):
-                    code, extras = decided.by, decided.extras
+                if decided is not None and (
+                    decided.action is action or np.array_equal(decided.action, action)
+                ):
+                    code = decided.by
+                    extras = decided.extras
                     if self._deciding.model:
                         builder.name_model(self._deciding.model)
                 builder.act(action, code, frames, t_ms, extras)
                 builder.add_reward(reward)
                 if terminated or truncated:
                     is_full = builder.finish(
-                        next_obs, terminated=bool(terminated), truncated=bool(truncated), legal=legal, t_ms=t_ms
+                        next_obs,
+                        terminated=bool(terminated),
+                        truncated=bool(truncated),
+                        legal=legal,
+                        t_ms=t_ms,
                     )
                 else:
                     builder.stage(next_obs, legal, t_ms)

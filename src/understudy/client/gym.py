@@ -1,7 +1,8 @@
 """Records any Gymnasium env in one line: `env = record(gymnasium.make("CartPole-v1"), data="DIR")`.
 
-What is recorded is what the wrapped env really did, in its own dtypes; Dict and Tuple spaces are taken apart. A vector
-env gives the transitions a plain loop over its envs would give, whatever its autoreset mode.
+What is recorded is what the wrapped env really did, in its own dtypes; Dict and Tuple spaces are
+taken apart. A vector env gives the transitions a plain loop over its envs would give, whatever its
+autoreset mode.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,18 +23,27 @@ MASK = "action_mask"
 
 
 def record(
-    env: gymnasium.Env[Any, Any], game: Game | str | None = None, *, player: str | None = None, by: Decider = "unknown",
+    env: gymnasium.Env[Any, Any],
+    game: Game | str | None = None,
+    *,
+    player: str | None = None,
+    by: Decider = "unknown",
     **settings: Any,
-) -> "RecordedEnv":  # fmt: skip
-    """The same env, recorded; `game` is a connected Game, or the name to `connect` under with these settings."""
+) -> "RecordedEnv":
+    """The same env, recorded; `game` is a connected Game, or the name to `connect` under with
+    these settings."""
     connected, is_own = _game(env, game, settings)
     return RecordedEnv(env, connected, player=player, by=by, is_own=is_own)
 
 
 def record_vector(
-    env: VectorEnv[Any, Any, Any], game: Game | str | None = None, *, player: str | None = None,
-    by: Decider = "unknown", **settings: Any,
-) -> "RecordedVectorEnv":  # fmt: skip
+    env: VectorEnv[Any, Any, Any],
+    game: Game | str | None = None,
+    *,
+    player: str | None = None,
+    by: Decider = "unknown",
+    **settings: Any,
+) -> "RecordedVectorEnv":
     """The same vector env, each of its envs recorded as a session of its own."""
     connected, is_own = _game(env, game, settings)
     return RecordedVectorEnv(env, connected, player=player, by=by, is_own=is_own)
@@ -42,7 +52,9 @@ def record_vector(
 def _game(env: Any, game: Game | str | None, settings: dict[str, Any]) -> tuple[Game, bool]:
     if isinstance(game, Game):
         if settings:
-            raise ConfigError(f"{sorted(settings)} were given with a connected game; give them to connect instead")
+            raise ConfigError(
+                f"{sorted(settings)} were given with a connected game; give them to connect instead"
+            )
         return game, False
     spec = spec_from_gymnasium(env, game=game, has_legal=settings.pop("has_legal", False))
     return connect(spec=spec, **settings), True
@@ -52,19 +64,31 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Passes everything through and records it; closing closes a game it connected itself."""
 
     def __init__(
-        self, env: gymnasium.Env[Any, Any], game: Game, *, player: str | None, by: Decider, is_own: bool
+        self,
+        env: gymnasium.Env[Any, Any],
+        game: Game,
+        *,
+        player: str | None,
+        by: Decider,
+        is_own: bool,
     ) -> None:
         super().__init__(env)
-        self.game, self._by, self._is_own = game, by, is_own
+        self.game = game
+        self._by = by
+        self._is_own = is_own
         self._recorder = game.recorder(player=player)
         self._has_legal = game.spec.has_legal
         self._legal: Any = None
 
     def act(self, obs: Any, *, deterministic: bool = False, otherwise: Any = None) -> Any:
         """What the game's bot does for the last observation; give it to `step`."""
-        return self._recorder.act(obs, legal=self._legal, deterministic=deterministic, otherwise=otherwise)
+        return self._recorder.act(
+            obs, legal=self._legal, deterministic=deterministic, otherwise=otherwise
+        )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
         self._legal = info.get(MASK) if self._has_legal else None
         self._recorder.reset(obs, legal=self._legal, seed=seed)
@@ -73,7 +97,9 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._legal = info.get(MASK) if self._has_legal else None
-        self._recorder.step(action, float(reward), obs, terminated, truncated, legal=self._legal, by=self._by)
+        self._recorder.step(
+            action, float(reward), obs, terminated, truncated, legal=self._legal, by=self._by
+        )
         return obs, reward, terminated, truncated, info
 
     def close(self) -> None:
@@ -87,17 +113,28 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
     """Passes everything through; the steps that only reset an env are not recorded."""
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], game: Game, *, player: str | None, by: Decider, is_own: bool
+        self,
+        env: VectorEnv[Any, Any, Any],
+        game: Game,
+        *,
+        player: str | None,
+        by: Decider,
+        is_own: bool,
     ) -> None:
         super().__init__(env)
-        self.game, self._by, self._is_own = game, by, is_own
+        self.game = game
+        self._by = by
+        self._is_own = is_own
         self._recorders = [game.recorder(player=player) for _ in range(env.num_envs)]
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._has_legal = game.spec.has_legal
         self._has_ended = np.zeros(env.num_envs, np.bool_)
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         # Read before the call: some vector envs take the mask out of the options.
         mask = (options or {}).get("reset_mask")
@@ -112,21 +149,30 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, rewards, terminations, truncations, infos = self.env.step(actions)
         finals = self._finals(infos)
-        for i, (one, action) in enumerate(zip(self._each(obs), iterate(self.action_space, actions), strict=True)):
-            recorder, legal = self._recorders[i], self._legal(infos, i)
+        for i, (one, action) in enumerate(
+            zip(self._each(obs), iterate(self.action_space, actions), strict=True)
+        ):
+            recorder = self._recorders[i]
+            legal = self._legal(infos, i)
             ended = bool(terminations[i] or truncations[i])
             if self._has_ended[i]:
                 if self._mode is AutoresetMode.NEXT_STEP:
-                    # This step ignored its action and returned the next episode's first observation.
+                    # This step ignored its action and returned the next episode's first
+                    # observation.
                     recorder.reset(one, legal=legal)
                     self._has_ended[i] = False
                 continue
             same_step = ended and self._mode is AutoresetMode.SAME_STEP
             last = (finals[i] if finals is not None else None) if same_step else one
             recorder.step(
-                action, float(rewards[i]), last, bool(terminations[i]), bool(truncations[i]),
-                legal=None if same_step else legal, by=self._by,
-            )  # fmt: skip
+                action,
+                float(rewards[i]),
+                last,
+                bool(terminations[i]),
+                bool(truncations[i]),
+                legal=None if same_step else legal,
+                by=self._by,
+            )
             if same_step:
                 recorder.reset(one, legal=legal)
             else:
@@ -144,12 +190,19 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         return iterate(self.observation_space, obs)
 
     def _finals(self, infos: Mapping[str, Any]) -> Any:
-        """Last observations by env, whether the vector env hands them over one by one or stacked."""
+        """Last observations by env, whether the vector env hands them over one by one or
+        stacked."""
         finals = infos.get("final_obs")
-        return finals if finals is None or isinstance(finals, np.ndarray) else list(self._each(finals))
+        return (
+            finals if finals is None or isinstance(finals, np.ndarray) else list(self._each(finals))
+        )
 
     def _legal(self, infos: Mapping[str, Any], i: int) -> Any:
-        if not self._has_legal or MASK not in infos or not infos.get(f"_{MASK}", np.ones(self.num_envs))[i]:
+        if (
+            not self._has_legal
+            or MASK not in infos
+            or not infos.get(f"_{MASK}", np.ones(self.num_envs))[i]
+        ):
             return None
         return infos[MASK][i]
 

@@ -25,12 +25,17 @@ _REGISTERING = Lock()
 
 
 class LocalLink:
-    """Link over a Stream; specs go where the embedded platform looks for them, bots come from the models beside."""
+    """Link over a Stream; specs go where the embedded platform looks for them, bots come from
+    the models beside."""
 
     keep_share = 1.0
 
-    def __init__(self, stream: Stream, *, door: Door, specs_folder: Path, clock: Clock | None = None) -> None:
-        self._stream, self._door, self._specs_folder = stream, door, specs_folder
+    def __init__(
+        self, stream: Stream, *, door: Door, specs_folder: Path, clock: Clock | None = None
+    ) -> None:
+        self._stream = stream
+        self._door = door
+        self._specs_folder = specs_folder
         self._clock = clock or SystemClock()
         self._closing = threading.Event()
         self._registry: Registry | None = None
@@ -45,7 +50,11 @@ class LocalLink:
                 write_file(path, spec.to_json(), mode=0o644)
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         """Append what the door lets in; accepted means durable in the stream."""
         judged = self._door.admit(frames, players)
@@ -54,8 +63,13 @@ class LocalLink:
             appended = iter(self._stream.append(admitted) if admitted else ())
         except (StorageFull, StorageFailed, OSError) as error:
             # Nothing was promised; the spool keeps the frames until the disk takes them again.
-            appended = iter([Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))] * len(admitted))
-        return [Ack(False, refused=str(one)) if isinstance(one, Refused) else next(appended) for one in judged]
+            appended = iter(
+                [Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))] * len(admitted)
+            )
+        return [
+            Ack(False, refused=str(one)) if isinstance(one, Refused) else next(appended)
+            for one in judged
+        ]
 
     def bot(self, after: int, *, wait_s: float) -> Casting | None:
         """Who plays, by looking now and then."""
@@ -65,7 +79,9 @@ class LocalLink:
             registry = self._models()
             catalogue = None if registry is None else registry.catalogue(self._door.game)
             if catalogue is not None and catalogue.number > after:
-                champion, canary = (catalogue.aliases.get(alias) for alias in ("champion", "canary"))
+                champion, canary = (
+                    catalogue.aliases.get(alias) for alias in ("champion", "canary")
+                )
                 return casting(catalogue, champion, canary, trust=self._trust)
             if wait_s <= 0 or self._closing.is_set():
                 return None
@@ -80,10 +96,13 @@ class LocalLink:
                 raise KeyError(model_no)
             return registry.policy_bytes(registry.catalogue(self._door.game).models[model_no])
         except (KeyError, Corrupt) as error:
-            raise LinkFailed("not_found", f"model {model_no} of {self._door.game}: {error}") from None
+            raise LinkFailed(
+                "not_found", f"model {model_no} of {self._door.game}: {error}"
+            ) from None
 
     def _models(self) -> "Registry | None":
-        """The registry beside the specs; None until somebody who signs models has left a key there."""
+        """The registry beside the specs; None until somebody who signs models has left a key
+        there."""
         from understudy.core.signed import trusted_keys
         from understudy.models.objects import FolderObjects
         from understudy.models.registry import Registry, read_trust
@@ -91,7 +110,8 @@ class LocalLink:
         objects = FolderObjects(self._specs_folder.parent)
         trust = read_trust(objects)
         if trust != self._trust:
-            self._trust, self._registry = trust, Registry(objects, trusted=trusted_keys(*trust))
+            self._trust = trust
+            self._registry = Registry(objects, trusted=trusted_keys(*trust))
         return self._registry
 
     def close(self) -> None:

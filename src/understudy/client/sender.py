@@ -1,4 +1,5 @@
-"""Sender: the background thread that numbers, spools and sends what games recorded, until it is acknowledged."""
+"""Sender: the background thread that numbers, spools and sends what games recorded, until it is
+acknowledged."""
 
 import contextlib
 import random
@@ -16,14 +17,22 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
 from understudy.core.names import PlayerName
 from understudy.experience.builder import Block, encode_block
-from understudy.experience.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
+from understudy.experience.frame import (
+    MAX_FRAMES_PER_SEND,
+    CloseReport,
+    DropReport,
+    Frame,
+    close_frame,
+    drop_frame,
+)
 from understudy.experience.game import GameSpec
 from understudy.ports import Ack, Link
 
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _MEMORY_BYTES = 8 * 1024 * 1024
 _TELL_EVERY_S = 10.0
-"""Skipped steps travel with what is sent; when nothing is, they are told this often, and the share is heard again."""
+"""Skipped steps travel with what is sent; when nothing is, they are told this often, and the
+share is heard again."""
 _CHECK_BYTES = 1024 * 1024
 """The cap is looked at whenever this much was spooled, or a 32nd of it."""
 
@@ -32,7 +41,10 @@ class Backoff:
     """Waits are random between 0 and a bound that doubles with each failure, up to `cap_s`."""
 
     def __init__(self, clock: Clock, rng: random.Random, *, first_s: float, cap_s: float) -> None:
-        self._clock, self._rng, self._first_s, self._cap_s = clock, rng, first_s, cap_s
+        self._clock = clock
+        self._rng = rng
+        self._first_s = first_s
+        self._cap_s = cap_s
         self._failures = 0
         self._not_before_s = clock.monotonic()
 
@@ -46,7 +58,8 @@ class Backoff:
         self._failures = 0
 
     def failed(self, *, wholly: bool, retry_after_s: float) -> None:
-        """Some of what was sent (`wholly`: all of it) must go again, no sooner than the platform said."""
+        """Some of what was sent (`wholly`: all of it) must go again, no sooner than the platform
+        said."""
         self._failures = self._failures + 1 if wholly else 1
         bound_s = min(self._cap_s, self._first_s * 2.0 ** min(self._failures - 1, 16))
         delay_s = max(self._rng.uniform(0.0, bound_s), min(retry_after_s, self._cap_s))
@@ -119,7 +132,8 @@ class Losses:
 
     def reports(self) -> Iterator[tuple[uuid.UUID, DropReport]]:
         """What to report now, by session; it is forgotten here."""
-        lost, self._lost = self._lost, {}
+        lost = self._lost
+        self._lost = {}
         for session, (numbers, n_steps) in lost.items():
             ranges = merge(numbers)
             for at in range(0, len(ranges), _MAX_RANGES):
@@ -152,24 +166,46 @@ class SenderConfig:
     """Waits before a retry are random between 0 and a bound that doubles up to this."""
 
     def __post_init__(self) -> None:
-        times = (self.linger_s, self.idle_s, self.adopt_every_s, self.retry_first_s, self.retry_cap_s)
+        times = (
+            self.linger_s,
+            self.idle_s,
+            self.adopt_every_s,
+            self.retry_first_s,
+            self.retry_cap_s,
+        )
         if not all(time_s > 0 for time_s in times):
-            raise ConfigError(f"{self} holds a time that is not above 0; give seconds such as linger_s=1.0")
+            raise ConfigError(
+                f"{self} holds a time that is not above 0; give seconds such as linger_s=1.0"
+            )
 
 
 class Sender:
-    """Moves blocks from a client's sessions into its spool and on through its link; `step()` does one round."""
+    """Moves blocks from a client's sessions into its spool and on through its link; `step()`
+    does one round."""
 
     def __init__(
-        self, link: Link, sessions: Sessions, spool: Spool, *, spec: GameSpec, clock: Clock,
-        config: SenderConfig | None = None, rng: random.Random | None = None,
-    ) -> None:  # fmt: skip
-        self._link, self._sessions, self._spool, self._spec, self._clock = link, sessions, spool, spec, clock
+        self,
+        link: Link,
+        sessions: Sessions,
+        spool: Spool,
+        *,
+        spec: GameSpec,
+        clock: Clock,
+        config: SenderConfig | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._link = link
+        self._sessions = sessions
+        self._spool = spool
+        self._spec = spec
+        self._clock = clock
         self._config = SenderConfig() if config is None else config
         self._backoff = Backoff(
-            clock, random.Random() if rng is None else rng,
-            first_s=self._config.retry_first_s, cap_s=self._config.retry_cap_s,
-        )  # fmt: skip
+            clock,
+            random.Random() if rng is None else rng,
+            first_s=self._config.retry_first_s,
+            cap_s=self._config.retry_cap_s,
+        )
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
         self._never = threading.Event()
@@ -186,7 +222,7 @@ class Sender:
         self._adopt_at_s = clock.monotonic()
         self._hurry = False
 
-    # --- One round --------------------------------------------------------------------------------------------------
+    # --- One round --------------------------------------------------------------------------------
 
     def step(self) -> float:
         """Cut, spool, and send one batch; how many seconds may pass before the next round."""
@@ -195,7 +231,9 @@ class Sender:
             self._collect()
             batch = self._batch()
         if batch or (
-            self._sessions.untold_steps and self._clock.monotonic() >= self._tell_at_s and self._backoff.left_s <= 0
+            self._sessions.untold_steps
+            and self._clock.monotonic() >= self._tell_at_s
+            and self._backoff.left_s <= 0
         ):
             acks, error = self._send(batch)
             with self._work:
@@ -229,7 +267,7 @@ class Sender:
             due_s.append(self._linger_s(session) - waited_s)
         return max(0.0, min(due_s))
 
-    # --- From the game into the spool -------------------------------------------------------------------------------
+    # --- From the game into the spool -------------------------------------------------------------
 
     def _adopt(self) -> None:
         now_s = self._clock.monotonic()
@@ -265,7 +303,9 @@ class Sender:
 
     def _linger_s(self, session: Session) -> float:
         # Steps that are only counted may lie where they are.
-        return self._config.linger_s if session.is_kept else max(self._config.linger_s, _TELL_EVERY_S)
+        return (
+            self._config.linger_s if session.is_kept else max(self._config.linger_s, _TELL_EVERY_S)
+        )
 
     def _drain(self) -> None:
         while (item := self._sessions.handoff.take()) is not None:
@@ -294,7 +334,8 @@ class Sender:
             self.counts.last_error = repr(error)[:300]
             self.warn("sender", f"recorded steps could not be spooled and are dropped: {error!r}")
         finally:
-            # Nobody holds the block any more: what is not spooled by now is lost, and must be known to be.
+            # Nobody holds the block any more: what is not spooled by now is lost, and must be known
+            # to be.
             if left_steps:
                 self._lose(spool, [spool.skip(left_steps)], left_steps)
             self._sessions.pool.give(block.columns)
@@ -322,20 +363,23 @@ class Sender:
                 del self._open[spool.session]
                 spool.remove()
 
-    # --- Dropping, and saying so ------------------------------------------------------------------------------------
+    # --- Dropping, and saying so ------------------------------------------------------------------
 
     def _keep_cap(self) -> None:
         if self._unchecked_bytes < min(_CHECK_BYTES, self._spool.cap_bytes // 32):
             return
         self._unchecked_bytes = 0
-        cap, memory = self._spool.cap_bytes, sum(spool.memory_bytes for spool in self._open.values())
+        cap = self._spool.cap_bytes
+        memory = sum(spool.memory_bytes for spool in self._open.values())
         size = self._spool.foreign_bytes + sum(spool.size_bytes for spool in self._open.values())
         if size <= cap and memory <= _MEMORY_BYTES:
             return
         for spool in self._open.values():
             spool.tidy(and_current=True)
         size = self._spool.foreign_bytes + sum(spool.size_bytes for spool in self._open.values())
-        dropped = self._waiting.drop_oldest(size - cap * 7 // 8 if size > cap else 0, memory - _MEMORY_BYTES)
+        dropped = self._waiting.drop_oldest(
+            size - cap * 7 // 8 if size > cap else 0, memory - _MEMORY_BYTES
+        )
         for entry in dropped:
             self._lose(entry.spool, [entry.chunk_no], entry.n_steps)
         self._report_lost()
@@ -345,7 +389,9 @@ class Sender:
     def _lose(self, spool: SessionSpool, numbers: Sequence[int], n_steps: int) -> None:
         self._losses.add(spool.session, numbers, n_steps)
         self.counts.dropped_steps += n_steps
-        self.warn("dropped", "recorded steps had to be dropped; game.stats().dropped_steps counts them")
+        self.warn(
+            "dropped", "recorded steps had to be dropped; game.stats().dropped_steps counts them"
+        )
 
     def _report_lost(self) -> None:
         for session, report in self._losses.reports():
@@ -353,7 +399,7 @@ class Sender:
             if not (spool.is_muted or spool.is_closing):
                 self._add(spool, drop_frame(session, spool.next_no, report), 0)
 
-    # --- From the spool through the link ----------------------------------------------------------------------------
+    # --- From the spool through the link ----------------------------------------------------------
 
     def _batch(self) -> list[tuple[Entry, Frame]]:
         if self._backoff.left_s > 0:
@@ -375,7 +421,9 @@ class Sender:
         return batch
 
     def _send(self, batch: Sequence[tuple[Entry, Frame]]) -> tuple[Sequence[Ack], str]:
-        players: dict[uuid.UUID, PlayerName] = {entry.spool.session: entry.spool.player for entry, _ in batch}
+        players: dict[uuid.UUID, PlayerName] = {
+            entry.spool.session: entry.spool.player for entry, _ in batch
+        }
         skipped = self._sessions.untold_steps
         try:
             for spec in {entry.spool.spec.schema: entry.spool.spec for entry, _ in batch}.values():
@@ -392,15 +440,23 @@ class Sender:
         except LinkFailed as failed:
             # Whoever answers next may know nothing of us: another gateway, or a new one.
             self._registered.clear()
-            self.warn(failed.code, f"recorded steps wait on this machine and are sent later: {failed}")
-            return [Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))] * len(batch), str(failed)
+            self.warn(
+                failed.code, f"recorded steps wait on this machine and are sent later: {failed}"
+            )
+            return [Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))] * len(
+                batch
+            ), str(failed)
         except Exception as error:
-            # A timeout after success looks the same; sending again is a duplicate, which the store knows.
+            # A timeout after success looks the same; sending again is a duplicate, which the store
+            # knows.
             return (), repr(error)[:300]
 
-    def _settle(self, batch: Sequence[tuple[Entry, Frame]], acks: Sequence[Ack], error: str) -> None:
+    def _settle(
+        self, batch: Sequence[tuple[Entry, Frame]], acks: Sequence[Ack], error: str
+    ) -> None:
         self.counts.sent_frames += len(batch)
-        again, retry_after_s = len(batch) - len(acks), 0.0
+        again = len(batch) - len(acks)
+        retry_after_s = 0.0
         for (entry, _), ack in zip(batch, acks, strict=False):
             if entry.is_done:
                 continue  # two threads pumped at once, and the other heard of it first
@@ -411,7 +467,8 @@ class Sender:
             elif ack.refused is not None:
                 self._refuse(entry, ack.refused)
             else:
-                again, retry_after_s = again + 1, max(retry_after_s, ack.retry_after_s)
+                again = again + 1
+                retry_after_s = max(retry_after_s, ack.retry_after_s)
                 error = ack.error or error
         self._report_lost()
         for spool in {entry.spool for entry, _ in batch}:
@@ -437,10 +494,11 @@ class Sender:
         else:
             entry.spool.is_muted = True
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
+    # --- Ends -------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float, *, pumps: bool = False) -> bool:
-        """Wait until everything recorded so far is acknowledged, refused or dropped; False when time ran out.
+        """Wait until everything recorded so far is acknowledged, refused or dropped; False when
+        time ran out.
 
         `pumps`: no thread runs, so the rounds are made here.
         """
@@ -453,13 +511,16 @@ class Sender:
         return wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s)
 
     def finish(self, ended: Iterable[Session], timeout_s: float) -> bool:
-        """Spool and send the rest of ended sessions and close them; what is not acknowledged in time stays spooled."""
+        """Spool and send the rest of ended sessions and close them; what is not acknowledged in
+        time stays spooled."""
         with self._work:
             for session in ended:
                 self._end(session)
             self._close_finished()
             waiting = [spool for spool in self._open.values() if spool.has_ended]
-        return self._wait_for(lambda: not any(spool.session in self._open for spool in waiting), timeout_s)
+        return self._wait_for(
+            lambda: not any(spool.session in self._open for spool in waiting), timeout_s
+        )
 
     @property
     def is_clear(self) -> bool:
@@ -467,7 +528,8 @@ class Sender:
         return not any(spool.has_ended for spool in self._open.values())
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's files; its locks may be held by a thread that is not here."""
+        """In a forked child: let go of the parent's files; its locks may be held by a thread
+        that is not here."""
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
         self.release()
@@ -492,7 +554,8 @@ class Sender:
         return True
 
     def _pump_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
-        began_s, waited_s = self._clock.monotonic(), 0.0
+        began_s = self._clock.monotonic()
+        waited_s = 0.0
         while not done():
             # The waits count as well, so that a clock that stands still ends this too.
             left_s = timeout_s - max(waited_s, self._clock.monotonic() - began_s)
@@ -515,9 +578,14 @@ class Sender:
 
 
 def send_leftovers(
-    folder: Path, link_to: Callable[[GameSpec], Link], *, timeout_s: float = 60.0, clock: Clock | None = None
+    folder: Path,
+    link_to: Callable[[GameSpec], Link],
+    *,
+    timeout_s: float = 60.0,
+    clock: Clock | None = None,
 ) -> int:
-    """Adopt every unlocked session in one spool folder and send it; how many frames were acknowledged."""
+    """Adopt every unlocked session in one spool folder and send it; how many frames were
+    acknowledged."""
     clock = clock or SystemClock()
     spec = _spec_in(folder)
     if spec is None:

@@ -1,4 +1,5 @@
-"""Sessions on the game's side: the episodes that follow one another for one player and seat, and their rows."""
+"""Sessions on the game's side: the episodes that follow one another for one player and seat, and
+their rows."""
 
 import random
 import uuid
@@ -17,19 +18,23 @@ from understudy.experience.game import GameSpec
 from understudy.experience.session import DAY_S
 
 MAX_AGE_S = DAY_S
-"""An episode joins a session no older than this: what it records must still be fresh when it can be sent at last."""
+"""An episode joins a session no older than this: what it records must still be fresh when it can
+be sent at last."""
 
 
 class Keeping:
-    """Whole episodes are kept with the platform's `share`; the others are played into here, counted and forgotten."""
+    """Whole episodes are kept with the platform's `share`; the others are played into here,
+    counted and forgotten."""
 
     def __init__(self, pool: BlockPool, rng: random.Random) -> None:
-        self._pool, self._rng = pool, rng
+        self._pool = pool
+        self._rng = rng
         self._lock = Lock()
         self.share = 1.0
         """By the platform's last answer."""
         self.skipped_steps = 0
-        """Played and not recorded; `Sessions.skipped_steps` knows of those too that are still with the game's side."""
+        """Played and not recorded; `Sessions.skipped_steps` knows of those too that are still
+        with the game's side."""
         self.told_steps = 0
         """Those of them that the platform has heard of."""
 
@@ -64,17 +69,24 @@ class Item(Generic[Owner]):
 
 
 class Handoff(Generic[Owner]):
-    """Blocks on their way from game threads to the sender, in the order they were filled; bounded in blocks and bytes.
+    """Blocks on their way from game threads to the sender, in the order they were filled; bounded
+    in blocks and bytes.
 
-    When it is more than half full, whoever fills it gives way for half a millisecond per block, so that the sender
-    gets to run beside a game that never rests; when it is full the oldest block makes room, takes a number and is
-    reported.
+    When it is more than half full, whoever fills it gives way for half a millisecond per block, so
+    that the sender gets to run beside a game that never rests; when it is full the oldest block
+    makes room, takes a number and is reported.
     """
 
     def __init__(
-        self, pool: BlockPool, *, clock: Clock, max_blocks: int = 64, max_bytes: int = 64 * 1024 * 1024
+        self,
+        pool: BlockPool,
+        *,
+        clock: Clock,
+        max_blocks: int = 64,
+        max_bytes: int = 64 * 1024 * 1024,
     ) -> None:
-        self._pool, self._clock = pool, clock
+        self._pool = pool
+        self._clock = clock
         self.filled = Event()
         """Set with every block; the sender sleeps on it."""
         self._never = Event()
@@ -117,11 +129,13 @@ class Handoff(Generic[Owner]):
 
 
 class RecordingWarning(UserWarning):
-    """Something of a game is not recorded as it should be; said once, then counted in `game.stats()`."""
+    """Something of a game is not recorded as it should be; said once, then counted in
+    `game.stats()`."""
 
 
 class Tolerance:
-    """What happens to input that cannot be recorded: raised on the first decision, later counted and warned once."""
+    """What happens to input that cannot be recorded: raised on the first decision, later counted
+    and warned once."""
 
     __slots__ = ("bad_inputs", "decided", "ignored_calls", "strict", "warned")
 
@@ -133,7 +147,8 @@ class Tolerance:
         self.ignored_calls = 0
 
     def judge(self, error: Exception) -> Refused:
-        """Count the error and hand it back as a refusal, or raise it when the game is still being written."""
+        """Count the error and hand it back as a refusal, or raise it when the game is still
+        being written."""
         self.bad_inputs += 1
         may_go_on = self.decided and not self.strict
         self.decided = True
@@ -152,7 +167,8 @@ class Tolerance:
         if not self.warned:
             self.warned = True
             warnings.warn(
-                f"an episode is no longer recorded: {error}. Later ones are counted in game.stats().bad_inputs only; "
+                f"an episode is no longer recorded: {error}. Later ones are counted in "
+                "game.stats().bad_inputs only; "
                 "connect with strict=True to raise each",
                 RecordingWarning,
                 stacklevel=4,
@@ -163,17 +179,36 @@ class Session:
     """One player's seat in one client: a lock, the rows being built, and whoever holds it now."""
 
     __slots__ = (
-        "__weakref__", "_monotonic", "_started_s", "builder", "clock", "ended", "handoff", "holder", "id",
-        "idle_since_s", "lock", "player", "seat",
-    )  # fmt: skip
+        "__weakref__",
+        "_monotonic",
+        "_started_s",
+        "builder",
+        "clock",
+        "ended",
+        "handoff",
+        "holder",
+        "id",
+        "idle_since_s",
+        "lock",
+        "player",
+        "seat",
+    )
 
     def __init__(
-        self, builder: ChunkBuilder, *, player: PlayerName, seat: int, handoff: "Handoff[Session] | Keeping",
+        self,
+        builder: ChunkBuilder,
+        *,
+        player: PlayerName,
+        seat: int,
+        handoff: "Handoff[Session] | Keeping",
         clock: Clock,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.id: uuid.UUID = builder.session
-        self.builder, self.player, self.seat = builder, player, seat
-        self.handoff, self.clock = handoff, clock
+        self.builder = builder
+        self.player = player
+        self.seat = seat
+        self.handoff = handoff
+        self.clock = clock
         self.lock = Lock()
         self.ended = False
         """No call is recorded any more; set under the lock."""
@@ -193,8 +228,10 @@ class Session:
 
     @property
     def is_old(self) -> bool:
-        """Whether the next episode needs another session, since a door refuses ids from far back or ahead."""
-        # As the door counts: by the wall clock, which goes on while a machine sleeps and may be set.
+        """Whether the next episode needs another session, since a door refuses ids from far back
+        or ahead."""
+        # As the door counts: by the wall clock, which goes on while a machine sleeps and may be
+        # set.
         return abs(self.clock.now() - session_time_s(self.id)) > MAX_AGE_S
 
     @property
@@ -227,12 +264,22 @@ _Place = tuple[PlayerName, int, bool]
 
 
 class Sessions:
-    """Every session a client has open; free ones are reused by the next episode of the same player and seat."""
+    """Every session a client has open; free ones are reused by the next episode of the same
+    player and seat."""
 
     def __init__(
-        self, spec: GameSpec, *, kind: str, client: str, clock: Clock, rng: random.Random | None = None
+        self,
+        spec: GameSpec,
+        *,
+        kind: str,
+        client: str,
+        clock: Clock,
+        rng: random.Random | None = None,
     ) -> None:
-        self._spec, self._kind, self._client, self._clock = spec, kind, client, clock
+        self._spec = spec
+        self._kind = kind
+        self._client = client
+        self._clock = clock
         self.pool = BlockPool(spec)
         self.handoff: Handoff[Session] = Handoff(self.pool, clock=clock)
         self.keeping = Keeping(self.pool, random.Random() if rng is None else rng)
@@ -250,13 +297,20 @@ class Sessions:
             session = free.pop() if free else None
             if session is None or session.is_old:
                 builder = ChunkBuilder(
-                    self._spec, session=new_session(self._clock.now()), kind=self._kind, client=self._client,
+                    self._spec,
+                    session=new_session(self._clock.now()),
+                    kind=self._kind,
+                    client=self._client,
                     pool=self.pool,
-                )  # fmt: skip
+                )
                 handoff = self.handoff if is_kept else self.keeping
-                session = Session(builder, player=player, seat=seat, handoff=handoff, clock=self._clock)
+                session = Session(
+                    builder, player=player, seat=seat, handoff=handoff, clock=self._clock
+                )
                 self._live[session.id] = session
-            session.holder = lambda: True  # held, until its episode or recorder is there to be referred to
+            session.holder = lambda: (
+                True
+            )  # held, until its episode or recorder is there to be referred to
             return session
 
     def release(self, session: Session) -> None:
@@ -286,7 +340,9 @@ class Sessions:
 
     def waiting_steps(self, *, is_kept: bool) -> int:
         """Closed steps that are still with the game's side."""
-        return sum(session.builder.closed_steps for session in self.live() if session.is_kept == is_kept)
+        return sum(
+            session.builder.closed_steps for session in self.live() if session.is_kept == is_kept
+        )
 
     @property
     def skipped_steps(self) -> int:
@@ -330,7 +386,8 @@ class Sessions:
         return ended
 
     def abandon(self, why: str) -> None:
-        """In a forked child: forget the parent's sessions without a trace; its locks may be held by nobody."""
+        """In a forked child: forget the parent's sessions without a trace; its locks may be held
+        by nobody."""
         self._lock = Lock()
         self.keeping.abandon()
         self._closed = why

@@ -5,8 +5,8 @@
                       acked           the number and steps below which all is done; the next number; steps so far
                       00000001.log    framed entries: steps, steps so far, frame
 
-Nothing here is synced: a killed game loses nothing that was spooled, a power cut may. Files are written by one process
-and deleted as a whole once every frame in them is done.
+Nothing here is synced: a killed game loses nothing that was spooled, a power cut may. Files are
+written by one process and deleted as a whole once every frame in them is done.
 """
 
 import contextlib
@@ -20,7 +20,15 @@ from pathlib import Path
 from zlib import crc32
 
 from understudy.core.canonical import canonical_json, strict_json
-from understudy.core.errors import Corrupt, Locked, Refused, SpecError, StorageFailed, StorageFull, UnderstudyError
+from understudy.core.errors import (
+    Corrupt,
+    Locked,
+    Refused,
+    SpecError,
+    StorageFailed,
+    StorageFull,
+    UnderstudyError,
+)
 from understudy.core.log import FileLock, LogFile, LogReader, no_sync, remove
 from understudy.core.names import PlayerName, player_name, session_time_s
 from understudy.experience.frame import Frame, FrameKind, decode_frame, read_drop
@@ -52,13 +60,16 @@ def read_about(folder: Path) -> SpooledSession:
     """Whose session a spool folder holds; Corrupt when its session.json is missing or damaged."""
     try:
         about = strict_json((folder / "session.json").read_bytes())
-        return SpooledSession(player_name(about["player"]), str(about["game"]), str(about.get("spec")))
+        return SpooledSession(
+            player_name(about["player"]), str(about["game"]), str(about.get("spec"))
+        )
     except (OSError, UnderstudyError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{folder} does not say whose session it holds: {error!r}") from None
 
 
 def forget_spooled(folder: Path, player: str, games: Collection[str]) -> int:
-    """Delete what killed games left unsent of a player, in a spool with every tag; how many sessions went."""
+    """Delete what killed games left unsent of a player, in a spool with every tag; how many
+    sessions went."""
     gone = 0
     for path in sorted(folder.glob("*/*/session.json")):
         # Being played or sent right now: what it sends is refused, since its session began before.
@@ -77,21 +88,36 @@ class SpoolFile:
     __slots__ = ("log", "n_arrived", "n_live", "path", "size_bytes")
 
     def __init__(self, path: Path, *, log: LogFile | None = None, size_bytes: int = 0) -> None:
-        self.path, self.log, self.size_bytes = path, log, size_bytes
+        self.path = path
+        self.log = log
+        self.size_bytes = size_bytes
         self.n_live = self.n_arrived = 0
 
 
 class Entry:
-    """One frame that waits for its acknowledgement; `frame` is kept in memory only while there is room."""
+    """One frame that waits for its acknowledgement; `frame` is kept in memory only while there
+    is room."""
 
     __slots__ = (
-        "chunk_no", "file", "frame", "is_done", "kind", "n_steps", "size_bytes", "spool", "start", "steps_before",
+        "chunk_no",
+        "file",
+        "frame",
+        "is_done",
+        "kind",
+        "n_steps",
+        "size_bytes",
+        "spool",
+        "start",
+        "steps_before",
         "tried",
-    )  # fmt: skip
+    )
 
     def __init__(self, spool: "SessionSpool", frame: Frame, n_steps: int) -> None:
-        self.spool, self.chunk_no, self.n_steps = spool, frame.chunk_no, n_steps
-        self.size_bytes, self.kind = frame.size_bytes, frame.kind
+        self.spool = spool
+        self.chunk_no = frame.chunk_no
+        self.n_steps = n_steps
+        self.size_bytes = frame.size_bytes
+        self.kind = frame.kind
         self.frame: Frame | None = frame
         self.file: SpoolFile | None = None
         self.start = 0
@@ -109,14 +135,25 @@ class SessionSpool:
     """The frames of one session between their birth and their acknowledgement."""
 
     def __init__(
-        self, folder: Path, lock: FileLock | None, *, session: uuid.UUID, player: PlayerName, spec: GameSpec,
+        self,
+        folder: Path,
+        lock: FileLock | None,
+        *,
+        session: uuid.UUID,
+        player: PlayerName,
+        spec: GameSpec,
         roll_bytes: int = ROLL_BYTES,
-    ) -> None:  # fmt: skip
-        self.session, self.player, self.spec = session, player, spec
-        self._folder, self._lock, self._roll_bytes = folder, lock, roll_bytes
+    ) -> None:
+        self.session = session
+        self.player = player
+        self.spec = spec
+        self._folder = folder
+        self._lock = lock
+        self._roll_bytes = roll_bytes
         self._files: list[SpoolFile] = []
         self._writing: dict[bool, SpoolFile] = {}
-        """The file for data and the one for reports: a report is never dropped, so it must not keep dropped data."""
+        """The file for data and the one for reports: a report is never dropped, so it must not
+        keep dropped data."""
         self._next_file = 1
         self._held: tuple[int, int] | None = None
         """The first number that is lost and in no report on the disk, and the steps before it."""
@@ -147,7 +184,8 @@ class SessionSpool:
         return sum(file.size_bytes for file in self._files)
 
     def add(self, frame: Frame, n_steps: int) -> Entry:
-        """Spool the frame that takes the next number; when the disk refuses, it is kept in memory alone."""
+        """Spool the frame that takes the next number; when the disk refuses, it is kept in
+        memory alone."""
         entry = Entry(self, frame, n_steps)
         entry.steps_before = self.n_steps
         total = self.n_steps + n_steps if entry.is_data else self.n_steps
@@ -156,10 +194,12 @@ class SessionSpool:
         if entry.kind is FrameKind.DROP and entry.file is not None:
             self._let_go()
         # Only now: an error that nobody foresaw has taken no number.
-        self.next_no, self.n_steps = frame.chunk_no + 1, total
+        self.next_no = frame.chunk_no + 1
+        self.n_steps = total
         self._open[frame.chunk_no] = entry
         if entry.file is None:
-            # The number must survive a kill even so, or the next start would give it to another frame.
+            # The number must survive a kill even so, or the next start would give it to another
+            # frame.
             self.memory_bytes += entry.size_bytes
             self._roll()
             self.save()
@@ -168,24 +208,30 @@ class SessionSpool:
     def _write(self, entry: Entry, frame: Frame, total: int) -> None:
         file = self._file(is_data=entry.is_data)
         assert file.log is not None
-        entry.start = file.log.append([_ENTRY.pack(entry.n_steps, total), frame.header(), frame.body]).start
+        entry.start = file.log.append(
+            [_ENTRY.pack(entry.n_steps, total), frame.header(), frame.body]
+        ).start
         entry.file = file
         file.n_live += 1
         file.size_bytes = file.log.size_bytes
 
     def skip(self, n_steps: int) -> int:
         """Take the next number for steps that were dropped before they became a frame."""
-        number, self.next_no = self.next_no, self.next_no + 1
+        number = self.next_no
+        self.next_no = self.next_no + 1
         self._hold(number, self.n_steps)
         self.n_steps += n_steps
         return number
 
     def _hold(self, number: int, steps_before: int) -> None:
-        """This number is lost, and no report on the disk says so yet: whoever comes next must find it missing."""
+        """This number is lost, and no report on the disk says so yet: whoever comes next must
+        find it missing."""
         self._held = min(self._held or (number, steps_before), (number, steps_before))
 
     def _let_go(self) -> None:
-        if not any(entry.kind is FrameKind.DROP and entry.file is None for entry in self._open.values()):
+        if not any(
+            entry.kind is FrameKind.DROP and entry.file is None for entry in self._open.values()
+        ):
             self._held = None
 
     def read(self, entry: Entry) -> Frame | None:
@@ -200,7 +246,8 @@ class SessionSpool:
 
     def done(self, entry: Entry, *, arrived: bool) -> None:
         """The entry is acknowledged, or refused or dropped; `tidy` frees its place."""
-        entry.is_done, entry.frame = True, None
+        entry.is_done = True
+        entry.frame = None
         if self._open.pop(entry.chunk_no, None) is None:
             return
         if entry.file is None:
@@ -214,14 +261,23 @@ class SessionSpool:
             self._hold(entry.chunk_no, entry.steps_before)
 
     def tidy(self, *, and_current: bool = False) -> None:
-        """Note how far everything is done and delete files nobody needs (`and_current`: the one in use too)."""
+        """Note how far everything is done and delete files nobody needs (`and_current`: the one
+        in use too)."""
         self.save()
-        for is_data in [is_data for is_data, file in self._writing.items() if and_current and not file.n_live]:
+        for is_data in [
+            is_data for is_data, file in self._writing.items() if and_current and not file.n_live
+        ]:
             self._stop_writing(is_data)
         kept: list[SpoolFile] = []
         for file in self._files:
-            # What arrived out of order stays until all before it is done: a later start must not take it for lost.
-            if file.n_live or file.log is not None or (kept and file.n_arrived) or not _removed(file.path):
+            # What arrived out of order stays until all before it is done: a later start must not
+            # take it for lost.
+            if (
+                file.n_live
+                or file.log is not None
+                or (kept and file.n_arrived)
+                or not _removed(file.path)
+            ):
                 kept.append(file)
         self._files = kept
 
@@ -234,7 +290,8 @@ class SessionSpool:
 
     def remove(self) -> None:
         """Delete the folder of a finished session."""
-        # Without its session.json nobody adopts it; the lock is let go first, because Windows deletes no open file.
+        # Without its session.json nobody adopts it; the lock is let go first, because Windows
+        # deletes no open file.
         _removed(self._folder / "session.json")
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -265,17 +322,20 @@ class SessionSpool:
     def save(self) -> None:
         """Note on disk how far everything is done."""
         oldest = self._open[min(self._open)] if self._open else None
-        done_below, done_steps = (oldest.chunk_no, oldest.steps_before) if oldest else (self.next_no, self.n_steps)
+        done_below, done_steps = (
+            (oldest.chunk_no, oldest.steps_before) if oldest else (self.next_no, self.n_steps)
+        )
         if self._held is not None:
             done_below, done_steps = min((done_below, done_steps), self._held)
         raw = _POSITION.pack(done_below, done_steps, self.next_no, self.n_steps)
         with contextlib.suppress(OSError):
             path = self._folder / "acked"
-            # Written in place: the few bytes are there from the start, so a full disk cannot refuse them.
+            # Written in place: the few bytes are there from the start, so a full disk cannot refuse
+            # them.
             with open(path, "r+b" if path.exists() else "wb") as file:
                 file.write(raw + _CRC.pack(crc32(raw)))
 
-    # --- Taking over what a killed game left ------------------------------------------------------------------------
+    # --- Taking over what a killed game left ------------------------------------------------------
 
     def load(self) -> list[Entry]:
         """Read what another process spooled here and did not finish; damaged ends are left out."""
@@ -287,7 +347,10 @@ class SessionSpool:
             self._next_file = max(self._next_file, int(path.stem) + 1)
             for start, n_steps, total, frame in _frames(path):
                 if frame.session == self.session:
-                    self.next_no, self.n_steps = max(self.next_no, frame.chunk_no + 1), max(self.n_steps, total)
+                    self.next_no, self.n_steps = (
+                        max(self.next_no, frame.chunk_no + 1),
+                        max(self.n_steps, total),
+                    )
                     self.is_closing = self.is_closing or frame.kind is FrameKind.CLOSE
                     dropped |= _dropped(frame)
                     if frame.chunk_no >= done_below:
@@ -296,21 +359,32 @@ class SessionSpool:
         for number in dropped & self._open.keys():
             self.done(self._open[number], arrived=False)
         self.has_ended = True
-        # Drop reports first: without them the numbers behind a long gap would be too far ahead to be taken.
-        return sorted(self._open.values(), key=lambda entry: (entry.kind is not FrameKind.DROP, entry.chunk_no))
+        # Drop reports first: without them the numbers behind a long gap would be too far ahead to
+        # be taken.
+        return sorted(
+            self._open.values(),
+            key=lambda entry: (entry.kind is not FrameKind.DROP, entry.chunk_no),
+        )
 
     def _adopt(self, file: SpoolFile, start: int, frame: Frame, n_steps: int, total: int) -> None:
         entry = Entry(self, frame, n_steps)
-        entry.frame, entry.file, entry.start, entry.tried = None, file, start, True
+        entry.frame = None
+        entry.file = file
+        entry.start = start
+        entry.tried = True
         entry.steps_before = total - n_steps if entry.is_data else total
         self._open[frame.chunk_no] = entry
         file.n_live += 1
 
     def _find_lost(self, done_below: int, done_steps: int, dropped: set[int]) -> None:
         numbers = range(done_below, self.next_no)
-        self.lost_numbers = [number for number in numbers if number not in self._open and number not in dropped]
+        self.lost_numbers = [
+            number for number in numbers if number not in self._open and number not in dropped
+        ]
         if self.lost_numbers:
-            before = sum(one.n_steps for one in self._open.values() if one.chunk_no < self.lost_numbers[0])
+            before = sum(
+                one.n_steps for one in self._open.values() if one.chunk_no < self.lost_numbers[0]
+            )
             self._hold(self.lost_numbers[0], done_steps + before)
             spooled = sum(entry.n_steps for entry in self._open.values() if entry.is_data)
             self.lost_steps = max(0, self.n_steps - done_steps - spooled)
@@ -335,7 +409,11 @@ def _frames(path: Path) -> Iterator[tuple[int, int, int, Frame]]:
 def _dropped(frame: Frame) -> set[int]:
     if frame.kind is FrameKind.DROP:
         with contextlib.suppress(Refused):
-            return {number for first, last in read_drop(frame).ranges for number in range(first, last + 1)}
+            return {
+                number
+                for first, last in read_drop(frame).ranges
+                for number in range(first, last + 1)
+            }
     return set()
 
 
@@ -351,7 +429,8 @@ class Spool:
     """Every session folder of one address, game and key."""
 
     def __init__(self, folder: Path, *, cap_bytes: int = 256 * 1024 * 1024) -> None:
-        self.folder, self.cap_bytes = folder, cap_bytes
+        self.folder = folder
+        self.cap_bytes = cap_bytes
         self._roll_bytes = max(4096, min(ROLL_BYTES, cap_bytes // 32))
         self.foreign_bytes = 0
         """What other processes had here when `adopt` last looked."""
@@ -362,13 +441,21 @@ class Spool:
         """A locked folder for a new session."""
         folder = self.folder / str(session)
         lock = None
-        # A locked folder under a fresh id is being looked at; without our session.json nobody takes it over.
+        # A locked folder under a fresh id is being looked at; without our session.json nobody takes
+        # it over.
         with contextlib.suppress(OSError, Locked):
             folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(folder / ".lock", what=f"the spool of session {session}")
-            about = {"player": player, "game": spec.game, "schema": spec.schema, "spec": spec.to_json().decode()}
+            about = {
+                "player": player,
+                "game": spec.game,
+                "schema": spec.schema,
+                "spec": spec.to_json().decode(),
+            }
             (folder / "session.json").write_bytes(canonical_json(about))
-        spool = SessionSpool(folder, lock, session=session, player=player, spec=spec, roll_bytes=self._roll_bytes)
+        spool = SessionSpool(
+            folder, lock, session=session, player=player, spec=spec, roll_bytes=self._roll_bytes
+        )
         spool.save()
         return spool
 
@@ -377,13 +464,18 @@ class Spool:
         return any(_session_of(path) for path in self.folder.iterdir())
 
     def adopt(self, now_s: float) -> Iterator[tuple[SessionSpool, list[Entry]]]:
-        """Sessions a killed game left, with the frames still to be sent; too old ones are dropped and counted."""
+        """Sessions a killed game left, with the frames still to be sent; too old ones are
+        dropped and counted."""
         self.foreign_bytes = 0
         for folder in sorted(self.folder.iterdir()):
             session = _session_of(folder)
             if session is None or (lock := self._lock(folder, session, now_s)) is None:
                 continue
-            spool = self._read(folder, lock, session) if now_s - session_time_s(session) <= SPOOL_S else None
+            spool = (
+                self._read(folder, lock, session)
+                if now_s - session_time_s(session) <= SPOOL_S
+                else None
+            )
             if spool is not None:
                 yield spool, spool.load()
                 continue
@@ -409,7 +501,12 @@ class Spool:
         with contextlib.suppress(Corrupt, SpecError):
             about = read_about(folder)
             return SessionSpool(
-                folder, lock, session=session, player=about.player, spec=about.spec(), roll_bytes=self._roll_bytes
+                folder,
+                lock,
+                session=session,
+                player=about.player,
+                spec=about.spec(),
+                roll_bytes=self._roll_bytes,
             )
         return None
 
@@ -422,7 +519,8 @@ def _session_of(folder: Path) -> uuid.UUID | None:
 
 
 class Waiting:
-    """Entries of every session; their frames stay in memory while there is room, and on disk anyway."""
+    """Entries of every session; their frames stay in memory while there is room, and on disk
+    anyway."""
 
     def __init__(self, *, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
@@ -445,7 +543,8 @@ class Waiting:
         if entry.frame is not None:
             self._kept_bytes += entry.size_bytes
         if entry.kind is FrameKind.DROP:
-            # Ahead of the data: without it the numbers behind a long gap would be too far ahead to be taken.
+            # Ahead of the data: without it the numbers behind a long gap would be too far ahead to
+            # be taken.
             self._entries.appendleft(entry)
         else:
             self._entries.append(entry)

@@ -9,12 +9,16 @@ from understudy.core.errors import Refused
 
 
 def canonical_json(value: object) -> bytes:
-    """Compact JSON with sorted keys: equal values give equal bytes; NaN and infinities are refused."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    """Compact JSON with sorted keys: equal values give equal bytes; NaN and infinities are
+    refused."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def strict_json(raw: bytes | str) -> Any:
-    """JSON without duplicate keys, NaN, infinities, half characters or deep nesting; Refused otherwise."""
+    """JSON without duplicate keys, NaN, infinities, half characters or deep nesting; Refused
+    otherwise."""
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8", "strict")
         value = _STRICT.decode(text)

@@ -73,7 +73,8 @@ class PositionGone(UnderstudyError):
 
 
 class ClaimLost(UnderstudyError):
-    """Another owner or a newer epoch holds the partition; `retry_after_s` says when a claim may work."""
+    """Another owner or a newer epoch holds the partition; `retry_after_s` says when a claim may
+    work."""
 
     retry_helps = True
     blame: Blame = "operator"
@@ -110,7 +111,8 @@ class StorageFailed(UnderstudyError):
 
 
 class Unreachable(StorageFailed):
-    """A stream or store on another machine did not answer, or was too busy; the same call may be made again."""
+    """A stream or store on another machine did not answer, or was too busy; the same call may be
+    made again."""
 
     retry_helps = True
 
@@ -122,18 +124,21 @@ class Corrupt(UnderstudyError):
 
 
 class LinkFailed(UnderstudyError):
-    """A whole request came to nothing, nothing is lost by it; `code` is stable, `retry_after_s` what was asked for."""
+    """A whole request came to nothing, nothing is lost by it; `code` is stable, `retry_after_s`
+    what was asked for."""
 
     retry_helps = True
     blame: Blame = "operator"
 
     def __init__(self, code: str, detail: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{code}: {detail}")
-        self.code, self.retry_after_s = code, retry_after_s
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class ServerFailed(UnderstudyError):
-    """A server for tests and development could not be fetched or started, or died; the text says its last words."""
+    """A server for tests and development could not be fetched or started, or died; the text says
+    its last words."""
 
     blame: Blame = "operator"
 
@@ -143,7 +148,8 @@ class GameFailed(UnderstudyError):
 
 
 class LearningFailed(UnderstudyError):
-    """A run that cannot go on: its weights stay broken whatever is restored, or its actor and learner disagree."""
+    """A run that cannot go on: its weights stay broken whatever is restored, or its actor and
+    learner disagree."""
 
 
 class Closed(UnderstudyError):

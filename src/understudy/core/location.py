@@ -1,7 +1,9 @@
-"""Where a backend is reached, as one line of text: `SCHEME://HOST:PORT,HOST:PORT/PATH?option=value`.
+"""Where a backend is reached, as one line of text:
+`SCHEME://HOST:PORT,HOST:PORT/PATH?option=value`.
 
-Secrets are never part of it, since it is shown by `ps`, logs and errors: an option names the file that holds them. What
-streams and models on AWS share is here too: botocore's session with its chain of credentials, and checked endpoints.
+Secrets are never part of it, since it is shown by `ps`, logs and errors: an option names the file
+that holds them. What streams and models on AWS share is here too: botocore's session with its chain
+of credentials, and checked endpoints.
 """
 
 import difflib
@@ -21,7 +23,8 @@ _MOST_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A backend's address, taken apart; options are text, checked by whoever knows what they mean."""
+    """A backend's address, taken apart; options are text, checked by whoever knows what they
+    mean."""
 
     scheme: str
     hosts: tuple[tuple[str, int | None], ...]
@@ -42,7 +45,9 @@ class Location:
         for name in self.options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                advice = f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(known))}"
+                advice = (
+                    f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(known))}"
+                )
                 raise ConfigError(f"{self.scheme}:// has no option {name!r}; {advice}")
 
     def text(self, name: str, default: str = "") -> str:
@@ -57,17 +62,20 @@ class Location:
             value = float("nan")
         if not least <= value <= most:
             raise ConfigError(
-                f"{name} of {self.scheme}:// is {given!r}; give one from {least:g} to {most:g}, such as {default:g}"
+                f"{name} of {self.scheme}:// is {given!r}; give one from {least:g} to {most:g}, "
+                f"such as {default:g}"
             )
         return value
 
     def whole(self, name: str, default: int, *, least: int = 0, most: int) -> int:
-        """An option as a whole number, written in digits; ConfigError when it is none, or out of range."""
+        """An option as a whole number, written in digits; ConfigError when it is none, or out of
+        range."""
         given = self.options.get(name, str(default))
         is_number = given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS
         if not (is_number and least <= int(given) <= most):
             raise ConfigError(
-                f"{name} of {self.scheme}:// is {given[:80]!r}; give a whole number from {least} to {most}, such as "
+                f"{name} of {self.scheme}:// is {given[:80]!r}; give a whole number from {least} "
+                f"to {most}, such as "
                 f"{default}"
             )
         return int(given)
@@ -102,7 +110,8 @@ _FORM = "SCHEME://HOST:PORT/PATH?option=value"
 def _host(text: str) -> tuple[str, int | None]:
     if "@" in text:
         raise ConfigError(
-            "an address carries a user or password, which everybody on the machine could read; put them in a file and "
+            "an address carries a user or password, which everybody on the machine could read; put "
+            "them in a file and "
             'name it: ?credentials=FILE, with the lines username = "..." and password = "..."'
         )
     if text.startswith("["):
@@ -124,15 +133,19 @@ class Credentials:
 
 
 def read_credentials(path: str | Path) -> Credentials:
-    """What a credentials file holds; ConfigError says what is wrong with it, never what is in it."""
+    """What a credentials file holds; ConfigError says what is wrong with it, never what is in
+    it."""
     try:
         fields = tomllib.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"credentials file {path} cannot be read: {reason}; {_CREDENTIALS}") from None
+        raise ConfigError(
+            f"credentials file {path} cannot be read: {reason}; {_CREDENTIALS}"
+        ) from None
     except tomllib.TOMLDecodeError:
         raise ConfigError(f"credentials file {path} is no TOML; {_CREDENTIALS}") from None
-    username, password = fields.get("username"), fields.get("password")
+    username = fields.get("username")
+    password = fields.get("password")
     if not (isinstance(username, str) and isinstance(password, str) and username):
         raise ConfigError(f"credentials file {path} lacks a username or a password; {_CREDENTIALS}")
     return Credentials(username, password)
@@ -148,14 +161,17 @@ _FROM_THE_NETWORK = ("container-role", "iam-role")
 def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region: str = "") -> Any:
     """A botocore session; ConfigError when a source of keys that was named holds none.
 
-    A named credentials file or profile is the only source. Without either, botocore's chain applies: the environment,
-    the shared files, and the role of the machine, which is asked with the first request and not here.
+    A named credentials file or profile is the only source. Without either, botocore's chain
+    applies: the environment, the shared files, and the role of the machine, which is asked with the
+    first request and not here.
     """
     try:
         import botocore.session
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise MissingExtra(f"{scheme}:// needs the package boto3 ({error}); pip install 'understudy[aws]'") from None
+        raise MissingExtra(
+            f"{scheme}:// needs the package boto3 ({error}); pip install 'understudy[aws]'"
+        ) from None
     session = botocore.session.Session(profile=profile or ("default" if credentials else None))
     if credentials:
         path = str(Path(credentials).expanduser())
@@ -176,7 +192,8 @@ def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region
     except (BotoCoreError, OSError, ValueError) as error:
         reason = str(error)
     raise ConfigError(
-        f"{source_of_keys(credentials=credentials, profile=profile)} has no AWS keys: {reason}; it needs "
+        f"{source_of_keys(credentials=credentials, profile=profile)} has no AWS keys: {reason}; it "
+        "needs "
         "aws_access_key_id and aws_secret_access_key, or a source of them such as role_arn"
     )
 
@@ -185,24 +202,34 @@ def source_of_keys(*, credentials: str, profile: str) -> str:
     """Where the keys come from that an address with these two options uses, for people."""
     if credentials:
         return f"[{profile or 'default'}] of credentials file {credentials}"
-    return f"profile [{profile}]" if profile else "AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine"
+    return (
+        f"profile [{profile}]"
+        if profile
+        else "AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine"
+    )
 
 
 def check_endpoint(endpoint: str, *, insecure: bool) -> None:
-    """ConfigError for what is no address of a server, or plain HTTP that would leave this machine."""
+    """ConfigError for what is no address of a server, or plain HTTP that would leave this
+    machine."""
     try:
         split = urlsplit(endpoint)
-        host, _port = split.hostname or "", split.port
+        host = split.hostname or ""
+        _port = split.port
     except ValueError:
-        host, split = "", urlsplit("")
+        host = ""
+        split = urlsplit("")
     # Without a user, whose password nobody should read in an error.
     scheme, found, rest = endpoint.partition("://")
     shown = f"{scheme}{found}{rest.rpartition('@')[2]}"[:80]
     if split.scheme not in ("http", "https") or not host or split.username is not None:
-        raise ConfigError(f"endpoint is {shown!r}; give http://127.0.0.1:PORT or https://HOST, no user in it")
+        raise ConfigError(
+            f"endpoint is {shown!r}; give http://127.0.0.1:PORT or https://HOST, no user in it"
+        )
     if split.scheme == "http" and not insecure and not is_loopback(host):
         raise ConfigError(
-            f"endpoint {shown} is plain http on another machine; give https://, or insecure=true where the network is "
+            f"endpoint {shown} is plain http on another machine; give https://, or insecure=true "
+            "where the network is "
             "your own"
         )
 

@@ -2,11 +2,12 @@
 
     entry = magic "ulog", length u32, crc u32 (of offset, length and payload), payload
 
-A file is appended to only by the process that created it; whoever comes later starts a new file. One entry is one
-commit: written at once, synced (unless the log says otherwise) before it is acknowledged and before the next one is
-written. So an unreadable entry at the end of a file is a torn write that nobody was promised, and an unreadable entry
-with a readable one behind it is damage. The checksum covers the entry's offset, so that bytes of a payload that look
-like an entry are none.
+A file is appended to only by the process that created it; whoever comes later starts a new file.
+One entry is one commit: written at once, synced (unless the log says otherwise) before it is
+acknowledged and before the next one is written. So an unreadable entry at the end of a file is a
+torn write that nobody was promised, and an unreadable entry with a readable one behind it is
+damage. The checksum covers the entry's offset, so that bytes of a payload that look like an entry
+are none.
 """
 
 import contextlib
@@ -98,8 +99,11 @@ _REMEDIES = {
 }
 
 
-def storage_error(error: OSError, doing: str, *, then: str = "try again") -> StorageFull | StorageFailed:
-    """What a refusing disk means: no room (a retry helps), or a failure that says what to mend before `then`."""
+def storage_error(
+    error: OSError, doing: str, *, then: str = "try again"
+) -> StorageFull | StorageFailed:
+    """What a refusing disk means: no room (a retry helps), or a failure that says what to mend
+    before `then`."""
     why = error.strerror or str(error)
     if error.filename is not None:
         why += f" ({error.filename})"
@@ -118,7 +122,9 @@ class LogFile:
         self.size_bytes = 0
         self._failed: str | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
+        self._descriptor: int | None = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600
+        )
         if sync is not no_sync:
             try:
                 sync_folder(path.parent)
@@ -130,8 +136,8 @@ class LogFile:
     def append(self, parts: Sequence[bytes | memoryview]) -> "Entry":
         """Write one entry made of these parts and sync it.
 
-        StorageFull leaves the file as it was. After StorageFailed the last entry may or may not be there: start a new
-        file.
+        StorageFull leaves the file as it was. After StorageFailed the last entry may or may not be
+        there: start a new file.
         """
         if self._descriptor is None:
             raise Closed(f"log {self.path.name} was closed")
@@ -139,7 +145,10 @@ class LogFile:
             raise StorageFailed(self._failed)
         payload = b"".join(parts)
         if len(payload) > MAX_ENTRY_BYTES:
-            raise Refused("too_large", f"an entry of {len(payload)} bytes; a log takes at most {MAX_ENTRY_BYTES}")
+            raise Refused(
+                "too_large",
+                f"an entry of {len(payload)} bytes; a log takes at most {MAX_ENTRY_BYTES}",
+            )
         start = at = self.size_bytes
         view = memoryview(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)) + payload)
         try:
@@ -149,14 +158,20 @@ class LogFile:
                 at += written
             self._sync(self._descriptor)
         except OSError as error:
-            failure = storage_error(error, f"writing {self.path.name}", then="open a new file to go on")
+            failure = storage_error(
+                error, f"writing {self.path.name}", then="open a new file to go on"
+            )
             if isinstance(failure, StorageFull):
                 try:
                     os.ftruncate(self._descriptor, start)
                 except OSError:
-                    self._failed = f"log {self.path.name} could not be cut back after a full disk; open a new one"
+                    self._failed = (
+                        f"log {self.path.name} could not be cut back after a full disk; "
+                        "open a new one"
+                    )
             else:
-                # A failed sync may have dropped the pages it could not write: never sync the same bytes again.
+                # A failed sync may have dropped the pages it could not write: never sync the same
+                # bytes again.
                 self._failed = str(failure)
             raise failure from error
         self.size_bytes = at
@@ -185,7 +200,8 @@ def _checksum(payload: bytes, start: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One commit as it lies in a file: payload, where the entry starts, and where the next one does."""
+    """One commit as it lies in a file: payload, where the entry starts, and where the next one
+    does."""
 
     start: int
     end: int
@@ -221,7 +237,8 @@ class LogReader:
             entry = self.at(entry.end)
 
     def next_readable(self, start: int) -> int | None:
-        """Where the next readable entry behind damage at `start` begins, or None: then it was a torn end."""
+        """Where the next readable entry behind damage at `start` begins, or None: then it was a
+        torn end."""
         size = self.size_bytes
         at = start + 1
         while at < size:
@@ -279,7 +296,7 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-# --- Group commit -----------------------------------------------------------------------------------------------------
+# --- Group commit ---------------------------------------------------------------------------------
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -297,9 +314,16 @@ class _Waiting(Generic[Item, Result]):
 
 
 class GroupCommit(Generic[Item, Result]):
-    """Turns concurrent `submit` calls into few `commit` calls; one sync serves all that waited for it."""
+    """Turns concurrent `submit` calls into few `commit` calls; one sync serves all that waited
+    for it."""
 
-    def __init__(self, commit: Callable[[Sequence[Item]], Sequence[Result]], *, size: Callable[[Item], int], most: int):
+    def __init__(
+        self,
+        commit: Callable[[Sequence[Item]], Sequence[Result]],
+        *,
+        size: Callable[[Item], int],
+        most: int,
+    ):
         self._commit = commit
         self._size = size
         self._most = most
@@ -308,11 +332,13 @@ class GroupCommit(Generic[Item, Result]):
         """While it is held, no commit runs; callers of `submit` wait."""
 
     def submit(self, item: Item) -> Result:
-        """The commit's result for this item, once it is durable; its error when the commit failed."""
+        """The commit's result for this item, once it is durable; its error when the commit
+        failed."""
         mine: _Waiting[Item, Result] = _Waiting(item, self._size(item))
         self._waiting.append(mine)
         while not mine.done:
-            # The lock's holder commits for everybody queued; the next holder usually finds its own item done.
+            # The lock's holder commits for everybody queued; the next holder usually finds its own
+            # item done.
             with self.alone:
                 if not mine.done:
                     self._commit_waiting()
@@ -340,7 +366,7 @@ class GroupCommit(Generic[Item, Result]):
                 one.done = True
 
 
-# --- One process at a time: advisory locks that the system releases when the holder dies ------------------------------
+# --- One process at a time: advisory locks that the system releases when the holder dies ----------
 
 if sys.platform == "win32":
     import msvcrt
@@ -367,9 +393,12 @@ class FileLock:
     """Holds a lock file from construction to close; Locked when another process has it."""
 
     def __init__(self, path: Path, *, what: str, patience_s: float = 0.0) -> None:
-        """`patience_s`: how long to try, since others take the lock for a moment to see whether it is free."""
+        """`patience_s`: how long to try, since others take the lock for a moment to see whether
+        it is free."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        self._descriptor: int | None = os.open(
+            path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600
+        )
         deadline = time.monotonic() + patience_s
         while True:
             try:
@@ -380,7 +409,8 @@ class FileLock:
                     os.close(self._descriptor)
                     self._descriptor = None
                     raise Locked(
-                        f"{what} is in use by another process ({path}); stop that process, or wait for it"
+                        f"{what} is in use by another process ({path}); stop that process, or wait "
+                        "for it"
                     ) from None
             time.sleep(_RETRY_S)
 

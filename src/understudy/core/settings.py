@@ -1,8 +1,10 @@
-"""Settings: frozen dataclasses whose fields say what they mean, read from one chain of sources for every part.
+"""Settings: frozen dataclasses whose fields say what they mean, read from one chain of sources for
+every part.
 
     flag or argument  >  UNDERSTUDY_GATEWAY_PORT  >  UNDERSTUDY_GATEWAY_PORT_FILE  >  TOML file  >  default
 
-The type of a setting is that of its default. A field whose default is another such dataclass is a table of its own.
+The type of a setting is that of its default. A field whose default is another such dataclass is a
+table of its own.
 """
 
 import dataclasses
@@ -30,15 +32,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A number that moves in a straight line from `start` to `end` over the first `until` of a run, then stays."""
+    """A number that moves in a straight line from `start` to `end` over the first `until` of a
+    run, then stays."""
 
     start: float
     end: float
     until: float = 1.0
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(value) for value in (self.start, self.end)) or not 0 < self.until <= 1:
-            raise ConfigError(f"a schedule {self}; give finite numbers, and an until above 0 and at most 1")
+        if (
+            not all(math.isfinite(value) for value in (self.start, self.end))
+            or not 0 < self.until <= 1
+        ):
+            raise ConfigError(
+                f"a schedule {self}; give finite numbers, and an until above 0 and at most 1"
+            )
 
     def at(self, progress: float) -> float:
         """Its value when this share of the run is done."""
@@ -58,7 +66,12 @@ class Range:
 
 
 def setting(
-    default: Any, low: float = -math.inf, high: float = math.inf, says: str = "", *, choices: Sequence[str] = ()
+    default: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    says: str = "",
+    *,
+    choices: Sequence[str] = (),
 ) -> Any:
     """A dataclass field with its range and its line of help."""
     return field(default=default, metadata={"range": Range(low, high, says, tuple(choices))})
@@ -91,7 +104,7 @@ def leaves(kind: Any, *, prefix: str = PREFIX, above: str = "") -> Iterator[Leaf
             yield Leaf(f"{above}{one.name}", one.default, one.metadata.get("range"), prefix)
 
 
-# --- From sources to values -------------------------------------------------------------------------------------------
+# --- From sources to values -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +117,10 @@ class Resolved(Generic[T]):
     def shown(self) -> dict[str, dict[str, Any]]:
         """Each value as it may be shown, with its origin."""
         tree = dataclasses.asdict(self.config)  # type: ignore[call-overload]
-        return {name: {"value": hidden(_at(tree, name)), "origin": origin} for name, origin in self.origins.items()}
+        return {
+            name: {"value": hidden(_at(tree, name)), "origin": origin}
+            for name, origin in self.origins.items()
+        }
 
 
 def resolve(
@@ -118,8 +134,8 @@ def resolve(
 ) -> Resolved[T]:
     """Settings from flags, environment, file and defaults; a flag of None was not given.
 
-    `instead` may replace a value before it is checked. `kept` is asked before a default is used, with what was found
-    so far; it gives a value and its origin, or None.
+    `instead` may replace a value before it is checked. `kept` is asked before a default is used,
+    with what was found so far; it gives a value and its origin, or None.
     """
     environ = os.environ if environ is None else environ
     known = list(leaves(kind))
@@ -141,7 +157,9 @@ def resolve(
     return Resolved(_build(kind, values), origins)
 
 
-def find(leaf: Leaf, flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Any, str] | None:
+def find(
+    leaf: Leaf, flags: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[Any, str] | None:
     """A value from a flag, a variable or the file that a variable names, with its origin."""
     if flags.get(leaf.name) is not None:
         return flags[leaf.name], f"flag --{leaf.name.rpartition('.')[2].replace('_', '-')}"
@@ -153,19 +171,23 @@ def find(leaf: Leaf, flags: Mapping[str, Any], environ: Mapping[str, str]) -> tu
                 return file.read(_MAX_FILE_BYTES).decode().strip(), f"{leaf.variable}_FILE ({path})"
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{leaf.variable}_FILE names {path}, which cannot be read: {error}; give a small text file"
+                f"{leaf.variable}_FILE names {path}, which cannot be read: {error}; give a small "
+                "text file"
             ) from None
     return None
 
 
 def from_tree(kind: type[T], tree: Mapping[str, Any], *, where: str) -> T:
-    """Settings as a file of JSON or TOML holds them, checked; what it leaves out has its default."""
+    """Settings as a file of JSON or TOML holds them, checked; what it leaves out has its
+    default."""
     known = list(leaves(kind))
     check_names(tree, known, where=where)
     values = {}
     for leaf in known:
         value = _at(tree, leaf.name)
-        values[leaf.name] = leaf.default if value is None else check_value(leaf, value, origin=where)
+        values[leaf.name] = (
+            leaf.default if value is None else check_value(leaf, value, origin=where)
+        )
     return _build(kind, values)
 
 
@@ -174,7 +196,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; correct its name, or create it") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; correct its name, or create it"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}; correct it") from None
 
@@ -188,15 +212,22 @@ def parse_value(text: str) -> Any:
 
 
 def parse_text(leaf: Leaf, value: Any) -> Any:
-    """What a text from a variable or a file means for its setting: a number, a list, a switch; or the text itself."""
+    """What a text from a variable or a file means for its setting: a number, a list, a switch;
+    or the text itself."""
     default = leaf.default
     if not isinstance(value, str) or isinstance(default, str):
         return value
     if isinstance(default, bool):
-        return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower(), value)
+        return {"true": True, "1": True, "false": False, "0": False}.get(
+            value.strip().lower(), value
+        )
     if isinstance(default, tuple) and not value.lstrip().startswith("["):
         parts = [part.strip() for part in value.split(",") if part.strip()]
-        return [parse_value(part) for part in parts] if default and isinstance(default[0], int) else parts
+        return (
+            [parse_value(part) for part in parts]
+            if default and isinstance(default[0], int)
+            else parts
+        )
     return parse_value(value.strip())
 
 
@@ -212,11 +243,13 @@ def _build(kind: type[T], values: Mapping[str, Any], above: str = "") -> T:
     given = {}
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
         name = above + one.name
-        given[one.name] = values[name] if name in values else _build(type(one.default), values, f"{name}.")
+        given[one.name] = (
+            values[name] if name in values else _build(type(one.default), values, f"{name}.")
+        )
     return kind(**given)
 
 
-# --- Checks -----------------------------------------------------------------------------------------------------------
+# --- Checks ---------------------------------------------------------------------------------------
 
 
 def check_names(tree: Mapping[str, Any], known: Sequence[Leaf], *, where: str) -> None:
@@ -241,12 +274,17 @@ def check_names(tree: Mapping[str, Any], known: Sequence[Leaf], *, where: str) -
 
 
 def _check_variables(environ: Mapping[str, str], known: Sequence[Leaf]) -> None:
-    """A misspelt variable of a table is refused; others may belong to games, such as UNDERSTUDY_URL."""
+    """A misspelt variable of a table is refused; others may belong to games, such as
+    UNDERSTUDY_URL."""
     names = [leaf.variable for leaf in known]
-    tables = tuple({f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in known if "." in leaf.name})
+    tables = tuple(
+        {f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in known if "." in leaf.name}
+    )
     for name in environ:
         if name.startswith(tables) and name.removesuffix("_FILE") not in names:
-            raise ConfigError(f"{name} is set in the environment and means nothing; {nearest(name, names)}")
+            raise ConfigError(
+                f"{name} is set in the environment and means nothing; {nearest(name, names)}"
+            )
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -262,25 +300,39 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
 
     Only where it `may_move` it may be a schedule.
     """
-    name, default, limits = leaf.name, leaf.default, leaf.range
-    value = value.item() if isinstance(value, np.generic) else tuple(value) if isinstance(value, list) else value
+    name = leaf.name
+    default = leaf.default
+    limits = leaf.range
+    value = (
+        value.item()
+        if isinstance(value, np.generic)
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+    )
     by = f" ({origin})" if origin else ""
     if may_move and isinstance(value, Mapping):
         try:
             value = Schedule(**{key: float(number) for key, number in value.items()})
         except (TypeError, ValueError):
-            raise ConfigError(f"{name} is {dict(value)}{by}; a schedule has start, end and until") from None
+            raise ConfigError(
+                f"{name} is {dict(value)}{by}; a schedule has start, end and until"
+            ) from None
     if isinstance(value, Schedule) and not may_move:
         raise ConfigError(f"{name} is a schedule{by}; it is fixed for a run, so give one value")
     about = f": {limits.says}" if limits and limits.says else ""
     if wanted := _wanted(value, default, may_move=may_move):
         raise ConfigError(f"{name} is {hidden(value)!r}{by}; give {wanted}{about}")
     if limits is not None and limits.choices and value not in limits.choices:
-        raise ConfigError(f"{name} is {value!r}{by}; give one of {', '.join(limits.choices)}{about}")
+        raise ConfigError(
+            f"{name} is {value!r}{by}; give one of {', '.join(limits.choices)}{about}"
+        )
     if limits is not None and isinstance(value, int | float | Schedule):
         for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
             if not limits.low <= number <= limits.high:
-                raise ConfigError(f"{name} is {number}{by}; give {limits.low:g} to {limits.high:g}{about}")
+                raise ConfigError(
+                    f"{name} is {number}{by}; give {limits.low:g} to {limits.high:g}{about}"
+                )
     return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 
@@ -290,13 +342,17 @@ def _wanted(value: Any, default: Any, *, may_move: bool) -> str:
         case bool():
             return "" if isinstance(value, bool) else "true or false"
         case int():
-            return "" if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
+            return (
+                "" if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
+            )
         case float() | Schedule():
             if isinstance(value, int | float | Schedule) and not isinstance(value, bool):
                 return ""
             return "a number, or a schedule {start=, end=, until=}" if may_move else "a number"
         case (int(), *_):
-            is_sizes = isinstance(value, tuple) and all(isinstance(one, int) and one > 0 for one in value)
+            is_sizes = isinstance(value, tuple) and all(
+                isinstance(one, int) and one > 0 for one in value
+            )
             return "" if is_sizes else "a list, such as [64, 64]"
         case tuple():
             is_texts = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
@@ -306,7 +362,7 @@ def _wanted(value: Any, default: Any, *, may_move: bool) -> str:
     return ""
 
 
-# --- As text ----------------------------------------------------------------------------------------------------------
+# --- As text --------------------------------------------------------------------------------------
 
 
 def hidden(value: Any) -> Any:
@@ -331,7 +387,13 @@ def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
     if not attribute:
         names = sorted(known)
         near = difflib.get_close_matches(path, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}" if names else ""
+        hint = (
+            f"; did you mean {near[0]!r}?"
+            if near
+            else f"; known are {', '.join(names)}"
+            if names
+            else ""
+        )
         raise ConfigError(f"there is no {what} {path!r}{hint} (or name your own as module:Class)")
     try:
         return getattr(importlib.import_module(module), attribute)

@@ -32,7 +32,9 @@ class Signer:
 
     def __post_init__(self) -> None:
         if len(self._private) != KEY_BYTES:
-            raise ConfigError(f"a signing key has {KEY_BYTES} bytes, this one {len(self._private)}; restore it")
+            raise ConfigError(
+                f"a signing key has {KEY_BYTES} bytes, this one {len(self._private)}; restore it"
+            )
 
     def __repr__(self) -> str:
         return f"Signer({self.key_id})"
@@ -51,27 +53,45 @@ class Signer:
         """The entry as a signed document."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        signature = Ed25519PrivateKey.from_private_bytes(self._private).sign(_PREFIX + canonical_json(entry))
-        signed = {"entry": entry, "key_id": self.key_id, "signature": base64.b64encode(signature).decode()}
+        signature = Ed25519PrivateKey.from_private_bytes(self._private).sign(
+            _PREFIX + canonical_json(entry)
+        )
+        signed = {
+            "entry": entry,
+            "key_id": self.key_id,
+            "signature": base64.b64encode(signature).decode(),
+        }
         raw = canonical_json(signed)
         if len(raw) > MAX_SIGNED_BYTES:
-            raise ConfigError(f"a document of {len(raw)} bytes cannot be signed; at most {MAX_SIGNED_BYTES} are read")
+            raise ConfigError(
+                f"a document of {len(raw)} bytes cannot be signed; at most {MAX_SIGNED_BYTES} are "
+                "read"
+            )
         return raw
 
 
 def open_signed(raw: bytes, trusted: Trusted) -> dict[str, Any]:
     """What a trusted key signed; Refused when anything about it is wrong."""
     if len(raw) > MAX_SIGNED_BYTES:
-        raise Refused("too_large", f"a signed document of {len(raw)} bytes; at most {MAX_SIGNED_BYTES} are read")
+        raise Refused(
+            "too_large",
+            f"a signed document of {len(raw)} bytes; at most {MAX_SIGNED_BYTES} are read",
+        )
     found = strict_json(raw)
     if not isinstance(found, dict) or found.keys() != {"entry", "key_id", "signature"}:
-        raise Refused("bad_entry", "a signed document has entry, key_id and signature, and nothing else")
-    entry, name = found["entry"], found["key_id"]
+        raise Refused(
+            "bad_entry", "a signed document has entry, key_id and signature, and nothing else"
+        )
+    entry = found["entry"]
+    name = found["key_id"]
     if not isinstance(entry, dict) or not isinstance(name, str):
         raise Refused("bad_entry", "the entry is no object, or the key's id no text")
     public = trusted.get(name)
     if public is None:
-        raise Refused("unknown_key", f"signed by {name[:16]!r}, who is not among the {len(trusted)} trusted keys")
+        raise Refused(
+            "unknown_key",
+            f"signed by {name[:16]!r}, who is not among the {len(trusted)} trusted keys",
+        )
     if not _fits(public, found["signature"], _PREFIX + canonical_json(entry)):
         raise Refused("bad_signature", f"the signature of {name} does not fit what was signed")
     return entry
@@ -111,7 +131,8 @@ def trusted_keys(*texts: str) -> dict[str, bytes]:
             raw = b""
         if not text.startswith(_KIND) or len(raw) != KEY_BYTES:
             raise ConfigError(
-                f"{text[:60]!r} is no public key; give one as {_KIND}BASE64, such as `understudy up` prints"
+                f"{text[:60]!r} is no public key; give one as {_KIND}BASE64, such as `understudy "
+                "up` prints"
             )
         keys[key_id(raw)] = raw
     return keys

@@ -21,15 +21,23 @@ class Estimate:
 
 
 def iqm(sample: Sample) -> float:
-    """The mean of the middle half: as steady as a median, and it does not throw half the sample away."""
+    """The mean of the middle half: as steady as a median, and it does not throw half the sample
+    away."""
     values = np.sort(_checked(sample))
     cut = len(values) / 4
-    weights = np.clip(np.minimum(np.arange(1, len(values) + 1) - cut, len(values) - cut - np.arange(len(values))), 0, 1)
+    weights = np.clip(
+        np.minimum(np.arange(1, len(values) + 1) - cut, len(values) - cut - np.arange(len(values))),
+        0,
+        1,
+    )
     return float((values * weights).sum() / weights.sum())
 
 
-def bootstrap(groups: Sequence[Sample], figure: Callable[[Sample], float], *, resamples: int = 2_000) -> Estimate:
-    """A figure over all groups (seeds, runs) together, and its interval from resampling within and among them.
+def bootstrap(
+    groups: Sequence[Sample], figure: Callable[[Sample], float], *, resamples: int = 2_000
+) -> Estimate:
+    """A figure over all groups (seeds, runs) together, and its interval from resampling within and
+    among them.
 
     Below 5 groups there is no interval: too few seeds say nothing about other seeds.
     """
@@ -40,7 +48,12 @@ def bootstrap(groups: Sequence[Sample], figure: Callable[[Sample], float], *, re
     rng = np.random.default_rng(0)
     drawn = [
         figure(
-            np.concatenate([rng.choice(whole[at], len(whole[at])) for at in rng.integers(0, len(whole), len(whole))])
+            np.concatenate(
+                [
+                    rng.choice(whole[at], len(whole[at]))
+                    for at in rng.integers(0, len(whole), len(whole))
+                ]
+            )
         )
         for _ in range(resamples)
     ]
@@ -61,5 +74,7 @@ def mean(sample: Sample, *, resamples: int = 500) -> Estimate:
 def _checked(sample: Sample) -> NDArray[np.float64]:
     values = np.asarray(sample, np.float64).ravel()
     if values.size == 0 or not np.isfinite(values).all():
-        raise ConfigError(f"a sample of {values.size} numbers is empty or not finite; measure at least once")
+        raise ConfigError(
+            f"a sample of {values.size} numbers is empty or not finite; measure at least once"
+        )
     return values

@@ -1,11 +1,12 @@
 """One server process: started so that it dies with its starter, known by more than its number.
 
-A small watcher stands beside the server, in its process group. It reads a pipe that the starter holds: when the
-starter dies, whatever of, the pipe ends and the watcher kills the server. A line on the pipe sends the watcher home.
+A small watcher stands beside the server, in its process group. It reads a pipe that the starter
+holds: when the starter dies, whatever of, the pipe ends and the watcher kills the server. A line on
+the pipe sends the watcher home.
 
-Its ports are free ones on loopback, outside the range from which the system gives ports to clients: a client that
-connects again and again to a port of that range while its server is away can meet itself, and then holds the port when
-the server comes back.
+Its ports are free ones on loopback, outside the range from which the system gives ports to clients:
+a client that connects again and again to a port of that range while its server is away can meet
+itself, and then holds the port when the server comes back.
 """
 
 import contextlib
@@ -23,8 +24,9 @@ from pathlib import Path
 from understudy.core.errors import ConfigError
 
 HOST = "127.0.0.1"
-# `$$` is the shell that becomes the server, also inside the watcher, whose own input a shell would take away.
-# The subshell around the watcher leaves it without a parent, or the server would have one that it never buries.
+# `$$` is the shell that becomes the server, also inside the watcher, whose own input a shell would
+# take away. The subshell around the watcher leaves it without a parent, or the server would have
+# one that it never buries.
 _LAUNCH = 'exec 3<&0 </dev/null; ((read -r _ <&3 || kill -9 "$$") &); exec 3<&-; exec "$@"'
 _POLL_S = 0.02
 _GONE_S = 30.0
@@ -41,7 +43,8 @@ class Identity:
 
 
 def identify(pid: int) -> Identity | None:
-    """The process that has this number now; None where there is none, or a dead one that is not yet buried."""
+    """The process that has this number now; None where there is none, or a dead one that is not
+    yet buried."""
     if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -49,7 +52,9 @@ def identify(pid: int) -> Identity | None:
         except OSError:
             return None
         return None if fields[0] in (b"Z", b"X") else Identity(pid, f"{boot}/{int(fields[19])}")
-    said = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
     state, _, started = said.stdout.strip().partition(" ")
     return Identity(pid, started.strip()) if started and not state.startswith("Z") else None
 
@@ -57,8 +62,12 @@ def identify(pid: int) -> Identity | None:
 class Process:
     """A server's process, ours or one that another command started."""
 
-    def __init__(self, identity: Identity, *, child: subprocess.Popen[bytes] | None = None, gate: int = -1) -> None:
-        self.identity, self._child, self._gate = identity, child, gate
+    def __init__(
+        self, identity: Identity, *, child: subprocess.Popen[bytes] | None = None, gate: int = -1
+    ) -> None:
+        self.identity = identity
+        self._child = child
+        self._gate = gate
 
     @property
     def pid(self) -> int:
@@ -82,7 +91,9 @@ class Process:
             self._gate = -1
         if self._child is not None:
             # It is still our child, and a zombie if it ends before us and is not waited for.
-            threading.Thread(target=self._child.wait, name=f"waits for {self.pid}", daemon=True).start()
+            threading.Thread(
+                target=self._child.wait, name=f"waits for {self.pid}", daemon=True
+            ).start()
             self._child = None
 
     def terminate(self, *, patience_s: float) -> None:
@@ -113,16 +124,23 @@ class Process:
             time.sleep(_POLL_S)
 
 
-def spawn(command: Sequence[str | Path], *, folder: Path, env: Mapping[str, str], log: Path) -> Process:
+def spawn(
+    command: Sequence[str | Path], *, folder: Path, env: Mapping[str, str], log: Path
+) -> Process:
     """Start a server in a group of its own; it ends with this process unless it is released."""
     reading, writing = os.pipe()
     try:
         with log.open("ab") as out:
             os.fchmod(out.fileno(), 0o600)
             child = subprocess.Popen(
-                ["sh", "-c", _LAUNCH, "sh", *map(str, command)], cwd=folder, env=dict(env), stdin=reading,
-                stdout=out, stderr=out, start_new_session=True,
-            )  # fmt: skip
+                ["sh", "-c", _LAUNCH, "sh", *map(str, command)],
+                cwd=folder,
+                env=dict(env),
+                stdin=reading,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
     except BaseException:
         os.close(writing)
         raise
@@ -152,7 +170,9 @@ def free_ports(names: Sequence[str]) -> dict[str, int]:
         port = rng.choice(_PORTS)
         if port not in ports.values() and is_free(port):
             ports[names[len(ports)]] = port
-    raise ConfigError(f"no {len(names)} free ports were found on {HOST} between {_PORTS.start} and {_PORTS.stop}")
+    raise ConfigError(
+        f"no {len(names)} free ports were found on {HOST} between {_PORTS.start} and {_PORTS.stop}"
+    )
 
 
 def listens(port: int) -> bool:

@@ -1,8 +1,9 @@
 """How each kind of server is made ready, run and asked.
 
-Kinesis has two: `kinesis-local` reshards as the real one does, `kinesalite` is much faster. Neither checks credentials.
-Both would listen on every address of the machine; a few lines that Node loads first keep them on loopback. S3 is
-versitygw over a folder, or moto, in memory, where there is no Go.
+Kinesis has two: `kinesis-local` reshards as the real one does, `kinesalite` is much faster. Neither
+checks credentials. Both would listen on every address of the machine; a few lines that Node loads
+first keep them on loopback. S3 is versitygw over a folder, or moto, in memory, where there is no
+Go.
 """
 
 import contextlib
@@ -17,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ServerFailed
-from understudy.dev.packages import client_trouble, find, java_trouble, missing, must_find, plain_environment
+from understudy.dev.packages import (
+    client_trouble,
+    find,
+    java_trouble,
+    missing,
+    must_find,
+    plain_environment,
+)
 from understudy.dev.process import HOST
 
 BUCKET = "understudy"
@@ -27,7 +35,8 @@ _ASK_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one server lives: its data, its ports, its credentials, and the resolved package it is run from."""
+    """Where one server lives: its data, its ports, its credentials, and the resolved package it
+    is run from."""
 
     folder: Path
     package: Path
@@ -46,7 +55,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command line, and what its environment has beyond ours; secrets stand in files or there, never in words."""
+    """A command line, and what its environment has beyond ours; secrets stand in files or there,
+    never in words."""
 
     words: Sequence[str | Path]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -114,10 +124,18 @@ _LOGBACK = """\
 </configuration>
 """
 _CASSANDRA_JVM = (
-    "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError",
-    "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED", "--add-opens", "java.base/java.io=ALL-UNNAMED",
-    "--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED",
-)  # fmt: skip
+    "-Xms64m",
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+ExitOnOutOfMemoryError",
+    "--add-opens",
+    "java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens",
+    "java.base/java.io=ALL-UNNAMED",
+    "--add-exports",
+    "java.base/jdk.internal.ref=ALL-UNNAMED",
+)
 _CASSANDRA_SETTINGS = {
     "cassandra-foreground": "yes",
     "cassandra.memtable.row_overhead_size": "180",
@@ -137,14 +155,22 @@ def _launch_cassandra(place: Place) -> Launch:
     jars = place.package / "lib"
     (agent,) = jars.glob("jamm-*.jar")
     settings = {
-        **_CASSANDRA_SETTINGS, "logback.configurationFile": (place.folder / "logback.xml").as_uri(),
+        **_CASSANDRA_SETTINGS,
+        "logback.configurationFile": (place.folder / "logback.xml").as_uri(),
         "cassandra.config": (place.folder / "cassandra.yaml").as_uri(),
         "cassandra.storagedir": str(place.folder / "data"),
-    }  # fmt: skip
-    return Launch([
-        must_find("java"), *_CASSANDRA_JVM, f"-javaagent:{agent}", "-cp", f"{jars}/*",
-        *(f"-D{name}={value}" for name, value in settings.items()), "org.apache.cassandra.service.CassandraDaemon",
-    ])  # fmt: skip
+    }
+    return Launch(
+        [
+            must_find("java"),
+            *_CASSANDRA_JVM,
+            f"-javaagent:{agent}",
+            "-cp",
+            f"{jars}/*",
+            *(f"-D{name}={value}" for name, value in settings.items()),
+            "org.apache.cassandra.service.CassandraDaemon",
+        ]
+    )
 
 
 def ask_cassandra(place: Place, *, tls: ssl.SSLContext | None = None) -> None:
@@ -158,9 +184,12 @@ def welcome_cassandra(place: Place, *, tls: ssl.SSLContext | None = None) -> Non
     try:
         ask_cassandra(place, tls=tls)
     except Exception:
-        with _cassandra_session(place, {"username": _DEFAULT_ROLE, "password": _DEFAULT_ROLE}, tls) as session:
+        with _cassandra_session(
+            place, {"username": _DEFAULT_ROLE, "password": _DEFAULT_ROLE}, tls
+        ) as session:
             session.execute(
-                f"CREATE ROLE IF NOT EXISTS {own['username']} WITH SUPERUSER = true AND LOGIN = true "
+                f"CREATE ROLE IF NOT EXISTS {own['username']} WITH SUPERUSER = true AND LOGIN = "
+                "true "
                 f"AND PASSWORD = '{own['password']}'"
             )
     with _cassandra_session(place, own, tls) as session:
@@ -168,7 +197,9 @@ def welcome_cassandra(place: Place, *, tls: ssl.SSLContext | None = None) -> Non
 
 
 @contextlib.contextmanager
-def _cassandra_session(place: Place, user: Mapping[str, str], tls: ssl.SSLContext | None) -> Iterator[Any]:
+def _cassandra_session(
+    place: Place, user: Mapping[str, str], tls: ssl.SSLContext | None
+) -> Iterator[Any]:
     """A session for a few statements, as one user."""
     from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
@@ -176,13 +207,21 @@ def _cassandra_session(place: Place, user: Mapping[str, str], tls: ssl.SSLContex
 
     # Until the server answers, the driver logs a lot, which Python prints where no handler is set.
     logging.getLogger("cassandra").addHandler(logging.NullHandler())
-    profile = ExecutionProfile(load_balancing_policy=WhiteListRoundRobinPolicy([HOST]), request_timeout=_ASK_S)
+    profile = ExecutionProfile(
+        load_balancing_policy=WhiteListRoundRobinPolicy([HOST]), request_timeout=_ASK_S
+    )
     cluster = Cluster(
-        [HOST], port=place.ports["client"], auth_provider=PlainTextAuthProvider(user["username"], user["password"]),
-        execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=_ASK_S,
-        control_connection_timeout=_ASK_S, schema_metadata_enabled=False, token_metadata_enabled=False,
-        protocol_version=5, ssl_context=tls,
-    )  # fmt: skip
+        [HOST],
+        port=place.ports["client"],
+        auth_provider=PlainTextAuthProvider(user["username"], user["password"]),
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        connect_timeout=_ASK_S,
+        control_connection_timeout=_ASK_S,
+        schema_metadata_enabled=False,
+        token_metadata_enabled=False,
+        protocol_version=5,
+        ssl_context=tls,
+    )
     try:
         yield cluster.connect()
     finally:
@@ -233,39 +272,75 @@ _LOG4J = """\
 def prepare_kafka(place: Place) -> None:
     settings = place.folder / "server.properties"
     data = place.folder / "data"
-    # Paths in it are relative: Kafka would read a comma as a list, and other letters than English ones wrongly.
+    # Paths in it are relative: Kafka would read a comma as a list, and other letters than English
+    # ones wrongly.
     text = _KAFKA_PROPERTIES.format(host=HOST, **place.ports, **place.credentials)
     with os.fdopen(os.open(settings, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
     (place.folder / "log4j2.xml").write_text(_LOG4J)
     if not (data / "meta.properties").exists():
         words: list[str | Path] = [
-            must_find("java"), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{place.package / 'lib'}/*",
-            "kafka.tools.StorageTool", "format", "-t", _KAFKA_CLUSTER, "-c", settings,
-        ]  # fmt: skip
+            must_find("java"),
+            "-Xmx128m",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            f"{place.package / 'lib'}/*",
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            _KAFKA_CLUSTER,
+            "-c",
+            settings,
+        ]
         done = subprocess.run(
-            words, cwd=place.folder, env=plain_environment(), stdin=subprocess.DEVNULL, timeout=_KAFKA_FORMAT_S,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
+            words,
+            cwd=place.folder,
+            env=plain_environment(),
+            stdin=subprocess.DEVNULL,
+            timeout=_KAFKA_FORMAT_S,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
-            raise ServerFailed(f"kafka could not make its data folder {data}:\n{done.stdout[-2000:].strip()}")
+            raise ServerFailed(
+                f"kafka could not make its data folder {data}:\n{done.stdout[-2000:].strip()}"
+            )
 
 
 def _launch_kafka(place: Place) -> Launch:
-    return Launch([
-        must_find("java"), "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-        "-XX:+ExitOnOutOfMemoryError", f"-Dlog4j2.configurationFile={place.folder / 'log4j2.xml'}",
-        "-cp", f"{place.package / 'lib'}/*", "kafka.Kafka", place.folder / "server.properties",
-    ])  # fmt: skip
+    return Launch(
+        [
+            must_find("java"),
+            "-Xms64m",
+            "-Xmx256m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+ExitOnOutOfMemoryError",
+            f"-Dlog4j2.configurationFile={place.folder / 'log4j2.xml'}",
+            "-cp",
+            f"{place.package / 'lib'}/*",
+            "kafka.Kafka",
+            place.folder / "server.properties",
+        ]
+    )
 
 
 def _ask_kafka(place: Place) -> None:
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({
-        "bootstrap.servers": place.address, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
-        "sasl.username": place.credentials["username"], "sasl.password": place.credentials["password"], "log_level": 0,
-    }, logger=_SILENT)  # fmt: skip
+    admin = AdminClient(
+        {
+            "bootstrap.servers": place.address,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": place.credentials["username"],
+            "sasl.password": place.credentials["password"],
+            "log_level": 0,
+        },
+        logger=_SILENT,
+    )
     if not admin.list_topics(timeout=_KAFKA_ASK_S).brokers:
         raise ServerFailed("kafka answered and named no broker yet")
 
@@ -281,24 +356,37 @@ net.Server.prototype.listen = function (port, ...rest) {
 }
 """.replace("HOST", HOST)
 _KINESIS_ACTIONS = (
-    "CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD", "UPDATE_SHARD_COUNT", "REGISTER_STREAM_CONSUMER",
-    "DEREGISTER_STREAM_CONSUMER", "START_STREAM_ENCRYPTION", "STOP_STREAM_ENCRYPTION", "UPDATE_STREAM_MODE",
-)  # fmt: skip
+    "CREATE_STREAM",
+    "DELETE_STREAM",
+    "MERGE_SHARDS",
+    "SPLIT_SHARD",
+    "UPDATE_SHARD_COUNT",
+    "REGISTER_STREAM_CONSUMER",
+    "DEREGISTER_STREAM_CONSUMER",
+    "START_STREAM_ENCRYPTION",
+    "STOP_STREAM_ENCRYPTION",
+    "UPDATE_STREAM_MODE",
+)
 
 
 def aws_client(service: str, url: str, credentials: Mapping[str, str]) -> Any:
-    """A boto3 client that never waits long, never retries and takes its settings from nowhere else."""
+    """A boto3 client that never waits long, never retries and takes its settings from nowhere
+    else."""
     import boto3
     from botocore.config import Config
 
     session = boto3.session.Session(
-        aws_access_key_id=credentials["access_key_id"], aws_secret_access_key=credentials["secret_access_key"],
+        aws_access_key_id=credentials["access_key_id"],
+        aws_secret_access_key=credentials["secret_access_key"],
         region_name=credentials["region"],
-    )  # fmt: skip
+    )
     config = Config(
-        connect_timeout=_ASK_S, read_timeout=_ASK_S, retries={"total_max_attempts": 1}, proxies={},
+        connect_timeout=_ASK_S,
+        read_timeout=_ASK_S,
+        retries={"total_max_attempts": 1},
+        proxies={},
         s3={"addressing_style": "path"},
-    )  # fmt: skip
+    )
     return session.client(service, endpoint_url=url, config=config)
 
 
@@ -321,16 +409,32 @@ def _launch_kinesis_local(place: Place) -> Launch:
         "SHARD_LIMIT": "100",
         **{f"{action}_DURATION": "50ms" for action in _KINESIS_ACTIONS},
     }
-    return Launch([must_find("node"), "--require", place.folder / "loopback.cjs", package / "main.js"], env)
+    return Launch(
+        [must_find("node"), "--require", place.folder / "loopback.cjs", package / "main.js"], env
+    )
 
 
 def _launch_kinesalite(place: Place) -> Launch:
-    return Launch([
-        must_find("node"), "--require", place.folder / "loopback.cjs",
-        place.package / "node_modules" / "kinesalite" / "cli.js",
-        "--port", str(place.ports["client"]), "--path", place.folder / "data", "--shardLimit", "100",
-        "--createStreamMs", "50", "--deleteStreamMs", "50", "--updateStreamMs", "50",
-    ])  # fmt: skip
+    return Launch(
+        [
+            must_find("node"),
+            "--require",
+            place.folder / "loopback.cjs",
+            place.package / "node_modules" / "kinesalite" / "cli.js",
+            "--port",
+            str(place.ports["client"]),
+            "--path",
+            place.folder / "data",
+            "--shardLimit",
+            "100",
+            "--createStreamMs",
+            "50",
+            "--deleteStreamMs",
+            "50",
+            "--updateStreamMs",
+            "50",
+        ]
+    )
 
 
 def _ask_kinesis(place: Place) -> None:
@@ -343,7 +447,8 @@ def _prepare_versity(place: Place) -> None:
 
 
 def _launch_versity(place: Place) -> Launch:
-    # What S3 knows of an object beyond its bytes stands in attributes of the file, where the disk has them.
+    # What S3 knows of an object beyond its bytes stands in attributes of the file, where the disk
+    # has them.
     facts: list[str | Path] = ["--sidecar", place.folder / "facts"]
     probe = place.folder / ".attributes"
     probe.touch()
@@ -353,14 +458,25 @@ def _launch_versity(place: Place) -> Launch:
     probe.unlink(missing_ok=True)
     own = place.credentials
     return Launch(
-        [place.package / "versitygw", "--quiet", "--region", own["region"], "--port", place.address,
-         "posix", *facts, place.folder / "data"],
+        [
+            place.package / "versitygw",
+            "--quiet",
+            "--region",
+            own["region"],
+            "--port",
+            place.address,
+            "posix",
+            *facts,
+            place.folder / "data",
+        ],
         {"ROOT_ACCESS_KEY": own["access_key_id"], "ROOT_SECRET_KEY": own["secret_access_key"]},
-    )  # fmt: skip
+    )
 
 
 def _launch_moto(place: Place) -> Launch:
-    return Launch([sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(place.ports["client"])])
+    return Launch(
+        [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(place.ports["client"])]
+    )
 
 
 def _ask_s3(place: Place) -> None:
@@ -397,7 +513,9 @@ RECIPES = {
         launch=_launch_kinesis_local,
         ask=_ask_kinesis,
     ),
-    "kinesalite": Recipe(trouble=_node_trouble, prepare=_prepare_node, launch=_launch_kinesalite, ask=_ask_kinesis),
+    "kinesalite": Recipe(
+        trouble=_node_trouble, prepare=_prepare_node, launch=_launch_kinesalite, ask=_ask_kinesis
+    ),
     "s3": Recipe(
         trouble=lambda: client_trouble("boto3"),
         prepare=_prepare_versity,

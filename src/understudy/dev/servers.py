@@ -1,7 +1,8 @@
 """Starts real servers on this machine and finds them again: Cassandra, Kafka, two of Kinesis, S3.
 
-Everything of a server lies in one folder: data, settings, log, and random credentials that only their owner may read.
-Servers in the background, which outlive their command, share a folder with one inside it for each.
+Everything of a server lies in one folder: data, settings, log, and random credentials that only
+their owner may read. Servers in the background, which outlive their command, share a folder with
+one inside it for each.
 """
 
 import configparser
@@ -44,14 +45,16 @@ _AWS_KEYS = ("access_key_id", "secret_access_key")
 
 
 def recipe_of(name: str) -> Recipe:
-    """How this server is run here: S3 by moto where versitygw is neither in the cache nor to be built."""
+    """How this server is run here: S3 by moto where versitygw is neither in the cache nor to be
+    built."""
     if name not in RECIPES:
         raise ConfigError(f"there is no server {name!r}; give one of {', '.join(RECIPES)}")
     return MOTO if name == "s3" and uses_moto() else RECIPES[name]
 
 
 def uses_moto() -> bool:
-    """Whether S3 is moto on this machine: versitygw is not there, and cannot be built or could not be."""
+    """Whether S3 is moto on this machine: versitygw is not there, and cannot be built or could
+    not be."""
     return cached("s3") is None and (find("go") is None or _no_versity().exists())
 
 
@@ -68,7 +71,8 @@ def _no_versity() -> Path:
 
 
 def why_not(name: str) -> str | None:
-    """Why a server cannot be had on this machine, in one sentence with the next step; None when it can."""
+    """Why a server cannot be had on this machine, in one sentence with the next step; None when
+    it can."""
     if sys.platform == "win32":
         return f"{name} runs on Linux and macOS only; give the address of one elsewhere"
     if trouble := recipe_of(name).trouble():
@@ -118,7 +122,8 @@ class Server:
         self._process.kill()
 
     def restart(self) -> None:
-        """Start it again on the same ports and data, after it was killed or stopped; stops it first if it runs."""
+        """Start it again on the same ports and data, after it was killed or stopped; stops it
+        first if it runs."""
         self._process.terminate(patience_s=_STOP_S)
         self._process = _run(self.name, self._recipe, self.place)
 
@@ -128,7 +133,8 @@ class Server:
         if self.is_alive:
             raise ServerFailed(f"{self.name} (pid {self.pid}) does not end; look at it with ps")
         self._process = Process(Identity(0, ""))
-        # On a full disk, or in a folder that its owner has taken away, it stands there as one that died.
+        # On a full disk, or in a folder that its owner has taken away, it stands there as one that
+        # died.
         with contextlib.suppress(OSError):
             _write_state(self.name, self.place.folder, self.place.ports, self._process.identity)
 
@@ -140,16 +146,21 @@ class Server:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
 
 def start(name: str, folder: Path, *, ports: Mapping[str, int] | None = None) -> Server:
-    """Start a server whose data, settings, log and credentials lie in `folder`; it ends with this process.
+    """Start a server whose data, settings, log and credentials lie in `folder`; it ends with this
+    process.
 
-    A folder that a server of this name has used before brings its data, credentials and ports along. `ports` names
-    the recipe's ports ("client" is the one clients use); free ones are found for those that are not given.
+    A folder that a server of this name has used before brings its data, credentials and ports
+    along. `ports` names the recipe's ports ("client" is the one clients use); free ones are found
+    for those that are not given.
     """
     recipe = recipe_of(name)
     if trouble := why_not(name):
@@ -161,21 +172,29 @@ def start(name: str, folder: Path, *, ports: Mapping[str, int] | None = None) ->
         folder.chmod(0o700)  # settings and log may tell more than strangers should know
         with FileLock(folder / ".lock", what=f"the folder {folder}"):
             if (other := attach(folder)) is not None and other.is_alive:
-                raise ServerFailed(f"{other.name} runs in {folder} already (pid {other.pid}); stop it first")
+                raise ServerFailed(
+                    f"{other.name} runs in {folder} already (pid {other.pid}); stop it first"
+                )
             place = _place(name, recipe, folder, ports or {})
             recipe.prepare(place)
             return Server(name, place, process=_run(name, recipe, place))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(f"no room for {name} in {folder}: {error}; free some, or give another folder") from None
+            raise StorageFull(
+                f"no room for {name} in {folder}: {error}; free some, or give another folder"
+            ) from None
         raise
 
 
 def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) -> Place:
     if unknown := set(ports) - set(recipe.ports):
-        raise ConfigError(f"{name} has no port {sorted(unknown)[0]!r}; give {', '.join(recipe.ports)}")
+        raise ConfigError(
+            f"{name} has no port {sorted(unknown)[0]!r}; give {', '.join(recipe.ports)}"
+        )
     before = (read_state(folder) or {}).get("ports", {})
-    again = {port: number for port, number in before.items() if port in recipe.ports and is_free(number)}
+    again = {
+        port: number for port, number in before.items() if port in recipe.ports and is_free(number)
+    }
     ports = {**free_ports(recipe.ports), **again, **ports}
     # The mark that this folder is ours stands there before anything else does.
     _write_state(name, folder, ports, Identity(0, ""))
@@ -183,17 +202,28 @@ def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) ->
     if not file.exists():
         write_credentials(file, new_credentials(is_aws=name in AWS_SHAPED))
     return Place(
-        folder=folder, package=cached(name) or folder, ports=ports, credentials=read_credentials(file),
+        folder=folder,
+        package=cached(name) or folder,
+        ports=ports,
+        credentials=read_credentials(file),
         credentials_file=file,
-    )  # fmt: skip
+    )
 
 
 def _run(name: str, recipe: Recipe, place: Place) -> Process:
     """The process of a server that has answered; nothing is left of one that did not."""
     if taken := [port for port in place.ports.values() if not is_free(port)]:
-        raise ConfigError(f"port {taken[0]}, wanted for {name}, is taken by another program; end that, or give another")
+        raise ConfigError(
+            f"port {taken[0]}, wanted for {name}, is taken by another program; end that, or give "
+            "another"
+        )
     launch = recipe.launch(place)
-    process = spawn(launch.words, folder=place.folder, env=plain_environment(launch.env), log=place.folder / "log")
+    process = spawn(
+        launch.words,
+        folder=place.folder,
+        env=plain_environment(launch.env),
+        log=place.folder / "log",
+    )
     try:
         # A server that was interrupted during its welcome is welcomed again.
         welcomed = place.folder / "welcomed"
@@ -208,7 +238,9 @@ def _run(name: str, recipe: Recipe, place: Place) -> Process:
     return process
 
 
-def _until_it_works(name: str, process: Process, place: Place, ask: Callable[[Place], None]) -> None:
+def _until_it_works(
+    name: str, process: Process, place: Place, ask: Callable[[Place], None]
+) -> None:
     deadline = time.monotonic() + _START_S
     while True:
         try:
@@ -218,11 +250,13 @@ def _until_it_works(name: str, process: Process, place: Place, ask: Callable[[Pl
         except Exception as error:
             if not process.is_alive:
                 raise ServerFailed(
-                    f"{name} ended while it started; its log {place.folder / 'log'} ends:\n{_last_lines(place.folder)}"
+                    f"{name} ended while it started; its log {place.folder / 'log'} "
+                    f"ends:\n{_last_lines(place.folder)}"
                 ) from None
             if time.monotonic() > deadline:
                 raise ServerFailed(
-                    f"{name} did not answer within {_START_S:.0f} s ({type(error).__name__}: {str(error)[:300]}); its "
+                    f"{name} did not answer within {_START_S:.0f} s ({type(error).__name__}: "
+                    f"{str(error)[:300]}); its "
                     f"log {place.folder / 'log'} ends:\n{_last_lines(place.folder)}"
                 ) from None
             time.sleep(_AGAIN_S)
@@ -241,19 +275,24 @@ def _last_lines(folder: Path) -> str:
 
 
 def _write_state(name: str, folder: Path, ports: Mapping[str, int], identity: Identity) -> None:
-    """Keep in its folder which process runs there, so that another one finds it, and that the folder is ours."""
+    """Keep in its folder which process runs there, so that another one finds it, and that the
+    folder is ours."""
     state = {"name": name, "pid": identity.pid, "started": identity.started, "ports": dict(ports)}
     write_file(folder / STATE, json.dumps(state).encode(), mode=0o600)
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """Name, pid, start time and ports of the server in this folder; None when there is nothing that can be read."""
+    """Name, pid, start time and ports of the server in this folder; None when there is nothing
+    that can be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = json.loads((folder / STATE).read_bytes())
         ports = {str(name): int(number) for name, number in found["ports"].items()}
         return {
-            "name": str(found["name"]), "pid": int(found["pid"]), "started": str(found["started"]), "ports": ports,
-        }  # fmt: skip
+            "name": str(found["name"]),
+            "pid": int(found["pid"]),
+            "started": str(found["started"]),
+            "ports": ports,
+        }
     return None
 
 
@@ -265,15 +304,23 @@ def is_ours(name: str, folder: Path) -> bool:
     state = read_state(folder)
     if state is not None and state["name"] == name:
         return True
-    ours = (".lock", f".{STATE}.")  # what a start leaves that was killed before it could write its mark
+    ours = (
+        ".lock",
+        f".{STATE}.",
+    )  # what a start leaves that was killed before it could write its mark
     if strange := sorted(path.name for path in folder.iterdir() if not path.name.startswith(ours)):
-        what = f"is the folder of {state['name']}" if state else f"holds {strange[0]!r} and no {STATE} of ours"
+        what = (
+            f"is the folder of {state['name']}"
+            if state
+            else f"holds {strange[0]!r} and no {STATE} of ours"
+        )
         raise ConfigError(f"{folder} {what}, so {name} leaves it as it is; give another folder")
     return False
 
 
 def attach(folder: Path) -> Server | None:
-    """The server that a process started in this folder, running or dead; None when none was, or it was stopped."""
+    """The server that a process started in this folder, running or dead; None when none was, or
+    it was stopped."""
     state = read_state(folder)
     file = folder / "credentials"
     if state is None or state["name"] not in SERVERS or state["pid"] <= 0:
@@ -283,9 +330,12 @@ def attach(folder: Path) -> Server | None:
     with contextlib.suppress(OSError, ConfigError):
         known = read_credentials(file)
     place = Place(
-        folder=folder, package=cached(state["name"]) or folder, ports=state["ports"], credentials=known,
+        folder=folder,
+        package=cached(state["name"]) or folder,
+        ports=state["ports"],
+        credentials=known,
         credentials_file=file,
-    )  # fmt: skip
+    )
     return Server(state["name"], place, process=Process(Identity(state["pid"], state["started"])))
 
 
@@ -321,7 +371,8 @@ def look(name: str, folder: Path) -> Found:
 
 
 def ensure(name: str, folder: Path) -> tuple[Server, bool]:
-    """The running server of this folder, and whether it was started now; then it ends with us unless detached."""
+    """The running server of this folder, and whether it was started now; then it ends with us
+    unless detached."""
     with _alone(name, folder):
         found = look(name, folder)
         if found.state == "running" and found.server is not None:
@@ -350,23 +401,30 @@ def stop(name: str, folder: Path, *, erases: bool = False) -> bool:
 
 def _alone(name: str, folder: Path) -> FileLock:
     """Held while a server of this folder is started or stopped."""
-    return FileLock(folder / f".{name}.lock", what=f"the start or stop of {name}", patience_s=_OTHER_START_S)
+    return FileLock(
+        folder / f".{name}.lock", what=f"the start or stop of {name}", patience_s=_OTHER_START_S
+    )
 
 
 def new_credentials(*, is_aws: bool) -> dict[str, str]:
     """New random credentials."""
     if is_aws:
         return {
-            "access_key_id": "LOCAL" + secrets.token_hex(8).upper(), "secret_access_key": secrets.token_hex(20),
+            "access_key_id": "LOCAL" + secrets.token_hex(8).upper(),
+            "secret_access_key": secrets.token_hex(20),
             "region": _REGION,
-        }  # fmt: skip
+        }
     return {"username": _USER, "password": secrets.token_hex(20)}
 
 
 def write_credentials(path: Path, credentials: Mapping[str, str]) -> None:
     """Keep them: as an AWS shared-credentials file, or as TOML with username and password."""
     if "access_key_id" in credentials:
-        lines = ["[default]", *(f"aws_{name} = {credentials[name]}" for name in _AWS_KEYS), f"region = {_REGION}"]
+        lines = [
+            "[default]",
+            *(f"aws_{name} = {credentials[name]}" for name in _AWS_KEYS),
+            f"region = {_REGION}",
+        ]
     else:
         lines = [f'{name} = "{value}"' for name, value in credentials.items()]
     path.unlink(missing_ok=True)
@@ -382,12 +440,16 @@ def read_credentials(path: Path) -> dict[str, str]:
             parser = configparser.ConfigParser(interpolation=None)
             parser.read_string(text)
             found = parser["default"]
-            return {**{name: found[f"aws_{name}"] for name in _AWS_KEYS}, "region": found.get("region", _REGION)}
+            return {
+                **{name: found[f"aws_{name}"] for name in _AWS_KEYS},
+                "region": found.get("region", _REGION),
+            }
         table = tomllib.loads(text)
         return {"username": str(table["username"]), "password": str(table["password"])}
     except (configparser.Error, KeyError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
-            f"{path} holds no credentials: {error}; give a TOML file with username and password, or an AWS "
+            f"{path} holds no credentials: {error}; give a TOML file with username and password, "
+            "or an AWS "
             "shared-credentials file with a section [default]"
         ) from None
 
@@ -411,11 +473,17 @@ class Running(Protocol):
 def on_host(server: Running, scheme: str, path: str, **options: str) -> Location:
     """A place on a server that is spoken to by host and port: Cassandra, Kafka."""
     host, _, port = server.address.rpartition(":")
-    return Location(scheme, ((host, int(port)),), path, {"credentials": str(server.credentials_file), **options})
+    return Location(
+        scheme, ((host, int(port)),), path, {"credentials": str(server.credentials_file), **options}
+    )
 
 
 def on_aws(server: Running, scheme: str, name: str, path: str = "", **options: str) -> Location:
     """A place on a server that stands in for AWS: Kinesis, S3."""
     region = server.credentials["region"]
-    account = {"endpoint": server.url, "region": region, "credentials": str(server.credentials_file)}
+    account = {
+        "endpoint": server.url,
+        "region": region,
+        "credentials": str(server.credentials_file),
+    }
     return Location(scheme, ((name, None),), path, {**account, **options})

@@ -1,4 +1,5 @@
-"""Where an import goes: the store and the registered games that a deployment's config names, and who stores there."""
+"""Where an import goes: the store and the registered games that a deployment's config names, and
+who stores there."""
 
 import time
 import uuid
@@ -25,7 +26,8 @@ from understudy.stores.view import StoreView
 
 _ASK_S = 600.0
 _TRIES = 3
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
 _MOST_PLAYERS = 8
 """Players whose sessions are asked for one by one; for more of them all sessions are read."""
 
@@ -43,13 +45,18 @@ class Destination:
         """A game's specs that are registered."""
         if self.config.models.url:
             return self._registry().specs(game)
-        return [spec_from_json(path.read_bytes()) for path in sorted((self.data.games / game).glob("*.json"))]
+        return [
+            spec_from_json(path.read_bytes())
+            for path in sorted((self.data.games / game).glob("*.json"))
+        ]
 
     def landing(self, clock: Clock) -> "Landing":
         """What stores, or waits until it is stored."""
         if not self.config.store.url:
             return LandingHere(self.data, self.config)
-        store = open_store(self.config.store.url, specs=RegistrySpecs(self._registry()), clock=clock)
+        store = open_store(
+            self.config.store.url, specs=RegistrySpecs(self._registry()), clock=clock
+        )
         return LandingElsewhere(store, clock=clock, wait_s=self.wait_s)
 
     def _registry(self) -> Registry:
@@ -60,23 +67,28 @@ class Destination:
         root = self.data.root
         if is_locked(root / "ingest.lock"):
             return (
-                f"ingest runs here and has not stored them yet, or refused them: understudy status --data {root}, "
+                "ingest runs here and has not stored them yet, or refused them: understudy status "
+                f"--data {root}, "
                 f"understudy data quarantine list --data {root}"
             )
         return (
-            f"no ingest runs in this folder; unless one runs on another machine, start it with: understudy ingest "
+            "no ingest runs in this folder; unless one runs on another machine, start it with: "
+            "understudy ingest "
             f"--data {root}; then give the same import again, which says when all is stored"
         )
 
 
 class LandingHere:
-    """The data folder's own store, written by ingest in this process, or by the one that another process runs."""
+    """The data folder's own store, written by ingest in this process, or by the one that another
+    process runs."""
 
     is_elsewhere = False
-    """Whether the store lies on other machines; in one of our own, all that was sent is seen once this has settled."""
+    """Whether the store lies on other machines; in one of our own, all that was sent is seen
+    once this has settled."""
 
     def __init__(self, data: DataFolder, config: Config) -> None:
-        self._data, self._config = data, config
+        self._data = data
+        self._config = config
         self._role: IngestRole | None = None
         self._open()
 
@@ -105,7 +117,8 @@ class LandingHere:
             self._role.step()
 
     def settle(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
-        """Return when everything that was in the stream is stored, of whichever game; Locked if no process does it."""
+        """Return when everything that was in the stream is stored, of whichever game; Locked if
+        no process does it."""
         for _ in range(_TRIES):
             if self._role is not None:
                 self._role.service.drain()
@@ -127,14 +140,18 @@ class LandingHere:
 
 
 class LandingElsewhere:
-    """A store on other machines, which ingest alone writes, wherever it runs; an import waits for that."""
+    """A store on other machines, which ingest alone writes, wherever it runs; an import waits
+    for that."""
 
-    is_ours, is_elsewhere = False, True
+    is_ours = False
+    is_elsewhere = True
     refusals: Mapping[str, int] = {}
 
     def __init__(self, store: FullStore, *, clock: Clock, wait_s: float) -> None:
         """`wait_s`: how long to wait while nothing gets on."""
-        self._store, self._clock, self._wait_s = store, clock, wait_s
+        self._store = store
+        self._clock = clock
+        self._wait_s = wait_s
 
     def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
         return self._store.sessions(wanted)
@@ -143,23 +160,33 @@ class LandingElsewhere:
         """Nothing: others store."""
 
     def settle(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
-        """Return when these sessions (with their players' pseudonyms) are closed, or nothing got on for a while."""
-        waiting, steps = dict(sent), dict[uuid.UUID, int]()
-        quiet_s, pause_s = self._clock.monotonic(), _FIRST_PAUSE_S
+        """Return when these sessions (with their players' pseudonyms) are closed, or nothing got
+        on for a while."""
+        waiting = dict(sent)
+        steps = dict[uuid.UUID, int]()
+        quiet_s = self._clock.monotonic()
+        pause_s = _FIRST_PAUSE_S
         while waiting:
-            began_s, moved = self._clock.monotonic(), False
+            began_s = self._clock.monotonic()
+            moved = False
             players = set(waiting.values())
             filters = [SessionFilter(game=game, player=player) for player in players]
             with suppress(Unreachable):
-                for wanted in filters if len(players) <= _MOST_PLAYERS else [SessionFilter(game=game)]:
+                for wanted in (
+                    filters if len(players) <= _MOST_PLAYERS else [SessionFilter(game=game)]
+                ):
                     for info in self._store.sessions(wanted):
-                        if info.session in waiting and (info.closed or steps.get(info.session) != info.n_steps):
-                            steps[info.session], moved = info.n_steps, True
+                        if info.session in waiting and (
+                            info.closed or steps.get(info.session) != info.n_steps
+                        ):
+                            steps[info.session] = info.n_steps
+                            moved = True
                             if info.closed:
                                 del waiting[info.session]
             now_s = self._clock.monotonic()
             if moved:
-                quiet_s, pause_s = now_s, _FIRST_PAUSE_S
+                quiet_s = now_s
+                pause_s = _FIRST_PAUSE_S
             if not waiting or now_s - quiet_s >= self._wait_s:
                 return
             # A store that takes long to answer is asked less often.

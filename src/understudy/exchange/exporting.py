@@ -1,4 +1,5 @@
-"""Exporting: the stored chunks of one schema, session by session, and the file or folder that they are written to."""
+"""Exporting: the stored chunks of one schema, session by session, and the file or folder that
+they are written to."""
 
 import importlib
 import os
@@ -31,7 +32,8 @@ OnSteps = Callable[[int, int], None]
 """Called with how many steps are done, of how many."""
 
 _SHORT_PAGES = 3
-"""A page that is not full has reached the end of that moment; while others write, no page may ever be empty."""
+"""A page that is not full has reached the end of that moment; while others write, no page may
+ever be empty."""
 
 
 def extra(module: str) -> Any:
@@ -54,7 +56,7 @@ def one_line(error: BaseException, *, most: int = 160) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- what is read ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,8 @@ class History:
     """Chunks that were forgotten or expired while they were to be read."""
 
     def chunks(self, on_steps: OnSteps | None = None) -> Iterator[tuple[Chunk, bytes]]:
-        """Each chunk once, with its player's pseudonym: sessions by id, and in each the numbers in order."""
+        """Each chunk once, with its player's pseudonym: sessions by id, and in each the numbers
+        in order."""
         done = 0
         for number in self._numbers.tolist():
             page = self.view.tail(Cursor(str(number - 1)), max_items=1, wait_s=0.0)
@@ -98,7 +101,11 @@ class History:
                 continue
             meta = item.chunk.meta
             done += meta.n_steps
-            if self.wanted.consent and meta.kind != "actor" and meta.consent not in self.wanted.consent:
+            if (
+                self.wanted.consent
+                and meta.kind != "actor"
+                and meta.consent not in self.wanted.consent
+            ):
                 self.left_out[meta.consent] += meta.n_steps
             else:
                 yield item.chunk, item.frame.player
@@ -107,14 +114,20 @@ class History:
 
     def why_empty(self) -> str:
         """Why an export of it would be empty."""
-        left = ", ".join(f"{steps} steps with consent {name}" for name, steps in sorted(self.left_out.items()))
+        left = ", ".join(
+            f"{steps} steps with consent {name}" for name, steps in sorted(self.left_out.items())
+        )
         return (
-            f"nothing is left to export of {self.spec.game}: left out {left or 'nothing'}; name others with --consent"
+            f"nothing is left to export of {self.spec.game}: left out {left or 'nothing'}; name "
+            "others with --consent"
         )
 
 
-def open_history(data: DataFolder, view: StoreView, wanted: Wanted, *, specs: Specs | None = None) -> History:
-    """The history of one game's schema; ConfigError when there are several and none was named, or nothing at all."""
+def open_history(
+    data: DataFolder, view: StoreView, wanted: Wanted, *, specs: Specs | None = None
+) -> History:
+    """The history of one game's schema; ConfigError when there are several and none was named,
+    or nothing at all."""
     player = None
     if wanted.player is not None:
         if wanted.game is None:
@@ -122,7 +135,8 @@ def open_history(data: DataFolder, view: StoreView, wanted: Wanted, *, specs: Sp
         player = pseudonym(deployment_key(data.root), wanted.game, player_name(wanted.player))
     found = view.chunks(game=wanted.game, player=player, since_s=wanted.since_s)
     rows = sorted(
-        (row for row in found if row.schema.startswith(wanted.schema)), key=lambda row: (row.session, row.chunk_no)
+        (row for row in found if row.schema.startswith(wanted.schema)),
+        key=lambda row: (row.session, row.chunk_no),
     )
     choices = sorted({(row.game, row.schema) for row in rows})
     if not choices:
@@ -132,33 +146,43 @@ def open_history(data: DataFolder, view: StoreView, wanted: Wanted, *, specs: Sp
         )
     games = sorted({game for game, _ in choices})
     if len(games) > 1:
-        raise ConfigError(f"the store holds several games ({', '.join(games)}); name one with --game")
+        raise ConfigError(
+            f"the store holds several games ({', '.join(games)}); name one with --game"
+        )
     if len(choices) > 1:
         schemas = ", ".join(schema[:12] for _, schema in choices)
-        raise ConfigError(f"{games[0]} was recorded in several schemas ({schemas}); name one with --schema")
+        raise ConfigError(
+            f"{games[0]} was recorded in several schemas ({schemas}); name one with --schema"
+        )
     ((game, schema),) = choices
     stored = next((spec for spec in view.specs(game) if spec.schema == schema), None)
     spec = stored or (specs or SpecFolder(data.games)).spec(game, schema)
     if spec is None:
         raise ConfigError(
-            f"no spec of {game} in schema {schema[:12]} is registered in {data.root}; register the game again"
+            f"no spec of {game} in schema {schema[:12]} is registered in {data.root}; register the "
+            "game again"
         )
     numbers = np.array([row.arrival_no for row in rows], np.int64)
     return History(view, spec, wanted, sum(row.n_steps for row in rows), numbers)
 
 
 @contextmanager
-def copied(store: ExperienceStore, specs: Specs, wanted: Wanted, *, beside: Path) -> Iterator[StoreView]:
-    """A local copy of a store elsewhere, in a folder beside `beside` that is removed when the block ends.
+def copied(
+    store: ExperienceStore, specs: Specs, wanted: Wanted, *, beside: Path
+) -> Iterator[StoreView]:
+    """A local copy of a store elsewhere, in a folder beside `beside` that is removed when the block
+    ends.
 
-    An export reads session by session, which a store elsewhere cannot. StorageFailed where the copy lacks what the
-    store has: an export of it would look whole.
+    An export reads session by session, which a store elsewhere cannot. StorageFailed where the copy
+    lacks what the store has: an export of it would look whole.
     """
 
     def is_wanted(meta: ChunkMeta) -> bool:
         return wanted.game in (None, meta.game) and meta.schema.startswith(wanted.schema)
 
-    with tempfile.TemporaryDirectory(prefix=f".{beside.name}.", suffix=".copy", dir=beside.absolute().parent) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=f".{beside.name}.", suffix=".copy", dir=beside.absolute().parent
+    ) as folder:
         with Window(store, Path(folder), specs=specs, wanted=is_wanted) as window:
             short = 0
             while short < _SHORT_PAGES and (items := window.step()):
@@ -169,7 +193,8 @@ def copied(store: ExperienceStore, specs: Specs, wanted: Wanted, *, beside: Path
                 for frame in page:
                     if frame.reason not in get_args(Gone):
                         raise StorageFailed(
-                            f"chunk {frame.chunk_no} of session {frame.session} does not fit what the store holds "
+                            f"chunk {frame.chunk_no} of session {frame.session} does not fit what "
+                            "the store holds "
                             f"beside it ({frame.reason}); look at it with understudy data verify"
                         )
         with StoreView(Path(folder)) as view:
@@ -187,7 +212,7 @@ def optional_columns(spec: GameSpec) -> dict[str, tuple[np.dtype[Any], tuple[int
     return columns
 
 
-# --- where it is written ----------------------------------------------------------------------------------------------
+# --- where it is written --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +227,8 @@ class Written:
 
 
 def must_be_free(path: Path) -> None:
-    """ConfigError when something is there already: an export never replaces what was named by mistake."""
+    """ConfigError when something is there already: an export never replaces what was named by
+    mistake."""
     path = path.absolute()
     if path.exists() or path.is_symlink():
         raise ConfigError(f"{path} is there already; remove it, or give another name")
@@ -212,7 +238,8 @@ def must_be_free(path: Path) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it becomes `path` if the block ends well, and is removed otherwise."""
+    """A temporary path to write to; it becomes `path` if the block ends well, and is removed
+    otherwise."""
     must_be_free(path)
     path = path.absolute()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -1,8 +1,9 @@
-"""Importing: chunks of files take the way that every game's take, through link, stream and ingest, each once.
+"""Importing: chunks of files take the way that every game's take, through link, stream and ingest,
+each once.
 
-A session keeps the random part of its id, or gets one that is made of its content; its time becomes that of the import
-where it is too old to enter. So whatever was imported before, or recorded here, is found again in the store and left
-out, and an import that was killed goes on where it ended.
+A session keeps the random part of its id, or gets one that is made of its content; its time becomes
+that of the import where it is too old to enter. So whatever was imported before, or recorded here,
+is found again in the store and left out, and an import that was killed goes on where it ended.
 """
 
 import uuid
@@ -23,7 +24,14 @@ from understudy.exchange.exporting import OnSteps
 from understudy.exchange.incoming import Incoming, Outline, noise_of, survey
 from understudy.experience.chunk import Chunk
 from understudy.experience.door import deployment_key, pseudonym
-from understudy.experience.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
+from understudy.experience.frame import (
+    MAX_FRAMES_PER_SEND,
+    CloseReport,
+    DropReport,
+    Frame,
+    close_frame,
+    drop_frame,
+)
 from understudy.experience.game import GameSpec
 from understudy.experience.session import DOOR_S, SPOOL_S, refused_session
 from understudy.ports import Link, SessionFilter, SessionInfo
@@ -65,24 +73,32 @@ class Imported:
 
 
 def import_files(
-    place: Destination, files: Sequence[Incoming], *, player: PlayerName | None = None, clock: Clock | None = None,
+    place: Destination,
+    files: Sequence[Incoming],
+    *,
+    player: PlayerName | None = None,
+    clock: Clock | None = None,
     on_steps: OnSteps | None = None,
-) -> Imported:  # fmt: skip
-    """Store every step of the files that is not in the store yet; nothing at all when one of the files is bad."""
+) -> Imported:
+    """Store every step of the files that is not in the store yet; nothing at all when one of the
+    files is bad."""
     clock = clock or SystemClock()
     surveys = [survey(file, on_steps) for file in files]
     spec = files[0].spec
     for file in files:
         if file.spec.schema != spec.schema:
             raise ConfigError(
-                f"{files[0].name} and {file.name} are of different games or schemas; import them one by one"
+                f"{files[0].name} and {file.name} are of different games or schemas; import them "
+                "one by one"
             )
     plans = _planned(files, surveys, player)
     root = place.data.root
     lock = FileLock(root / "import.lock", what="an import into this folder")
     with lock, closing(place.landing(clock)) as landing:
         landing.settle(spec.game, {})  # what a killed import has sent counts as here
-        begun, key, now_s = Begun(root), deployment_key(root), clock.now()
+        begun = Begun(root)
+        key = deployment_key(root)
+        now_s = clock.now()
         origins = {noise: origin for file in files for noise, origin in file.origins.items()}
         known = _known(landing, spec, {*plans, *origins.values()})
         players = {plan.player: pseudonym(key, spec.game, plan.player) for plan in plans.values()}
@@ -90,11 +106,14 @@ def import_files(
             if known.get(origins.get(noise, -1)) is not None:
                 continue  # recorded here, and exported from here
             before = begun.sessions.get(noise) if landing.is_elsewhere else None
-            plans[noise] = placed(plan, known.get(noise), players[plan.player], now_s=now_s, sent=before)
+            plans[noise] = placed(
+                plan, known.get(noise), players[plan.player], now_s=now_s, sent=before
+            )
         sent = {
             noise: Sent(plan.session, players[plan.player])
-            for noise, plan in plans.items() if plan.session is not None
-        }  # fmt: skip
+            for noise, plan in plans.items()
+            if plan.session is not None
+        }
         link = open_link(place.data, spec, stream=place.config.stream.url, clock=clock)
         with closing(LedgerLink(link, place.data.ledger)) as noting:
             register(place.data, spec, link, models=place.config.models.url)
@@ -110,7 +129,8 @@ def import_files(
 
 
 def _known(landing: Landing, spec: GameSpec, wanted: Container[int]) -> dict[int, SessionInfo]:
-    """Sessions of the store by the random part of their ids; the fullest, should there be several."""
+    """Sessions of the store by the random part of their ids; the fullest, should there be
+    several."""
     known: dict[int, SessionInfo] = {}
     for info in landing.sessions(SessionFilter(game=spec.game)):
         noise = noise_of(info.session)
@@ -129,7 +149,10 @@ def _counted(
     sent = {noise: plan for noise, plan in plans.items() if plan.session is not None}
     now = {noise: after[noise].n_steps if noise in after else 0 for noise in sent}
     lacking = {noise: max(0, plan.outline.steps - now[noise]) for noise, plan in sent.items()}
-    is_waiting = {noise: landing.is_elsewhere and not (noise in after and after[noise].closed) for noise in sent}
+    is_waiting = {
+        noise: landing.is_elsewhere and not (noise in after and after[noise].closed)
+        for noise in sent
+    }
     out = [plan.outline for plan in plans.values() if plan.session is None]
     details: dict[str, Any] = {}
     for file in files:
@@ -137,18 +160,22 @@ def _counted(
             is_number = isinstance(value, int) and not isinstance(value, bool)
             details[name] = details.get(name, 0) + value if is_number else value
     return Imported(
-        game=spec.game, schema=spec.schema, sessions=len(plans),
+        game=spec.game,
+        schema=spec.schema,
+        sessions=len(plans),
         steps=sum(plan.outline.steps for plan in plans.values()),
         stored_steps=sum(now[noise] - plan.had_steps for noise, plan in sent.items()),
         there_sessions=len(out),
         there_steps=sum(one.steps for one in out) + sum(plan.had_steps for plan in sent.values()),
         refused_steps=sum(steps for noise, steps in lacking.items() if not is_waiting[noise]),
         waiting_steps=sum(steps for noise, steps in lacking.items() if is_waiting[noise]),
-        refusals=landing.refusals, by_running_ingest=not landing.is_ours, details=details,
-    )  # fmt: skip
+        refusals=landing.refusals,
+        by_running_ingest=not landing.is_ours,
+        details=details,
+    )
 
 
-# --- where each session goes, by what is in the store and what an earlier import has begun ----------------------------
+# --- where each session goes, by what is in the store and what an earlier import has begun --------
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +197,13 @@ def _planned(
     plans: dict[int, Plan] = {}
     for owner, outlines in enumerate(surveys):
         for noise, outline in outlines.items():
-            first = plans.setdefault(noise, Plan(owner, outline, player or outline.player or NOBODY))
+            first = plans.setdefault(
+                noise, Plan(owner, outline, player or outline.player or NOBODY)
+            )
             if not first.outline.is_like(outline):
                 raise ConfigError(
-                    f"{files[first.owner].name} and {files[owner].name} hold different steps of session "
+                    f"{files[first.owner].name} and {files[owner].name} hold different steps of "
+                    "session "
                     f"{outline.origin}; import the one that has them all"
                 )
     return plans
@@ -181,10 +211,12 @@ def _planned(
 
 def placed(
     plan: Plan, info: SessionInfo | None, player: bytes, *, now_s: float, sent: "Sent | None" = None
-) -> Plan:  # fmt: skip
-    """The plan with an id, or without one where everything is there; ConfigError where the two may differ.
+) -> Plan:
+    """The plan with an id, or without one where everything is there; ConfigError where the two may
+    differ.
 
-    `info`: what the store has of the session; `sent`: under which id an import that was not finished has sent it.
+    `info`: what the store has of the session; `sent`: under which id an import that was not
+    finished has sent it.
     """
     outline = plan.outline
     if info is None:
@@ -194,11 +226,13 @@ def placed(
         return replace(plan, session=sent.session)
     if info.dropped_steps > outline.missing_steps:
         raise ConfigError(
-            f"session {info.session} is here without {info.dropped_steps} steps that the file may have: it came "
+            f"session {info.session} is here without {info.dropped_steps} steps that the file may "
+            "have: it came "
             "from a narrower export; import into another folder, or forget its player first"
         )
     is_whole = info.n_steps >= outline.steps
-    # A session under its own id may be the very one that was exported, and still be played: no import may close it.
+    # A session under its own id may be the very one that was exported, and still be played: no
+    # import may close it.
     if info.closed or (is_whole and (info.player != player or info.session == outline.origin)):
         return plan
     # Begun by an import that was killed: the same frames again, and what is there counts once.
@@ -211,12 +245,14 @@ def placed(
 def _must_go_on(session: uuid.UUID, begun_by: bytes, player: bytes, now_s: float) -> None:
     if begun_by != player:
         raise ConfigError(
-            f"session {session} is here in part, and another player's: an import under another name was not "
+            f"session {session} is here in part, and another player's: an import under another "
+            "name was not "
             "finished; give the same --player as then"
         )
     if not _may_enter(session, now_s):
         raise ConfigError(
-            f"session {session} was begun by an import that was not finished, too long ago to go on; import into "
+            f"session {session} was begun by an import that was not finished, too long ago to go "
+            "on; import into "
             "another folder, or forget its player first"
         )
 
@@ -232,15 +268,21 @@ def entering(origin: uuid.UUID, now_s: float) -> uuid.UUID:
     return uuid.UUID(int=round(now_s * 1000) << 80 | origin.int & ((1 << 80) - 1))
 
 
-# --- sending ----------------------------------------------------------------------------------------------------------
+# --- sending --------------------------------------------------------------------------------------
 
 
 def _send(
-    files: Sequence[Incoming], plans: Mapping[int, Plan], link: Link, clock: Clock, *,
-    after_each: Callable[[], None], on_steps: OnSteps | None,
-) -> None:  # fmt: skip
+    files: Sequence[Incoming],
+    plans: Mapping[int, Plan],
+    link: Link,
+    clock: Clock,
+    *,
+    after_each: Callable[[], None],
+    on_steps: OnSteps | None,
+) -> None:
     """Send what has an id; `after_each` is called whenever some of it is in the stream."""
-    total, done = sum(plan.outline.steps for plan in plans.values()), 0
+    total = sum(plan.outline.steps for plan in plans.values())
+    done = 0
     waiting: list[Frame] = []
     players: dict[uuid.UUID, PlayerName] = {}
     for frame, player, steps in _frames(files, plans):
@@ -248,9 +290,13 @@ def _send(
             waiting.append(frame)
             players[frame.session] = player
         done += steps
-        if len(waiting) == MAX_FRAMES_PER_SEND or sum(one.size_bytes for one in waiting) > SEND_BYTES:
+        if (
+            len(waiting) == MAX_FRAMES_PER_SEND
+            or sum(one.size_bytes for one in waiting) > SEND_BYTES
+        ):
             _hand_over(waiting, players, link, clock)
-            waiting, players = [], {}
+            waiting = []
+            players = {}
             after_each()
         if on_steps is not None:
             on_steps(done, total)
@@ -258,8 +304,11 @@ def _send(
         _hand_over(waiting, players, link, clock)
 
 
-def _hand_over(frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], link: Link, clock: Clock) -> None:
-    """All of them are durable in the stream, also after several tries; StorageFailed when one is not."""
+def _hand_over(
+    frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], link: Link, clock: Clock
+) -> None:
+    """All of them are durable in the stream, also after several tries; StorageFailed when one is
+    not."""
     for tried in range(SEND_TRIES):
         acks = link.send(frames, players)
         left = [(frame, ack) for frame, ack in zip(frames, acks, strict=True) if not ack.accepted]
@@ -268,23 +317,29 @@ def _hand_over(frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName],
         refused = next((ack.refused for _, ack in left if ack.refused), None)
         if refused or tried + 1 == SEND_TRIES:
             raise StorageFailed(
-                f"the stream did not take a frame: {refused or left[0][1].error}; mend that, then run the same "
+                f"the stream did not take a frame: {refused or left[0][1].error}; mend that, then "
+                "run the same "
                 "command again, which goes on where this one ended"
             )
         frames = [frame for frame, _ in left]
         clock.wait(Event(), min(max(ack.retry_after_s for _, ack in left), 0.1 * 2**tried))
 
 
-def _frames(files: Sequence[Incoming], plans: Mapping[int, Plan]) -> Iterator[tuple[Frame | None, PlayerName, int]]:
-    """Every frame of the files, whose it is, and how many steps it brings; no frame for what stays out."""
+def _frames(
+    files: Sequence[Incoming], plans: Mapping[int, Plan]
+) -> Iterator[tuple[Frame | None, PlayerName, int]]:
+    """Every frame of the files, whose it is, and how many steps it brings; no frame for what
+    stays out."""
     sent: dict[int, int] = {}
     for owner, file in enumerate(files):
         for chunk, _ in file.chunks():
-            noise, n_steps = noise_of(chunk.meta.session), chunk.meta.n_steps
+            noise = noise_of(chunk.meta.session)
+            n_steps = chunk.meta.n_steps
             plan = plans.get(noise)
             if plan is None or plan.owner != owner:
                 continue
-            outline, session = plan.outline, plan.session
+            outline = plan.outline
+            session = plan.session
             if session is None:
                 yield None, plan.player, n_steps
                 continue
@@ -292,8 +347,16 @@ def _frames(files: Sequence[Incoming], plans: Mapping[int, Plan]) -> Iterator[tu
             if noise not in sent and outline.missing:
                 report = DropReport(tuple(outline.missing), outline.missing_steps)
                 yield drop_frame(session, number, report), plan.player, 0
-            yield Chunk(replace(chunk.meta, session=session), chunk.columns).frame(), plan.player, n_steps
+            yield (
+                Chunk(replace(chunk.meta, session=session), chunk.columns).frame(),
+                plan.player,
+                n_steps,
+            )
             sent[noise] = sent.get(noise, 0) + 1
             if sent[noise] == outline.chunks:
                 number += bool(outline.missing)
-                yield close_frame(session, number, CloseReport(number, outline.steps)), plan.player, 0
+                yield (
+                    close_frame(session, number, CloseReport(number, outline.steps)),
+                    plan.player,
+                    0,
+                )

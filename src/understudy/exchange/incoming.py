@@ -1,4 +1,5 @@
-"""What an import is handed: chunks of one game from a file, read twice — once to judge all of it, once to send it."""
+"""What an import is handed: chunks of one game from a file, read twice — once to judge all of
+it, once to send it."""
 
 import hashlib
 import uuid
@@ -44,13 +45,16 @@ class Incoming(Protocol):
 
     @property
     def origins(self) -> Mapping[int, int]:
-        """The random part of a session's id to that of the session it was exported from, where they differ."""
+        """The random part of a session's id to that of the session it was exported from, where
+        they differ."""
         ...
 
     def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
-        """Every chunk with its player, where the file names one; ConfigError where the file is bad. Called twice.
+        """Every chunk with its player, where the file names one; ConfigError where the file is bad.
+        Called twice.
 
-        A session's chunks come one behind the other, in order; only the random part of its id is kept.
+        A session's chunks come one behind the other, in order; only the random part of its id is
+        kept.
         """
         ...
 
@@ -60,7 +64,8 @@ class Incoming(Protocol):
 
 
 def noise_of(session: uuid.UUID) -> int:
-    """The random part of a session's id: what stays when an import gives the session another time."""
+    """The random part of a session's id: what stays when an import gives the session another
+    time."""
     return session.int & ((0xFFF << 64) | ((1 << 62) - 1))
 
 
@@ -73,7 +78,7 @@ def session_of(*parts: bytes | str) -> uuid.UUID:
     return new_session(0.0, digest.digest())
 
 
-# --- judging a file ---------------------------------------------------------------------------------------------------
+# --- judging a file -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -99,12 +104,18 @@ class Outline:
             self.missing.append((self.last_no + 1, meta.chunk_no - 1))
         elif skipped:
             raise Refused(
-                "step_mismatch", f"chunk {meta.chunk_no} begins {skipped} steps after the one before it ended"
+                "step_mismatch",
+                f"chunk {meta.chunk_no} begins {skipped} steps after the one before it ended",
             )
         if self.missing and meta.chunk_no >= MAX_REPORT_AHEAD - 1:
-            raise Refused("too_many_gaps", f"chunk {meta.chunk_no} is too far on for a session with gaps")
+            raise Refused(
+                "too_many_gaps", f"chunk {meta.chunk_no} is too far on for a session with gaps"
+            )
         if len(self.missing) > MAX_GAPS:
-            raise Refused("too_many_gaps", f"the session has more than {MAX_GAPS} gaps; export it without a filter")
+            raise Refused(
+                "too_many_gaps",
+                f"the session has more than {MAX_GAPS} gaps; export it without a filter",
+            )
         self.chunks += 1
         self.steps += meta.n_steps
         self.missing_steps += skipped
@@ -113,18 +124,25 @@ class Outline:
 
     def is_like(self, other: "Outline") -> bool:
         """Whether another file holds the same steps of the session, by their numbers."""
-        return (self.steps, self.end_step, self.missing) == (other.steps, other.end_step, other.missing)
+        return (self.steps, self.end_step, self.missing) == (
+            other.steps,
+            other.end_step,
+            other.missing,
+        )
 
 
 def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Outline]:
     """Read all of a file and judge it as ingest will; its sessions by the random part of their ids.
 
-    ConfigError names the first thing that is wrong, before anything was stored. `on_steps` gets no total.
+    ConfigError names the first thing that is wrong, before anything was stored. `on_steps` gets no
+    total.
     """
     n_steps = 0
     outlines: dict[int, Outline] = {}
     for chunk, player in incoming.chunks():
-        outline = outlines.setdefault(noise_of(chunk.meta.session), Outline(chunk.meta.session, player))
+        outline = outlines.setdefault(
+            noise_of(chunk.meta.session), Outline(chunk.meta.session, player)
+        )
         try:
             if chunk.meta.session.version != 7:
                 raise Refused("bad_session", "the session's id is no UUIDv7")
@@ -135,7 +153,9 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
             outline.add(chunk)
         except Refused as refused:
             where = f"session {chunk.meta.session}, step {chunk.meta.first_step}"
-            raise ConfigError(f"{incoming.name} holds steps that may not be stored: {refused} ({where})") from None
+            raise ConfigError(
+                f"{incoming.name} holds steps that may not be stored: {refused} ({where})"
+            ) from None
         n_steps += chunk.meta.n_steps
         if on_steps is not None:
             on_steps(n_steps, 0)
@@ -144,12 +164,13 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
     return outlines
 
 
-# --- episodes, for formats that have these and no chunks --------------------------------------------------------------
+# --- episodes, for formats that have these and no chunks ------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """n steps from a beginning to an end; neither terminated nor truncated means that the end was not seen."""
+    """n steps from a beginning to an end; neither terminated nor truncated means that the end
+    was not seen."""
 
     session: uuid.UUID
     obs: Mapping[str, Array]  # n + 1 rows each, by column
@@ -164,22 +185,35 @@ class Episode:
 
 def chunks_of(episode: Episode, spec: GameSpec, *, consent: str, client: str) -> Iterator[Chunk]:
     """The episode as a session of its own, cut into chunks that fit into frames."""
-    n, has_ended = len(episode.reward), episode.terminated or episode.truncated
+    n = len(episode.reward)
+    has_ended = episode.terminated or episode.truncated
     at = np.arange(n + 1)
     padded = {"reward": episode.reward, **episode.action, **episode.extras}
     legal = {"legal": padded.pop("legal")} if "legal" in padded else {}
     columns: dict[str, Array] = {
-        "is_first": at == 0, "terminated": (at == n - 1) & episode.terminated,
+        "is_first": at == 0,
+        "terminated": (at == n - 1) & episode.terminated,
         "truncated": (at == n - 1) & episode.truncated,
-        "row": np.where(at < n, RowKind.STEP, RowKind.FINAL if has_ended else RowKind.BOOTSTRAP).astype(np.uint8),
+        "row": np.where(
+            at < n, RowKind.STEP, RowKind.FINAL if has_ended else RowKind.BOOTSTRAP
+        ).astype(np.uint8),
         **{name: np.concatenate([rows, np.zeros_like(rows[:1])]) for name, rows in padded.items()},
-        **episode.obs, **legal,
-    }  # fmt: skip
+        **episode.obs,
+        **legal,
+    }
     meta = ChunkMeta(
-        game=spec.game, schema=spec.schema, session=episode.session, chunk_no=0, first_step=0, n_steps=n,
-        consent=consent, client=client, episodes=(replace(episode.note, row=0, cut=not has_ended),),
-    )  # fmt: skip
-    number, most = 0, _most_steps(columns)
+        game=spec.game,
+        schema=spec.schema,
+        session=episode.session,
+        chunk_no=0,
+        first_step=0,
+        n_steps=n,
+        consent=consent,
+        client=client,
+        episodes=(replace(episode.note, row=0, cut=not has_ended),),
+    )
+    number = 0
+    most = _most_steps(columns)
     for start in range(0, n, most):
         end = min(n, start + most)
         part = {name: column[start : end + 1] for name, column in columns.items()}
@@ -187,7 +221,9 @@ def chunks_of(episode: Episode, spec: GameSpec, *, consent: str, client: str) ->
         if end < n:
             part = bootstrap_last_row(part)
             note = replace(note, cut=False, result=None)
-        waiting = [Chunk(replace(meta, first_step=start, n_steps=end - start, episodes=(note,)), part)]
+        waiting = [
+            Chunk(replace(meta, first_step=start, n_steps=end - start, episodes=(note,)), part)
+        ]
         while waiting:
             chunk = waiting.pop()
             may_outgrow = chunk.meta.n_steps > 1 and chunk.size_bytes > CUT_BYTES - _HEADER_BYTES
@@ -203,7 +239,9 @@ def _most_steps(columns: Mapping[str, Array]) -> int:
     """Steps of a chunk that is sure to fit, or that will once its images are compressed."""
     row_bytes = sum(column[0].nbytes for column in columns.values())
     shrinks = any(
-        column.dtype.itemsize == 1 and column.dtype.kind in "ui" and column[0].nbytes >= COMPRESS_FROM_BYTES
+        column.dtype.itemsize == 1
+        and column.dtype.kind in "ui"
+        and column[0].nbytes >= COMPRESS_FROM_BYTES
         for column in columns.values()
     )
     room = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES

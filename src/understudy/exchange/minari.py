@@ -1,6 +1,8 @@
-"""Minari: whole episodes, as an HDF5 dataset that `minari.load_dataset` opens; written, and read back as sessions.
+"""Minari: whole episodes, as an HDF5 dataset that `minari.load_dataset` opens; written, and read
+back as sessions.
 
-Its Arrow form is neither written nor read: its reader cuts episodes that are longer than one batch (Minari #351).
+Its Arrow form is neither written nor read: its reader cuts episodes that are longer than one batch
+(Minari #351).
 """
 
 import re
@@ -18,11 +20,26 @@ from gymnasium import spaces
 from understudy.core.errors import ConfigError, Refused, SpecError
 from understudy.core.names import GameName, PlayerName, game_name
 from understudy.core.tensors import Array
-from understudy.exchange.exporting import History, OnSteps, Written, extra, one_line, optional_columns, whole
+from understudy.exchange.exporting import (
+    History,
+    OnSteps,
+    Written,
+    extra,
+    one_line,
+    optional_columns,
+    whole,
+)
 from understudy.exchange.incoming import Episode, chunks_of, noise_of, session_of
 from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
 from understudy.experience.game import GameSpec, nested, spec_from_json
-from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, space_from_gymnasium
+from understudy.experience.spaces import (
+    Box,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    space_from_gymnasium,
+)
 
 h5py, minari = (extra(name) for name in ("h5py", "minari"))
 MinariStorage = extra("minari.dataset.minari_storage").MinariStorage
@@ -34,14 +51,17 @@ _NAME = re.compile(r"[-_\w]+-v\d+", re.ASCII)
 _PLAIN = ("row", "is_first", "reward", "terminated", "truncated")
 
 
-# --- spaces and arrays as Gymnasium has them --------------------------------------------------------------------------
+# --- spaces and arrays as Gymnasium has them ------------------------------------------------------
 
 
 def gym_space(leaves: Mapping[str, Space]) -> spaces.Space[Any]:
     """The one space, or a Dict of those whose paths part at the dots."""
     for path in leaves:
         if any(other.startswith(f"{path}.") for other in leaves):
-            raise ConfigError(f"{path!r} is a part of its own and has parts, which no Dict space can be; rename one")
+            raise ConfigError(
+                f"{path!r} is a part of its own and has parts, which no Dict space can be; rename "
+                "one"
+            )
     return _gym_space(leaves[""] if leaves.keys() == {""} else nested(leaves))
 
 
@@ -62,7 +82,9 @@ def _gym_space(tree: Any) -> spaces.Space[Any]:
 def unflattened(columns: Mapping[str, Array], head: str) -> Any:
     """Columns `head.a.b` as dictionaries inside one another; the only column `head` as it is."""
     return (
-        columns[head] if head in columns else nested({name.partition(".")[2]: rows for name, rows in columns.items()})
+        columns[head]
+        if head in columns
+        else nested({name.partition(".")[2]: rows for name, rows in columns.items()})
     )
 
 
@@ -71,10 +93,12 @@ def flattened(value: Any, head: str) -> dict[str, Array]:
     if not isinstance(value, Mapping | tuple):
         return {head: np.asarray(value)}
     parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-    return {name: rows for key, part in parts for name, rows in flattened(part, f"{head}.{key}").items()}
+    return {
+        name: rows for key, part in parts for name, rows in flattened(part, f"{head}.{key}").items()
+    }
 
 
-# --- out --------------------------------------------------------------------------------------------------------------
+# --- out ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,33 +108,48 @@ class WrittenDataset:
     written: Written
     dataset_id: str
     left: Mapping[str, int]
-    """`cut`: their end was not seen; `unfinished`: they go on behind what is stored; `gaps`: chunks are not here."""
+    """`cut`: their end was not seen; `unfinished`: they go on behind what is stored; `gaps`:
+    chunks are not here."""
 
 
-def write_minari(history: History, path: Path, *, on_steps: OnSteps | None = None) -> WrittenDataset:
-    """Write whole episodes as a Minari dataset in the folder `path`; ConfigError, and no folder, without any."""
-    spec, dataset_id = history.spec, dataset_name(path)
+def write_minari(
+    history: History, path: Path, *, on_steps: OnSteps | None = None
+) -> WrittenDataset:
+    """Write whole episodes as a Minari dataset in the folder `path`; ConfigError, and no folder,
+    without any."""
+    spec = history.spec
+    dataset_id = dataset_name(path)
     counts: Counter[str] = Counter()
     facts: list[dict[str, Any]] = []
     with whole(path) as temporary:
         temporary.mkdir()
         made = MinariStorage.new(
-            temporary / "data", observation_space=gym_space(spec.obs), action_space=gym_space(spec.action),
-            data_format="hdf5", jpeg_encoding=False,
-        )  # fmt: skip
+            temporary / "data",
+            observation_space=gym_space(spec.obs),
+            action_space=gym_space(spec.action),
+            data_format="hdf5",
+            jpeg_encoding=False,
+        )
         made.update_episodes(_buffers(history, counts, facts, on_steps))
-        n_steps, n_episodes = made.total_steps, made.total_episodes
+        n_steps = made.total_steps
+        n_episodes = made.total_episodes
         left = {why: counts[why] for why in ("cut", "unfinished", "gaps")}
         if not n_episodes:
             said = ", ".join(f"{count} {why}" for why, count in left.items() if count)
             raise ConfigError(f"no episode is whole ({said})" if said else history.why_empty())
         made.update_episode_metadata(facts)
-        made.update_metadata({
-            "dataset_id": dataset_id, "minari_version": minari.__version__, SPEC_KEY: spec.to_json().decode(),
-            "description": f"Episodes of {spec.game}, exported by understudy.",
-        })  # fmt: skip
+        made.update_metadata(
+            {
+                "dataset_id": dataset_id,
+                "minari_version": minari.__version__,
+                SPEC_KEY: spec.to_json().decode(),
+                "description": f"Episodes of {spec.game}, exported by understudy.",
+            }
+        )
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return WrittenDataset(Written(path.absolute(), size, n_steps, n_episodes, counts["sessions"]), dataset_id, left)
+    return WrittenDataset(
+        Written(path.absolute(), size, n_steps, n_episodes, counts["sessions"]), dataset_id, left
+    )
 
 
 def dataset_name(path: Path) -> str:
@@ -131,20 +170,31 @@ def _buffers(
             for name, column in rows.items()
             if name not in {*spec.obs_columns, *spec.action_columns, *_PLAIN}
         }
-        fact = {"session": str(meta.session), "consent": meta.consent, "kind": meta.kind, "model": note.model}
+        fact = {
+            "session": str(meta.session),
+            "consent": meta.consent,
+            "kind": meta.kind,
+            "model": note.model,
+        }
         facts.append({name: value for name, value in fact.items() if value is not None})
         yield EpisodeBuffer(
-            id=None, seed=note.seed, options=None, infos=infos,
+            id=None,
+            seed=note.seed,
+            options=None,
+            infos=infos,
             observations=unflattened({name: rows[name] for name in spec.obs_columns}, "obs"),
             actions=unflattened({name: rows[name][:n] for name in spec.action_columns}, "action"),
-            rewards=rows["reward"][:n], terminations=rows["terminated"][:n], truncations=rows["truncated"][:n],
-        )  # fmt: skip
+            rewards=rows["reward"][:n],
+            terminations=rows["terminated"][:n],
+            truncations=rows["truncated"][:n],
+        )
 
 
 def _whole_episodes(
     history: History, counts: Counter[str], on_steps: OnSteps | None
 ) -> Iterator[tuple[ChunkMeta, EpisodeNote, dict[str, Array]]]:
-    """Rows from an episode's first step to its final observation; one episode is in memory at a time.
+    """Rows from an episode's first step to its final observation; one episode is in memory at a
+    time.
 
     `counts` gets the sessions, and the episodes that are not whole, by why.
     """
@@ -157,7 +207,8 @@ def _whole_episodes(
         counts["sessions"] += not is_same
         if (meta.session.bytes, meta.chunk_no) != expected:
             counts["gaps" if is_same else "unfinished"] += bool(parts)
-            parts, has_no_beginning = [], False
+            parts = []
+            has_no_beginning = False
         expected = (meta.session.bytes, meta.chunk_no + 1)
         bounds = pairwise([*(note.row for note in meta.episodes), chunk.n_rows])
         for note, (start, end) in zip(meta.episodes, bounds, strict=True):
@@ -165,7 +216,8 @@ def _whole_episodes(
             if part["is_first"][0]:
                 # One before it that went on at its chunk's end did not go on after all.
                 counts["cut"] += bool(parts)
-                parts, has_no_beginning = [part], False
+                parts = [part]
+                has_no_beginning = False
             elif parts:
                 parts.append(part)
             else:
@@ -177,19 +229,22 @@ def _whole_episodes(
                 yield meta, note, _joined(parts)
             else:
                 counts["cut"] += bool(parts)
-            parts, has_no_beginning = [], False
+            parts = []
+            has_no_beginning = False
     counts["unfinished"] += bool(parts)
 
 
 def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
     columns = {}
     for name in sorted(set.intersection(*(set(part) for part in parts))):
-        rows = [part[name][:-1] for part in parts[:-1]]  # the bootstrap row is the next part's first
+        rows = [
+            part[name][:-1] for part in parts[:-1]
+        ]  # the bootstrap row is the next part's first
         columns[name] = np.concatenate([*rows, parts[-1][name]])
     return columns
 
 
-# --- in ---------------------------------------------------------------------------------------------------------------
+# --- in -------------------------------------------------------------------------------------------
 
 
 class MinariDataset:
@@ -199,20 +254,23 @@ class MinariDataset:
     """
 
     def __init__(self, path: Path, *, game: GameName | None, consent: str) -> None:
-        self.name, self._consent = str(path), consent
+        self.name = str(path)
+        self._consent = consent
         self.origins: dict[int, int] = {}
         self._counts: dict[str, int] = {}
         folder = path.parent if path.is_file() else path
         data = folder / "data" if (folder / "data" / "metadata.json").is_file() else folder
         if not (data / "metadata.json").is_file():
             raise ConfigError(
-                f"{path} is no Minari dataset: there is no metadata.json in {data}; give a dataset's folder"
+                f"{path} is no Minari dataset: there is no metadata.json in {data}; give a "
+                "dataset's folder"
             )
         try:
             metadata = MinariStorage.read_raw_metadata(data)
             if metadata["data_format"] != "hdf5":
                 raise ConfigError(
-                    f"{path} is a Minari dataset in the {str(metadata['data_format'])[:20]} form, whose reader can cut "
+                    f"{path} is a Minari dataset in the {str(metadata['data_format'])[:20]} form, "
+                    "whose reader can cut "
                     "long episodes (Minari #351); make it one in the hdf5 form"
                 )
             self._storage = MinariStorage.read(data)
@@ -220,10 +278,19 @@ class MinariDataset:
                 n_there = sum(name.startswith("episode_") for name in file)
             if self._storage.total_episodes != n_there:
                 raise ConfigError(
-                    f"{path} is damaged: its metadata speak of {str(self._storage.total_episodes)[:20]} episodes, and "
+                    f"{path} is damaged: its metadata speak of "
+                    f"{str(self._storage.total_episodes)[:20]} episodes, and "
                     f"there are {n_there}; make it again"
                 )
-        except (AssertionError, OSError, KeyError, ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        except (
+            AssertionError,
+            OSError,
+            KeyError,
+            ValueError,
+            TypeError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
             raise ConfigError(f"{path} is no readable Minari dataset: {one_line(error)}") from None
         self.spec = self._spec(metadata.get(SPEC_KEY), game)
 
@@ -233,14 +300,17 @@ class MinariDataset:
             try:
                 spec = spec_from_json(own)
             except SpecError as error:
-                raise ConfigError(f"{self.name} has no readable game spec in its metadata: {one_line(error)}") from None
+                raise ConfigError(
+                    f"{self.name} has no readable game spec in its metadata: {one_line(error)}"
+                ) from None
             return spec if game is None else replace(spec, game=game)
         if game is None:
             raise ConfigError(f"{self.name} does not say which game it is of; give --game NAME")
         return GameSpec(
-            game=game_name(game), obs=space_from_gymnasium(self._storage.observation_space, is_action=False),
+            game=game_name(game),
+            obs=space_from_gymnasium(self._storage.observation_space, is_action=False),
             action=space_from_gymnasium(self._storage.action_space, is_action=True),
-        )  # fmt: skip
+        )
 
     def report(self) -> Mapping[str, Any]:
         return self._counts
@@ -257,28 +327,53 @@ class MinariDataset:
                     yield chunk, None
                 n_episodes += 1
                 n_cut += not (episode.terminated or episode.truncated)
-        except (Refused, AssertionError, OSError, KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
-            raise ConfigError(f"episode {n_episodes} of {self.name} cannot be taken: {one_line(error)}") from None
+        except (
+            Refused,
+            AssertionError,
+            OSError,
+            KeyError,
+            ValueError,
+            TypeError,
+            IndexError,
+            RuntimeError,
+        ) as error:
+            raise ConfigError(
+                f"episode {n_episodes} of {self.name} cannot be taken: {one_line(error)}"
+            ) from None
         self._counts = {"episodes": n_episodes, "episodes_without_end": n_cut}
 
-    def _episode(self, raw: Mapping[str, Any], facts: Mapping[str, Any], seen: Counter[bytes]) -> Episode:
-        spec, reward = self.spec, np.asarray(raw["rewards"])
+    def _episode(
+        self, raw: Mapping[str, Any], facts: Mapping[str, Any], seen: Counter[bytes]
+    ) -> Episode:
+        spec = self.spec
+        reward = np.asarray(raw["rewards"])
         if reward.ndim != 1 or reward.dtype.kind not in "biuf":
-            raise Refused("bad_shape", f"rewards are {reward.dtype}{reward.shape}; wanted one number for each step")
+            raise Refused(
+                "bad_shape",
+                f"rewards are {reward.dtype}{reward.shape}; wanted one number for each step",
+            )
         with np.errstate(all="ignore"):
             reward = reward.astype(np.float32)
         n = len(reward)
-        obs = _columns("observations", flattened(raw["observations"], "obs"), spec.obs_columns, n + 1)
+        obs = _columns(
+            "observations", flattened(raw["observations"], "obs"), spec.obs_columns, n + 1
+        )
         action = _columns("actions", flattened(raw["actions"], "action"), spec.action_columns, n)
-        terminated, truncated = (np.asarray(raw[name], np.bool_) for name in ("terminations", "truncations"))
+        terminated, truncated = (
+            np.asarray(raw[name], np.bool_) for name in ("terminations", "truncations")
+        )
         if not n or terminated.shape != (n,) or truncated.shape != (n,):
             raise Refused(
-                "bad_shape", f"it has {n} rewards, {terminated.shape} terminations, {truncated.shape} truncations"
+                "bad_shape",
+                f"it has {n} rewards, {terminated.shape} terminations, {truncated.shape} "
+                "truncations",
             )
         if (terminated | truncated)[:-1].any():
             raise Refused("bad_rows", "it goes on after it was terminated or truncated")
-        # Optional columns that an export of ours put among the infos; their order is part of a session's id.
-        extras, infos = {}, raw.get("infos") or {}
+        # Optional columns that an export of ours put among the infos; their order is part of a
+        # session's id.
+        extras = {}
+        infos = raw.get("infos") or {}
         optional = optional_columns(spec)
         for name in sorted(optional, key=lambda name: (name == "legal", name.startswith("raw_"))):
             dtype, shape = optional[name]
@@ -288,26 +383,47 @@ class MinariDataset:
         content = [*obs.values(), *action.values(), reward, terminated, truncated, *extras.values()]
         key = session_of("minari", spec.game, *(rows.tobytes() for rows in content)).bytes
         seen[key] += 1
-        session = session_of("minari", spec.game, key, str(seen[key]))  # equal episodes are as many as there are
-        seed, model, origin = facts.get("seed"), facts.get("model"), facts.get("session")
+        session = session_of(
+            "minari", spec.game, key, str(seen[key])
+        )  # equal episodes are as many as there are
+        seed = facts.get("seed")
+        model = facts.get("model")
+        origin = facts.get("session")
         if origin is not None:
             self.origins[noise_of(session)] = noise_of(uuid.UUID(str(origin)))
-        note = EpisodeNote(row=0, seed=None if seed is None else int(seed), model=None if model is None else str(model))
+        note = EpisodeNote(
+            row=0,
+            seed=None if seed is None else int(seed),
+            model=None if model is None else str(model),
+        )
         return Episode(
-            session=session, obs=obs, action=action, reward=reward, terminated=bool(terminated[-1]),
-            truncated=bool(truncated[-1]), extras=extras, note=note,
-        )  # fmt: skip
+            session=session,
+            obs=obs,
+            action=action,
+            reward=reward,
+            terminated=bool(terminated[-1]),
+            truncated=bool(truncated[-1]),
+            extras=extras,
+            note=note,
+        )
 
 
-def _columns(what: str, found: Mapping[str, Array], wanted: Mapping[str, Space], n_rows: int) -> dict[str, Array]:
+def _columns(
+    what: str, found: Mapping[str, Array], wanted: Mapping[str, Space], n_rows: int
+) -> dict[str, Array]:
     """The columns in the types of their spaces; Refused where they do not fit."""
     if found.keys() != wanted.keys():
-        raise Refused("bad_columns", f"its {what} have the parts {sorted(found)}, its spaces {sorted(wanted)}")
+        raise Refused(
+            "bad_columns", f"its {what} have the parts {sorted(found)}, its spaces {sorted(wanted)}"
+        )
     columns = {}
     for name, space in wanted.items():
-        rows, shape = found[name], (n_rows, *space.shape)
+        rows = found[name]
+        shape = (n_rows, *space.shape)
         if rows.dtype.kind not in "biuf" or rows.size != np.prod(shape) or len(rows) != n_rows:
-            raise Refused("bad_shape", f"{name} is {rows.dtype}{rows.shape}; wanted {space.dtype}{shape}")
+            raise Refused(
+                "bad_shape", f"{name} is {rows.dtype}{rows.shape}; wanted {space.dtype}{shape}"
+            )
         with np.errstate(all="ignore"):
             columns[name] = rows.reshape(shape).astype(space.dtype)
         may_round = space.dtype.kind == "f" and rows.dtype.kind == "f"

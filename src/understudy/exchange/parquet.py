@@ -1,4 +1,5 @@
-"""Parquet: one row for each step, and the game's spec in the file's metadata; written, and read back bit for bit.
+"""Parquet: one row for each step, and the game's spec in the file's metadata; written, and read
+back bit for bit.
 
     session, chunk_no, step      which step it is; `episode` counts the episodes of a session within the file
     kind, consent, client, note  what its chunk said; `note` is the episode's, as JSON, and `model` is repeated from it
@@ -23,7 +24,15 @@ from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError, Refused, SpecError
 from understudy.core.names import GameName, PlayerName, player_name
 from understudy.core.tensors import Array
-from understudy.exchange.exporting import History, OnSteps, Written, extra, one_line, optional_columns, whole
+from understudy.exchange.exporting import (
+    History,
+    OnSteps,
+    Written,
+    extra,
+    one_line,
+    optional_columns,
+    whole,
+)
 from understudy.experience.chunk import (
     CHUNK_FORMAT,
     MAX_STEPS,
@@ -39,7 +48,8 @@ from understudy.experience.game import GameSpec, spec_from_json
 pa, pc, pq = (extra(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))
 
 FORMAT = "understudy-parquet/1"
-FORMAT_KEY, SPEC_KEY = b"understudy.format", b"understudy.spec"
+FORMAT_KEY = b"understudy.format"
+SPEC_KEY = b"understudy.spec"
 
 TEXTS = ("session", "kind", "consent", "client", "note")
 NUMBERS = ("chunk_no", "episode", "step")
@@ -54,8 +64,8 @@ _BATCH_BYTES = 16 * 1024 * 1024
 class Column:
     """One column of rows, as NumPy and as Arrow have it: its type, and whether chunks may lack it.
 
-    An Arrow value is a number, or lists of fixed sizes inside one another. Parquet's reader refuses nulls among such
-    lists, so columns that may be missing have plain ones.
+    An Arrow value is a number, or lists of fixed sizes inside one another. Parquet's reader refuses
+    nulls among such lists, so columns that may be missing have plain ones.
     """
 
     dtype: np.dtype[Any]
@@ -84,7 +94,10 @@ class Column:
         """The rows of an Arrow array without nulls, or None when they have another shape."""
         n_rows = len(values)
         for size in self.shape:
-            if values.null_count or not (pc.list_value_length(values).to_numpy(zero_copy_only=False) == size).all():
+            if (
+                values.null_count
+                or not (pc.list_value_length(values).to_numpy(zero_copy_only=False) == size).all()
+            ):
                 return None
             values = values.flatten()
         if values.null_count:
@@ -108,27 +121,39 @@ def data_columns(spec: GameSpec) -> dict[str, Column]:
 def parquet_schema(spec: GameSpec, *, with_player: bool) -> Any:
     """The Arrow schema of a file, with the spec in its metadata."""
     columns = data_columns(spec)
-    columns |= {f"next_{name}": column for name, column in columns.items() if keeps_value_when_padded(name)}
+    columns |= {
+        f"next_{name}": column for name, column in columns.items() if keeps_value_when_padded(name)
+    }
     fields = [pa.field(name, pa.string(), nullable=False) for name in TEXTS]
     fields += [pa.field(name, pa.int64(), nullable=False) for name in NUMBERS]
-    fields += [pa.field("model", pa.string()), *([pa.field("player", pa.string())] if with_player else [])]
-    fields += [pa.field(name, column.arrow_type, nullable=column.may_miss) for name, column in columns.items()]
+    fields += [
+        pa.field("model", pa.string()),
+        *([pa.field("player", pa.string())] if with_player else []),
+    ]
+    fields += [
+        pa.field(name, column.arrow_type, nullable=column.may_miss)
+        for name, column in columns.items()
+    ]
     return pa.schema(fields, metadata={FORMAT_KEY: FORMAT.encode(), SPEC_KEY: spec.to_json()})
 
 
-# --- out --------------------------------------------------------------------------------------------------------------
+# --- out ------------------------------------------------------------------------------------------
 
 
 def write_parquet(
     history: History, path: Path, *, with_player: bool = False, on_steps: OnSteps | None = None
 ) -> Written:
     """Write what is wanted as one Parquet file; ConfigError, and no file, when that is nothing."""
-    schema, columns = parquet_schema(history.spec, with_player=with_player), data_columns(history.spec)
-    counter, steps = _Episodes(), 0
+    schema = parquet_schema(history.spec, with_player=with_player)
+    columns = data_columns(history.spec)
+    counter = _Episodes()
+    steps = 0
     with whole(path) as temporary:
         with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=3) as writer:
             chunks = history.chunks(on_steps)
-            for group in _groups(_table(chunk, player, schema, columns, counter) for chunk, player in chunks):
+            for group in _groups(
+                _table(chunk, player, schema, columns, counter) for chunk, player in chunks
+            ):
                 writer.write_table(group, row_group_size=group.num_rows)
                 steps += group.num_rows
         if not steps:
@@ -156,29 +181,41 @@ class _Episodes:
     """Numbers the episodes of each session, from 0, in the order of its chunks."""
 
     def __init__(self) -> None:
-        self._session, self._expected, self._episode = b"", -1, -1
+        self._session = b""
+        self._expected = -1
+        self._episode = -1
         self.episodes = self.sessions = 0
 
     def number(self, meta: ChunkMeta, is_first: "np.ndarray[Any, np.dtype[np.bool_]]") -> Any:
         """int64[steps]: the episode that each step belongs to."""
         if meta.session.bytes != self._session:
-            self._session, self._expected, self._episode = meta.session.bytes, -1, -1
+            self._session = meta.session.bytes
+            self._expected = -1
+            self._episode = -1
             self.sessions += 1
         begins = is_first.copy()
         # What follows a gap may belong to another episode than what came before it.
         begins[0] |= meta.chunk_no != self._expected
         numbers = self._episode + np.cumsum(begins, dtype=np.int64)
         self.episodes += int(begins.sum())
-        self._expected, self._episode = meta.chunk_no + 1, int(numbers[-1])
+        self._expected = meta.chunk_no + 1
+        self._episode = int(numbers[-1])
         return numbers
 
 
-def _table(chunk: Chunk, player: bytes, schema: Any, columns: Mapping[str, Column], counter: _Episodes) -> Any:
+def _table(
+    chunk: Chunk, player: bytes, schema: Any, columns: Mapping[str, Column], counter: _Episodes
+) -> Any:
     meta = chunk.meta
     steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
     n = len(steps)
-    said = {"session": str(meta.session), "kind": meta.kind, "consent": meta.consent, "client": meta.client,
-            "player": player.hex()}  # fmt: skip
+    said = {
+        "session": str(meta.session),
+        "kind": meta.kind,
+        "consent": meta.consent,
+        "client": meta.client,
+        "player": player.hex(),
+    }
     arrays = {name: pa.repeat(pa.scalar(text), n) for name, text in said.items()}
     arrays["chunk_no"] = pa.array(np.full(n, meta.chunk_no, np.int64))
     arrays["step"] = pa.array(meta.first_step + np.arange(n, dtype=np.int64))
@@ -189,47 +226,66 @@ def _table(chunk: Chunk, player: bytes, schema: Any, columns: Mapping[str, Colum
     arrays["model"] = pa.array([note.model for note in meta.episodes], pa.string()).take(which)
     for name, column in columns.items():
         rows = chunk.columns.get(name)
-        arrays[name] = pa.nulls(n, column.arrow_type) if rows is None else column.to_arrow(rows[steps])
+        arrays[name] = (
+            pa.nulls(n, column.arrow_type) if rows is None else column.to_arrow(rows[steps])
+        )
         if keeps_value_when_padded(name):
             following = arrays[name] if rows is None else column.to_arrow(rows[steps + 1])
             arrays[f"next_{name}"] = following
     return pa.Table.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 
-# --- in ---------------------------------------------------------------------------------------------------------------
+# --- in -------------------------------------------------------------------------------------------
 
 
 class ParquetFile:
-    """A file that `data export` wrote, whose rows become the chunks they were; opening it checks what it is."""
+    """A file that `data export` wrote, whose rows become the chunks they were; opening it checks
+    what it is."""
 
     origins: Mapping[int, int] = {}
 
-    def __init__(self, path: Path, *, game: GameName | None = None, consent: str | None = None) -> None:
-        """`game`: another name for it; `consent`: in place of what the file says, except where a player said no."""
+    def __init__(
+        self, path: Path, *, game: GameName | None = None, consent: str | None = None
+    ) -> None:
+        """`game`: another name for it; `consent`: in place of what the file says, except where a
+        player said no."""
         if not path.is_file():
-            raise ConfigError(f"{path} is no file; give a Parquet file that 'understudy data export' wrote")
-        self.name, self._consent = str(path), consent
+            raise ConfigError(
+                f"{path} is no file; give a Parquet file that 'understudy data export' wrote"
+            )
+        self.name = str(path)
+        self._consent = consent
         try:
             self._file = pq.ParquetFile(path)
             schema = self._file.schema_arrow
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise ConfigError(f"{path} is no readable Parquet file: {one_line(error)}; export it again") from None
+            raise ConfigError(
+                f"{path} is no readable Parquet file: {one_line(error)}; export it again"
+            ) from None
         metadata = schema.metadata or {}
         if metadata.get(FORMAT_KEY) != FORMAT.encode():
             raise ConfigError(
-                f"{path} is a Parquet file of somebody else's: its metadata do not say {FORMAT}; give one that "
+                f"{path} is a Parquet file of somebody else's: its metadata do not say {FORMAT}; "
+                "give one that "
                 "'understudy data export' wrote"
             )
         try:
             self.spec: GameSpec = spec_from_json(metadata.get(SPEC_KEY, b""))
         except SpecError as error:
-            raise ConfigError(f"{path} has no readable game spec in its metadata: {one_line(error)}") from None
+            raise ConfigError(
+                f"{path} has no readable game spec in its metadata: {one_line(error)}"
+            ) from None
         self._has_player = "player" in schema.names
         wanted = parquet_schema(self.spec, with_player=self._has_player)
         if not schema.equals(wanted):
-            wrong = [name for name in {*schema.names, *wanted.names} if _fields(schema, name) != _fields(wanted, name)]
+            wrong = [
+                name
+                for name in {*schema.names, *wanted.names}
+                if _fields(schema, name) != _fields(wanted, name)
+            ]
             raise ConfigError(
-                f"{path} has other columns than its game: {', '.join(sorted(wrong)[:6]) or 'their order'}"
+                f"{path} has other columns than its game: "
+                f"{', '.join(sorted(wrong)[:6]) or 'their order'}"
             )
         self._columns = data_columns(self.spec)
         if game is not None:
@@ -250,7 +306,8 @@ class ParquetFile:
             waiting.append(batch)
             if sum(piece.num_rows for piece in waiting) > MAX_STEPS:
                 raise ConfigError(
-                    f"{self.name} was changed since it was exported: session {str(key[0])[:40]}, chunk {key[1]} has "
+                    f"{self.name} was changed since it was exported: session {str(key[0])[:40]}, "
+                    f"chunk {key[1]} has "
                     f"more than {MAX_STEPS} steps; import it as it was written"
                 )
         if waiting:
@@ -265,11 +322,16 @@ class ParquetFile:
                     continue
                 sessions = np.asarray(batch.column("session").to_pylist(), dtype=object)
                 numbers = np.asarray(batch.column("chunk_no").to_pylist(), dtype=object)
-                cuts = np.flatnonzero((sessions[1:] != sessions[:-1]) | (numbers[1:] != numbers[:-1])) + 1
+                cuts = (
+                    np.flatnonzero((sessions[1:] != sessions[:-1]) | (numbers[1:] != numbers[:-1]))
+                    + 1
+                )
                 for start, end in pairwise([0, *cuts.tolist(), batch.num_rows]):
                     yield batch.slice(start, end - start), (sessions[start], numbers[start])
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise ConfigError(f"{self.name} is damaged: {one_line(error)}; export it again") from None
+            raise ConfigError(
+                f"{self.name} is damaged: {one_line(error)}; export it again"
+            ) from None
 
     def _chunk(self, pieces: list[Any]) -> tuple[Chunk, PlayerName | None]:
         table = pa.Table.from_batches(pieces).combine_chunks()
@@ -279,10 +341,14 @@ class ParquetFile:
             for name in said:
                 if len(table.column(name).unique()) != 1:
                     raise Refused("bad_rows", f"its rows differ in {name}")
-            if table.column("step").to_pylist() != list(range(first["step"], first["step"] + table.num_rows)):
+            if table.column("step").to_pylist() != list(
+                range(first["step"], first["step"] + table.num_rows)
+            ):
                 raise Refused("bad_rows", "its steps do not follow one another")
             player = table.column("player")[0].as_py() if self._has_player else None
-            return self._made(table, first), None if player is None else player_name(f"imported-{player}")
+            return self._made(table, first), None if player is None else player_name(
+                f"imported-{player}"
+            )
         except (Refused, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigError(
                 f"{self.name} was changed since it was exported: session {first['session']}, chunk "
@@ -292,12 +358,17 @@ class ParquetFile:
     def _made(self, table: Any, first: Mapping[str, Any]) -> Chunk:
         n = table.num_rows
         steps = {name: self._rows(table, name, column) for name, column in self._columns.items()}
-        is_first, terminated, truncated = (np.asarray(steps[name]) for name in ("is_first", "terminated", "truncated"))
+        is_first, terminated, truncated = (
+            np.asarray(steps[name]) for name in ("is_first", "terminated", "truncated")
+        )
         ends = terminated | truncated
-        splits = ends.copy()  # behind these a row follows that keeps observation and mask, and is padding otherwise
+        splits = (
+            ends.copy()
+        )  # behind these a row follows that keeps observation and mask, and is padding otherwise
         splits[:-1] |= is_first[1:]
         splits[-1] = True
-        last, inside = np.flatnonzero(splits), np.flatnonzero(~splits[:-1])
+        last = np.flatnonzero(splits)
+        inside = np.flatnonzero(~splits[:-1])
         at_steps = np.arange(n) + np.concatenate([[0], np.cumsum(splits)[:-1]])
         at_last = at_steps[last] + 1
         columns: dict[str, Array] = {"row": np.zeros(n + len(last), np.uint8)}
@@ -314,17 +385,30 @@ class ParquetFile:
             columns[name][at_steps] = rows
             if following is not None:
                 if following[inside].tobytes() != rows[inside + 1].tobytes():
-                    raise Refused("bad_columns", f"'next_{name}' is not the {name!r} of the step that follows")
+                    raise Refused(
+                        "bad_columns", f"'next_{name}' is not the {name!r} of the step that follows"
+                    )
                 columns[name][at_last] = following[last]
         starts = np.concatenate([[0], last[:-1] + 1])
-        notes = [{**json.loads(table.column("note")[int(at)].as_py()), "row": int(at_steps[at])} for at in starts]
+        notes = [
+            {**json.loads(table.column("note")[int(at)].as_py()), "row": int(at_steps[at])}
+            for at in starts
+        ]
         metadata = {
-            "format": CHUNK_FORMAT, "game": self.spec.game, "schema": self.spec.schema,
-            "session": str(uuid.UUID(first["session"])), "chunk_no": str(first["chunk_no"]),
-            "first_step": str(first["step"]), "n_steps": str(n), "kind": first["kind"],
-            "consent": first["consent"] if self._consent is None or first["consent"] == "denied" else self._consent,
-            "client": first["client"], "episodes": json.dumps(notes),
-        }  # fmt: skip
+            "format": CHUNK_FORMAT,
+            "game": self.spec.game,
+            "schema": self.spec.schema,
+            "session": str(uuid.UUID(first["session"])),
+            "chunk_no": str(first["chunk_no"]),
+            "first_step": str(first["step"]),
+            "n_steps": str(n),
+            "kind": first["kind"],
+            "consent": first["consent"]
+            if self._consent is None or first["consent"] == "denied"
+            else self._consent,
+            "client": first["client"],
+            "episodes": json.dumps(notes),
+        }
         return Chunk(read_meta(metadata), columns)
 
     def _rows(self, table: Any, name: str, column: Column) -> Array | None:

@@ -1,11 +1,14 @@
-"""Import of the original pipeline's records: JSON texts, each an object or an array with exactly one.
+"""Import of the original pipeline's records: JSON texts, each an object or an array with exactly
+one.
 
-They arrive unordered and doubled, so nothing is read from their order: they are sorted by episode and step, equal ones
-count once, and episodes with two different records of the same step are refused by name.
+They arrive unordered and doubled, so nothing is read from their order: they are sorted by episode
+and step, equal ones count once, and episodes with two different records of the same step are
+refused by name.
 
-A record's `state` is the one after the action: the true transition of step t is (state[t-1], action[t], reward[t],
-state[t]) within one episode, and that of an episode's first record cannot be recovered. Nothing is guessed: the caller
-says whether to repair that, or to keep the records as they are, out of learners' reach.
+A record's `state` is the one after the action: the true transition of step t is (state[t-1],
+action[t], reward[t], state[t]) within one episode, and that of an episode's first record cannot be
+recovered. Nothing is guessed: the caller says whether to repair that, or to keep the records as
+they are, out of learners' reach.
 """
 
 import json
@@ -36,12 +39,13 @@ _SPACES = re.compile(r"\s*")
 
 Mode = Literal["repair-shift", "as-is"]
 MISALIGNED_CONSENT = "denied"
-"""Records that are kept as they are go under this consent, which no learner reads and no setting lets in."""
+"""Records that are kept as they are go under this consent, which no learner reads and no setting
+lets in."""
 _MOST_ACTIONS = 4096
 """More are believed only when they are asked for: each is an output of the network."""
 
 
-# --- records ----------------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -63,8 +67,13 @@ class Records:
         """An episode's records in the order of their steps, as a structured array."""
         steps = self.episodes[episode]
         numbers = sorted(steps)
-        fields = [("state", "<f8", (self.size,)), ("next_state", "<f8", (self.size,)), ("action", "<i8"),
-                  ("reward", "<f8"), ("done", "?")]  # fmt: skip
+        fields = [
+            ("state", "<f8", (self.size,)),
+            ("next_state", "<f8", (self.size,)),
+            ("action", "<i8"),
+            ("reward", "<f8"),
+            ("done", "?"),
+        ]
         packed = np.frombuffer(b"".join(steps[number] for number in numbers), np.dtype(fields))
         rows = np.empty(len(packed), np.dtype([("step", "<i8"), *fields]))
         rows["step"] = numbers
@@ -77,13 +86,18 @@ class Records:
         if isinstance(record, list):
             if len(record) != 1:
                 raise ValueError(
-                    f"an array of {len(record)} values; a record is an object, or an array with exactly one"
+                    f"an array of {len(record)} values; a record is an object, or an array with "
+                    "exactly one"
                 )
             record = record[0]
         if not isinstance(record, dict):
-            raise ValueError(f"{str(record)[:40]!r}; a record is an object, or an array with exactly one")
+            raise ValueError(
+                f"{str(record)[:40]!r}; a record is an object, or an array with exactly one"
+            )
         if record.keys() - _ALSO != set(KEYS):
-            raise ValueError(f"its keys differ: {', '.join(sorted((record.keys() - _ALSO) ^ set(KEYS))[:6])}")
+            raise ValueError(
+                f"its keys differ: {', '.join(sorted((record.keys() - _ALSO) ^ set(KEYS))[:6])}"
+            )
         name = record["game_id"]
         if not isinstance(name, str):
             raise ValueError(f"game_id is {name!r}; wanted a text")
@@ -97,8 +111,13 @@ class Records:
             raise ValueError(f"done is {record['done']!r}; wanted true or false")
         self.size = self.size or len(state)
         if len(state) != self.size or len(next_state) != self.size:
-            raise ValueError(f"states of {len(state)} and {len(next_state)} numbers; wanted {self.size} in all of them")
-        packed = struct.pack(f"<{2 * self.size}dqd?", *state, *next_state, action, reward, record["done"])
+            raise ValueError(
+                f"states of {len(state)} and {len(next_state)} numbers; wanted {self.size} in all "
+                "of them"
+            )
+        packed = struct.pack(
+            f"<{2 * self.size}dqd?", *state, *next_state, action, reward, record["done"]
+        )
         self.records += 1
         self.most_action = max(self.most_action, action)
         if (before := self.episodes.setdefault(episode, {}).setdefault(step, packed)) != packed:
@@ -124,7 +143,8 @@ def _floats(values: Any, name: str) -> list[float]:
 
 
 def read_records(paths: Sequence[Path], *, game_id: str | None = None) -> Records:
-    """The records of one game; ConfigError names file and record where one is none, and games where they are mixed."""
+    """The records of one game; ConfigError names file and record where one is none, and games
+    where they are mixed."""
     records = Records()
     for path in paths:
         number = 0
@@ -132,9 +152,13 @@ def read_records(paths: Sequence[Path], *, game_id: str | None = None) -> Record
             try:
                 records.add(value, game_id)
             except (ValueError, TypeError, KeyError, OverflowError) as error:
-                raise ConfigError(f"record {number} of {path} is none of the original pipeline's: {error}") from None
+                raise ConfigError(
+                    f"record {number} of {path} is none of the original pipeline's: {error}"
+                ) from None
         if not number:
-            raise ConfigError(f"{path} holds no records; give JSON lines, or a file with one record")
+            raise ConfigError(
+                f"{path} holds no records; give JSON lines, or a file with one record"
+            )
     ids = ", ".join(repr(name) for name in sorted(records.game_ids)[:6])
     if game_id is None and len(records.game_ids) > 1:
         raise ConfigError(f"the records are of several games ({ids}); choose one with --game-id")
@@ -153,7 +177,8 @@ def _texts(path: Path) -> Iterator[Any]:
         with path.open(encoding="utf-8") as file:
             for line in file:
                 number += 1
-                text, at = line.strip().lstrip("\ufeff"), 0
+                text = line.strip().lstrip("\ufeff")
+                at = 0
                 while at < len(text):
                     value, at = decoder.raw_decode(text, at)
                     yield value
@@ -163,7 +188,9 @@ def _texts(path: Path) -> Iterator[Any]:
         if isinstance(error, UnicodeDecodeError) or number > 1:
             raise wrong from None
         try:
-            value = decoder.decode(path.read_text(encoding="utf-8"))  # one value that is written over several lines
+            value = decoder.decode(
+                path.read_text(encoding="utf-8")
+            )  # one value that is written over several lines
         except (ValueError, RecursionError):
             raise wrong from None
         yield value
@@ -180,7 +207,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-# --- the import -------------------------------------------------------------------------------------------------------
+# --- the import -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,18 +231,25 @@ class SeedA:
     origins: Mapping[int, int] = {}
 
     def __init__(
-        self, paths: Sequence[Path], options: SeedOptions, *, registered: Callable[[GameName], Sequence[GameSpec]]
+        self,
+        paths: Sequence[Path],
+        options: SeedOptions,
+        *,
+        registered: Callable[[GameName], Sequence[GameSpec]],
     ) -> None:
         """`registered`: the specs of a game that a deployment knows; one that fits is taken."""
         self.name = ", ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
         self._options = options
         self._records = read_records(paths, game_id=options.game_id)
-        self._game_id = options.game_id if options.game_id is not None else next(iter(self._records.game_ids))
+        self._game_id = (
+            options.game_id if options.game_id is not None else next(iter(self._records.game_ids))
+        )
         try:
             game = options.game or game_name(self._game_id)
         except InvalidName:
             raise ConfigError(
-                f"the records' game id {self._game_id[:60]!r} cannot be a game's name here; say with --game NAME what "
+                f"the records' game id {self._game_id[:60]!r} cannot be a game's name here; say "
+                "with --game NAME what "
                 "to call it"
             ) from None
         self.spec, self.spec_is_from = _spec(game, self._records, options, registered(game))
@@ -224,14 +258,16 @@ class SeedA:
         self._refused: dict[str, str] = {}
 
     def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
-        self._counts, self._refused = Counter(), {}
+        self._counts = Counter()
+        self._refused = {}
         is_kept = self._options.mode == "as-is"
         consent = MISALIGNED_CONSENT if is_kept else self._options.consent
         client = "seed-a-import/1 misaligned" if is_kept else "seed-a-import/1"
         for number in sorted(self._records.episodes):
             rows = self._records.rows(number)
             why = self._records.refused.get(number, "")
-            ends, last = rows["step"][rows["done"]], rows["step"][-1]
+            ends = rows["step"][rows["done"]]
+            last = rows["step"][-1]
             if not why and len(ends) and ends[0] < last:
                 why = f"step {last} comes after step {ends[0]}, which is done"
             if why:
@@ -244,7 +280,8 @@ class SeedA:
 
     def _episodes(self, number: int, rows: Array) -> Iterator[Episode]:
         """The parts of an episode in which no record is missing."""
-        counts, mode = self._counts, self._options.mode
+        counts = self._counts
+        mode = self._options.mode
         ((obs_name, space),) = self.spec.obs_columns.items()
         ((action_name, action_space),) = self.spec.action_columns.items()
         parts = np.split(rows, np.flatnonzero(np.diff(rows["step"]) != 1) + 1)
@@ -255,66 +292,104 @@ class SeedA:
             terminated = is_done and not truncated
             counts["derived_truncations"] += truncated
             counts["episodes_without_end"] += part is parts[-1] and not is_done
-            # The state behind each action, from the first on; or the states as they stand, and what is behind the last.
-            obs, taken = part["state"], part[1:]
+            # The state behind each action, from the first on; or the states as they stand, and what
+            # is behind the last.
+            obs = part["state"]
+            taken = part[1:]
             if mode == "repair-shift":
                 counts["lost_first_steps"] += 1
             else:
-                obs, taken = np.concatenate([obs, part["next_state"][-1:]]), part
+                obs = np.concatenate([obs, part["next_state"][-1:]])
+                taken = part
             if not len(taken):
                 continue
             states = obs.astype(space.dtype).reshape(-1, *space.shape)
-            actions, rewards = taken["action"].astype(action_space.dtype), taken["reward"].astype(np.float32)
-            content = (states.tobytes(), actions.tobytes(), rewards.tobytes(), f"{terminated} {truncated}")
+            actions = taken["action"].astype(action_space.dtype)
+            rewards = taken["reward"].astype(np.float32)
+            content = (
+                states.tobytes(),
+                actions.tobytes(),
+                rewards.tobytes(),
+                f"{terminated} {truncated}",
+            )
             place = f"{number} {taken['step'][0]}"
             yield Episode(
-                session=session_of("seed-a", mode, self.spec.game, place, *content), obs={obs_name: states},
-                action={action_name: actions}, reward=rewards, terminated=terminated, truncated=truncated,
-            )  # fmt: skip
+                session=session_of("seed-a", mode, self.spec.game, place, *content),
+                obs={obs_name: states},
+                action={action_name: actions},
+                reward=rewards,
+                terminated=terminated,
+                truncated=truncated,
+            )
 
     def report(self) -> Mapping[str, Any]:
         records = self._records
-        counted = ("episodes", "lost_first_steps", "derived_truncations", "gaps", "episodes_without_end")
-        # Whether the records contradict the shift: most next_states are the following record's state, not their own.
+        counted = (
+            "episodes",
+            "lost_first_steps",
+            "derived_truncations",
+            "gaps",
+            "episodes_without_end",
+        )
+        # Whether the records contradict the shift: most next_states are the following record's
+        # state, not their own.
         own = following = 0
         for number in records.episodes:
             rows = records.rows(number)
             is_own = (rows["next_state"] == rows["state"]).all(axis=1)
-            is_next = (rows["next_state"][:-1] == rows["state"][1:]).all(axis=1) & (np.diff(rows["step"]) == 1)
+            is_next = (rows["next_state"][:-1] == rows["state"][1:]).all(axis=1) & (
+                np.diff(rows["step"]) == 1
+            )
             own += int(is_own.sum())
             following += int((is_next & ~is_own[:-1]).sum())
         return {
-            "mode": self._options.mode, "game_id": self._game_id, "spec_is_from": self.spec_is_from,
-            "limit": self.limit, "records": records.records, "duplicates": records.duplicates,
-            **{name: self._counts[name] for name in counted}, "refused_episodes": dict(self._refused),
+            "mode": self._options.mode,
+            "game_id": self._game_id,
+            "spec_is_from": self.spec_is_from,
+            "limit": self.limit,
+            "records": records.records,
+            "duplicates": records.duplicates,
+            **{name: self._counts[name] for name in counted},
+            "refused_episodes": dict(self._refused),
             "looks_aligned": following > own,
-        }  # fmt: skip
+        }
 
 
 def _spec(
     game: GameName, records: Records, options: SeedOptions, registered: Sequence[GameSpec]
 ) -> tuple[GameSpec, str]:
-    """The game's spec and where it is from: what is registered here, what Gymnasium knows, or the records."""
+    """The game's spec and where it is from: what is registered here, what Gymnasium knows, or
+    the records."""
     most = records.most_action
-    for spec, where in [*((one, "registered") for one in registered), *((one, "gymnasium") for one in _of_env(game))]:
-        space, discrete = spec.obs.get(""), spec.discrete
+    for spec, where in [
+        *((one, "registered") for one in registered),
+        *((one, "gymnasium") for one in _of_env(game)),
+    ]:
+        space = spec.obs.get("")
+        discrete = spec.discrete
         if space is None or discrete is None or spec.has_legal or space.dtype.kind != "f":
             continue
         if np.prod(space.shape) == records.size and discrete.start == 0 and most < discrete.n:
             return spec, where
     if registered:
         raise ConfigError(
-            f"{game} is registered here with other spaces than these records have ({records.size} numbers, actions to "
+            f"{game} is registered here with other spaces than these records have ({records.size} "
+            "numbers, actions to "
             f"{most}); give another --game"
         )
     actions = options.actions or max(2, most + 1)
     if actions > _MOST_ACTIONS and options.actions is None:
         raise ConfigError(
-            f"there is an action {most}, so the game would have {actions}; if that is right, say so with --actions"
+            f"there is an action {most}, so the game would have {actions}; if that is right, say "
+            "so with --actions"
         )
     if most >= actions:
-        raise ConfigError(f"--actions is {actions}, and there is an action {most}; give at least {most + 1}")
-    return game_spec(game, obs=records.size, actions=actions, max_episode_steps=options.limit), "records"
+        raise ConfigError(
+            f"--actions is {actions}, and there is an action {most}; give at least {most + 1}"
+        )
+    return game_spec(
+        game, obs=records.size, actions=actions, max_episode_steps=options.limit
+    ), "records"
 
 
 def _of_env(game: GameName) -> list[GameSpec]:

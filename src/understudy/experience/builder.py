@@ -1,13 +1,14 @@
-"""ChunkBuilder: what the game's thread calls; writes steps into preallocated columns and cuts them into blocks.
+"""ChunkBuilder: what the game's thread calls; writes steps into preallocated columns and cuts them
+into blocks.
 
-A block is closed rows on their way from the game's thread to the sender, which encodes them as frames and gives the
-columns back to their pool.
+A block is closed rows on their way from the game's thread to the sender, which encodes them as
+frames and gives the columns back to their pool.
 
     begin ─► stage(obs) ─► act(action) ─► add_reward ─► stage(next obs) ─► act ... ─► finish(last obs) | cut
              └────── decide(obs, action) ──────┘        └─ closes the step before
 
-The row at `_at` is empty, staged (an observation waits for a decision) or open (a decision waits for what follows);
-all rows before it are closed. Not thread-safe: its session's lock guards it.
+The row at `_at` is empty, staged (an observation waits for a decision) or open (a decision waits
+for what follows); all rows before it are closed. Not thread-safe: its session's lock guards it.
 """
 
 import math
@@ -42,10 +43,17 @@ from understudy.experience.chunk import (
 from understudy.experience.frame import Frame, data_frame
 from understudy.experience.game import GameSpec
 from understudy.experience.spaces import Space
-from understudy.experience.writer import action_writer, check_mask, obs_writer, raw_action_writer, raw_space
+from understudy.experience.writer import (
+    action_writer,
+    check_mask,
+    obs_writer,
+    raw_action_writer,
+    raw_space,
+)
 
 EXTRAS = ("logp", "value", "priority", "version")
-"""Optional columns with one number per step; a chunk carries them only when a step of it used them."""
+"""Optional columns with one number per step; a chunk carries them only when a step of it used
+them."""
 
 _HEADER_BYTES = 8 * 1024
 _KEPT_SETS = 8
@@ -53,7 +61,9 @@ _KEPT_SETS = 8
 MAX_NOTE_BYTES = 32 * 1024
 """Notes of many short episodes must not outgrow a chunk's header."""
 
-_EMPTY, _STAGED, _OPEN = 0, 1, 2
+_EMPTY = 0
+_STAGED = 1
+_OPEN = 2
 _MAX_REWARD = float(np.finfo(np.float32).max)
 _MAX_FRAMES = (1 << 16) - 1
 _MAX_T_MS = (1 << 32) - 1
@@ -66,15 +76,20 @@ class Columns:
 
     def __init__(self, pool: "BlockPool") -> None:
         self.all: dict[str, Array] = {
-            name: np.zeros((pool.n_rows, *shape), dtype) for name, (dtype, shape) in pool.layout.items()
+            name: np.zeros((pool.n_rows, *shape), dtype)
+            for name, (dtype, shape) in pool.layout.items()
         }
         self.obs = [self.all[name] for name in pool.spec.obs_columns]
         self.action = [self.all[name] for name in pool.spec.action_columns]
         self.raw_action = [self.all[raw_name(name)] for name in pool.spec.action_columns]
         self.legal = self.all.get("legal")
         self.row = self.all["row"]
-        self.views: dict[str, Any] = {name: self.all[name].data for name in ("reward", "by", "frames", "t_ms")}
-        self.padded = [column for name, column in self.all.items() if not keeps_value_when_padded(name)]
+        self.views: dict[str, Any] = {
+            name: self.all[name].data for name in ("reward", "by", "frames", "t_ms")
+        }
+        self.padded = [
+            column for name, column in self.all.items() if not keeps_value_when_padded(name)
+        ]
 
     def pad(self, at: int) -> None:
         """Make a row carry no decision; its observation and mask stay."""
@@ -93,17 +108,23 @@ class BlockPool:
         self.layout: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {
             name: (space.dtype, space.shape) for name, space in spaces.items()
         }
-        self.layout |= {name: (dtype, ()) for name, dtype in (REQUIRED | OPTIONAL).items() if name != "event"}
+        self.layout |= {
+            name: (dtype, ()) for name, dtype in (REQUIRED | OPTIONAL).items() if name != "event"
+        }
         if spec.has_legal and spec.discrete is not None:
             self.layout["legal"] = (np.dtype(np.bool_), (spec.discrete.n,))
         row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.layout.values())
-        # Rows fit into one body when nothing shrinks, and into the decoded limit when images are compressed.
+        # Rows fit into one body when nothing shrinks, and into the decoded limit when images are
+        # compressed.
         shrinks = any(
-            space.dtype.itemsize == 1 and space.dtype.kind in "ui" and math.prod(space.shape) >= COMPRESS_FROM_BYTES
+            space.dtype.itemsize == 1
+            and space.dtype.kind in "ui"
+            and math.prod(space.shape) >= COMPRESS_FROM_BYTES
             for space in spec.obs.values()
         )
         room = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES
-        # Short episodes add a final row each; an eighth is room for episodes of eight steps and more.
+        # Short episodes add a final row each; an eighth is room for episodes of eight steps and
+        # more.
         self.n_rows = max(2, min(room // row_bytes, self.max_steps + self.max_steps // 8 + 2))
         self.set_bytes = self.n_rows * row_bytes
         self._free: deque[Columns] = deque(maxlen=_KEPT_SETS)
@@ -124,7 +145,8 @@ class BlockPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Closed rows; `meta` is complete but for chunk_no and first_step, which are given when it is encoded."""
+    """Closed rows; `meta` is complete but for chunk_no and first_step, which are given when it
+    is encoded."""
 
     columns: Columns
     n_rows: int
@@ -156,7 +178,8 @@ class Encoded:
 
 
 def encode_block(block: Block, *, chunk_no: int, first_step: int) -> Iterator[Encoded]:
-    """The frames of a block, split until every body is small enough; numbers are dense from `chunk_no`."""
+    """The frames of a block, split until every body is small enough; numbers are dense from
+    `chunk_no`."""
     waiting = [block.chunk(chunk_no=chunk_no, first_step=first_step)]
     while waiting:
         chunk = waiting.pop()
@@ -192,29 +215,48 @@ class Extras:
 
 
 class ChunkBuilder:
-    """Rows of one session; `full` blocks are taken by the caller, who must do so before the next call."""
+    """Rows of one session; `full` blocks are taken by the caller, who must do so before the next
+    call."""
 
     def __init__(
-        self, spec: GameSpec, *, session: uuid.UUID, kind: str = "player", client: str = "",
-        max_steps: int = MAX_STEPS, pool: BlockPool | None = None,
-    ) -> None:  # fmt: skip
-        self.spec, self.session = spec, session
+        self,
+        spec: GameSpec,
+        *,
+        session: uuid.UUID,
+        kind: str = "player",
+        client: str = "",
+        max_steps: int = MAX_STEPS,
+        pool: BlockPool | None = None,
+    ) -> None:
+        self.spec = spec
+        self.session = session
         self.pool = BlockPool(spec, max_steps=max_steps) if pool is None else pool
         self._meta = ChunkMeta(
-            game=spec.game, schema=spec.schema, session=session, chunk_no=0, first_step=0, n_steps=0, kind=kind,
-            client=client, episodes=(),
-        )  # fmt: skip
-        self._write_obs, self._write_action = obs_writer(spec), action_writer(spec)
+            game=spec.game,
+            schema=spec.schema,
+            session=session,
+            chunk_no=0,
+            first_step=0,
+            n_steps=0,
+            kind=kind,
+            client=client,
+            episodes=(),
+        )
+        self._write_obs = obs_writer(spec)
+        self._write_action = action_writer(spec)
         self._write_raw_action = raw_action_writer(spec)
         self._n_actions = spec.discrete.n if spec.discrete is not None else 0
         self._first_action = spec.discrete.start if spec.discrete is not None else 0
         self.consent = "unknown"
-        self._last_row, self._max_steps = self.pool.n_rows - 1, self.pool.max_steps
+        self._last_row = self.pool.n_rows - 1
+        self._max_steps = self.pool.max_steps
         self.closed_steps = 0
         """Closed steps not yet taken."""
         self.oldest_ms: int | None = None
         """When the oldest of them was closed."""
-        self._state, self._at, self._reward = _EMPTY, 0, 0.0
+        self._state = _EMPTY
+        self._at = 0
+        self._reward = 0.0
         self._note: EpisodeNote | None = None
         self._is_first = False
         self._episode_row = 0
@@ -226,10 +268,15 @@ class ChunkBuilder:
 
     def _use(self, columns: Columns) -> None:
         self._columns = columns
-        self._obs, self._action, self._legal = columns.obs, columns.action, columns.legal
-        # Single numbers go in through memoryviews, at two thirds of the cost of NumPy's own indexing.
-        self._rewards, self._by = columns.views["reward"], columns.views["by"]
-        self._frames, self._t_ms = columns.views["frames"], columns.views["t_ms"]
+        self._obs = columns.obs
+        self._action = columns.action
+        self._legal = columns.legal
+        # Single numbers go in through memoryviews, at two thirds of the cost of NumPy's own
+        # indexing.
+        self._rewards = columns.views["reward"]
+        self._by = columns.views["by"]
+        self._frames = columns.views["frames"]
+        self._t_ms = columns.views["t_ms"]
 
     @property
     def in_episode(self) -> bool:
@@ -240,7 +287,7 @@ class ChunkBuilder:
         """Whether a decision is open."""
         return self._state == _OPEN
 
-    # --- An episode -------------------------------------------------------------------------------------------------
+    # --- An episode -------------------------------------------------------------------------------
 
     def begin(self, note: EpisodeNote, *, consent: str = "unknown") -> Block | None:
         """Start an episode; the block before it, when that has another consent."""
@@ -249,26 +296,39 @@ class ChunkBuilder:
         note = replace(note, row=0, cut=False, result=None)
         _check_note(replace(self._meta, consent=consent, episodes=(note,)))
         block = self.take() if consent != self.consent else None
-        self.consent, self._note, self._is_first, self._episode_row = consent, note, True, self._at
+        self.consent = consent
+        self._note = note
+        self._is_first = True
+        self._episode_row = self._at
         return block
 
     def name_model(self, model: str) -> None:
-        """Say in the running episode's note which model decides from now on; blocks taken before do not have it."""
+        """Say in the running episode's note which model decides from now on; blocks taken before
+        do not have it."""
         if self._note is not None and self._note.model != model:
             self._note = replace(self._note, model=model)
             if self._state == _OPEN or not self._is_first:
                 self._notes[-1] = replace(self._notes[-1], model=model)
 
     def decide(
-        self, obs: Any, action: Any, *, legal: Any = None, by: int = By.UNKNOWN, frames: int = 1, t_ms: int = 0,
+        self,
+        obs: Any,
+        action: Any,
+        *,
+        legal: Any = None,
+        by: int = By.UNKNOWN,
+        frames: int = 1,
+        t_ms: int = 0,
         extras: Extras | None = None,
-    ) -> bool:  # fmt: skip
-        """Close the open step and open the next one; says whether a block is full and must be taken."""
+    ) -> bool:
+        """Close the open step and open the next one; says whether a block is full and must be
+        taken."""
         self.stage(obs, legal, t_ms)
         return self.act(action, by, frames, t_ms, extras)
 
     def stage(self, obs: Any, legal: Any = None, t_ms: int = 0) -> None:
-        """Write the next observation, which closes the open step; `is_full` says whether a block must be taken."""
+        """Write the next observation, which closes the open step; `is_full` says whether a block
+        must be taken."""
         is_open = self._state == _OPEN
         at = self._at + is_open
         if self._note is None:
@@ -282,18 +342,29 @@ class ChunkBuilder:
         self._state = _STAGED
 
     def act(
-        self, action: Any, by: int = By.UNKNOWN, frames: int = 1, t_ms: int = 0, extras: Extras | None = None
+        self,
+        action: Any,
+        by: int = By.UNKNOWN,
+        frames: int = 1,
+        t_ms: int = 0,
+        extras: Extras | None = None,
     ) -> bool:
         """Decide on the staged observation; says whether a block is full."""
         at = self._at
         if self._state != _STAGED:
             raise Refused("bad_order", "a decision needs an observation before it")
         self._write_action(self._action, at, action)
-        if self._legal is not None and not self._legal[at, self._action[0][at] - self._first_action]:
+        if (
+            self._legal is not None
+            and not self._legal[at, self._action[0][at] - self._first_action]
+        ):
             raise Refused("illegal_action", f"action {action!r} is not legal in its own mask")
         if not 0 <= frames <= _MAX_FRAMES:
             if not frames > 0:
-                raise Refused("bad_frames", f"frames is {frames!r}; give how many frames the decision lasts, from 0")
+                raise Refused(
+                    "bad_frames",
+                    f"frames is {frames!r}; give how many frames the decision lasts, from 0",
+                )
             frames = _MAX_FRAMES
         self._by[at] = by
         self._frames[at] = frames
@@ -304,7 +375,8 @@ class ChunkBuilder:
             self._columns.all["is_first"][at] = True
             self._note = replace(self._note, row=at)
             self._notes.append(self._note)
-        self._reward, self._state = 0.0, _OPEN
+        self._reward = 0.0
+        self._state = _OPEN
         return at >= self._last_row or self.closed_steps >= self._max_steps
 
     def add_reward(self, reward: float) -> None:
@@ -316,14 +388,23 @@ class ChunkBuilder:
         if self._state != _OPEN:
             raise Refused("bad_order", "a reward needs a decision before it")
         if not -_MAX_REWARD <= total <= _MAX_REWARD:
-            raise Refused("not_finite", f"reward {reward!r} is not finite in float32; give a smaller number")
+            raise Refused(
+                "not_finite", f"reward {reward!r} is not finite in float32; give a smaller number"
+            )
         self._reward = total
 
     def finish(
-        self, obs: Any = None, *, terminated: bool, truncated: bool = False, legal: Any = None,
-        result: str | float | None = None, t_ms: int = 0,
-    ) -> bool:  # fmt: skip
-        """End the episode after its open step; without a last observation a truncated one is cut."""
+        self,
+        obs: Any = None,
+        *,
+        terminated: bool,
+        truncated: bool = False,
+        legal: Any = None,
+        result: str | float | None = None,
+        t_ms: int = 0,
+    ) -> bool:
+        """End the episode after its open step; without a last observation a truncated one is
+        cut."""
         if self._state != _OPEN or self._note is None:
             raise Refused("bad_order", "an episode ends after a decision; cut it instead")
         if not terminated and not truncated:
@@ -351,27 +432,31 @@ class ChunkBuilder:
         return self.is_full
 
     def cut(self, *, result: str | float | None = None) -> bool:
-        """Stop the episode where it is known: an open step is dropped, a staged observation kept."""
+        """Stop the episode where it is known: an open step is dropped, a staged observation
+        kept."""
         if self._state != _EMPTY:
             self._columns.pad(self._at)
         if self._note is None or self._state == _EMPTY or self._at == self._episode_row:
             if self._state != _EMPTY and self._notes and self._notes[-1].row == self._at:
                 self._notes.pop()
-            self._state, self._note = _EMPTY, None
+            self._state = _EMPTY
+            self._note = None
             return self.is_full
         self._columns.row[self._at] = RowKind.BOOTSTRAP
         self._leave(self._at + 1, replace(self._note, cut=True, result=result))
         return self.is_full
 
-    # --- Its rows ---------------------------------------------------------------------------------------------------
+    # --- Its rows ---------------------------------------------------------------------------------
 
     def take(self) -> Block | None:
         """The closed rows as a block, or None; the row in work moves into fresh columns."""
         if not self.closed_steps:
             return None
-        old, at = self._columns, self._at
+        old = self._columns
+        at = self._at
         fresh = self.pool.take()
-        notes, carried = self._notes, []
+        notes = self._notes
+        carried = []
         n_rows = at
         if self._state != _EMPTY:
             for name, column in fresh.all.items():
@@ -389,19 +474,30 @@ class ChunkBuilder:
                 carried = [replace(self._note, row=0)]
                 self._note = carried[0]
         block = Block(
-            old, n_rows, replace(self._meta, n_steps=self.closed_steps, consent=self.consent, episodes=tuple(notes)),
+            old,
+            n_rows,
+            replace(
+                self._meta, n_steps=self.closed_steps, consent=self.consent, episodes=tuple(notes)
+            ),
             frozenset(self._used),
-        )  # fmt: skip
-        self._notes, self._used, self._note_bytes = carried, set(), 0
+        )
+        self._notes = carried
+        self._used = set()
+        self._note_bytes = 0
         self._at = self._episode_row = 0
-        self.closed_steps, self.oldest_ms = 0, None
+        self.closed_steps = 0
+        self.oldest_ms = None
         self._use(fresh)
         return block
 
     @property
     def is_full(self) -> bool:
         """Whether a block must be taken."""
-        return self._at >= self._last_row or self.closed_steps >= self._max_steps or self._note_bytes > MAX_NOTE_BYTES
+        return (
+            self._at >= self._last_row
+            or self.closed_steps >= self._max_steps
+            or self._note_bytes > MAX_NOTE_BYTES
+        )
 
     def _close(self, t_ms: int) -> None:
         self._rewards[self._at] = self._reward
@@ -415,11 +511,15 @@ class ChunkBuilder:
     def _leave(self, at: int, note: EpisodeNote) -> None:
         self._notes[-1] = replace(note, row=self._notes[-1].row)
         self._note_bytes += 2 * len(canonical_json(note.to_json()))
-        self._state, self._at, self._note = _EMPTY, at, None
+        self._state = _EMPTY
+        self._at = at
+        self._note = None
 
     def _write_legal(self, at: int, legal: Any) -> None:
         if self._legal is None:
-            raise Refused("bad_columns", "a legal mask was given; connect with has_legal=True to record it")
+            raise Refused(
+                "bad_columns", "a legal mask was given; connect with has_legal=True to record it"
+            )
         self._legal[at] = True if legal is None else check_mask(legal, self._n_actions)
 
     def _write_extras(self, at: int, extras: Extras) -> tuple[str, ...]:
@@ -435,9 +535,14 @@ class ChunkBuilder:
                 try:
                     given = operator.index(given)
                 except TypeError:
-                    raise Refused("bad_dtype", f"{name} is {str(given)[:40]!r}; give a whole number from 0") from None
+                    raise Refused(
+                        "bad_dtype", f"{name} is {str(given)[:40]!r}; give a whole number from 0"
+                    ) from None
                 if not 0 <= given < 1 << 32:
-                    raise Refused("not_finite", f"{name} is {given}; give a whole number from 0 to {(1 << 32) - 1}")
+                    raise Refused(
+                        "not_finite",
+                        f"{name} is {given}; give a whole number from 0 to {(1 << 32) - 1}",
+                    )
             self._columns.all[name][at] = given
             used.append(name)
         if extras.raw_action is not None:

@@ -1,4 +1,5 @@
-"""The door: what may enter a stream, decided from headers alone, and who a frame belongs to from then on."""
+"""The door: what may enter a stream, decided from headers alone, and who a frame belongs to from
+then on."""
 
 import contextlib
 import hashlib
@@ -20,18 +21,22 @@ KEY_BYTES = 32
 
 
 def pseudonym(key: bytes, game: str, name: str) -> bytes:
-    """The 16 bytes that stand for a player in stored frames; only the deployment's key leads from a name to it."""
+    """The 16 bytes that stand for a player in stored frames; only the deployment's key leads
+    from a name to it."""
     return hmac.new(key, game.encode() + b"\0" + name.encode(), hashlib.sha256).digest()[:16]
 
 
 def deployment_key(data_folder: Path) -> bytes:
-    """The data folder's own secret, made on first use; processes that start at once agree on one."""
+    """The data folder's own secret, made on first use; processes that start at once agree on
+    one."""
     path = data_folder / "key"
     if not path.exists():
-        # Looked for again, since a process that starts at the same time makes the key first and the store then.
+        # Looked for again, since a process that starts at the same time makes the key first and the
+        # store then.
         if (data_folder / "store" / "store.json").exists() and not path.exists():
             raise ConfigError(
-                f"{path} is missing, and {data_folder / 'store'} was written with it: under a new key nobody in there "
+                f"{path} is missing, and {data_folder / 'store'} was written with it: under a new "
+                "key nobody in there "
                 "could be found or forgotten; restore the key from a backup"
             )
         make_folder(data_folder)
@@ -39,7 +44,8 @@ def deployment_key(data_folder: Path) -> bytes:
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise ConfigError(
-            f"{path} has {len(key)} bytes instead of {KEY_BYTES}; restore it from a backup, or delete it to give "
+            f"{path} has {len(key)} bytes instead of {KEY_BYTES}; restore it from a backup, or "
+            "delete it to give "
             "every player a new pseudonym"
         )
     return key
@@ -51,9 +57,12 @@ def key_mark(key: bytes) -> str:
 
 
 def create_once(path: Path, raw: bytes) -> None:
-    """Make a small secret file (0600) durably, whole or not at all; one that another process made first stays."""
+    """Make a small secret file (0600) durably, whole or not at all; one that another process
+    made first stays."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600
+    )
     try:
         os.write(descriptor, raw)
         os.fsync(descriptor)
@@ -72,21 +81,33 @@ class Door:
     """Stamps the frames that may enter with their player's pseudonym and the time."""
 
     def __init__(self, key: bytes, game: GameName, clock: Clock) -> None:
-        self._key, self.game, self._clock = key, game, clock
+        self._key = key
+        self.game = game
+        self._clock = clock
         self._known: dict[PlayerName, bytes] = {}
 
-    def admit(self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]) -> list[Frame | Refused]:
+    def admit(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]
+    ) -> list[Frame | Refused]:
         """For each frame the stamped one, or why it is refused for good."""
         now_s = self._clock.now()
         return [self._admit(frame, players.get(frame.session), now_s) for frame in frames]
 
     def _admit(self, frame: Frame, player: PlayerName | None, now_s: float) -> Frame | Refused:
         if frame.kind not in (FrameKind.DATA, FrameKind.DROP, FrameKind.CLOSE) or frame.flags:
-            return Refused("bad_kind", f"kind {int(frame.kind)}, flags {frame.flags}; wanted 0, 1 or 2 and no flags")
+            return Refused(
+                "bad_kind",
+                f"kind {int(frame.kind)}, flags {frame.flags}; wanted 0, 1 or 2 and no flags",
+            )
         if len(frame.body) > MAX_BODY_BYTES:
-            return Refused("too_large", f"a body of {len(frame.body)} bytes; at most {MAX_BODY_BYTES} are taken")
+            return Refused(
+                "too_large",
+                f"a body of {len(frame.body)} bytes; at most {MAX_BODY_BYTES} are taken",
+            )
         if frame.player != NO_PLAYER or frame.received_s:
-            return Refused("stamped", "player and received_s are set at the door; a client sends zeros")
+            return Refused(
+                "stamped", "player and received_s are set at the door; a client sends zeros"
+            )
         if player is None:
             return Refused("no_player", f"nobody was named for session {frame.session}")
         if refused := refused_session(frame.session, entered_s=now_s, oldest_s=DOOR_S):

@@ -70,9 +70,18 @@ class Frame:
     def header(self) -> bytes:
         """The 64 bytes before the body."""
         head = _HEADER.pack(
-            MAGIC, VERSION, self.kind, self.flags, len(self.body), self.body_crc, self.session.bytes,
-            self.chunk_no, self.player, self.received_s, 0,
-        )  # fmt: skip
+            MAGIC,
+            VERSION,
+            self.kind,
+            self.flags,
+            len(self.body),
+            self.body_crc,
+            self.session.bytes,
+            self.chunk_no,
+            self.player,
+            self.received_s,
+            0,
+        )
         return head[:_SUMMED] + _CRC.pack(crc32(head[:_SUMMED]))
 
     def encode(self) -> bytes:
@@ -82,9 +91,15 @@ class Frame:
     def stamped(self, player: bytes, received_s: int) -> "Frame":
         """The same frame with the door's player and time; the body does not change."""
         return Frame(
-            kind=self.kind, session=self.session, chunk_no=self.chunk_no, body=self.body, body_crc=self.body_crc,
-            player=player, received_s=received_s, flags=self.flags,
-        )  # fmt: skip
+            kind=self.kind,
+            session=self.session,
+            chunk_no=self.chunk_no,
+            body=self.body,
+            body_crc=self.body_crc,
+            player=player,
+            received_s=received_s,
+            flags=self.flags,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +125,9 @@ def data_frame(session: uuid.UUID, chunk_no: int, body: bytes) -> Frame:
 
 def drop_frame(session: uuid.UUID, chunk_no: int, report: DropReport) -> Frame:
     """A frame that reports dropped numbers."""
-    body = canonical_json({"n_steps": report.n_steps, "ranges": [list(pair) for pair in report.ranges]})
+    body = canonical_json(
+        {"n_steps": report.n_steps, "ranges": [list(pair) for pair in report.ranges]}
+    )
     return _frame(FrameKind.DROP, session, chunk_no, body)
 
 
@@ -122,7 +139,9 @@ def close_frame(session: uuid.UUID, chunk_no: int, report: CloseReport) -> Frame
 
 def _frame(kind: FrameKind, session: uuid.UUID, chunk_no: int, body: bytes) -> Frame:
     if len(body) > MAX_BODY_BYTES:
-        raise Refused("too_large", f"a body of {len(body)} bytes; at most {MAX_BODY_BYTES} fit in a frame")
+        raise Refused(
+            "too_large", f"a body of {len(body)} bytes; at most {MAX_BODY_BYTES} fit in a frame"
+        )
     return Frame(kind=kind, session=session, chunk_no=chunk_no, body=body, body_crc=crc32(body))
 
 
@@ -132,7 +151,19 @@ def decode_frame(raw: bytes | memoryview) -> Frame:
     if len(view) < HEADER_BYTES:
         raise Refused("truncated", f"{len(view)} bytes; a frame has a header of {HEADER_BYTES}")
     fields = _HEADER.unpack_from(view)
-    magic, version, kind, flags, body_len, body_crc, session, chunk_no, player, received_s, header_crc = fields
+    (
+        magic,
+        version,
+        kind,
+        flags,
+        body_len,
+        body_crc,
+        session,
+        chunk_no,
+        player,
+        received_s,
+        header_crc,
+    ) = fields
     if magic != MAGIC:
         raise Refused("bad_magic", f"starts with {bytes(magic)!r}, not {MAGIC!r}")
     if version != VERSION:
@@ -144,7 +175,9 @@ def decode_frame(raw: bytes | memoryview) -> Frame:
     if kind > FrameKind.LATE_REWARD or flags:
         raise Refused("bad_kind", f"kind {kind}, flags {flags}; wanted a known kind and flags 0")
     if body_len > MAX_BODY_BYTES:
-        raise Refused("too_large", f"a body of {body_len} bytes; at most {MAX_BODY_BYTES} are taken")
+        raise Refused(
+            "too_large", f"a body of {body_len} bytes; at most {MAX_BODY_BYTES} are taken"
+        )
     if chunk_no >= MAX_COUNT:
         raise Refused("bad_number", f"chunk_no is {chunk_no}; numbers stay below 2^48")
     body = bytes(view[HEADER_BYTES : HEADER_BYTES + body_len])
@@ -153,15 +186,24 @@ def decode_frame(raw: bytes | memoryview) -> Frame:
     if crc32(body) != body_crc:
         raise Refused("bad_body_checksum", "the body does not match its checksum")
     if len(view) != HEADER_BYTES + body_len:
-        raise Refused("trailing_bytes", f"{len(view) - HEADER_BYTES - body_len} bytes after the frame's end")
+        raise Refused(
+            "trailing_bytes", f"{len(view) - HEADER_BYTES - body_len} bytes after the frame's end"
+        )
     return Frame(
-        kind=FrameKind(kind), session=uuid.UUID(bytes=session), chunk_no=chunk_no, body=body, body_crc=body_crc,
-        player=player, received_s=received_s, flags=flags,
-    )  # fmt: skip
+        kind=FrameKind(kind),
+        session=uuid.UUID(bytes=session),
+        chunk_no=chunk_no,
+        body=body,
+        body_crc=body_crc,
+        player=player,
+        received_s=received_s,
+        flags=flags,
+    )
 
 
 def announced_size(raw: bytes | memoryview) -> int:
-    """Header and body length that a frame's first 64 bytes announce, unchecked; fewer bytes count as a header."""
+    """Header and body length that a frame's first 64 bytes announce, unchecked; fewer bytes
+    count as a header."""
     if len(raw) < HEADER_BYTES:
         return HEADER_BYTES
     return HEADER_BYTES + int(_HEADER.unpack_from(raw)[4])
@@ -187,7 +229,9 @@ def read_drop(frame: Frame) -> DropReport:
         if not (isinstance(pair, list) and len(pair) == 2 and all(_is_count(n) for n in pair)):
             raise Refused("bad_report", f"range {pair!r} is not a pair of whole numbers")
         if not last < pair[0] <= pair[1] < frame.chunk_no:
-            raise Refused("bad_report", f"range {pair!r} is out of order or not before {frame.chunk_no}")
+            raise Refused(
+                "bad_report", f"range {pair!r} is out of order or not before {frame.chunk_no}"
+            )
         last = pair[1]
     return DropReport(tuple((int(a), int(b)) for a, b in ranges), _count(fields, "n_steps"))
 
@@ -197,13 +241,17 @@ def read_close(frame: Frame) -> CloseReport:
     fields = _report(frame, FrameKind.CLOSE, {"n_chunks", "n_steps"})
     report = CloseReport(_count(fields, "n_chunks"), _count(fields, "n_steps"))
     if report.n_chunks != frame.chunk_no:
-        raise Refused("bad_report", f"n_chunks {report.n_chunks} in close frame number {frame.chunk_no}")
+        raise Refused(
+            "bad_report", f"n_chunks {report.n_chunks} in close frame number {frame.chunk_no}"
+        )
     return report
 
 
 def _report(frame: Frame, kind: FrameKind, keys: set[str]) -> dict[str, Any]:
     if frame.kind is not kind:
-        raise Refused("bad_report", f"a {frame.kind.name.lower()} frame was read as {kind.name.lower()}")
+        raise Refused(
+            "bad_report", f"a {frame.kind.name.lower()} frame was read as {kind.name.lower()}"
+        )
     fields = strict_json(frame.body)
     if not isinstance(fields, dict) or set(fields) != keys:
         raise Refused("bad_report", f"wanted exactly {sorted(keys)}")
@@ -220,7 +268,7 @@ def _count(fields: dict[str, Any], name: str) -> int:
     return int(fields[name])
 
 
-# --- A parcel: what one request carries -------------------------------------------------------------------------------
+# --- A parcel: what one request carries -----------------------------------------------------------
 #
 # offset  0  magic   4s   b"UNPA"
 #         4  length  u32  of the preamble
@@ -241,10 +289,13 @@ class Parcel:
     frames: Sequence[Frame | Refused]
     players: Mapping[uuid.UUID, PlayerName]
     skipped_steps: int = 0
-    """Steps of episodes that were not recorded since the last parcel, because the platform asked for a share only."""
+    """Steps of episodes that were not recorded since the last parcel, because the platform asked
+    for a share only."""
 
 
-def encode_parcel(frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], skipped_steps: int = 0) -> bytes:
+def encode_parcel(
+    frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], skipped_steps: int = 0
+) -> bytes:
     """The body of a request; `players` may name more sessions than the frames have."""
     sessions = {frame.session for frame in frames}
     named = {str(session): name for session, name in players.items() if session in sessions}
@@ -254,11 +305,13 @@ def encode_parcel(frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerNam
 
 
 def decode_parcel(raw: bytes | memoryview) -> Parcel:
-    """What a request's body holds; Refused when it is no parcel. A frame that is none does not spoil the others."""
+    """What a request's body holds; Refused when it is no parcel. A frame that is none does not
+    spoil the others."""
     view = memoryview(raw)
     if len(view) < _PARCEL_HEAD.size or bytes(view[:4]) != _PARCEL_MAGIC:
         raise Refused(
-            "bad_parcel", f"starts with {bytes(view[:4])!r}; a parcel starts with {_PARCEL_MAGIC!r} and a length"
+            "bad_parcel",
+            f"starts with {bytes(view[:4])!r}; a parcel starts with {_PARCEL_MAGIC!r} and a length",
         )
     length = _PARCEL_HEAD.unpack_from(view)[1]
     at = _PARCEL_HEAD.size + length
@@ -280,7 +333,10 @@ def decode_parcel(raw: bytes | memoryview) -> Parcel:
             raise Refused("bad_parcel", f"more than {MAX_FRAMES_PER_SEND} frames")
         size = announced_size(view[at : at + HEADER_BYTES])
         if size > MAX_FRAME_BYTES or at + size > len(view):
-            raise Refused("bad_parcel", f"frame {len(frames)} announces {size} bytes, {len(view) - at} are left")
+            raise Refused(
+                "bad_parcel",
+                f"frame {len(frames)} announces {size} bytes, {len(view) - at} are left",
+            )
         try:
             frames.append(decode_frame(view[at : at + size]))
         except Refused as refused:

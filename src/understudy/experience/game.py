@@ -34,7 +34,8 @@ MAX_PATH = 100
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,40}(\.[A-Za-z0-9_-]{1,40}){0,5}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""What moves the cursor, breaks lines or turns text around; names are shown in terminals and pages."""
+"""What moves the cursor, breaks lines or turns text around; names are shown in terminals and
+pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +62,25 @@ class GameSpec:
         _check_leaves("action", self.action)
         discrete = self.discrete
         if self.action_names and (discrete is None or len(self.action_names) != discrete.n):
-            raise SpecError(f"{len(self.action_names)} action names do not fit the action space {dict(self.action)}")
+            raise SpecError(
+                f"{len(self.action_names)} action names do not fit the action space "
+                f"{dict(self.action)}"
+            )
         for names in (self.action_names, self.obs_names):
             if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-                raise SpecError(f"names {str(names)[:80]} are not all different texts; give each its own")
+                raise SpecError(
+                    f"names {str(names)[:80]} are not all different texts; give each its own"
+                )
             if bad := [name for name in names if _CONTROL.search(name)]:
-                raise SpecError(f"name {bad[0][:40]!a} has control characters in it; give printable text")
-        if self.obs_names and (set(self.obs) != {""} or len(self.obs_names) != math.prod(self.obs[""].shape)):
-            raise SpecError(f"{len(self.obs_names)} observation names do not fit the observation space")
+                raise SpecError(
+                    f"name {bad[0][:40]!a} has control characters in it; give printable text"
+                )
+        if self.obs_names and (
+            set(self.obs) != {""} or len(self.obs_names) != math.prod(self.obs[""].shape)
+        ):
+            raise SpecError(
+                f"{len(self.obs_names)} observation names do not fit the observation space"
+            )
         if self.has_legal and discrete is None:
             raise SpecError("legal masks need a single Discrete action space")
         limit = self.max_episode_steps
@@ -76,8 +88,10 @@ class GameSpec:
             raise SpecError(f"max_episode_steps is {limit!r}; give a whole number from 1, or None")
         if self.row_bytes > MAX_ROW_BYTES:
             raise SpecError(
-                f"one row of {self.game} takes {self.row_bytes} bytes; at most {MAX_ROW_BYTES} can be recorded, "
-                "since two observations must fit into one frame: make the observation smaller or narrower"
+                f"one row of {self.game} takes {self.row_bytes} bytes; at most {MAX_ROW_BYTES} can "
+                "be recorded, "
+                "since two observations must fit into one frame: make the observation smaller or "
+                "narrower"
             )
 
     @property
@@ -110,16 +124,18 @@ class GameSpec:
 
     def to_json(self) -> bytes:
         """Canonical JSON: equal specs give equal bytes."""
-        return canonical_json({
-            "format": SPEC_FORMAT,
-            "game": self.game,
-            "obs": {path: space.to_json() for path, space in self.obs.items()},
-            "action": {path: space.to_json() for path, space in self.action.items()},
-            "obs_names": list(self.obs_names),
-            "action_names": list(self.action_names),
-            "has_legal": self.has_legal,
-            "max_episode_steps": self.max_episode_steps,
-        })  # fmt: skip
+        return canonical_json(
+            {
+                "format": SPEC_FORMAT,
+                "game": self.game,
+                "obs": {path: space.to_json() for path, space in self.obs.items()},
+                "action": {path: space.to_json() for path, space in self.action.items()},
+                "obs_names": list(self.obs_names),
+                "action_names": list(self.action_names),
+                "has_legal": self.has_legal,
+                "max_episode_steps": self.max_episode_steps,
+            }
+        )
 
 
 def _column(prefix: str, path: str) -> str:
@@ -130,11 +146,17 @@ def _check_leaves(what: str, leaves: Mapping[str, Space]) -> None:
     if not leaves:
         raise SpecError(f"the {what} space is empty; give it at least one part")
     if len(leaves) > MAX_PARTS:
-        raise SpecError(f"the {what} space has {len(leaves)} parts; give at most {MAX_PARTS}, as arrays where you can")
+        raise SpecError(
+            f"the {what} space has {len(leaves)} parts; give at most {MAX_PARTS}, as arrays where "
+            "you can"
+        )
     for path in leaves:
-        if not (path == "" and len(leaves) == 1) and (not _KEY.fullmatch(path) or len(path) > MAX_PATH):
+        if not (path == "" and len(leaves) == 1) and (
+            not _KEY.fullmatch(path) or len(path) > MAX_PATH
+        ):
             raise SpecError(
-                f"{what} key {path!r} cannot name a column; use letters, digits, _ and -, with dots between parts, "
+                f"{what} key {path!r} cannot name a column; use letters, digits, _ and -, with "
+                "dots between parts, "
                 f"at most {MAX_PATH} together"
             )
 
@@ -145,16 +167,21 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
         fields = strict_json(raw)
         if not isinstance(fields, dict) or "format" not in fields:
             raise SpecError(
-                f"a game spec is {str(fields)[:40]!r}; give a JSON object with {', '.join(sorted(_FIELDS))}"
+                f"a game spec is {str(fields)[:40]!r}; give a JSON object with "
+                f"{', '.join(sorted(_FIELDS))}"
             )
         if fields["format"] != SPEC_FORMAT or type(fields["format"]) is not int:
             raise SpecError(f"spec format {fields['format']!r}; this build reads {SPEC_FORMAT}")
         if fields.keys() != _FIELDS:
             raise SpecError(f"a game spec has other fields: {sorted(fields.keys() ^ _FIELDS)[:6]}")
         if not all(isinstance(fields[name], dict) for name in ("obs", "action")):
-            raise SpecError("obs and action are JSON objects: a space by its path, '' for the only one")
+            raise SpecError(
+                "obs and action are JSON objects: a space by its path, '' for the only one"
+            )
         names = [fields["obs_names"], fields["action_names"]]
-        if type(fields["has_legal"]) is not bool or not all(isinstance(some, list) for some in names):
+        if type(fields["has_legal"]) is not bool or not all(
+            isinstance(some, list) for some in names
+        ):
             raise SpecError("has_legal is true or false, obs_names and action_names are lists")
         return GameSpec(
             game=game_name(fields["game"]),
@@ -166,10 +193,21 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
             max_episode_steps=fields["max_episode_steps"],
         )
     except Refused as error:
-        raise SpecError(f"a game spec is not readable: {error}; give the JSON that `spec.to_json()` makes") from None
+        raise SpecError(
+            f"a game spec is not readable: {error}; give the JSON that `spec.to_json()` makes"
+        ) from None
 
 
-_FIELDS = {"format", "game", "obs", "action", "obs_names", "action_names", "has_legal", "max_episode_steps"}
+_FIELDS = {
+    "format",
+    "game",
+    "obs",
+    "action",
+    "obs_names",
+    "action_names",
+    "has_legal",
+    "max_episode_steps",
+}
 
 
 def game_spec(
@@ -180,13 +218,19 @@ def game_spec(
     has_legal: bool = False,
     max_episode_steps: int | None = None,
 ) -> GameSpec:
-    """A spec without Gymnasium: `obs` is a length, a shape, names or spaces; `actions` a count, names or spaces."""
+    """A spec without Gymnasium: `obs` is a length, a shape, names or spaces; `actions` a count,
+    names or spaces."""
     obs_spaces, obs_names = _obs(obs)
     action_spaces, action_names = _actions(actions)
     return GameSpec(
-        game=game_name(game), obs=obs_spaces, action=action_spaces, obs_names=obs_names, action_names=action_names,
-        has_legal=has_legal, max_episode_steps=max_episode_steps,
-    )  # fmt: skip
+        game=game_name(game),
+        obs=obs_spaces,
+        action=action_spaces,
+        obs_names=obs_names,
+        action_names=action_names,
+        has_legal=has_legal,
+        max_episode_steps=max_episode_steps,
+    )
 
 
 def _obs(obs: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
@@ -201,7 +245,9 @@ def _obs(obs: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
             return {"": Box((len(obs),), DTYPES["F32"])}, tuple(obs)
         if all(type(part) is int and part > 0 for part in obs):
             return {"": Box(tuple(obs), DTYPES["F32"])}, ()
-    raise SpecError(f"obs is {obs!r}; give a length (6), a shape ((84, 84)), names, a space, or spaces by name")
+    raise SpecError(
+        f"obs is {obs!r}; give a length (6), a shape ((84, 84)), names, a space, or spaces by name"
+    )
 
 
 def _actions(actions: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
@@ -214,13 +260,21 @@ def _actions(actions: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
     is_list = isinstance(actions, Sequence) and not isinstance(actions, str) and len(actions) > 0
     if is_list and all(isinstance(name, str) for name in actions):
         return {"": Discrete(len(actions))}, tuple(actions)
-    raise SpecError(f"actions is {actions!r}; give a count (3), names (['up', 'down']), a space, or spaces by name")
+    raise SpecError(
+        f"actions is {actions!r}; give a count (3), names (['up', 'down']), a space, or spaces by "
+        "name"
+    )
 
 
 def spec_from_gymnasium(env: Any, *, game: str | None = None, has_legal: bool = False) -> GameSpec:
-    """The spec of a Gymnasium env (or vector env: its single spaces), without importing gymnasium."""
+    """The spec of a Gymnasium env (or vector env: its single spaces), without importing
+    gymnasium."""
     env_spec = getattr(env, "spec", None)
-    name = game_name(game) if game is not None else game_name_of_env(getattr(env_spec, "id", None) or "")
+    name = (
+        game_name(game)
+        if game is not None
+        else game_name_of_env(getattr(env_spec, "id", None) or "")
+    )
     obs_space = getattr(env, "single_observation_space", None) or env.observation_space
     action_space = getattr(env, "single_action_space", None) or env.action_space
     return GameSpec(
@@ -235,20 +289,30 @@ def spec_from_gymnasium(env: Any, *, game: str | None = None, has_legal: bool = 
 
 
 def _names(env: Any, which: str) -> tuple[str, ...]:
-    """What an env, or the first of a vector env's, calls its observations or actions; nothing where it does not."""
+    """What an env, or the first of a vector env's, calls its observations or actions; nothing
+    where it does not."""
     inner = getattr(env, "unwrapped", env)
     envs = getattr(inner, "envs", None)
     if isinstance(envs, list | tuple) and envs:
         inner = getattr(envs[0], "unwrapped", envs[0])
     names = getattr(inner, which, ())
-    return tuple(names) if isinstance(names, list | tuple) and all(isinstance(one, str) for one in names) else ()
+    return (
+        tuple(names)
+        if isinstance(names, list | tuple) and all(isinstance(one, str) for one in names)
+        else ()
+    )
 
 
 def random_action(spec: GameSpec, rng: np.random.Generator, *, legal: Array | None = None) -> Any:
-    """An action as the game takes it: a number, an array, or parts by their path; among `legal` where that is given."""
+    """An action as the game takes it: a number, an array, or parts by their path; among `legal`
+    where that is given."""
     discrete = spec.discrete
     if discrete is not None:
-        return _draw(discrete, rng) if legal is None else int(rng.choice(np.flatnonzero(legal))) + discrete.start
+        return (
+            _draw(discrete, rng)
+            if legal is None
+            else int(rng.choice(np.flatnonzero(legal))) + discrete.start
+        )
     parts = {path: _draw(space, rng) for path, space in spec.action.items()}
     return parts[""] if parts.keys() == {""} else nested(parts)
 
@@ -258,14 +322,23 @@ def _draw(space: Space, rng: np.random.Generator) -> Any:
         return int(rng.integers(space.n - 1, dtype=np.uint64, endpoint=True)) + space.start
     if isinstance(space, MultiDiscrete):
         most = np.array([count - 1 for count in space.counts], np.uint64)
-        return rng.integers(most, dtype=np.uint64, endpoint=True).astype(space.dtype).reshape(space.shape)
+        return (
+            rng.integers(most, dtype=np.uint64, endpoint=True)
+            .astype(space.dtype)
+            .reshape(space.shape)
+        )
     if not isinstance(space, Box):
         return rng.integers(0, 2, space.shape).astype(space.dtype)
     low, high = (bound.reshape(-1) for bound in space.ends())
     if space.dtype.kind != "f":
         dtype = np.dtype(np.uint8) if space.dtype.kind == "b" else space.dtype
-        return rng.integers(low, high, dtype=dtype, endpoint=True).astype(space.dtype).reshape(space.shape)
-    low, high = low.astype(np.float64), high.astype(np.float64)
+        return (
+            rng.integers(low, high, dtype=dtype, endpoint=True)
+            .astype(space.dtype)
+            .reshape(space.shape)
+        )
+    low = low.astype(np.float64)
+    high = high.astype(np.float64)
     is_closed = (abs(low) < OPEN) & (abs(high) < OPEN)
     drawn = np.where(
         is_closed,

@@ -1,7 +1,8 @@
 """What has been seen of one session: the pure rule that makes every frame count once.
 
-Stores keep one `SessionState` per session and ask `admit` inside their commit. The state is bounded: ranges of seen
-numbers, at most 1,024 of them, and data numbers at most 1,024 ahead of the first missing one.
+Stores keep one `SessionState` per session and ask `admit` inside their commit. The state is
+bounded: ranges of seen numbers, at most 1,024 of them, and data numbers at most 1,024 ahead of the
+first missing one.
 """
 
 import struct
@@ -17,14 +18,16 @@ MAX_AHEAD = 1024
 """How far a data number may run ahead of the first missing one."""
 
 MAX_REPORT_AHEAD = 1 << 20
-"""The same for drop reports and closes, whose numbers come behind everything a client still has to send."""
+"""The same for drop reports and closes, whose numbers come behind everything a client still has
+to send."""
 
 MAX_RANGES = 1024
 MAX_DROPPED = 1 << 62
 
 
 def tombstone_of(identity: bytes) -> bytes:
-    """What a store keeps of a forgotten player or session: enough to know the id again, not to tell it."""
+    """What a store keeps of a forgotten player or session: enough to know the id again, not to
+    tell it."""
     return sha256(b"understudy tombstone\0" + identity).digest()[:16]
 
 
@@ -34,7 +37,8 @@ _HEAD = struct.Struct("<16sQQQqI??")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Seen numbers `first..last`; where its steps begin (-1: unknown) and end (exactly, or at least)."""
+    """Seen numbers `first..last`; where its steps begin (-1: unknown) and end (exactly, or at
+    least)."""
 
     first: int
     last: int
@@ -71,7 +75,8 @@ class SessionState:
 
     def missing(self) -> tuple[tuple[int, int], ...]:
         """Ranges of numbers not seen although later ones were."""
-        gaps, at = [], 0
+        gaps = []
+        at = 0
         for one in self.ranges:
             if one.first > at:
                 gaps.append((at, one.first - 1))
@@ -81,11 +86,18 @@ class SessionState:
     def pack(self) -> bytes:
         """Bytes for a database column."""
         head = _HEAD.pack(
-            self.player, self.n_chunks, self.n_steps, self.dropped_steps, self.closed_at, self.last_received_s,
-            self.forgotten, False,
-        )  # fmt: skip
+            self.player,
+            self.n_chunks,
+            self.n_steps,
+            self.dropped_steps,
+            self.closed_at,
+            self.last_received_s,
+            self.forgotten,
+            False,
+        )
         return head + b"".join(
-            _RANGE.pack(one.first, one.last, one.first_step, one.end_step, one.exact) for one in self.ranges
+            _RANGE.pack(one.first, one.last, one.first_step, one.end_step, one.exact)
+            for one in self.ranges
         )
 
 
@@ -94,9 +106,15 @@ def unpack_state(raw: bytes) -> SessionState:
     player, n_chunks, n_steps, dropped, closed_at, received, forgotten, _ = _HEAD.unpack_from(raw)
     ranges = tuple(Range(*fields) for fields in _RANGE.iter_unpack(raw[_HEAD.size :]))
     return SessionState(
-        player=player, ranges=ranges, n_chunks=n_chunks, n_steps=n_steps, dropped_steps=dropped, closed_at=closed_at,
-        last_received_s=received, forgotten=forgotten,
-    )  # fmt: skip
+        player=player,
+        ranges=ranges,
+        n_chunks=n_chunks,
+        n_steps=n_steps,
+        dropped_steps=dropped,
+        closed_at=closed_at,
+        last_received_s=received,
+        forgotten=forgotten,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +132,20 @@ class Arrival:
 
 
 Verdict = Literal[
-    "", "seen", "other_player", "forgotten", "after_close", "out_of_window", "step_mismatch", "bad_report"
+    "",
+    "seen",
+    "other_player",
+    "forgotten",
+    "after_close",
+    "out_of_window",
+    "step_mismatch",
+    "bad_report",
 ]
 
 
 def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, Verdict]:
-    """The state after a frame, and `""` when it counts; otherwise the unchanged state and the reason it does not.
+    """The state after a frame, and `""` when it counts; otherwise the unchanged state and the
+    reason it does not.
 
     "seen" is no fault: the caller compares bytes to tell a duplicate from a conflict.
     """
@@ -137,7 +163,9 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, V
         for first, last in arrival.dropped:
             ranges = _cover(ranges, first, last)
     high = ranges[0].last + 1 if ranges and ranges[0].first == 0 else 0
-    if arrival.number > high + (MAX_AHEAD if arrival.kind in ("data", "refused") else MAX_REPORT_AHEAD):
+    if arrival.number > high + (
+        MAX_AHEAD if arrival.kind in ("data", "refused") else MAX_REPORT_AHEAD
+    ):
         return before, "out_of_window"
     if arrival.kind == "close" and ranges and ranges[-1].last > arrival.number:
         return before, "bad_report"
@@ -157,7 +185,9 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, V
         n_chunks=before.n_chunks + is_data,
         n_steps=before.n_steps + (arrival.n_steps if is_data else 0),
         # Bounded, since each of a session's reports may claim any count.
-        dropped_steps=min(before.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0), MAX_DROPPED),
+        dropped_steps=min(
+            before.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0), MAX_DROPPED
+        ),
         closed_at=arrival.number if arrival.kind == "close" else before.closed_at,
         last_received_s=max(before.last_received_s, arrival.received_s),
     )
@@ -165,7 +195,8 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, V
 
 
 def readmit(state: SessionState, arrival: Arrival) -> SessionState:
-    """The state after a data frame whose number was seen in quarantine and that is stored after all."""
+    """The state after a data frame whose number was seen in quarantine and that is stored after
+    all."""
     return replace(state, n_chunks=state.n_chunks + 1, n_steps=state.n_steps + arrival.n_steps)
 
 
@@ -176,10 +207,14 @@ def withdraw(state: SessionState, n_steps: int) -> SessionState:
 
 def _add_data(ranges: tuple[Range, ...], arrival: Arrival) -> tuple[Range, ...] | None:
     """Ranges with one more data number, or None when its steps contradict a neighbour's."""
-    number, first_step, end_step = arrival.number, arrival.first_step, arrival.first_step + arrival.n_steps
+    number = arrival.number
+    first_step = arrival.first_step
+    end_step = arrival.first_step + arrival.n_steps
     left = [one for one in ranges if one.last < number]
     right = [one for one in ranges if one.first > number]
-    if any(first_step < one.end_step for one in left) or any(0 <= one.first_step < end_step for one in right):
+    if any(first_step < one.end_step for one in left) or any(
+        0 <= one.first_step < end_step for one in right
+    ):
         return None
     if left and left[-1].last == number - 1 and left[-1].exact and first_step != left[-1].end_step:
         return None
@@ -211,14 +246,17 @@ def _insert(ranges: tuple[Range, ...], new: Range) -> tuple[Range, ...]:
 
 
 def _merged(left: Range, right: Range) -> Range:
-    return Range(left.first, right.last, left.first_step, max(left.end_step, right.end_step), right.exact)
+    return Range(
+        left.first, right.last, left.first_step, max(left.end_step, right.end_step), right.exact
+    )
 
 
-# --- How old a session may be -----------------------------------------------------------------------------------------
+# --- How old a session may be ---------------------------------------------------------------------
 #
-# A session id carries the time its session began. No frame enters once its session is too old, so whatever removes
-# duplicates need not remember sessions for ever. Age is counted to the moment a frame entered: an acknowledged frame
-# stays good, however long ingest was down or a schema was missing.
+# A session id carries the time its session began. No frame enters once its session is too old, so
+# whatever removes duplicates need not remember sessions for ever. Age is counted to the moment a
+# frame entered: an acknowledged frame stays good, however long ingest was down or a schema was
+# missing.
 
 DAY_S = 86_400.0
 
@@ -232,11 +270,12 @@ DOOR_S = SPOOL_S + 1 * DAY_S
 """A day more than clients try, so that clocks which differ refuse nothing that was sent in time."""
 
 INGEST_S = DOOR_S + 7 * DAY_S
-"""A week more than the door takes: for streams that other doors append to and that stamp their own time."""
+"""A week more than the door takes: for streams that other doors append to and that stamp their
+own time."""
 
 REMEMBER_S = INGEST_S + AHEAD_S
-"""How long what is gone is remembered after it came: a session that began AHEAD_S after its first frame may go on
-entering for INGEST_S from there."""
+"""How long what is gone is remembered after it came: a session that began AHEAD_S after its
+first frame may go on entering for INGEST_S from there."""
 
 
 def refused_session(session: uuid.UUID, *, entered_s: float, oldest_s: float) -> Refused | None:

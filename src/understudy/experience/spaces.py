@@ -1,4 +1,5 @@
-"""The shapes a game's observations and actions may take, as plain data that can check whole columns at once."""
+"""The shapes a game's observations and actions may take, as plain data that can check whole
+columns at once."""
 
 import math
 import operator
@@ -38,13 +39,16 @@ class Space(Protocol):
 def _to_json(space: Any) -> dict[str, Any]:
     """The space's kind and fields; bounds and counts that differ are lists."""
     fields = {name: getattr(space, name) for name in space.__dataclass_fields__}
-    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+    listed = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()
+    }
     return {**listed, "space": _NAMES[type(space)], "dtype": DTYPE_NAMES[space.dtype]}
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Numbers within bounds; every float must be finite. Equal spaces have equal fields, however they were given."""
+    """Numbers within bounds; every float must be finite. Equal spaces have equal fields, however
+    they were given."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -57,7 +61,10 @@ class Box:
         object.__setattr__(self, "high", _bound_of(self, self.high, end=1))
         low, high = (np.asarray(bound, object) for bound in (self.low, self.high))
         if self.low is not None and self.high is not None and (low > high).any():
-            raise SpecError(f"a box has a low bound {str(self.low)[:40]} above its high bound {str(self.high)[:40]}")
+            raise SpecError(
+                f"a box has a low bound {str(self.low)[:40]} above its high bound "
+                f"{str(self.high)[:40]}"
+            )
 
     def holds(self, rows: Array) -> NDArray[np.bool_]:
         flat = rows.reshape(len(rows), math.prod(self.shape))
@@ -71,13 +78,17 @@ class Box:
         return ok
 
     def ends(self) -> tuple[Array, Array]:
-        """The least and the greatest value of each number; floats are infinite where they are open, booleans bytes."""
+        """The least and the greatest value of each number; floats are infinite where they are
+        open, booleans bytes."""
         dtype = np.dtype(np.uint8) if self.dtype.kind == "b" else self.dtype
         found = [
             np.asarray(end if bound is None else bound, dtype)
             for bound, end in zip((self.low, self.high), type_ends(self.dtype), strict=True)
         ]
-        low, high = (np.broadcast_to(one.reshape(self.shape if one.ndim else ()), self.shape) for one in found)
+        low, high = (
+            np.broadcast_to(one.reshape(self.shape if one.ndim else ()), self.shape)
+            for one in found
+        )
         return low, high
 
     to_json = _to_json
@@ -93,12 +104,15 @@ class Discrete:
 
     def __post_init__(self) -> None:
         _normalise(self, sorts="iu")
-        n, start, info = _whole(self.n, "n"), _whole(self.start, "start"), np.iinfo(self.dtype)
+        n = _whole(self.n, "n")
+        start = _whole(self.start, "start")
+        info = np.iinfo(self.dtype)
         object.__setattr__(self, "n", n)
         object.__setattr__(self, "start", start)
         if n < 1 or start < info.min or start + n - 1 > info.max:
             raise SpecError(
-                f"{n} choices from {start} do not fit into {DTYPE_NAMES[self.dtype]}; give at least 1 and at most what "
+                f"{n} choices from {start} do not fit into {DTYPE_NAMES[self.dtype]}; give at "
+                "least 1 and at most what "
                 "the type holds"
             )
 
@@ -126,10 +140,13 @@ class MultiDiscrete:
         counts = tuple(_whole(count, "a count") for count in self.counts)
         object.__setattr__(self, "counts", counts)
         if len(counts) != math.prod(self.shape):
-            raise SpecError(f"{len(counts)} counts for shape {self.shape}; give one count for each element")
+            raise SpecError(
+                f"{len(counts)} counts for shape {self.shape}; give one count for each element"
+            )
         if min(counts) < 1 or max(counts) - 1 > np.iinfo(self.dtype).max:
             raise SpecError(
-                f"counts {str(counts)[:60]} do not fit; give each at least 1 and at most what the type holds"
+                f"counts {str(counts)[:60]} do not fit; give each at least 1 and at most what the "
+                "type holds"
             )
 
     def holds(self, rows: Array) -> NDArray[np.bool_]:
@@ -161,13 +178,19 @@ def _normalise(space: Any, *, sorts: str) -> None:
     dtype = np.dtype(space.dtype).newbyteorder("<")
     if dtype not in DTYPE_NAMES or dtype.kind not in sorts:
         fitting = [name for name, known in DTYPES.items() if known.kind in sorts]
-        raise SpecError(f"a {type(space).__name__} space of dtype {dtype} cannot be recorded; use one of {fitting}")
+        raise SpecError(
+            f"a {type(space).__name__} space of dtype {dtype} cannot be recorded; use one of "
+            f"{fitting}"
+        )
     object.__setattr__(space, "dtype", DTYPES[DTYPE_NAMES[dtype]])
     if isinstance(space, Discrete):
         return
     shape = tuple(_whole(n, "a dimension") for n in space.shape)
     if len(shape) > MAX_DIMENSIONS or any(n < 1 for n in shape):
-        raise SpecError(f"shape {shape} is not allowed; give at most {MAX_DIMENSIONS} dimensions, each at least 1")
+        raise SpecError(
+            f"shape {shape} is not allowed; give at most {MAX_DIMENSIONS} dimensions, each at "
+            "least 1"
+        )
     object.__setattr__(space, "shape", shape)
 
 
@@ -178,13 +201,16 @@ def _whole(value: Any, what: str) -> int:
 
 
 def _bound_of(box: Box, bound: Any, *, end: int) -> Bounds:
-    """A bound in one form: None where the type itself ends, one number where all elements share it."""
+    """A bound in one form: None where the type itself ends, one number where all elements share
+    it."""
     if bound is None:
         return None
     is_list = isinstance(bound, list | tuple)
     values = list(bound) if is_list else [bound]
     if is_list and len(values) != math.prod(box.shape):
-        raise SpecError(f"{len(values)} bounds for shape {box.shape}; give one, or one for each element")
+        raise SpecError(
+            f"{len(values)} bounds for shape {box.shape}; give one, or one for each element"
+        )
     numbers = [_number(value, box.dtype) for value in values]
     if len(set(numbers)) > 1:
         return tuple(numbers)
@@ -200,7 +226,11 @@ def type_ends(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 def _number(value: Any, dtype: np.dtype[Any]) -> float:
     # Bounds have the column's own precision, so that float32(0.1) lies within a bound given as 0.1.
-    if dtype.kind == "f" and isinstance(value, int | float | np.number) and not isinstance(value, bool):
+    if (
+        dtype.kind == "f"
+        and isinstance(value, int | float | np.number)
+        and not isinstance(value, bool)
+    ):
         with np.errstate(over="ignore"):
             number = float(dtype.type(value)) + 0.0  # no minus zero
         if math.isfinite(number):
@@ -213,35 +243,50 @@ def _number(value: Any, dtype: np.dtype[Any]) -> float:
 
 
 _KINDS: Mapping[str, type[Box] | type[Discrete] | type[MultiDiscrete] | type[MultiBinary]] = {
-    "box": Box, "discrete": Discrete, "multi_discrete": MultiDiscrete, "multi_binary": MultiBinary,
-}  # fmt: skip
+    "box": Box,
+    "discrete": Discrete,
+    "multi_discrete": MultiDiscrete,
+    "multi_binary": MultiBinary,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def space_from_json(fields: Any) -> Space:
     """The space that `to_json` described; SpecError unless the description is exact."""
-    if not isinstance(fields, dict) or not isinstance(fields.get("space"), str) or fields["space"] not in _KINDS:
+    if (
+        not isinstance(fields, dict)
+        or not isinstance(fields.get("space"), str)
+        or fields["space"] not in _KINDS
+    ):
         raise SpecError(
-            f"a space is {str(fields)[:80]!r}; give a JSON object whose space is one of {', '.join(sorted(_KINDS))}"
+            f"a space is {str(fields)[:80]!r}; give a JSON object whose space is one of "
+            f"{', '.join(sorted(_KINDS))}"
         )
     try:
         kind = _KINDS[fields["space"]]
         if fields.keys() != {"space", *kind.__dataclass_fields__}:
-            raise SpecError(f"a {fields['space']} space has exactly the fields {sorted(kind.__dataclass_fields__)}")
+            raise SpecError(
+                f"a {fields['space']} space has exactly the fields "
+                f"{sorted(kind.__dataclass_fields__)}"
+            )
         listed = [fields[name] for name in ("shape", "counts") if name in fields]
         bounds = [fields[name] for name in ("low", "high") if name in fields]
-        if not all(isinstance(value, list) for value in listed) or any(isinstance(bound, bool) for bound in bounds):
+        if not all(isinstance(value, list) for value in listed) or any(
+            isinstance(bound, bool) for bound in bounds
+        ):
             raise SpecError("shape and counts are lists, bounds are numbers")
         given = {name: value for name, value in fields.items() if name != "space"}
         return kind(**{**given, "dtype": DTYPES[fields["dtype"]]})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SpecError(
-            f"a space is not readable: {error} in {str(fields)[:200]}; its dtype is one of {', '.join(DTYPES)}"
+            f"a space is not readable: {error} in {str(fields)[:200]}; its dtype is one of "
+            f"{', '.join(DTYPES)}"
         ) from None
 
 
 def space_from_gymnasium(space: Any, *, is_action: bool) -> dict[str, Space]:
-    """The leaves of a Gymnasium space by dotted path (`""` for a plain one); Dict and Tuple are taken apart."""
+    """The leaves of a Gymnasium space by dotted path (`""` for a plain one); Dict and Tuple are
+    taken apart."""
     kind = type(space).__name__
     if kind not in ("Dict", "Tuple"):
         return {"": _leaf(kind, space, is_action=is_action)}
@@ -249,7 +294,8 @@ def space_from_gymnasium(space: Any, *, is_action: bool) -> dict[str, Space]:
     for key, part in space.spaces.items() if kind == "Dict" else enumerate(space.spaces):
         if not str(key) or "." in str(key):
             raise SpecError(
-                f"a Dict space has the key {key!r}; use letters, digits, _ and -, since a dot parts columns"
+                f"a Dict space has the key {key!r}; use letters, digits, _ and -, since a dot "
+                "parts columns"
             )
         for path, leaf in space_from_gymnasium(part, is_action=is_action).items():
             leaves[f"{key}.{path}" if path else str(key)] = leaf
@@ -259,19 +305,27 @@ def space_from_gymnasium(space: Any, *, is_action: bool) -> dict[str, Space]:
 def _leaf(kind: str, space: Any, *, is_action: bool) -> Space:
     match kind:
         case "Box":
-            return Box(space.shape, space.dtype, *(_bounds_of(np.asarray(side)) for side in (space.low, space.high)))
+            return Box(
+                space.shape,
+                space.dtype,
+                *(_bounds_of(np.asarray(side)) for side in (space.low, space.high)),
+            )
         case "Discrete":
             return Discrete(space.n, space.start, DTYPES["I32"] if is_action else space.dtype)
         case "MultiDiscrete":
             if np.any(getattr(space, "start", 0)):
-                raise SpecError("a MultiDiscrete space that does not start at 0 cannot be recorded; shift it to 0")
+                raise SpecError(
+                    "a MultiDiscrete space that does not start at 0 cannot be recorded; shift it "
+                    "to 0"
+                )
             counts = np.asarray(space.nvec)
             return MultiDiscrete(tuple(counts.ravel().tolist()), counts.shape, space.dtype)
         case "MultiBinary":
             return MultiBinary(space.shape, space.dtype)
         case _:
             raise SpecError(
-                f"a {kind} space cannot be recorded; use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple "
+                f"a {kind} space cannot be recorded; use Box, Discrete, MultiDiscrete, "
+                "MultiBinary, or a Dict or Tuple "
                 "of them"
             )
 

@@ -1,7 +1,8 @@
 """Checks what a game hands over for one row and writes it into preallocated columns.
 
-Arrays of the right dtype and shape take the short way; lists, scalars and other dtypes are converted only where no
-value changes (a float may be rounded to the column's precision, nothing else).
+Arrays of the right dtype and shape take the short way; lists, scalars and other dtypes are
+converted only where no value changes (a float may be rounded to the column's precision, nothing
+else).
 """
 
 import operator
@@ -21,7 +22,8 @@ _SHORT = 32
 
 Columns = Sequence[Array] | Sequence[list[Any]]
 Write = Callable[[Columns, int, Any], None]
-"""Writes one checked value into a row of its columns, or raises Refused; the row is scratch until then.
+"""Writes one checked value into a row of its columns, or raises Refused; the row is scratch until
+then.
 
 Where a list stands for a column, it gets the checked array itself.
 """
@@ -31,13 +33,16 @@ Read = Callable[[Any], dict[str, Array]]
 
 
 def obs_writer(spec: GameSpec) -> Write:
-    """Writes observations of this game: one array, or a mapping or tuple that is taken apart by path."""
+    """Writes observations of this game: one array, or a mapping or tuple that is taken apart by
+    path."""
     return _tree_writer("obs", spec.obs, check_bounds=False)
 
 
 def obs_reader(spec: GameSpec, *, stack: int = 1) -> Read:
-    """Checks observations of this game, or sequences of `stack`; without a stack, an array that fits is not copied."""
-    write, spaces = obs_writer(spec), spec.obs_columns
+    """Checks observations of this game, or sequences of `stack`; without a stack, an array that
+    fits is not copied."""
+    write = obs_writer(spec)
+    spaces = spec.obs_columns
     (only, *more) = spaces
 
     def read_only(obs: Any) -> dict[str, Array]:
@@ -51,7 +56,9 @@ def obs_reader(spec: GameSpec, *, stack: int = 1) -> Read:
         return {name: column[0] for name, column in zip(spaces, columns, strict=True)}
 
     def read_stack(rows: Any) -> dict[str, Array]:
-        columns = {name: np.empty((stack, *space.shape), space.dtype) for name, space in spaces.items()}
+        columns = {
+            name: np.empty((stack, *space.shape), space.dtype) for name, space in spaces.items()
+        }
         for at, row in enumerate(rows):
             write(list(columns.values()), at, row)
         return columns
@@ -66,14 +73,17 @@ def action_writer(spec: GameSpec) -> Write:
     space = spec.discrete
     if space is None:
         return _tree_writer("action", spec.action, check_bounds=True)
-    low, high = space.start, space.start + space.n
+    low = space.start
+    high = space.start + space.n
     by_name = {name: low + index for index, name in enumerate(spec.action_names)}
 
     def write(columns: Columns, at: int, action: Any) -> None:
         if type(action) is not int:
             action = _whole(action, by_name)
         if not low <= action < high:
-            raise Refused("not_in_space", f"action {action}; give a whole number from {low} to {high - 1}")
+            raise Refused(
+                "not_in_space", f"action {action}; give a whole number from {low} to {high - 1}"
+            )
         columns[0][at] = action
 
     return write
@@ -96,14 +106,21 @@ def check_mask(mask: Any, n_actions: int) -> Array:
         return mask
     array = _asarray("legal", mask)
     if array.shape != (n_actions,):
-        raise Refused("bad_shape", f"legal has shape {array.shape}; give one flag for each of the {n_actions} actions")
+        raise Refused(
+            "bad_shape",
+            f"legal has shape {array.shape}; give one flag for each of the {n_actions} actions",
+        )
     return _lossless("legal", array, np.dtype(np.bool_))
 
 
 def _whole(action: Any, by_name: Mapping[str, int]) -> int:
     if isinstance(action, str):
         if action not in by_name:
-            known = f"one of {list(by_name)[:12]}" if by_name else "a number: this game has no action names"
+            known = (
+                f"one of {list(by_name)[:12]}"
+                if by_name
+                else "a number: this game has no action names"
+            )
             raise Refused("not_in_space", f"action {action[:40]!r}; give {known}")
         return by_name[action]
     try:
@@ -116,7 +133,12 @@ def _tree_writer(what: str, leaves: Mapping[str, Space], *, check_bounds: bool) 
     if set(leaves) == {""}:
         return _leaf_writer(what, leaves[""], check_bounds=check_bounds)
     parts = [
-        (index, path, path.split("."), _leaf_writer(f"{what}.{path}", space, check_bounds=check_bounds))
+        (
+            index,
+            path,
+            path.split("."),
+            _leaf_writer(f"{what}.{path}", space, check_bounds=check_bounds),
+        )
         for index, (path, space) in enumerate(sorted(leaves.items()))
     ]
 
@@ -134,14 +156,19 @@ def _part(what: str, value: Any, path: str, keys: Sequence[str]) -> Any:
         for key in keys:
             value = value[key] if isinstance(value, Mapping) and key in value else value[int(key)]
     except (KeyError, IndexError, TypeError, ValueError):
-        raise Refused("bad_shape", f"{what} has no part {path!r}; give all that the game was connected with") from None
+        raise Refused(
+            "bad_shape", f"{what} has no part {path!r}; give all that the game was connected with"
+        ) from None
     return value
 
 
 def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
-    dtype, shape = space.dtype, space.shape
-    is_float, is_short = dtype.kind == "f", len(shape) == 1 and shape[0] <= _SHORT
-    # Real games leave the float bounds of their observations now and then; whole numbers and actions may not.
+    dtype = space.dtype
+    shape = space.shape
+    is_float = dtype.kind == "f"
+    is_short = len(shape) == 1 and shape[0] <= _SHORT
+    # Real games leave the float bounds of their observations now and then; whole numbers and
+    # actions may not.
     is_open = isinstance(space, Box) and space.low is None and space.high is None
     must_hold = (check_bounds or not is_float) and not is_open
     array_type = np.ndarray
@@ -150,13 +177,24 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
         if type(value) is not array_type or value.dtype != dtype or value.shape != shape:
             value = _asarray(what, value)
             if value.shape != shape:
-                raise Refused("bad_shape", f"{what} has shape {value.shape}; this game was connected with {shape}")
+                raise Refused(
+                    "bad_shape",
+                    f"{what} has shape {value.shape}; this game was connected with {shape}",
+                )
             value = _lossless(what, value, dtype)
-        # A sum is finite only if every element is; when it overflowed, look at each. NumPy's own sums would warn.
-        if is_float and not (is_short and isfinite(sum(value.tolist()))) and not np.isfinite(value).all():
+        # A sum is finite only if every element is; when it overflowed, look at each. NumPy's own
+        # sums would warn.
+        if (
+            is_float
+            and not (is_short and isfinite(sum(value.tolist())))
+            and not np.isfinite(value).all()
+        ):
             raise Refused("not_finite", f"{what} holds NaN or infinity; give finite numbers")
         if must_hold and not space.holds(value[None])[0]:
-            raise Refused("not_in_space", f"{what} {str(value)[:60]} lies outside {space}; clip it or widen the space")
+            raise Refused(
+                "not_in_space",
+                f"{what} {str(value)[:60]} lies outside {space}; clip it or widen the space",
+            )
         columns[0][at] = value
 
     return write
@@ -179,5 +217,8 @@ def _lossless(what: str, array: Array, dtype: np.dtype[Any]) -> Array:
         converted = array.astype(dtype)
         may_round = dtype.kind == "f" and array.dtype.kind == "f"
         if not may_round and not (converted == array).all():
-            raise Refused("bad_dtype", f"{what} of {array.dtype} does not fit {dtype} exactly; connect it as wider")
+            raise Refused(
+                "bad_dtype",
+                f"{what} of {array.dtype} does not fit {dtype} exactly; connect it as wider",
+            )
     return converted

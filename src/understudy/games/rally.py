@@ -1,11 +1,13 @@
-"""Rally: two paddles and a ball on integers, so that every machine and language plays the same match, bit for bit.
+"""Rally: two paddles and a ball on integers, so that every machine and language plays the same
+match, bit for bit.
 
     x 0 ┬ left paddle ............ ball ............ right paddle ┬ 4096
         └ seat 0                                           seat 1 ┘          y 0 above, 3072 below
 
-A serve is an episode: it ends when the ball leaves on one side, a point for the other. What moves fits into 32 bits and
-is changed by +, -, * and shifts alone. `step` and `frame` are pure and take their array module: NumPy, jax.numpy, or
-`Ints` for one court in plain Python. `rally.js` is the same game for pages, held to the same vectors.
+A serve is an episode: it ends when the ball leaves on one side, a point for the other. What moves
+fits into 32 bits and is changed by +, -, * and shifts alone. `step` and `frame` are pure and take
+their array module: NumPy, jax.numpy, or `Ints` for one court in plain Python. `rally.js` is the
+same game for pages, held to the same vectors.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +21,8 @@ from understudy.core.tensors import Array
 GAME_ID = "rally"
 OPPONENT = "good"
 """Whom an env and a judge put into the other seat unless told otherwise."""
-WIDTH, HEIGHT = 4096, 3072
+WIDTH = 4096
+HEIGHT = 3072
 BALL = 48
 """Half its size; a paddle reaches so much further."""
 PADDLE = 320
@@ -27,7 +30,8 @@ PADDLE = 320
 FACE = 160
 """How far a paddle's face is from its side."""
 PADDLE_SPEED = 44
-SERVE_SPEED, MAX_SPEED = 40, 96
+SERVE_SPEED = 40
+MAX_SPEED = 96
 FASTER = 4
 """How much a hit adds to the ball's speed."""
 STEEPER = 6
@@ -40,11 +44,13 @@ MAX_DECISIONS = 600
 OBS_NAMES = ("ball x", "ball y", "ball speed x", "ball speed y", "own paddle", "other paddle")
 ACTION_NAMES = ("up", "stay", "down")
 _HASHED = (0x7FEB352D, 0x846CA68B)
-_GOLDEN, _ALL_BITS = 0x9E3779B9, 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+_ALL_BITS = 0xFFFFFFFF
 
 
 class Court(NamedTuple):
-    """Everything that moves; whole numbers, or int32 arrays of any number of courts side by side."""
+    """Everything that moves; whole numbers, or int32 arrays of any number of courts side by
+    side."""
 
     x: Any
     y: Any
@@ -62,17 +68,24 @@ class Ints:
     def where(is_so: bool, this: int, other: int) -> int:
         return this if is_so else other
 
-    minimum, maximum, abs = min, max, abs
+    minimum = min
+    maximum = max
+    abs = abs
 
 
 def serve(seed: Any) -> Court:
-    """The court at the first frame of a serve, or of an int64 array of them; the same for all who play this seed."""
+    """The court at the first frame of a serve, or of an int64 array of them; the same for all
+    who play this seed."""
     drawn = mixed(seed)
     middle = drawn * 0
     return Court(
-        middle + WIDTH // 2, HEIGHT // 2 + (drawn >> 1 & 1023) - 512, ((drawn & 1) * 2 - 1) * SERVE_SPEED,
-        (drawn >> 11 & 63) - 32, middle + HEIGHT // 2, middle + HEIGHT // 2,
-    )  # fmt: skip
+        middle + WIDTH // 2,
+        HEIGHT // 2 + (drawn >> 1 & 1023) - 512,
+        ((drawn & 1) * 2 - 1) * SERVE_SPEED,
+        (drawn >> 11 & 63) - 32,
+        middle + HEIGHT // 2,
+        middle + HEIGHT // 2,
+    )
 
 
 def mixed(number: Any) -> Any:
@@ -106,14 +119,18 @@ def point(xp: Any, court: Court) -> Any:
 def frame(xp: Any, court: Court, left_move: Any, right_move: Any) -> Court:
     """One frame; a move is -1, 0 or 1."""
     is_out = (court.x > WIDTH) | (court.x < 0)
-    left, right = _moved(xp, court.left, left_move), _moved(xp, court.right, right_move)
-    x, y = court.x + court.speed_x, court.y + court.speed_y
+    left = _moved(xp, court.left, left_move)
+    right = _moved(xp, court.right, right_move)
+    x = court.x + court.speed_x
+    y = court.y + court.speed_y
     # Off the upper and the lower wall.
-    is_above, is_below = y < BALL, y > HEIGHT - BALL
+    is_above = y < BALL
+    is_below = y > HEIGHT - BALL
     speed_y = xp.where(is_above | is_below, -court.speed_y, court.speed_y)
     y = xp.where(is_above, 2 * BALL - y, xp.where(is_below, 2 * (HEIGHT - BALL) - y, y))
     # Off a paddle, in the frame in which the ball passes its face.
-    near, far = FACE + BALL, WIDTH - FACE - BALL
+    near = FACE + BALL
+    far = WIDTH - FACE - BALL
     is_hit_left = (court.x >= near) & (x < near) & (xp.abs(y - left) <= PADDLE + BALL)
     is_hit_right = (court.x <= far) & (x > far) & (xp.abs(y - right) <= PADDLE + BALL)
     speed = xp.minimum(xp.abs(court.speed_x) + FASTER, MAX_SPEED)
@@ -131,13 +148,18 @@ def _moved(xp: Any, paddle: Any, move: Any) -> Any:
 
 
 def seen(court: Court, seat: int) -> tuple[Any, ...]:
-    """What a seat sees, each as if it sat on the left; dividing by `SCALES` gives the observation, exactly."""
+    """What a seat sees, each as if it sat on the left; dividing by `SCALES` gives the
+    observation, exactly."""
     side = 1 if seat == 0 else -1
     own, other = (court.left, court.right) if seat == 0 else (court.right, court.left)
     return (
-        (court.x - WIDTH // 2) * side, court.y - HEIGHT // 2, court.speed_x * side, court.speed_y, own - HEIGHT // 2,
+        (court.x - WIDTH // 2) * side,
+        court.y - HEIGHT // 2,
+        court.speed_x * side,
+        court.speed_y,
+        own - HEIGHT // 2,
         other - HEIGHT // 2,
-    )  # fmt: skip
+    )
 
 
 SCALES = np.array([2048, 2048, 64, 64, 2048, 2048], np.float32)
@@ -160,7 +182,9 @@ def as_text(court: Court, *, columns: int = 64, rows: int = 20) -> str:
         (at(FACE, WIDTH, columns) - 1, court.left),
         (columns - at(FACE, WIDTH, columns), court.right),
     ):
-        for row in range(at(paddle - PADDLE, HEIGHT, rows), at(paddle + PADDLE - 1, HEIGHT, rows) + 1):
+        for row in range(
+            at(paddle - PADDLE, HEIGHT, rows), at(paddle + PADDLE - 1, HEIGHT, rows) + 1
+        ):
             lines[row][column] = "█"
     if 0 <= court.x <= WIDTH:
         lines[at(court.y, HEIGHT, rows)][at(court.x, WIDTH, columns)] = "●"
@@ -183,7 +207,7 @@ def pictured(court: Court, *, size: int = 12) -> NDArray[np.uint8]:
     return frame
 
 
-# --- Opponents --------------------------------------------------------------------------------------------------------
+# --- Opponents ------------------------------------------------------------------------------------
 
 
 class Skill(NamedTuple):
@@ -194,7 +218,8 @@ class Skill(NamedTuple):
     aim: int
     """How far off it may aim."""
     reach: int
-    """How near a ball must be before it minds it, from its own side; above the width: it always does."""
+    """How near a ball must be before it minds it, from its own side; above the width: it always
+    does."""
     slack: int
     """How far off its paddle may stand before it moves."""
 
@@ -215,7 +240,8 @@ def skill_of(name: str) -> Skill:
 
 
 def scripted(xp: Any, view: tuple[Any, ...], skill: Skill, drawn: Any) -> Any:
-    """What a scripted opponent does with what it sees; `drawn` is 32 fresh random bits, as a whole number from 0."""
+    """What a scripted opponent does with what it sees; `drawn` is 32 fresh random bits, as a
+    whole number from 0."""
     x, y, speed_x, _, own, _ = view
     off = ((drawn >> 8 & 1023) - 512) * skill.aim >> 9
     is_minded = (speed_x < 0) & (x + WIDTH // 2 < skill.reach)

@@ -1,4 +1,5 @@
-"""The checks every frame passes before it may be stored: pure, and in the order of what they cost."""
+"""The checks every frame passes before it may be stored: pure, and in the order of what they
+cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the checks say about one record: a candidate, or a refusal that is kept as quarantined or parked."""
+    """What the checks say about one record: a candidate, or a refusal that is kept as
+    quarantined or parked."""
 
     outcome: Literal["candidate", "refused", "parked"]
     candidate: Candidate | None = None
@@ -32,7 +34,8 @@ class Checked:
 def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
     """Judge one frame as it came into the stream at `received_s`, however much later that is done.
 
-    What reading `specs` raises passes: it says nothing about the frame, which has to be judged again later.
+    What reading `specs` raises passes: it says nothing about the frame, which has to be judged
+    again later.
     """
     game = ""
     try:
@@ -50,19 +53,27 @@ def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
             return _unknown(raw, chunk, specs=specs, received_s=received_s)
         check_against_spec(chunk, spec)
     except Refused as refused:
-        return Checked("refused", refusal=RefusedFrame(raw, refused.reason, refused.detail, received_s, game))
+        return Checked(
+            "refused", refusal=RefusedFrame(raw, refused.reason, refused.detail, received_s, game)
+        )
     except (StorageFailed, StorageFull, OSError):
         raise
     except Exception as error:
-        # A mistake of ours in one of the checks; raised, it would stop this frame's partition for good.
-        return Checked("refused", refusal=RefusedFrame(raw, UNREADABLE, repr(error)[:200], received_s, game))
+        # A mistake of ours in one of the checks; raised, it would stop this frame's partition for
+        # good.
+        return Checked(
+            "refused", refusal=RefusedFrame(raw, UNREADABLE, repr(error)[:200], received_s, game)
+        )
     return Checked("candidate", Candidate(frame, chunk))
 
 
 def _unknown(raw: bytes, chunk: Chunk, *, specs: Specs, received_s: float) -> Checked:
-    game, schema = chunk.meta.game, chunk.meta.schema
+    game = chunk.meta.game
+    schema = chunk.meta.schema
     if not specs.knows(game):
-        refusal = RefusedFrame(raw, "unknown_game", f"no game {game} is registered", received_s, game)
+        refusal = RefusedFrame(
+            raw, "unknown_game", f"no game {game} is registered", received_s, game
+        )
         return Checked("refused", refusal=refusal)
     detail = f"schema {schema[:12]} of {game} is not registered; register it and replay"
     return Checked("parked", refusal=RefusedFrame(raw, "unknown_schema", detail, received_s, game))
@@ -76,7 +87,11 @@ def check_against_spec(chunk: Chunk, spec: GameSpec) -> None:
     _check_named(chunk, "obs", spec.obs_columns)
     _check_named(chunk, "action", spec.action_columns)
     if any(_head(name) == "raw_action" for name in chunk.columns):
-        _check_named(chunk, "raw_action", {f"raw_{name}": raw_space(one) for name, one in spec.action_columns.items()})
+        _check_named(
+            chunk,
+            "raw_action",
+            {f"raw_{name}": raw_space(one) for name, one in spec.action_columns.items()},
+        )
     # The observation behind a terminated step may be padding, and nobody looks at it.
     is_seen = np.concatenate([[True], ~chunk.columns["terminated"][:-1]])
     for name, space in spec.obs_columns.items():
@@ -95,7 +110,8 @@ def _check_named(chunk: Chunk, head: str, spaces: Mapping[str, Space]) -> None:
         column = chunk.columns[name]
         if column.dtype != space.dtype or column.shape[1:] != space.shape:
             raise Refused(
-                "bad_columns", f"{name!r} is {column.dtype}{column.shape[1:]}, wanted {space.dtype}{space.shape}"
+                "bad_columns",
+                f"{name!r} is {column.dtype}{column.shape[1:]}, wanted {space.dtype}{space.shape}",
             )
 
 
@@ -104,7 +120,8 @@ def _head(name: str) -> str:
 
 
 def _check_obs(name: str, column: Array, space: Space, is_seen: Array) -> None:
-    # Real games leave their declared float bounds now and then; numbers that are none are what breaks learners.
+    # Real games leave their declared float bounds now and then; numbers that are none are what
+    # breaks learners.
     if column.dtype.kind == "f":
         if not np.isfinite(column).all():
             raise Refused("not_finite", f"{name!r} holds NaN or infinity")
@@ -113,10 +130,13 @@ def _check_obs(name: str, column: Array, space: Space, is_seen: Array) -> None:
 
 
 def _check_legal(chunk: Chunk, spec: GameSpec, is_step: Array) -> None:
-    legal, discrete = chunk.columns.get("legal"), spec.discrete
+    legal = chunk.columns.get("legal")
+    discrete = spec.discrete
     if legal is None:
         if spec.has_legal:
-            raise Refused("bad_columns", "'legal' is missing; this game says which actions are legal")
+            raise Refused(
+                "bad_columns", "'legal' is missing; this game says which actions are legal"
+            )
         return
     if discrete is None or legal.shape[1] != discrete.n:
         raise Refused("bad_columns", f"'legal' has {legal.shape[1]} flags for the action space")

@@ -1,8 +1,10 @@
-"""The ingest service: advances every partition of a stream, commit by commit, in this process or in many.
+"""The ingest service: advances every partition of a stream, commit by commit, in this process or in
+many.
 
-The service decides which partitions may be read now and keeps count. A turn is one partition: `PartitionIngest.advance`
-claims it, reads, checks and writes. The store alone knows how far a partition is stored; a turn that is taken twice, by
-whichever processes, is fenced by the epoch of the later claim.
+The service decides which partitions may be read now and keeps count. A turn is one partition:
+`PartitionIngest.advance` claims it, reads, checks and writes. The store alone knows how far a
+partition is stored; a turn that is taken twice, by whichever processes, is fenced by the epoch of
+the later claim.
 """
 
 import contextlib
@@ -51,7 +53,9 @@ class IngestConfig:
         for field_ in fields(self):
             value = getattr(self, field_.name)
             if not 0 < value < math.inf:
-                raise ConfigError(f"{field_.name} is {value}; give a number above 0, such as {field_.default}")
+                raise ConfigError(
+                    f"{field_.name} is {value}; give a number above 0, such as {field_.default}"
+                )
 
 
 @dataclass(slots=True)
@@ -80,7 +84,8 @@ class Turn:
 
     partition: str
     claim: Claim | None = None
-    """The claim of this owner by which it was stored last, and the position since; None: nothing is known yet."""
+    """The claim of this owner by which it was stored last, and the position since; None: nothing
+    is known yet."""
     draining_s: float = 0.0
     """How long ago draining began."""
 
@@ -113,7 +118,8 @@ class Progress:
 
 
 Spread = Callable[[Iterable[Turn]], Iterable[Progress]]
-"""Takes the turns of a round in other processes, and raises what went wrong after all that went well."""
+"""Takes the turns of a round in other processes, and raises what went wrong after all that went
+well."""
 
 
 class PartitionIngest:
@@ -196,7 +202,9 @@ class PartitionIngest:
             refusal = {"partition": claim.partition, "reason": reason, "count": count}
             progress.events.append(("frames_refused", refusal))
 
-    def _checked(self, records: Sequence[Record]) -> tuple[list[Candidate], list[RefusedFrame], list[RefusedFrame]]:
+    def _checked(
+        self, records: Sequence[Record]
+    ) -> tuple[list[Candidate], list[RefusedFrame], list[RefusedFrame]]:
         candidates: list[Candidate] = []
         refused: list[RefusedFrame] = []
         parked: list[RefusedFrame] = []
@@ -239,7 +247,9 @@ class IngestService:
         self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()
-        self._partitions = PartitionIngest(stream, store, specs, owner=owner, config=self._config, clock=self._clock)
+        self._partitions = PartitionIngest(
+            stream, store, specs, owner=owner, config=self._config, clock=self._clock
+        )
         self._spread: Spread = spread or self._one_by_one
         self._claims: dict[str, Claim] = {}
         self._ended: set[str] = set()
@@ -258,7 +268,8 @@ class IngestService:
         return moved
 
     def run(self, stop: Event) -> None:
-        """Repeat `step` until told to stop, waiting a little when nothing comes and longer while nothing works."""
+        """Repeat `step` until told to stop, waiting a little when nothing comes and longer while
+        nothing works."""
         while not stop.is_set():
             try:
                 moved = self.step()
@@ -271,10 +282,11 @@ class IngestService:
                 self._clock.wait(stop, _IDLE_S)
 
     def drain(self, *, within_s: float = math.inf) -> bool:
-        """Store everything that was in the stream when this was called; it ends however fast more comes.
+        """Store everything that was in the stream when this was called; it ends however fast more
+        comes.
 
-        Whether there was time for that; it is looked at between two turns. Partitions that another owner holds are
-        left to them.
+        Whether there was time for that; it is looked at between two turns. Partitions that another
+        owner holds are left to them.
         """
         began_s = self._clock.monotonic()
         caught_up: set[str] = set()
@@ -294,7 +306,9 @@ class IngestService:
         """How far each partition that is ours is stored."""
         return {name: claim.position for name, claim in self._claims.items()}
 
-    def _round(self, *, without: Container[str], draining_since_s: float | None = None) -> Iterator[Progress]:
+    def _round(
+        self, *, without: Container[str], draining_since_s: float | None = None
+    ) -> Iterator[Progress]:
         """Each readable partition that is ours, advanced once."""
         for progress in self._spread(self._turns(without, draining_since_s)):
             for event, said in progress.events:
@@ -317,7 +331,9 @@ class IngestService:
         places = (number for number, one in enumerate(partitions) if one.id == self._silent)
         last = next(places, -1) + 1
         for partition in [*partitions[last:], *partitions[:last]]:
-            is_readable = all(parent not in names or parent in self._ended for parent in partition.parents)
+            is_readable = all(
+                parent not in names or parent in self._ended for parent in partition.parents
+            )
             if is_readable and partition.id not in self._ended and partition.id not in without:
                 now_s = self._clock.monotonic()
                 draining_s = 0.0 if draining_since_s is None else now_s - draining_since_s
@@ -333,7 +349,8 @@ class IngestService:
 
 
 def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
-    """Whether all was read that was there when our monotonic clock and this machine's clock stood so."""
+    """Whether all was read that was there when our monotonic clock and this machine's clock
+    stood so."""
     if not read.records:
         return True
     if read.complete_to_s is not None:
@@ -343,14 +360,18 @@ def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
 
 def tell_not_drained(error: object) -> None:
     """Say why something is left, and that nothing of it is lost."""
-    _log.warning("not_drained", error=str(error), next="it is in the stream, and stored at the next start")
+    _log.warning(
+        "not_drained", error=str(error), next="it is in the stream, and stored at the next start"
+    )
 
 
 @contextlib.contextmanager
 def leaving_the_rest(is_asked: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """End well, and say what is left, where nothing can be read or stored now and a stop was asked for.
+    """End well, and say what is left, where nothing can be read or stored now and a stop was asked
+    for.
 
-    Whatever the next start would not mend by itself is raised: a disk that refuses, a setting that cannot work.
+    Whatever the next start would not mend by itself is raised: a disk that refuses, a setting that
+    cannot work.
     """
     try:
         yield

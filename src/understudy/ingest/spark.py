@@ -1,9 +1,11 @@
-"""Ingest in Spark's tasks: the driver says which partitions may advance; tasks claim, read, check and write them.
+"""Ingest in Spark's tasks: the driver says which partitions may advance; tasks claim, read, check
+and write them.
 
-A batch is a plain Spark job with one task for each partition. A task builds stream and store from a text, once in each
-worker process, and reports a few numbers: no byte of a frame comes to the driver. The store holds all positions, so
-there is no checkpoint: whatever dies, the next batch begins where the store stands. A task that Spark tries again
-claims its partition anew, which fences an attempt that still runs somewhere.
+A batch is a plain Spark job with one task for each partition. A task builds stream and store from a
+text, once in each worker process, and reports a few numbers: no byte of a frame comes to the
+driver. The store holds all positions, so there is no checkpoint: whatever dies, the next batch
+begins where the store stands. A task that Spark tries again claims its partition anew, which fences
+an attempt that still runs somewhere.
 """
 
 import contextlib
@@ -26,7 +28,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from understudy.core.clock import SystemClock
-from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, StorageFull, Unreachable
+from understudy.core.errors import (
+    ConfigError,
+    MissingExtra,
+    StorageFailed,
+    StorageFull,
+    Unreachable,
+)
 from understudy.core.settings import load
 from understudy.ingest.service import IngestConfig, PartitionIngest, Progress, Turn
 from understudy.ports import ExperienceStore, Specs, Stream
@@ -47,7 +55,9 @@ _IDLE_S = 0.05
 _JAVA = 17
 _JAVA_S = 60.0
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-_MASTER = re.compile(r"local(\[(0*[1-9]\d*|\*)(, *0*[1-9]\d*)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn")
+_MASTER = re.compile(
+    r"local(\[(0*[1-9]\d*|\*)(, *0*[1-9]\d*)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
+)
 _RAISED = re.compile(r"^\s*(?:\w+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
 
 Opened = tuple[Stream, ExperienceStore, Specs]
@@ -63,14 +73,16 @@ class SparkEnded(Unreachable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkJob:
-    """What a task needs, as plain data; credentials are in files that the address names, or in the environment."""
+    """What a task needs, as plain data; credentials are in files that the address names, or in
+    the environment."""
 
     opener: str
     """Import path of a function that opens stream, store and specs in a worker's process."""
     address: str
     """What the opener is called with."""
     owner: str
-    """The owner of every claim, whichever task makes it: the latest claim of a partition is the valid one."""
+    """The owner of every claim, whichever task makes it: the latest claim of a partition is the
+    valid one."""
     config: IngestConfig = field(default_factory=IngestConfig)
     max_batch_bytes: int = 16 * 1024 * 1024
     """How much of one partition a batch covers at most."""
@@ -133,7 +145,9 @@ def take_turn(job: SparkJob, turn: Turn) -> Report:
 class SparkTasks:
     """Takes the turns of an ingest service as tasks of a Spark job, while it is `running`."""
 
-    def __init__(self, job: SparkJob, open_spark: Callable[[Event], AbstractContextManager[Spark]]) -> None:
+    def __init__(
+        self, job: SparkJob, open_spark: Callable[[Event], AbstractContextManager[Spark]]
+    ) -> None:
         """`open_spark`: a Spark for as long as the tasks run, given what ends its start."""
         self._job = job
         self._open_spark = open_spark
@@ -164,7 +178,8 @@ class SparkTasks:
                 watcher.join()
 
     def __call__(self, turns: Iterable[Turn]) -> Iterator[Progress]:
-        """A batch: one task for each turn. Errors of tasks are raised when all the others have been told of."""
+        """A batch: one task for each turn. Errors of tasks are raised when all the others have
+        been told of."""
         assigned = list(turns)
         assert self._spark is not None, "turns are taken while it is running"
         began_s = _clock.monotonic()
@@ -186,7 +201,8 @@ class SparkTasks:
             self._stop.wait(_IDLE_S)
 
     def _watch(self, context: "SparkContext", over: Event) -> None:
-        """Tell when no worker takes a job, and end it when a stop was asked for: Spark waits without a word."""
+        """Tell when no worker takes a job, and end it when a stop was asked for: Spark waits
+        without a word."""
         waited_s = 0.0
         with contextlib.suppress(Exception):  # of a JVM that is gone, of which the job tells
             tracker = context.statusTracker()
@@ -199,7 +215,9 @@ class SparkTasks:
                 if self._stop.is_set() and waited_s >= _STOP_S:
                     context.cancelAllJobs()
                 elif waited_s and waited_s % _WAIT_S == 0:
-                    _tell_wait(f"no worker of {context.master} takes this job; is there a free core?")
+                    _tell_wait(
+                        f"no worker of {context.master} takes this job; is there a free core?"
+                    )
 
 
 def _tell_wait(wait: str) -> None:
@@ -219,7 +237,8 @@ def _explained(spark: Spark) -> Iterator[None]:
         said = (_RAISED.findall(text) or text.strip().splitlines() or ["no reason"])[-1][:300]
         if "ModuleNotFoundError" in text or "ImportError" in text:
             raise ConfigError(
-                f"a worker of {spark.context.master} cannot take a task: {said}; install understudy and what the "
+                f"a worker of {spark.context.master} cannot take a task: {said}; install "
+                "understudy and what the "
                 "addresses need in the Python that PYSPARK_PYTHON names, the same on every worker"
             ) from None
         if "SparkContext was shut down" in text or "stopped SparkContext" in text:
@@ -228,14 +247,18 @@ def _explained(spark: Spark) -> Iterator[None]:
             raise StorageFailed(f"a Spark task failed: {said}{where}") from None
         raise Unreachable(f"a Spark job failed: {said}{where}") from None
     except (Py4JError, OSError) as error:
-        raise SparkEnded(f"Spark has ended ({type(error).__name__}){where}; start it again") from None
+        raise SparkEnded(
+            f"Spark has ended ({type(error).__name__}){where}; start it again"
+        ) from None
 
 
 @contextlib.contextmanager
 def open_spark(folder: Path, stop: Event, *, master: str, only_here: str = "") -> Iterator[Spark]:
-    """A Spark under a master, or the one of spark-submit; at the end no JVM and no worker of it is left.
+    """A Spark under a master, or the one of spark-submit; at the end no JVM and no worker of it is
+    left.
 
-    `folder`: where its log goes; `only_here`: what of the job lies in a folder that only this machine has.
+    `folder`: where its log goes; `only_here`: what of the job lies in a folder that only this
+    machine has.
     """
     from pyspark import SparkConf
 
@@ -252,14 +275,17 @@ def open_spark(folder: Path, stop: Event, *, master: str, only_here: str = "") -
         context = _start(conf, log, stop, opened=opened, master=master)
         if context.getConf().get("spark.speculation", "false") == "true":
             raise ConfigError(
-                "spark.speculation is true: two attempts of a task would take the partition from each other for ever; "
+                "spark.speculation is true: two attempts of a task would take the partition from "
+                "each other for ever; "
                 "set it to false"
             )
         check_master(context.master, only_here=only_here)
         yield Spark(context, None if is_submitted else log)
 
 
-def _start(conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, master: str) -> "SparkContext":
+def _start(
+    conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, master: str
+) -> "SparkContext":
     """A context, made in a thread of its own: in the main one it would take Ctrl-C for itself."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -269,7 +295,8 @@ def _start(conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, m
 
     def start() -> "SparkContext":
         with log.open("ab") as file:
-            # What a terminal sends to us does not reach another session; the JVM ends when our pipe does.
+            # What a terminal sends to us does not reach another session; the JVM ends when our pipe
+            # does.
             settings = {"stdout": file, "stderr": file, "start_new_session": True}
             gateways.append(launch_gateway(conf, settings))
         opened.callback(_end, gateways[0], contexts)
@@ -286,7 +313,9 @@ def _start(conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, m
                 gateways[0].proc.kill()
             if waited_s >= _WAIT_S:
                 waited_s = 0.0
-                _tell_wait(f"Spark has not started under master {master} yet; all it said is in {log}")
+                _tell_wait(
+                    f"Spark has not started under master {master} yet; all it said is in {log}"
+                )
     try:
         return starting.result()
     except Exception as error:
@@ -301,7 +330,10 @@ def _start(conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, m
 
 def _end(gateway: Any, contexts: "Sequence[SparkContext]") -> None:
     """Stop what runs, and end a JVM that we started; the one of spark-submit ends after us."""
-    for context in [*contexts, *contexts]:  # where the JVM is gone, the second call ends what runs here
+    for context in [
+        *contexts,
+        *contexts,
+    ]:  # where the JVM is gone, the second call ends what runs here
         with contextlib.suppress(Exception):
             context.stop()
     if gateway.proc is None:
@@ -317,7 +349,8 @@ def _end(gateway: Any, contexts: "Sequence[SparkContext]") -> None:
 
 
 def _settings(folder: Path, master: str) -> list[tuple[str, str]]:
-    """Quiet, on loopback while the master is this machine, with nothing left outside of the folder."""
+    """Quiet, on loopback while the master is this machine, with nothing left outside of the
+    folder."""
     # Workers that run in another Python cannot connect back.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -334,28 +367,38 @@ def _settings(folder: Path, master: str) -> list[tuple[str, str]]:
 
 
 def check_master(master: str, *, only_here: str = "") -> None:
-    """ConfigError for what no Spark takes, and for workers that cannot reach what is `only_here`."""
+    """ConfigError for what no Spark takes, and for workers that cannot reach what is
+    `only_here`."""
     if not _MASTER.fullmatch(master):
-        raise ConfigError(f"master is {master!r}, which Spark does not know; give local[2] or spark://HOST:7077")
+        raise ConfigError(
+            f"master is {master!r}, which Spark does not know; give local[2] or spark://HOST:7077"
+        )
     if only_here and not master.startswith("local"):
-        raise ConfigError(f"{only_here}, which workers of {master} have not; or give --master local[2]")
+        raise ConfigError(
+            f"{only_here}, which workers of {master} have not; or give --master local[2]"
+        )
 
 
 def _find_master(master: str) -> None:
-    """Unreachable when no master listens where one should; Spark would try for a minute, and not say why."""
+    """Unreachable when no master listens where one should; Spark would try for a minute, and not
+    say why."""
     if not master.startswith("spark://"):
         return
     troubles = []
     for place in master.removeprefix("spark://").split(","):
         host, _, port = place.rpartition(":")
         if not (host and port.isdecimal()):
-            raise ConfigError(f"master is {master!r}; give HOST:PORT, such as spark://{place or 'HOST'}:7077")
+            raise ConfigError(
+                f"master is {master!r}; give HOST:PORT, such as spark://{place or 'HOST'}:7077"
+            )
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
             return
         except OSError as error:
             troubles.append(f"{place}: {error}")
-    raise Unreachable(f"no Spark master listens at {'; '.join(troubles)}; check the address, or start one")
+    raise Unreachable(
+        f"no Spark master listens at {'; '.join(troubles)}; check the address, or start one"
+    )
 
 
 def require_spark() -> None:
@@ -364,10 +407,13 @@ def require_spark() -> None:
     try:
         import pyspark
     except ImportError as error:
-        raise MissingExtra(f"{needs} the package {error.name}; pip install 'understudy[spark]'") from error
+        raise MissingExtra(
+            f"{needs} the package {error.name}; pip install 'understudy[spark]'"
+        ) from error
     if int(pyspark.__version__.partition(".")[0]) < 4:
         raise MissingExtra(
-            f"{needs} PySpark 4, and this is {pyspark.__version__}; pip install 'understudy[spark]', or "
+            f"{needs} PySpark 4, and this is {pyspark.__version__}; pip install "
+            "'understudy[spark]', or "
             "submit to a newer Spark"
         )
     home = os.environ.get("JAVA_HOME")
@@ -377,7 +423,9 @@ def require_spark() -> None:
         where = f"there is none in JAVA_HOME, which is {home}" if home else "there is none"
         raise ConfigError(f"{needs} Java, and {where}; {newer}, or set JAVA_HOME")
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_S).stderr
+        said = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=_JAVA_S
+        ).stderr
     except subprocess.TimeoutExpired:
         said = f"it does not say its version in {_JAVA_S:g} s"
     except (OSError, ValueError) as error:
@@ -385,10 +433,14 @@ def require_spark() -> None:
     found = _JAVA_VERSION.search(said)
     if found is None:
         raise ConfigError(
-            f"{needs} Java, and {java} cannot be run: {said.strip()[:300]}; {newer}, and set JAVA_HOME to it"
+            f"{needs} Java, and {java} cannot be run: {said.strip()[:300]}; {newer}, and set "
+            "JAVA_HOME to it"
         )
     if int(found[1]) < _JAVA:
-        raise ConfigError(f"{needs} Java {_JAVA} or newer, and {java} is {found[1]}; {newer}, and set JAVA_HOME to it")
+        raise ConfigError(
+            f"{needs} Java {_JAVA} or newer, and {java} is {found[1]}; {newer}, and set JAVA_HOME "
+            "to it"
+        )
 
 
 def _last_words(log: Path) -> str:

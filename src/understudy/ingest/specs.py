@@ -1,4 +1,5 @@
-"""Where ingest finds game specs on local disk: GAMES/<game>/<schema>.json, the layout of the models store."""
+"""Where ingest finds game specs on local disk: GAMES/<game>/<schema>.json, the layout of the
+models store."""
 
 from pathlib import Path
 
@@ -8,7 +9,8 @@ from understudy.experience.game import GameSpec, spec_from_json
 
 
 class SpecFolder:
-    """Registered specs by game and schema; found ones are remembered, since a schema never changes."""
+    """Registered specs by game and schema; found ones are remembered, since a schema never
+    changes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,7 +1,8 @@
 """Adam on clipped gradients, whose bits are the same alone and in a lane.
 
-The usual form divides by 1 - decay^count; a power of one count and a power of many differ in their last bit. Here that
-share is kept in the state, and grows by the same products and sums as the moments it belongs to.
+The usual form divides by 1 - decay^count; a power of one count and a power of many differ in their
+last bit. Here that share is kept in the state, and grows by the same products and sums as the
+moments it belongs to.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ class AdamState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """An optimiser; `update` gives moves to subtract, after they are multiplied by a learning rate."""
+    """An optimiser; `update` gives moves to subtract, after they are multiplied by a learning
+    rate."""
 
     max_gradient: float
     """Longer gradients, by norm over all arrays, are shortened to this."""
@@ -60,4 +62,6 @@ class Adam:
 
 def norm_of(tree: Any) -> Any:
     """The length of all arrays together, as if they were one vector."""
-    return jnp.sqrt(sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0)))
+    return jnp.sqrt(
+        sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0))
+    )

@@ -1,4 +1,5 @@
-"""The network a game gets when nobody describes one: chosen by the kind of each observation column."""
+"""The network a game gets when nobody describes one: chosen by the kind of each observation
+column."""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,17 +40,28 @@ SMALL = (Conv(16, 4, 2), Conv(32, 3, 2))
 def policy_outputs(head: Head) -> dict[str, tuple[Layer, ...]]:
     """The last layers that a stochastic head reads from, for a policy that begins undecided."""
     last = Dense(head.size, gain=0.01)
-    return {"logits": (last,)} if head.is_discrete else {"mean": (last,), "log_std": (Constant(head.size),)}
+    return (
+        {"logits": (last,)}
+        if head.is_discrete
+        else {"mean": (last,), "log_std": (Constant(head.size),)}
+    )
 
 
 def network_for(
-    game: GameSpec, *, heads: Mapping[str, Sequence[Layer]], widths: Sequence[int] = (64, 64),
-    activation: str = "relu", stack: int = 1, layer_norm: bool = False, observation_norm: bool = False,
-) -> NetworkSpec:  # fmt: skip
-    """Convolutions for images, one-hot for choices, the numbers themselves for the rest; then dense layers.
+    game: GameSpec,
+    *,
+    heads: Mapping[str, Sequence[Layer]],
+    widths: Sequence[int] = (64, 64),
+    activation: str = "relu",
+    stack: int = 1,
+    layer_norm: bool = False,
+    observation_norm: bool = False,
+) -> NetworkSpec:
+    """Convolutions for images, one-hot for choices, the numbers themselves for the rest; then dense
+    layers.
 
-    `activation` and `layer_norm` follow each dense layer (convolutions have relu); `observation_norm` goes to what is
-    neither image nor choice.
+    `activation` and `layer_norm` follow each dense layer (convolutions have relu);
+    `observation_norm` goes to what is neither image nor choice.
     """
     inputs = {
         name: Input(
@@ -62,7 +74,9 @@ def network_for(
     trunk: list[Layer] = []
     for width in widths:
         trunk += [Dense(width), *([LayerNorm()] if layer_norm else []), Activation(activation)]
-    return NetworkSpec(inputs, tuple(trunk), {name: tuple(layers) for name, layers in heads.items()})
+    return NetworkSpec(
+        inputs, tuple(trunk), {name: tuple(layers) for name, layers in heads.items()}
+    )
 
 
 def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer, ...]:
@@ -75,7 +89,11 @@ def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer,
         return (OneHot(max(space.counts)), Flatten())
     # Bytes without bounds of their own, such as a console's memory, reach from 0 to 255.
     is_bytes = isinstance(space, Box) and space.dtype == np.uint8 and space.high is None
-    return (*([ScaleImage()] if is_bytes else []), *([ObservationNorm()] if observation_norm else []), Flatten())
+    return (
+        *([ScaleImage()] if is_bytes else []),
+        *([ObservationNorm()] if observation_norm else []),
+        Flatten(),
+    )
 
 
 def _image_layers(shape: Shape, channels: Shape, *, stack: int) -> tuple[Layer, ...]:
@@ -88,7 +106,8 @@ def _image_layers(shape: Shape, channels: Shape, *, stack: int) -> tuple[Layer, 
 
 
 def image_channels(space: Space) -> Shape | None:
-    """The axes of an image that are channels (none for grey ones); None when the space is no image."""
+    """The axes of an image that are channels (none for grey ones); None when the space is no
+    image."""
     shape = space.shape
     if space.dtype != np.uint8:
         return None

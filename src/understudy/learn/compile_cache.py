@@ -1,7 +1,7 @@
 """JAX's folder of compiled programs: an entry that was cut short while it was written is taken out.
 
-JAX writes an entry in place and never writes it again: one that a kill or a full disk has cut would be read in vain,
-with a warning, by every process to come, and its program compiled each time.
+JAX writes an entry in place and never writes it again: one that a kill or a full disk has cut would
+be read in vain, with a warning, by every process to come, and its program compiled each time.
 """
 
 import contextlib
@@ -13,12 +13,16 @@ from pathlib import Path
 _STAMP = "checked"
 """Its time says up to when entries were looked into; most starts then only list the folder."""
 _ZSTD = b"\x28\xb5\x2f\xfd"
-"""How an entry begins where the zstandard package is installed; such entries are left as they are."""
+"""How an entry begins where the zstandard package is installed; such entries are left as they
+are."""
 
 
 def drop_broken(folder: Path) -> int:
-    """How many entries were taken out; a folder that is not there or not ours to write is left alone."""
-    stamp, now_s, n_dropped = folder / _STAMP, time.time(), 0
+    """How many entries were taken out; a folder that is not there or not ours to write is left
+    alone."""
+    stamp = folder / _STAMP
+    now_s = time.time()
+    n_dropped = 0
     with contextlib.suppress(OSError):
         checked_s = stamp.stat().st_mtime if stamp.exists() else 0.0
         for entry in os.scandir(folder):

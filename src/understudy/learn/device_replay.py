@@ -1,7 +1,9 @@
-"""The replay in its device form: rows, windows and masses are JAX arrays, and a whole update stays on the device.
+"""The replay in its device form: rows, windows and masses are JAX arrays, and a whole update stays
+on the device.
 
-`sample` and `write_back` are pure functions of a `DeviceRing`: call them inside a jitted `lax.scan`, between the
-gradient steps. Inserts come in blocks of a fixed size, so that chunks of any length need one compiled program.
+`sample` and `write_back` are pure functions of a `DeviceRing`: call them inside a jitted
+`lax.scan`, between the gradient steps. Inserts come in blocks of a fixed size, so that chunks of
+any length need one compiled program.
 """
 
 import uuid
@@ -23,7 +25,7 @@ from understudy.learn.replay import Drawn, ReplayConfig
 from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
 from understudy.learn.rows import RowLayout
 
-# --- The sum tree: the rules of `sum_tree`, usable inside a compiled scan ---------------------------------------------
+# --- The sum tree: the rules of `sum_tree`, usable inside a compiled scan -------------------------
 
 
 WIDTH = 16
@@ -31,7 +33,8 @@ NOWHERE = 1 << 30
 """A row that no tree has: what is written there is dropped, at every level."""
 
 Levels = tuple[jax.Array, ...]
-"""Leaves first; each further level holds the sums of 16 entries of the one before; the last has 16 entries."""
+"""Leaves first; each further level holds the sums of 16 entries of the one before; the last has
+16 entries."""
 
 _UPPER = np.triu(np.ones((WIDTH, WIDTH), np.float32))
 
@@ -55,7 +58,8 @@ def set_leaves(levels: Levels, rows: jax.Array, masses: jax.Array) -> Levels:
 
 
 def levels_of(leaves: jax.Array, like: Levels) -> Levels:
-    """The tree over these leaves, with the bits that any history of `set_leaves` would have given it."""
+    """The tree over these leaves, with the bits that any history of `set_leaves` would have
+    given it."""
     levels = [leaves]
     for level in like[1:]:
         sums = _sum(levels[-1].reshape(-1, WIDTH))
@@ -70,10 +74,12 @@ def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
     rows = jnp.zeros(n, jnp.int32)
     for depth, level in reversed(list(enumerate(levels))):
         children = level.reshape(-1, WIDTH)[rows]  # float32[n, 16]
-        # XLA's cumulative sum is slow on a CPU; a product with a triangle is not, but must not be rounded to TF32.
+        # XLA's cumulative sum is slow on a CPU; a product with a triangle is not, but must not be
+        # rounded to TF32.
         prefix = jnp.matmul(children, _UPPER, precision=jax.lax.Precision.HIGHEST)
         if depth == 1 and len(levels) > 2:
-            # float32 has 2^24 steps: too few to point into a million rows. Inside 256 rows a fresh number points well.
+            # float32 has 2^24 steps: too few to point into a million rows. Inside 256 rows a fresh
+            # number points well.
             left = inside * prefix[:, -1]
         has_mass = children > 0
         passes = (prefix > left[:, None]) & has_mass
@@ -86,14 +92,15 @@ def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
 
 
 def _sum(children: jax.Array) -> jax.Array:
-    """Sums over the last axis in one fixed order, so that equal leaves give equal bits, whatever XLA fuses."""
+    """Sums over the last axis in one fixed order, so that equal leaves give equal bits, whatever
+    XLA fuses."""
     while children.shape[-1] > 1:
         half = children.shape[-1] // 2
         children = children[..., :half] + children[..., half:]
     return children[..., 0]
 
 
-# --- Rows -------------------------------------------------------------------------------------------------------------
+# --- Rows -----------------------------------------------------------------------------------------
 
 
 BLOCK = 256
@@ -108,31 +115,51 @@ class DeviceRing(NamedTuple):
     largest: jax.Array  # float32, the largest priority seen
 
 
-_FACTS = {"returns": np.float32, "factor": np.float32, "weight": np.float32, "ahead": np.int32, "behind": np.int32,
-          "stamp": np.int32}  # fmt: skip
+_FACTS = {
+    "returns": np.float32,
+    "factor": np.float32,
+    "weight": np.float32,
+    "ahead": np.int32,
+    "behind": np.int32,
+    "stamp": np.int32,
+}
 
 
 def insert_block(ring: DeviceRing, rows: jax.Array, block: Mapping[str, jax.Array]) -> DeviceRing:
     """The ring with these columns at these rows; rows that are NOWHERE are padding."""
-    columns = {name: column.at[rows].set(block[name], mode="drop") for name, column in ring.columns.items()}
+    columns = {
+        name: column.at[rows].set(block[name], mode="drop") for name, column in ring.columns.items()
+    }
     return ring._replace(columns=columns)
 
 
 def set_masses(
-    ring: DeviceRing, rows: jax.Array, weight: jax.Array, priority: jax.Array, *, config: ReplayConfig
+    ring: DeviceRing,
+    rows: jax.Array,
+    weight: jax.Array,
+    priority: jax.Array,
+    *,
+    config: ReplayConfig,
 ) -> DeviceRing:
-    """The ring in which these rows weigh weight * priority^alpha; a NaN priority is the largest seen."""
+    """The ring in which these rows weigh weight * priority^alpha; a NaN priority is the largest
+    seen."""
     priority = jnp.where(priority >= 0, priority, ring.largest)
     priority = jnp.clip(priority, config.min_priority, config.max_priority)
     largest = jnp.maximum(ring.largest, jnp.max(jnp.where(rows < NOWHERE, priority, 0.0)))
-    return ring._replace(levels=set_leaves(ring.levels, rows, weight * priority**config.alpha), largest=largest)
+    return ring._replace(
+        levels=set_leaves(ring.levels, rows, weight * priority**config.alpha), largest=largest
+    )
 
 
-def sample(ring: DeviceRing, key: jax.Array, beta: Any, *, layout: RowLayout, needs: Transitions) -> tuple[Batch, Any]:
+def sample(
+    ring: DeviceRing, key: jax.Array, beta: Any, *, layout: RowLayout, needs: Transitions
+) -> tuple[Batch, Any]:
     """A batch and its rows, int32[batch]; stratified, with importance weights of at most 1."""
     rows = find(ring.levels, key, needs.batch)
     columns = ring.columns
-    mass = ring.levels[0][rows] / columns["weight"][rows]  # only what priorities did is undone, weights are meant
+    mass = (
+        ring.levels[0][rows] / columns["weight"][rows]
+    )  # only what priorities did is undone, weights are meant
     following = rows + columns["ahead"][rows]
     seen, seen_next = (_stacked(at, columns["behind"], needs.stack) for at in (rows, following))
     batch = Batch(
@@ -149,15 +176,21 @@ def sample(ring: DeviceRing, key: jax.Array, beta: Any, *, layout: RowLayout, ne
     return batch, rows
 
 
-def write_back(ring: DeviceRing, rows: jax.Array, priorities: jax.Array, *, config: ReplayConfig) -> DeviceRing:
-    """The ring in which these rows have new priorities; those that are NaN, infinite or negative are left out."""
-    is_good = (priorities >= 0) & (priorities < jnp.inf) & (ring.levels[0].at[rows].get(mode="clip") > 0)
+def write_back(
+    ring: DeviceRing, rows: jax.Array, priorities: jax.Array, *, config: ReplayConfig
+) -> DeviceRing:
+    """The ring in which these rows have new priorities; those that are NaN, infinite or negative
+    are left out."""
+    is_good = (
+        (priorities >= 0) & (priorities < jnp.inf) & (ring.levels[0].at[rows].get(mode="clip") > 0)
+    )
     weight = ring.columns["weight"].at[rows].get(mode="clip")
     return set_masses(ring, jnp.where(is_good, rows, NOWHERE), weight, priorities, config=config)
 
 
 def _frames(observations: jax.Array) -> jax.Array:
-    """Keeps XLA from turning the whole ring of frames into floats before it gathers a few of them."""
+    """Keeps XLA from turning the whole ring of frames into floats before it gathers a few of
+    them."""
     if observations.dtype != jnp.uint8:
         return observations
     held: jax.Array = jax.lax.optimization_barrier(observations)
@@ -178,31 +211,50 @@ _levels_of = jax.jit(levels_of)
 
 @partial(jax.jit, static_argnames=("k", "layout", "needs"))
 def _draw(
-    ring: DeviceRing, key: jax.Array, beta: jax.Array, *, k: int, layout: RowLayout, needs: Transitions
+    ring: DeviceRing,
+    key: jax.Array,
+    beta: jax.Array,
+    *,
+    k: int,
+    layout: RowLayout,
+    needs: Transitions,
 ) -> tuple[Batch, jax.Array, jax.Array]:
     keys = jax.random.split(key, k)
-    batches, rows = jax.lax.map(lambda one: sample(ring, one, beta, layout=layout, needs=needs), keys)
+    batches, rows = jax.lax.map(
+        lambda one: sample(ring, one, beta, layout=layout, needs=needs), keys
+    )
     return batches, rows, ring.columns["stamp"][rows]
 
 
 @partial(jax.jit, donate_argnums=0, static_argnames="config")
 def _feedback(
-    ring: DeviceRing, rows: jax.Array, stamps: jax.Array, priorities: jax.Array, *, config: ReplayConfig
+    ring: DeviceRing,
+    rows: jax.Array,
+    stamps: jax.Array,
+    priorities: jax.Array,
+    *,
+    config: ReplayConfig,
 ) -> DeviceRing:
-    rows, stamps, priorities = jnp.ravel(rows), jnp.ravel(stamps), jnp.ravel(priorities)
+    rows = jnp.ravel(rows)
+    stamps = jnp.ravel(stamps)
+    priorities = jnp.ravel(priorities)
     is_same = ring.columns["stamp"].at[rows].get(mode="clip") == stamps
     return write_back(ring, rows, jnp.where(is_same, priorities, jnp.nan), config=config)
 
 
 class DeviceReplay:
-    """The contract of `HostReplay` on the device; `ring` may be carried through a scan and put back."""
+    """The contract of `HostReplay` on the device; `ring` may be carried through a scan and put
+    back."""
 
-    def __init__(self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None) -> None:
+    def __init__(
+        self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None
+    ) -> None:
         self.needs = needs
         config = config or ReplayConfig()
         self._ring = Ring(game, needs, config.capacity)
         self._ring.fixed["form"] = "device"
-        self.layout, self.capacity = self._ring.layout, self._ring.capacity
+        self.layout = self._ring.layout
+        self.capacity = self._ring.capacity
         self._may_sample = np.zeros(self.capacity, np.bool_)
         columns = {
             name: (kept.shape, np.dtype(jax.dtypes.canonicalize_dtype(kept.dtype)))
@@ -211,7 +263,10 @@ class DeviceReplay:
         columns |= {name: ((), np.dtype(dtype)) for name, dtype in _FACTS.items()}
         self._kinds = columns
         self.ring = DeviceRing(
-            {name: jnp.zeros((self.capacity, *shape), dtype) for name, (shape, dtype) in columns.items()},
+            {
+                name: jnp.zeros((self.capacity, *shape), dtype)
+                for name, (shape, dtype) in columns.items()
+            },
             empty_levels(self.capacity),
             jnp.float32(1.0),
         )
@@ -237,7 +292,8 @@ class DeviceReplay:
         return self._apply(placed.edits)
 
     def close(self, session: uuid.UUID) -> int:
-        """How many waiting starts became sampleable, shortened, because no more chunks of this session come."""
+        """How many waiting starts became sampleable, shortened, because no more chunks of this
+        session come."""
         return self._apply(self._ring.close(session))
 
     def evict(self, session: uuid.UUID, chunk_no: int) -> bool:
@@ -254,13 +310,15 @@ class DeviceReplay:
         """k batches, as device arrays."""
         if not self._may_sample.any():
             raise ConfigError(
-                "a draw from a replay without sampleable steps; insert chunks first, and see n_sampleable"
+                "a draw from a replay without sampleable steps; insert chunks first, and see "
+                "n_sampleable"
             )
         key = jax.random.key(rng.integers(1 << 32))
         return Drawn(*_draw(self.ring, key, beta, k=k, layout=self.layout, needs=self.needs))
 
     def feedback(self, rows: Any, stamps: Any, priorities: Any) -> None:
-        """Give drawn rows new priorities; rows that have left meanwhile and priorities without sense are ignored."""
+        """Give drawn rows new priorities; rows that have left meanwhile and priorities without
+        sense are ignored."""
         if self.needs.prioritised:
             self.ring = self._feedback(self.ring, rows, stamps, priorities)
 
@@ -272,7 +330,9 @@ class DeviceReplay:
         arrays["masses"] = np.asarray(self.ring.levels[0][:used])
         return arrays, facts | {"largest": float(self.ring.largest)}
 
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
+    def restore(
+        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
+    ) -> None:
         """Become the replay that `state` described: every later draw has the same bits."""
         written, gone = self._ring.restore(arrays, facts, read)
         for placed in written:
@@ -285,24 +345,38 @@ class DeviceReplay:
         self._apply(gone)
 
     def _write(self, placed: Placed) -> None:
-        stretch, windows = placed.stretch, placed.windows
+        stretch = placed.stretch
+        windows = placed.windows
         small = {
-            "returns": windows.returns, "factor": windows.factor, "weight": windows.weight, "ahead": windows.ahead,
-            "behind": windows.behind, "stamp": np.full(stretch.n_rows, stretch.stamp),
-        }  # fmt: skip
-        columns = {name: np.concatenate([part[name] for part in placed.parts]) for name in self.layout.columns} | small
+            "returns": windows.returns,
+            "factor": windows.factor,
+            "weight": windows.weight,
+            "ahead": windows.ahead,
+            "behind": windows.behind,
+            "stamp": np.full(stretch.n_rows, stretch.stamp),
+        }
+        columns = {
+            name: np.concatenate([part[name] for part in placed.parts])
+            for name in self.layout.columns
+        } | small
         for first in range(0, stretch.n_rows, BLOCK):
             here = {name: column[first : first + BLOCK] for name, column in columns.items()}
             rows = stretch.start + first + np.arange(len(here["stamp"]))
-            block = {name: _padded(here[name], shape, dtype) for name, (shape, dtype) in self._kinds.items()}
-            self.ring = _insert(self.ring, _padded(rows, (), np.dtype(np.int32), fill=NOWHERE), block)
+            block = {
+                name: _padded(here[name], shape, dtype)
+                for name, (shape, dtype) in self._kinds.items()
+            }
+            self.ring = _insert(
+                self.ring, _padded(rows, (), np.dtype(np.int32), fill=NOWHERE), block
+            )
 
     def _apply(self, edits: Iterable[Edit]) -> int:
         """Carry out edits, of which a later one wins; how many rows they made sampleable."""
         changed: dict[str, list[Array]] = {"rows": [], "weight": [], "priority": []}
         became = 0
         for edit in edits:
-            may, here = edit.weight > 0, slice(edit.start, edit.start + len(edit.weight))
+            may = edit.weight > 0
+            here = slice(edit.start, edit.start + len(edit.weight))
             became += int(may.sum())
             self._may_sample[here] = may
             changed["rows"].append(np.arange(here.start, here.stop))
@@ -320,9 +394,11 @@ class DeviceReplay:
         for first in range(0, len(last), BLOCK):
             at = last[first : first + BLOCK]
             self.ring = self._set_masses(
-                self.ring, _padded(rows[at], (), np.dtype(np.int32), fill=NOWHERE),
-                _padded(weight[at], (), np.dtype(np.float32)), _padded(priority[at], (), np.dtype(np.float32)),
-            )  # fmt: skip
+                self.ring,
+                _padded(rows[at], (), np.dtype(np.int32), fill=NOWHERE),
+                _padded(weight[at], (), np.dtype(np.float32)),
+                _padded(priority[at], (), np.dtype(np.float32)),
+            )
 
 
 def _padded(rows: Array, shape: tuple[int, ...], dtype: np.dtype[Any], *, fill: int = 0) -> Array:

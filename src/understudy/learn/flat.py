@@ -1,7 +1,7 @@
 """Flat weights: all arrays of a network as one vector.
 
-An optimiser, a target or a guard then does its work in a few operations instead of a few for each array, which halves
-both compilation and the time of an update of a small network.
+An optimiser, a target or a guard then does its work in a few operations instead of a few for each
+array, which halves both compilation and the time of an update of a small network.
 """
 
 import math
@@ -25,7 +25,8 @@ def pack(spec: NetworkSpec, weights: Mapping[str, Any]) -> jax.Array:
 
 def unpack(spec: NetworkSpec, flat: Any) -> dict[str, Any]:
     """The arrays by name again; NumPy's where the vector is NumPy's."""
-    weights, at = {}, 0
+    weights = {}
+    at = 0
     for name, shape in spec.shapes().items():
         size = math.prod(shape)
         weights[name] = flat[at : at + size].reshape(shape)
@@ -33,7 +34,9 @@ def unpack(spec: NetworkSpec, flat: Any) -> dict[str, Any]:
     return weights
 
 
-def first_weights(key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None = None) -> jax.Array:
+def first_weights(
+    key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None = None
+) -> jax.Array:
     """Fresh weights, or those of `start` wherever name and shape agree."""
     fresh = networks.init_weights(key, spec)
     for name, shape in spec.shapes().items():
@@ -43,7 +46,14 @@ def first_weights(key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None
 
 
 def decide(
-    spec: NetworkSpec, flat: Any, head: Head, *, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any
+    spec: NetworkSpec,
+    flat: Any,
+    head: Head,
+    *,
+    obs: Mapping[str, Any],
+    key: Any,
+    explore: Any,
+    legal: Any,
 ) -> Decision:
     """What a policy of these weights does, one decision per row of the observations."""
     outputs = networks.apply(spec, unpack(spec, flat), obs)
@@ -61,5 +71,7 @@ def observe(spec: NetworkSpec, flat: Any, obs: Mapping[str, Any]) -> Any:
 
 def kernels(spec: NetworkSpec) -> Array:
     """float32[size]: 1 where a kernel lies, 0 elsewhere; what a weight decay pulls at."""
-    parts = [np.full(math.prod(shape), name.endswith("kernel")) for name, shape in spec.shapes().items()]
+    parts = [
+        np.full(math.prod(shape), name.endswith("kernel")) for name, shape in spec.shapes().items()
+    ]
     return np.concatenate(parts).astype(np.float32)

@@ -1,9 +1,11 @@
-"""The learner: turns what a source holds into weights, many updates per compiled call, and guards them.
+"""The learner: turns what a source holds into weights, many updates per compiled call, and guards
+them.
 
     insert(chunk) ─► source ─► draw ─► one compiled scan of updates ─► feedback ─► publish ─► policy of a version
 
-It knows no algorithm by name. Inside the scan an update that is not finite leaves the state as it was; outside, the
-rows that spoiled it are traced to their chunks, which are named and taken out of the replay.
+It knows no algorithm by name. Inside the scan an update that is not finite leaves the state as it
+was; outside, the rows that spoiled it are traced to their chunks, which are named and taken out of
+the replay.
 """
 
 import time
@@ -69,7 +71,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a call did: the mean metrics of the updates that were not skipped, and the chunks that spoiled others."""
+    """What a call did: the mean metrics of the updates that were not skipped, and the chunks
+    that spoiled others."""
 
     metrics: Mapping[str, float]
     bad_chunks: Sequence[ChunkId] = ()
@@ -102,17 +105,25 @@ class Learner:
     """One algorithm's state and the data it learns from."""
 
     def __init__(
-        self, algorithm: Algorithm, knobs: Any, *, root_seed: int, config: LearnerConfig | None = None,
+        self,
+        algorithm: Algorithm,
+        knobs: Any,
+        *,
+        root_seed: int,
+        config: LearnerConfig | None = None,
         start: Mapping[str, Array] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`start`: weights by name to begin with, wherever they fit the algorithm's network."""
-        self.algorithm, self.config = algorithm, config or LearnerConfig()
+        self.algorithm = algorithm
+        self.config = config or LearnerConfig()
         self._knobs = knobs
-        self.counts, self.compile_s = Counts(), 0.0
+        self.counts = Counts()
+        self.compile_s = 0.0
         needs = algorithm.needs
         self.source: ReplaySource | RolloutQueue
         if isinstance(needs, Transitions):
-            per_call, limits = self.config.updates_per_call, self.config.limiter
+            per_call = self.config.updates_per_call
+            limits = self.config.limiter
             limiter = None if limits is None else Limiter(limits, batch=per_call * needs.batch)
             replay = HostReplay(algorithm.game, needs, self.config.replay)
             self.source = ReplaySource(replay, limiter, per_call, needs.batch, root_seed)
@@ -123,11 +134,15 @@ class Learner:
         self._is_compiled = False
 
     def insert(self, chunk: Chunk, *, is_own: bool = True) -> int:
-        """Take a chunk: how many steps it brought, 0 when it was played too long ago. Refused when it is broken.
+        """Take a chunk: how many steps it brought, 0 when it was played too long ago. Refused when
+        it is broken.
 
-        Versions of another run's actors say nothing about this learner's: their chunks are not `is_own`.
+        Versions of another run's actors say nothing about this learner's: their chunks are not
+        `is_own`.
         """
-        if is_own and self.lag_of(chunk) > (0 if self.is_on_policy else self.config.max_lag_versions):
+        if is_own and self.lag_of(chunk) > (
+            0 if self.is_on_policy else self.config.max_lag_versions
+        ):
             self.counts.stale_chunks += 1
             self.source.pass_over(chunk)
             return 0
@@ -151,18 +166,23 @@ class Learner:
         """Whether there is data for a call, and the limiter lets it pass."""
         return self.source.may_update
 
-    def run(self, stop: Callable[[], bool], watcher: Watcher, *, calls_per_version: int | None = None) -> bool:
-        """Repeat `step` until `stop()`, or until nothing is due; False when the last checkpoint must be taken again.
+    def run(
+        self, stop: Callable[[], bool], watcher: Watcher, *, calls_per_version: int | None = None
+    ) -> bool:
+        """Repeat `step` until `stop()`, or until nothing is due; False when the last checkpoint
+        must be taken again.
 
-        Weights are published every `calls_per_version` calls, and in the end where calls are left that no version has;
-        None: only then. What must be taken back is never published.
+        Weights are published every `calls_per_version` calls, and in the end where calls are left
+        that no version has; None: only then. What must be taken back is never published.
         """
         said: list[Mapping[str, float]] = []
         while True:
             is_over = not self.may_step or stop()
             if said and (is_over or len(said) == calls_per_version):
                 names = dict.fromkeys(name for metrics in said for name in metrics)
-                means = _means({name: [metrics[name] for metrics in said if name in metrics] for name in names})
+                means = _means(
+                    {name: [metrics[name] for metrics in said if name in metrics] for name in names}
+                )
                 watcher.take(self.publish(), means)
                 said = []
             if is_over:
@@ -185,7 +205,8 @@ class Learner:
         self.state, feedback = self._call(self.state, batches, knobs)
         feedback = jax.device_get(feedback)
         if not self._is_compiled:
-            self._is_compiled, self.compile_s = True, time.perf_counter() - started_s
+            self._is_compiled = True
+            self.compile_s = time.perf_counter() - started_s
         bad = self.source.feedback(feedback)
         ok = np.atleast_1d(feedback.ok)
         counts.calls, counts.updates = counts.calls + 1, counts.updates + len(ok)
@@ -196,9 +217,12 @@ class Learner:
         return Report(_means(metrics), bad, counts.skips_in_a_row >= self.config.max_skips)
 
     def _count_skips(self, ok: Array) -> None:
-        counts, good = self.counts, np.flatnonzero(ok)
+        counts = self.counts
+        good = np.flatnonzero(ok)
         counts.skipped_updates += int((~ok).sum())
-        counts.skips_in_a_row = len(ok) - 1 - int(good[-1]) if len(good) else counts.skips_in_a_row + len(ok)
+        counts.skips_in_a_row = (
+            len(ok) - 1 - int(good[-1]) if len(good) else counts.skips_in_a_row + len(ok)
+        )
 
     def _check_ratio(self, feedback: Feedback, ok: Array) -> None:
         if feedback.ratio_error is None or not ok.any():
@@ -206,8 +230,10 @@ class Learner:
         worst = float(np.max(feedback.ratio_error[ok]))
         if not worst <= MAX_RATIO_ERROR:
             raise LearningFailed(
-                f"the policy that played is not the policy that learns: probabilities differ by {worst:.2g}, at most "
-                f"{MAX_RATIO_ERROR} is allowed; check that the network's NumPy and JAX runtimes agree"
+                "the policy that played is not the policy that learns: probabilities differ by "
+                f"{worst:.2g}, at most "
+                f"{MAX_RATIO_ERROR} is allowed; check that the network's NumPy and JAX runtimes "
+                "agree"
             )
 
     def knobs_at(self, progress: float) -> dict[str, np.float32]:
@@ -232,17 +258,21 @@ class Learner:
             raise LearningFailed("the weights are not finite; resume from the last checkpoint")
         return replace(policy, version=self.counts.version)
 
-    # --- resume -----------------------------------------------------------------------------------------------------
+    # --- resume -----------------------------------------------------------------------------------
 
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Everything that a learner of the same settings needs to go on, but the rows themselves."""
+        """Everything that a learner of the same settings needs to go on, but the rows
+        themselves."""
         arrays, facts = self.source.state()
         named = {f"source.{name}": array for name, array in arrays.items()}
         named |= {f"state.{name}": array for name, array in state_to_arrays(self.state).items()}
         return named, {"counts": asdict(self.counts), "source": facts}
 
     def restore(
-        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: Callable[[Sequence[ChunkId]], Any]
+        self,
+        arrays: Mapping[str, Array],
+        facts: Mapping[str, Any],
+        read: Callable[[Sequence[ChunkId]], Any],
     ) -> None:
         """Go back to a checkpoint; `read` gives chunks by id from the run's store."""
         self.state = state_from_arrays(self.state, part(arrays, "state"))
@@ -250,15 +280,19 @@ class Learner:
         self.source.restore(part(arrays, "source"), facts["source"], read)
 
     def go_back(self, arrays: Mapping[str, Array]) -> None:
-        """Take the weights of a checkpoint again and learn on half as fast; data and counts stay."""
+        """Take the weights of a checkpoint again and learn on half as fast; data and counts
+        stay."""
         self.state = state_from_arrays(self.state, part(arrays, "state"))
-        self.counts.rate_scale, self.counts.skips_in_a_row = self.counts.rate_scale / 2, 0
+        self.counts.rate_scale = self.counts.rate_scale / 2
+        self.counts.skips_in_a_row = 0
         self.source.go_back()
 
 
 def _means(said: Mapping[str, Any]) -> dict[str, float]:
     """The mean of the finite numbers of each name; without any, the name is left out."""
-    finite = {name: (array := np.asarray(values))[np.isfinite(array)] for name, values in said.items()}
+    finite = {
+        name: (array := np.asarray(values))[np.isfinite(array)] for name, values in said.items()
+    }
     return {name: float(np.mean(values)) for name, values in finite.items() if values.size}
 
 
@@ -269,7 +303,11 @@ def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
         def one(state: Any, batch: Any) -> tuple[Any, Feedback]:
             updated, feedback = algorithm.update(state, batch, knobs)
             _check_told(algorithm.needs, feedback)
-            leaves = [leaf for leaf in jax.tree.leaves(updated) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+            leaves = [
+                leaf
+                for leaf in jax.tree.leaves(updated)
+                if jnp.issubdtype(leaf.dtype, jnp.floating)
+            ]
             ok = feedback.ok & jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
             kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
             return kept, feedback._replace(ok=ok)
@@ -282,11 +320,17 @@ def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
 def _check_told(needs: Transitions | Rollouts, feedback: Feedback) -> None:
     """Before the first call is compiled: what the port asks for is there."""
     if isinstance(needs, Rollouts):
-        is_missing, name, why = feedback.ratio_error is None, "ratio_error", "needs Rollouts"
+        is_missing = feedback.ratio_error is None
+        name = "ratio_error"
+        why = "needs Rollouts"
     else:
-        is_missing, name, why = needs.prioritised and feedback.priorities is None, "priorities", "is prioritised"
+        is_missing = needs.prioritised and feedback.priorities is None
+        name = "priorities"
+        why = "is prioritised"
     if is_missing:
-        raise ConfigError(f"update's Feedback has no {name}, and the algorithm {why}; see algorithm.py")
+        raise ConfigError(
+            f"update's Feedback has no {name}, and the algorithm {why}; see algorithm.py"
+        )
 
 
 def state_to_arrays(state: Any) -> dict[str, Array]:
@@ -295,14 +339,21 @@ def state_to_arrays(state: Any) -> dict[str, Array]:
 
 
 def state_from_arrays(template: Any, arrays: Mapping[str, Array]) -> Any:
-    """The pytree again, in the structure, shapes and types of `template`; ConfigError when they do not fit."""
+    """The pytree again, in the structure, shapes and types of `template`; ConfigError when they
+    do not fit."""
     leaves, structure = jax.tree.flatten(template)
     loaded = [arrays.get(f"leaf{at:04d}") for at in range(len(leaves))]
     for at, (leaf, found) in enumerate(zip(leaves, loaded, strict=True)):
-        if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype or len(arrays) != len(leaves):
+        if (
+            found is None
+            or found.shape != leaf.shape
+            or found.dtype != leaf.dtype
+            or len(arrays) != len(leaves)
+        ):
             got = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
             raise ConfigError(
-                f"the checkpoint's state does not fit: leaf {at} is {got}, wanted {leaf.dtype}{list(leaf.shape)}; "
+                f"the checkpoint's state does not fit: leaf {at} is {got}, wanted "
+                f"{leaf.dtype}{list(leaf.shape)}; "
                 "resume with the settings the run was started with"
             )
     return jax.tree.unflatten(structure, [jnp.array(found) for found in loaded])

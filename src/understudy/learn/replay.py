@@ -2,8 +2,9 @@
 
     insert(chunk) ─► ring of rows ─► draw(k) ─► batches[k, ...] ─► feedback(rows, stamps, priorities)
 
-Each observation is kept once. A row's return, discount factor and reach are computed when it enters, so that a draw
-is a look-up. Which rows may be sampled, and what leaves when, is decided by `ring.Ring`.
+Each observation is kept once. A row's return, discount factor and reach are computed when it
+enters, so that a draw is a look-up. Which rows may be sampled, and what leaves when, is decided by
+`ring.Ring`.
 """
 
 import math
@@ -79,11 +80,14 @@ class Roster:
         """Fill the gaps that these rows leave with the last ones that stay."""
         if not len(rows):
             return
-        gaps, end = self._place[rows], self._n - len(rows)
+        gaps = self._place[rows]
+        end = self._n - len(rows)
         self._place[rows] = -1
         last = self._rows[end : self._n]
-        movers, gaps = last[self._place[last] >= 0], gaps[gaps < end]
-        self._rows[gaps], self._place[movers] = movers, gaps
+        movers = last[self._place[last] >= 0]
+        gaps = gaps[gaps < end]
+        self._rows[gaps] = movers
+        self._place[movers] = gaps
         self._n = end
 
 
@@ -92,7 +96,8 @@ class ReplayConfig:
     """How much a replay holds, and how strongly priorities count."""
 
     capacity: int = 100_000
-    """Rows; a chunk takes its steps, one row for each episode's end, and up to n_step + stack - 2 of the one before."""
+    """Rows; a chunk takes its steps, one row for each episode's end, and up to n_step + stack -
+    2 of the one before."""
     alpha: float = 0.6
     """A row's mass is weight * priority^alpha: 0 is uniform, 1 in proportion."""
     min_priority: float = 1e-6
@@ -134,7 +139,9 @@ class Found(NamedTuple):
 class HostReplay:
     """A window of recent steps of one game, sampled uniformly or by priority."""
 
-    def __init__(self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None) -> None:
+    def __init__(
+        self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None
+    ) -> None:
         self.config = config or ReplayConfig()
         self.needs = needs
         self.n_bad_priorities = 0
@@ -148,7 +155,9 @@ class HostReplay:
         self._ring = Ring(game, needs, self.config.capacity, windows=windows)
         self.layout: RowLayout = self._ring.layout
         self.capacity = self._ring.capacity
-        self._masses: SumTree | Roster = SumTree(self.capacity) if needs.prioritised else Roster(self.capacity)
+        self._masses: SumTree | Roster = (
+            SumTree(self.capacity) if needs.prioritised else Roster(self.capacity)
+        )
         self._columns = {
             name: np.zeros((self.capacity, *kept.shape), kept.dtype)
             for name, kept in self.layout.columns.items()
@@ -157,9 +166,13 @@ class HostReplay:
         self._facts = aligned_zeros((self.capacity, WIDTH), np.dtype(np.float32))
         self._whole = self._facts.view(np.int32)
         obs = self._columns[self.layout.obs[0]]
-        raw, obs = (column.view(np.uint8).reshape(self.capacity, -1) for column in (self._facts, obs))
+        raw, obs = (
+            column.view(np.uint8).reshape(self.capacity, -1) for column in (self._facts, obs)
+        )
         self._lines = self._facts, self._whole, raw, obs
-        self._rule = np.array([self.config.alpha, self.config.min_priority, self.config.max_priority])
+        self._rule = np.array(
+            [self.config.alpha, self.config.min_priority, self.config.max_priority]
+        )
         self._largest = 1.0
 
     @property
@@ -175,14 +188,16 @@ class HostReplay:
     def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
         """How many starts became sampleable; a chunk that is Refused changes nothing.
 
-        Its steps are drawn `weight` times as often as others, and no importance weight takes that back.
+        Its steps are drawn `weight` times as often as others, and no importance weight takes that
+        back.
         """
         placed = self._ring.place(chunk, weight=weight)
         self._write(placed)
         return sum(self._apply(edit) for edit in placed.edits)
 
     def close(self, session: uuid.UUID) -> int:
-        """How many waiting starts became sampleable, shortened, because no more chunks of this session come."""
+        """How many waiting starts became sampleable, shortened, because no more chunks of this
+        session come."""
         return sum(self._apply(edit) for edit in self._ring.close(session))
 
     def evict(self, session: uuid.UUID, chunk_no: int) -> bool:
@@ -200,11 +215,14 @@ class HostReplay:
         """The chunks that what was drawn at these rows came from, each once."""
         return self._ring.chunks_of(rows)
 
-    def draw(self, k: int, *, rng: np.random.Generator, beta: float = 0.4, batch: int | None = None) -> Drawn:
+    def draw(
+        self, k: int, *, rng: np.random.Generator, beta: float = 0.4, batch: int | None = None
+    ) -> Drawn:
         """k batches; prioritised ones are stratified, with importance weights of at most 1."""
         if self.n_sampleable == 0:
             raise ConfigError(
-                "a draw from a replay without sampleable steps; insert chunks first, and see n_sampleable"
+                "a draw from a replay without sampleable steps; insert chunks first, and see "
+                "n_sampleable"
             )
         size = (k, batch or self.needs.batch)
         if isinstance(self._masses, Roster):
@@ -213,14 +231,20 @@ class HostReplay:
             found = Found(*self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines))
         return Drawn(self._gather(found), found.places[0], found.stamps)
 
-    def feedback(self, rows: NDArray[np.int64], stamps: NDArray[np.int32], priorities: Array) -> None:
-        """Give drawn rows new priorities; rows that have left meanwhile and priorities without sense are ignored."""
+    def feedback(
+        self, rows: NDArray[np.int64], stamps: NDArray[np.int32], priorities: Array
+    ) -> None:
+        """Give drawn rows new priorities; rows that have left meanwhile and priorities without
+        sense are ignored."""
         if isinstance(self._masses, Roster):
             return
         n_bad, largest = self._masses.feed_back(
-            np.asarray(rows, np.int64).ravel(), stamps=np.asarray(stamps, np.int32).ravel(),
-            priorities=np.asarray(priorities, np.float64).ravel(), lines=self._lines, rule=self._rule,
-        )  # fmt: skip
+            np.asarray(rows, np.int64).ravel(),
+            stamps=np.asarray(stamps, np.int32).ravel(),
+            priorities=np.asarray(priorities, np.float64).ravel(),
+            lines=self._lines,
+            rule=self._rule,
+        )
         self.n_bad_priorities += n_bad
         self._largest = max(self._largest, largest)
 
@@ -229,17 +253,24 @@ class HostReplay:
         arrays, facts = self._ring.state()
         used = self._ring.used
         arrays["weights"] = np.zeros(used, np.float32)
-        for one in self._ring.stretches.values():  # between them lies what was there before, which nobody reads
+        for one in (
+            self._ring.stretches.values()
+        ):  # between them lies what was there before, which nobody reads
             rows = slice(one.start, one.start + one.n_rows)
             arrays["weights"][rows] = self._facts[rows, WEIGHT]
         masses = self._masses
-        arrays["masses"] = (masses.rows if isinstance(masses, Roster) else masses.leaves[:used]).copy()
+        arrays["masses"] = (
+            masses.rows if isinstance(masses, Roster) else masses.leaves[:used]
+        ).copy()
         return arrays, facts | {"largest": self._largest, "n_bad_priorities": self.n_bad_priorities}
 
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
+    def restore(
+        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
+    ) -> None:
         """Become the replay that `state` described: every later draw has the same bits."""
         written, gone = self._ring.restore(arrays, facts, read)
-        self._largest, self.n_bad_priorities = float(facts["largest"]), int(facts["n_bad_priorities"])
+        self._largest = float(facts["largest"])
+        self.n_bad_priorities = int(facts["n_bad_priorities"])
         for placed in written:
             self._write(placed)
         if isinstance(self._masses, Roster):
@@ -252,7 +283,8 @@ class HostReplay:
             self._apply(edit)
 
     def _write(self, placed: Placed) -> None:
-        stretch, at = placed.stretch, placed.stretch.start
+        stretch = placed.stretch
+        at = placed.stretch.start
         self._facts[at : at + stretch.n_rows] = placed.windows.facts
         self._whole[at : at + stretch.n_rows, STAMP] = stretch.stamp
         for part in placed.parts:
@@ -278,16 +310,24 @@ class HostReplay:
         facts = self._facts.take(rows, axis=0)
         whole = facts.view(np.int32)
         return Found(
-            np.stack([rows, rows + (whole[..., REACH] & 0xFFFF)]), np.ones(rows.shape, np.float32),
-            facts[..., RETURN].copy(), facts[..., FACTOR].copy(), whole[..., ACTION].copy(), whole[..., STAMP].copy(),
-        )  # fmt: skip
+            np.stack([rows, rows + (whole[..., REACH] & 0xFFFF)]),
+            np.ones(rows.shape, np.float32),
+            facts[..., RETURN].copy(),
+            facts[..., FACTOR].copy(),
+            whole[..., ACTION].copy(),
+            whole[..., STAMP].copy(),
+        )
 
     def _gather(self, found: Found) -> Batch:
-        layout, places, rows = self.layout, found.places, found.places[0]
+        layout = self.layout
+        places = found.places
+        rows = found.places[0]
         seen = places
         if self.needs.stack > 1:
             seen = stack_rows(places, self._whole[places, REACH] >> 16, self.needs.stack)
-        obs = {name: self._columns[name].take(seen, axis=0) for name in layout.obs}  # and the next ones, at [1]
+        obs = {
+            name: self._columns[name].take(seen, axis=0) for name in layout.obs
+        }  # and the next ones, at [1]
         legal = self._columns["legal"].take(places, axis=0) if "legal" in self._columns else None
         return Batch(
             obs={name: both[0] for name, both in obs.items()},
@@ -302,7 +342,7 @@ class HostReplay:
         )
 
 
-# --- Balance of samples and inserts -----------------------------------------------------------------------------------
+# --- Balance of samples and inserts ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,11 +358,17 @@ class LimiterConfig:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.samples_per_insert) and self.samples_per_insert > 0):
-            raise ConfigError(f"samples_per_insert is {self.samples_per_insert}; give a number above 0, such as 8")
+            raise ConfigError(
+                f"samples_per_insert is {self.samples_per_insert}; give a number above 0, such as 8"
+            )
         if self.min_inserts < 0:
-            raise ConfigError(f"min_inserts is {self.min_inserts}; give a whole number from 0, such as 1000")
+            raise ConfigError(
+                f"min_inserts is {self.min_inserts}; give a whole number from 0, such as 1000"
+            )
         if self.slack < 1:
-            raise ConfigError(f"slack is {self.slack}; give at least 1 step, or actors could never start")
+            raise ConfigError(
+                f"slack is {self.slack}; give at least 1 step, or actors could never start"
+            )
 
 
 class Limiter:
@@ -362,7 +408,8 @@ class Limiter:
 
     def restore(self, facts: Mapping[str, int]) -> None:
         """Go on from what `state` returned."""
-        self._n_inserted, self._n_sampled = int(facts["n_inserted"]), int(facts["n_sampled"])
+        self._n_inserted = int(facts["n_inserted"])
+        self._n_sampled = int(facts["n_sampled"])
 
     def _owed(self) -> float:
         beyond = max(0, self._n_inserted - self._config.min_inserts)
@@ -373,13 +420,14 @@ class Limiter:
         config = self._config
         if config.slack * config.samples_per_insert < batch:
             raise ConfigError(
-                f"a slack of {config.slack} steps pays for {config.slack * config.samples_per_insert:g} samples, less "
+                f"a slack of {config.slack} steps pays for "
+                f"{config.slack * config.samples_per_insert:g} samples, less "
                 f"than one batch of {batch}, so learner and actors would wait for each other; "
                 f"give a slack of at least {math.ceil(batch / config.samples_per_insert)}"
             )
 
 
-# --- A learner's source: batches for one compiled call, and what came of them; the other source is `RolloutQueue` -----
+# --- A learner's source: batches for one compiled call, and what came of them; the other source is `RolloutQueue`
 
 
 _REPLAY_STREAM = 2
@@ -406,15 +454,18 @@ class ReplaySource:
         return chunk.meta.n_steps
 
     def pass_over(self, chunk: Chunk) -> None:
-        """A chunk was played too long ago to learn from it: windows that would run into it end at the gap."""
+        """A chunk was played too long ago to learn from it: windows that would run into it end
+        at the gap."""
 
     def end_sessions(self) -> None:
-        """No chunk that comes goes on where one that is here ends: windows that waited for one wait no longer."""
+        """No chunk that comes goes on where one that is here ends: windows that waited for one
+        wait no longer."""
         for session in dict.fromkeys(session for session, _ in self.replay.held()):
             self.replay.close(session)
 
     def go_back(self) -> None:
-        """The weights were taken back: nothing leaves, since any weights may learn from a replay."""
+        """The weights were taken back: nothing leaves, since any weights may learn from a
+        replay."""
 
     @property
     def may_update(self) -> bool:
@@ -427,8 +478,11 @@ class ReplaySource:
         return self.updates * self.batch
 
     def draw(self, call_no: int, *, importance: float) -> Any:
-        """Batches with a leading axis of one entry per update; the same call number gives the same ones."""
-        rng = np.random.Generator(np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no]))
+        """Batches with a leading axis of one entry per update; the same call number gives the
+        same ones."""
+        rng = np.random.Generator(
+            np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no])
+        )
         self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance)
         if self.limiter is not None:
             self.limiter.sampled(self.rows_per_call)
@@ -436,7 +490,8 @@ class ReplaySource:
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
         """Take what the last drawn batches came to; the chunks that spoiled an update."""
-        drawn, ok = self._drawn, np.asarray(feedback.ok)
+        drawn = self._drawn
+        ok = np.asarray(feedback.ok)
         assert drawn is not None
         if feedback.priorities is not None:
             priorities = np.asarray(feedback.priorities)
@@ -444,7 +499,8 @@ class ReplaySource:
         if ok.all():
             return ()
         row_ok = np.asarray(feedback.row_ok)
-        # Where not a single row went well, the weights are to blame: going back mends that, losing the replay does not.
+        # Where not a single row went well, the weights are to blame: going back mends that, losing
+        # the replay does not.
         spoiled = ~ok[:, None] & ~row_ok & row_ok.any(axis=1, keepdims=True)
         bad = self.replay.chunks_of(np.unique(drawn.rows[spoiled]))
         for session, chunk_no in bad:
@@ -453,10 +509,16 @@ class ReplaySource:
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays, facts = self.replay.state()
-        return arrays, {"replay": facts, "limiter": None if self.limiter is None else self.limiter.state()}
+        return arrays, {
+            "replay": facts,
+            "limiter": None if self.limiter is None else self.limiter.state(),
+        }
 
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
-        """Come, fresh, to the state of a checkpoint; `read` gives chunks by id from the run's store."""
+    def restore(
+        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
+    ) -> None:
+        """Come, fresh, to the state of a checkpoint; `read` gives chunks by id from the run's
+        store."""
         self.replay.restore(arrays, facts["replay"], read)
         if self.limiter is not None:
             self.limiter.restore(facts["limiter"])

@@ -1,12 +1,15 @@
-"""Ring: where each stretch lies in a replay, which rows may be sampled, and what leaves when room is needed.
+"""Ring: where each stretch lies in a replay, which rows may be sampled, and what leaves when room
+is needed.
 
-It holds no rows. It answers with places and edits, which the host form and the device form carry out alike:
+It holds no rows. It answers with places and edits, which the host form and the device form carry
+out alike:
 
     chunk ─► place ─► Placed(parts to write, windows, edits of mass)
 
-A stretch never wraps: where it does not fit before the end, the head skips to 0. What it overlaps leaves whole, oldest
-first. A start whose window is cut off by the end of its chunk waits there without a mass; it is sampled in the next
-chunk's stretch, whose lead-in repeats it, or here, shortened, once it is known that nothing follows.
+A stretch never wraps: where it does not fit before the end, the head skips to 0. What it overlaps
+leaves whole, oldest first. A start whose window is cut off by the end of its chunk waits there
+without a mass; it is sampled in the next chunk's stretch, whose lead-in repeats it, or here,
+shortened, once it is known that nothing follows.
 """
 
 import itertools
@@ -51,14 +54,16 @@ class Stretch:
     n_rows: int
     lead: int
     lead_from: int
-    """The chunk its lead-in begins in; its own number where there is none, or none that may be read again."""
+    """The chunk its lead-in begins in; its own number where there is none, or none that may be
+    read again."""
     n_waiting: int
     stamp: int
 
 
 @dataclass(slots=True)
 class Tail:
-    """The newest stretch of a session that may go on, and the last rows of its open episode, for the next lead-in."""
+    """The newest stretch of a session that may go on, and the last rows of its open episode, for
+    the next lead-in."""
 
     stretch: Stretch
     ends_open: bool
@@ -66,7 +71,8 @@ class Tail:
 
 
 class Edit(NamedTuple):
-    """Rows from `start` on get the mass weight * priority^alpha; a NaN priority means the largest seen so far."""
+    """Rows from `start` on get the mass weight * priority^alpha; a NaN priority means the
+    largest seen so far."""
 
     start: int
     weight: Floats
@@ -75,7 +81,8 @@ class Edit(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """What to write for one chunk: its parts one after the other from `stretch.start`, then the edits in order."""
+    """What to write for one chunk: its parts one after the other from `stretch.start`, then the
+    edits in order."""
 
     stretch: Stretch
     parts: tuple[Mapping[str, Array], ...]
@@ -87,7 +94,12 @@ class Ring:
     """The stretches of a replay of at least `capacity` rows."""
 
     def __init__(
-        self, game: GameSpec, needs: Transitions, capacity: int, *, windows: Callable[..., Windows] = windows_of
+        self,
+        game: GameSpec,
+        needs: Transitions,
+        capacity: int,
+        *,
+        windows: Callable[..., Windows] = windows_of,
     ) -> None:
         self.layout = RowLayout(game, needs)
         self.capacity = _rounded(capacity)
@@ -96,10 +108,17 @@ class Ring:
         """No row from here on was ever written."""
         self.n_steps_inserted = 0
         self.stamp = 0
-        self.stretches: OrderedDict[ChunkId, Stretch] = OrderedDict()  # oldest first, found faster than in a dict
+        self.stretches: OrderedDict[ChunkId, Stretch] = (
+            OrderedDict()
+        )  # oldest first, found faster than in a dict
         self.tails: dict[uuid.UUID, Tail] = {}
-        self._needs, self._windows_of = needs, windows
-        self.fixed = asdict(needs) | {"capacity": self.capacity, "schema": game.schema, "extras": list(needs.extras)}
+        self._needs = needs
+        self._windows_of = windows
+        self.fixed = asdict(needs) | {
+            "capacity": self.capacity,
+            "schema": game.schema,
+            "extras": list(needs.extras),
+        }
         """What must be the same when a state is restored."""
         del self.fixed["batch"]
 
@@ -107,16 +126,24 @@ class Ring:
         """A place for the chunk; nothing has changed when it raises."""
         rows = self.layout.take(chunk)
         if not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError(f"a chunk's weight is {weight}; give a number from 0, where 0 keeps it from being drawn")
+            raise ConfigError(
+                f"a chunk's weight is {weight}; give a number from 0, where 0 keeps it from being "
+                "drawn"
+            )
         if weight not in (0, 1) and not self._needs.prioritised:
             raise ConfigError(
-                f"a chunk's weight is {weight}, and this replay draws evenly; give 0 or 1, or make it prioritised, "
+                f"a chunk's weight is {weight}, and this replay draws evenly; give 0 or 1, or make "
+                "it prioritised, "
                 "with an alpha of 0 to draw by weights alone"
             )
-        meta, columns = chunk.meta, chunk.columns
+        meta = chunk.meta
+        columns = chunk.columns
         name = meta.session, meta.chunk_no
         if name in self.stretches:
-            raise Refused("duplicate", f"chunk {meta.chunk_no} of session {meta.session} is in the replay already")
+            raise Refused(
+                "duplicate",
+                f"chunk {meta.chunk_no} of session {meta.session} is in the replay already",
+            )
         tail = self.tails.get(meta.session)
         lead: Mapping[str, Array] = {}
         goes_on = tail is not None and tail.ends_open and not columns["is_first"][0]
@@ -132,7 +159,9 @@ class Ring:
         own = _with_small(columns, rows, weight=weight)
         joined = _joined(lead, own)
         windows = self._windows_of(joined, n_lead, needs=self._needs)
-        is_late = tail is not None and meta.chunk_no < tail.stretch.chunk_no  # nothing will continue it here
+        is_late = (
+            tail is not None and meta.chunk_no < tail.stretch.chunk_no
+        )  # nothing will continue it here
         n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
         start, edits = self._claim(n_rows)
         if tail is not None and not is_late and not lead:
@@ -166,15 +195,21 @@ class Ring:
             self._forget_tail(stretch)
             edits.append(nothing_at(stretch.start, stretch.n_rows))
         following = chunk_no + 1
-        while (later := self.stretches.get((session, following))) is not None and later.lead_from <= chunk_no:
+        while (
+            later := self.stretches.get((session, following))
+        ) is not None and later.lead_from <= chunk_no:
             span = min(later.lead + self._needs.stack - 1, later.n_rows)
             later.lead_from = later.chunk_no
             tail = self.tails.get(session)
             if tail is not None and tail.stretch is later and tail.lead:
                 own = tail.lead["chunk_no"] == later.chunk_no
-                at = later.n_rows - 1 - len(own) + np.arange(len(own))  # where in the stretch each of them lies
+                at = (
+                    later.n_rows - 1 - len(own) + np.arange(len(own))
+                )  # where in the stretch each of them lies
                 tail.lead["weight"][at < span] = 0.0
-                tail.lead = {name: column[own] for name, column in tail.lead.items()} if own.any() else {}
+                tail.lead = (
+                    {name: column[own] for name, column in tail.lead.items()} if own.any() else {}
+                )
                 later.n_waiting = min(later.n_waiting, int(own.sum()))
             edits.append(nothing_at(later.start, span))
             following += 1
@@ -192,17 +227,22 @@ class Ring:
             stretch = placed[at]
             reaches_back = row - stretch.start < stretch.lead + self._needs.stack - 1
             first = stretch.lead_from if reaches_back else stretch.chunk_no
-            found.update(((stretch.session, number), None) for number in range(first, stretch.chunk_no + 1))
+            found.update(
+                ((stretch.session, number), None) for number in range(first, stretch.chunk_no + 1)
+            )
         return list(found)
 
     def _claim(self, n_rows: int) -> tuple[int, list[Edit]]:
-        """Where the next stretch begins, and the edits that empty what it will not cover of those in its way."""
-        size, gone = _rounded(n_rows), []
+        """Where the next stretch begins, and the edits that empty what it will not cover of
+        those in its way."""
+        size = _rounded(n_rows)
+        gone = []
         end = self.head + size
         if end > self.capacity:
             # What lies behind the head is the oldest, so that it leaves first.
             gone = self._drop_oldest_within(self.head, self.capacity)
-            self.head, end = 0, size
+            self.head = 0
+            end = size
         gone += self._drop_oldest_within(self.head, end)
         start, self.head, self.used = self.head, end, max(self.used, end)
         edits = [
@@ -234,7 +274,13 @@ class Ring:
         if n == 0 or (stretch.session, stretch.chunk_no) not in self.stretches:
             return []
         stretch.n_waiting = 0
-        return [Edit(stretch.start + stretch.n_rows - 1 - n, tail.lead["weight"][-n:], tail.lead["priority"][-n:])]
+        return [
+            Edit(
+                stretch.start + stretch.n_rows - 1 - n,
+                tail.lead["weight"][-n:],
+                tail.lead["priority"][-n:],
+            )
+        ]
 
     def _lead_after(
         self, lead: Mapping[str, Array], own: Mapping[str, Array], *, n_open: int, chunk_no: int
@@ -249,10 +295,14 @@ class Ring:
         kept = {}
         for name, column in {**own, "chunk_no": np.full(n_rows, chunk_no, np.int64)}.items():
             part = column[n_rows - 1 - n_own : n_rows - 1]
-            kept[name] = np.concatenate([lead[name][len(lead[name]) - n_old :], part]) if n_old else part.copy()
+            kept[name] = (
+                np.concatenate([lead[name][len(lead[name]) - n_old :], part])
+                if n_old
+                else part.copy()
+            )
         return kept
 
-    # --- Checkpoints: where each chunk lies and what it weighs, never the rows --------------------------------------
+    # --- Checkpoints: where each chunk lies and what it weighs, never the rows --------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The ring as arrays and facts."""
@@ -260,13 +310,21 @@ class Ring:
         at = {id(stretch): number for number, stretch in enumerate(stretches)}
         tails = sorted(self.tails.values(), key=lambda tail: at[id(tail.stretch)])
         leads = {
-            name: np.concatenate([np.empty(0, np.float32), *(tail.lead[name] for tail in tails if tail.lead)])
+            name: np.concatenate(
+                [np.empty(0, np.float32), *(tail.lead[name] for tail in tails if tail.lead)]
+            )
             for name in ("weight", "priority")
         }
-        lengths = [(at[id(tail.stretch)], len(tail.lead["chunk_no"]) if tail.lead else 0) for tail in tails]
+        lengths = [
+            (at[id(tail.stretch)], len(tail.lead["chunk_no"]) if tail.lead else 0) for tail in tails
+        ]
         arrays: dict[str, Array] = {
-            "sessions": np.frombuffer(b"".join(s.session.bytes for s in stretches), np.uint8).reshape(-1, 16),
-            "places": np.array([[getattr(s, name) for name in _NUMBERS] for s in stretches], np.int64).reshape(-1, 7),
+            "sessions": np.frombuffer(
+                b"".join(s.session.bytes for s in stretches), np.uint8
+            ).reshape(-1, 16),
+            "places": np.array(
+                [[getattr(s, name) for name in _NUMBERS] for s in stretches], np.int64
+            ).reshape(-1, 7),
             "tails": np.array(lengths, np.int64).reshape(-1, 2),
             "tail_weights": leads["weight"],
             "tail_priorities": leads["priority"],
@@ -276,24 +334,41 @@ class Ring:
     def restore(
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
     ) -> tuple[Iterator[Placed], list[Edit]]:
-        """Become the ring that `state` described: what to write, and the edits that empty what could not be read.
+        """Become the ring that `state` described: what to write, and the edits that empty what
+        could not be read.
 
-        ConfigError where the state belongs to a replay of another kind. `arrays["weights"]` are those of all rows.
+        ConfigError where the state belongs to a replay of another kind. `arrays["weights"]` are
+        those of all rows.
         """
-        other = {name: (facts.get(name), value) for name, value in self.fixed.items() if facts.get(name) != value}
+        other = {
+            name: (facts.get(name), value)
+            for name, value in self.fixed.items()
+            if facts.get(name) != value
+        }
         if other:
-            differences = ", ".join(f"{name} {was!r}, now {now!r}" for name, (was, now) in other.items())
+            differences = ", ".join(
+                f"{name} {was!r}, now {now!r}" for name, (was, now) in other.items()
+            )
             raise ConfigError(
-                f"a saved replay does not fit this one: {differences}; restore with the settings it was saved with"
+                f"a saved replay does not fit this one: {differences}; restore with the settings "
+                "it was saved with"
             )
         for name in _COUNTERS:
             setattr(self, name, int(facts[name]))
         stretches = [
-            Stretch(uuid.UUID(bytes=session.tobytes()), **dict(zip(_NUMBERS, numbers.tolist(), strict=True)))
+            Stretch(
+                uuid.UUID(bytes=session.tobytes()),
+                **dict(zip(_NUMBERS, numbers.tolist(), strict=True)),
+            )
             for session, numbers in zip(arrays["sessions"], arrays["places"], strict=True)
         ]
-        needed = [[(one.session, no) for no in range(one.lead_from, one.chunk_no + 1)] for one in stretches]
-        chunks = {chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))}
+        needed = [
+            [(one.session, no) for no in range(one.lead_from, one.chunk_no + 1)]
+            for one in stretches
+        ]
+        chunks = {
+            chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))
+        }
         is_here = [chunks.keys() >= set(ids) for ids in needed]
         self.stretches.clear()
         self.tails.clear()
@@ -301,23 +376,39 @@ class Ring:
             if here:
                 self.stretches[stretch.session, stretch.chunk_no] = stretch
         ends = np.cumsum(arrays["tails"][:, 1]).tolist()
-        tails = {number: slice(end - n, end) for (number, n), end in zip(arrays["tails"].tolist(), ends, strict=True)}
+        tails = {
+            number: slice(end - n, end)
+            for (number, n), end in zip(arrays["tails"].tolist(), ends, strict=True)
+        }
         placed = (
             self._place_again(stretch, [chunks[one] for one in ids], arrays, tail=tails.get(number))
             for number, (stretch, ids) in enumerate(zip(stretches, needed, strict=True))
             if is_here[number]
         )
-        gone = [nothing_at(one.start, one.n_rows) for one, here in zip(stretches, is_here, strict=True) if not here]
+        gone = [
+            nothing_at(one.start, one.n_rows)
+            for one, here in zip(stretches, is_here, strict=True)
+            if not here
+        ]
         return placed, gone
 
     def _place_again(
-        self, stretch: Stretch, chunks: Sequence[Chunk], arrays: Mapping[str, Array], *, tail: slice | None
+        self,
+        stretch: Stretch,
+        chunks: Sequence[Chunk],
+        arrays: Mapping[str, Array],
+        *,
+        tail: slice | None,
     ) -> Placed:
         """The stretch of the last of these chunks, whose lead-in comes from the others."""
         *before, chunk = chunks
-        n_lead, lead = stretch.lead, dict[str, Array]()
+        n_lead = stretch.lead
+        lead = dict[str, Array]()
         if n_lead and not before:  # evicted: the rows stay empty, and nothing reads them
-            rows = {name: np.zeros((n_lead, *kept.shape), kept.dtype) for name, kept in self.layout.columns.items()}
+            rows = {
+                name: np.zeros((n_lead, *kept.shape), kept.dtype)
+                for name, kept in self.layout.columns.items()
+            }
             flags = {name: np.zeros(n_lead, np.bool_) for name in ("is_first", "terminated")}
             empty: dict[str, Array] = {
                 "row": np.zeros(n_lead, np.uint8),
@@ -337,7 +428,9 @@ class Ring:
             kept: dict[str, Array] = {}
             if n_rows := tail.stop - tail.start:
                 last = self._last_rows(chunk, lead)
-                kept = {name: column[len(column) - n_rows :].copy() for name, column in last.items()}
+                kept = {
+                    name: column[len(column) - n_rows :].copy() for name, column in last.items()
+                }
                 kept["weight"] = arrays["tail_weights"][tail].copy()
                 kept["priority"] = arrays["tail_priorities"][tail].copy()
             ends_open = bool(chunk.columns["row"][-1] == _BOOTSTRAP)
@@ -346,7 +439,8 @@ class Ring:
         return Placed(stretch, (lead, rows) if lead else (rows,), windows, ())
 
     def _last_rows(self, chunk: Chunk, lead: Mapping[str, Array]) -> dict[str, Array]:
-        """The last rows of the chunk's open episode, for the lead-in of the chunk that follows it."""
+        """The last rows of the chunk's open episode, for the lead-in of the chunk that follows
+        it."""
         own = _with_small(chunk.columns, self.layout.take(chunk), weight=1.0)
         if chunk.columns["is_first"][0]:
             lead = {}
@@ -354,11 +448,18 @@ class Ring:
         return self._lead_after(lead, own, n_open=n_open, chunk_no=chunk.meta.chunk_no)
 
 
-def _with_small(columns: Mapping[str, Array], rows: Mapping[str, Array], *, weight: float) -> dict[str, Array]:
+def _with_small(
+    columns: Mapping[str, Array], rows: Mapping[str, Array], *, weight: float
+) -> dict[str, Array]:
     """A chunk's kept columns and the small ones."""
-    weights, priority = np.empty(len(columns["row"]), np.float32), columns.get("priority")
+    weights = np.empty(len(columns["row"]), np.float32)
+    priority = columns.get("priority")
     weights.fill(weight)
-    own = {**rows, "weight": weights, "priority": np.full_like(weights, np.nan) if priority is None else priority}
+    own = {
+        **rows,
+        "weight": weights,
+        "priority": np.full_like(weights, np.nan) if priority is None else priority,
+    }
     for name in ("row", "reward", "is_first", "terminated"):
         own[name] = columns[name]
     return own

@@ -37,8 +37,9 @@ class _Track:
 class RolloutQueue:
     """The newest steps of each session, until every env has played its share; then one rollout.
 
-    A chunk that is left out takes its session's earlier ones with it, since a rollout has no holes; the envs that
-    waited for it go on with newer steps. Stacks still reach back to what was left out.
+    A chunk that is left out takes its session's earlier ones with it, since a rollout has no holes;
+    the envs that waited for it go on with newer steps. Stacks still reach back to what was left
+    out.
 
     A learner's source, as `ReplaySource` is one: one update for each rollout.
     """
@@ -46,7 +47,8 @@ class RolloutQueue:
     is_on_policy: ClassVar[bool] = True
 
     def __init__(self, game: GameSpec, needs: Rollouts) -> None:
-        self._game, self._needs = game, needs
+        self._game = game
+        self._needs = needs
         self.rows_per_call = needs.steps * needs.envs
         self._played: Sequence[Sequence[ChunkId]] = ()
         self._tracks: dict[uuid.UUID, _Track] = {}
@@ -67,7 +69,8 @@ class RolloutQueue:
         return chunk.meta.n_steps
 
     def pass_over(self, chunk: Chunk) -> None:
-        """A chunk was played that nobody learns from; the stacks of the next one may reach back to it."""
+        """A chunk was played that nobody learns from; the stacks of the next one may reach back
+        to it."""
         self._pass(self._track(chunk), chunk)
 
     def end_sessions(self) -> None:
@@ -94,7 +97,12 @@ class RolloutQueue:
         row_ok = np.asarray(feedback.row_ok).reshape(-1, len(self._played))
         # Where not a single row went well, the weights are to blame.
         spoiled = [bool(row_ok.any()) and not one.all() for one in row_ok.T]  # by env
-        return [one for chunks, is_bad in zip(self._played, spoiled, strict=True) if is_bad for one in chunks]
+        return [
+            one
+            for chunks, is_bad in zip(self._played, spoiled, strict=True)
+            if is_bad
+            for one in chunks
+        ]
 
     def waiting(self) -> list[list[ChunkId]]:
         """The chunks that `take` will use, for each env."""
@@ -102,22 +110,28 @@ class RolloutQueue:
         return [[chunk.meta.id for chunk in chunks] for chunks in chosen]
 
     def take(self) -> Rollout:
-        """The steps of all envs, in the order of their sessions; what else waits is old from now on, and left out."""
+        """The steps of all envs, in the order of their sessions; what else waits is old from now
+        on, and left out."""
         parts = [self._part(self._tracks[session]) for session in self._full()[: self._needs.envs]]
         self.go_back()
         rollout: Rollout = jax.tree.map(lambda *columns: np.stack(columns, axis=1), *parts)
         return rollout
 
     def _full(self) -> list[uuid.UUID]:
-        return sorted(session for session, track in self._tracks.items() if track.steps == self._needs.steps)
+        return sorted(
+            session for session, track in self._tracks.items() if track.steps == self._needs.steps
+        )
 
-    # --- chunks that come -------------------------------------------------------------------------------------------
+    # --- chunks that come -------------------------------------------------------------------------
 
     def _columns(self, chunk: Chunk) -> Columns:
         """The columns that a rollout reads; a game's missing mask allows everything."""
-        meta, columns = chunk.meta, dict(chunk.columns)
+        meta = chunk.meta
+        columns = dict(chunk.columns)
         if meta.schema != self._game.schema:
-            raise Refused("wrong_schema", f"a chunk of {meta.game}/{meta.schema[:12]} for {self._game.game}")
+            raise Refused(
+                "wrong_schema", f"a chunk of {meta.game}/{meta.schema[:12]} for {self._game.game}"
+            )
         names = [*REQUIRED, *self._game.obs_columns, "action", "logp"]
         names += ["raw_action"] if self._game.discrete is None else []
         if missing := [name for name in names if name not in columns]:
@@ -133,7 +147,8 @@ class RolloutQueue:
         if chunk.meta.chunk_no <= track.last_no:
             raise Refused("duplicate", f"chunk {chunk_name(chunk.meta.id)} came before")
         if chunk.meta.chunk_no > track.last_no + 1:
-            track.chunks, track.lead = [], None
+            track.chunks = []
+            track.lead = None
         return track
 
     def _check(self, chunk: Chunk, columns: Columns, *, has_past: bool) -> None:
@@ -141,11 +156,20 @@ class RolloutQueue:
         for key, column in columns.items():
             # A NaN is not below the bound either.
             if column.dtype.kind == "f" and not np.abs(column).max(initial=0) <= TOO_LARGE:
-                raise Refused("not_finite", f"{name}: {key!r} holds NaN, infinity or a number beyond {TOO_LARGE:g}")
+                raise Refused(
+                    "not_finite",
+                    f"{name}: {key!r} holds NaN, infinity or a number beyond {TOO_LARGE:g}",
+                )
         if chunk.meta.n_steps > self._needs.steps:
-            raise Refused("bad_rollout", f"{name} has {chunk.meta.n_steps} steps; a rollout takes {self._needs.steps}")
+            raise Refused(
+                "bad_rollout",
+                f"{name} has {chunk.meta.n_steps} steps; a rollout takes {self._needs.steps}",
+            )
         if self._needs.stack > 1 and not has_past and not columns["is_first"][0]:
-            raise Refused("bad_rollout", f"{name} begins inside an episode, and the frames before it are not here")
+            raise Refused(
+                "bad_rollout",
+                f"{name} begins inside an episode, and the frames before it are not here",
+            )
 
     def _pass(self, track: _Track, chunk: Chunk) -> None:
         track.chunks.append(chunk)
@@ -163,7 +187,10 @@ class RolloutQueue:
 
     def _joined(self, track: _Track, count: int) -> Columns:
         """Lead and oldest chunks as one."""
-        parts = [*([track.lead] if track.lead is not None else []), *map(self._columns, track.chunks[:count])]
+        parts = [
+            *([track.lead] if track.lead is not None else []),
+            *map(self._columns, track.chunks[:count]),
+        ]
         if len(parts) == 1:
             return parts[0]
         # A chunk that goes on repeats, as its first row, the bootstrap row of the one before.
@@ -178,7 +205,8 @@ class RolloutQueue:
         """One env's steps; next to each, what it led to."""
         columns = self._joined(track, len(track.chunks))
         steps = np.flatnonzero(columns["row"] == RowKind.STEP)[-self._needs.steps :]
-        rows, following = steps, steps + 1
+        rows = steps
+        following = steps + 1
         if (k := self._needs.stack) > 1:
             weighed = {**columns, "weight": np.ones(len(columns["row"]), np.float32)}
             behind = windows_of(weighed, 0, needs=Transitions(batch=1, stack=k)).behind
@@ -187,8 +215,11 @@ class RolloutQueue:
             action = (columns["action"][steps] - self._game.discrete.start).astype(np.int32)
         else:
             action = columns["raw_action"][steps].reshape(len(steps), -1).astype(np.float32)
-        # An episode that was cut off inside the rollout ends there too: no trace may cross into the next one.
-        is_cut = (columns["row"][steps + 1] == RowKind.BOOTSTRAP) & (steps + 2 < len(columns["row"]))
+        # An episode that was cut off inside the rollout ends there too: no trace may cross into the
+        # next one.
+        is_cut = (columns["row"][steps + 1] == RowKind.BOOTSTRAP) & (
+            steps + 2 < len(columns["row"])
+        )
         return Rollout(
             obs={name: columns[name][rows] for name in self._game.obs_columns},
             action=action,
@@ -200,12 +231,14 @@ class RolloutQueue:
             legal=columns["legal"][steps] if "legal" in columns else None,
         )
 
-    # --- resume -----------------------------------------------------------------------------------------------------
+    # --- resume -----------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """What the stacks of the next chunks reach back to; chunks that wait are not kept."""
         arrays: dict[str, Array] = {
-            "sessions": np.frombuffer(b"".join(one.bytes for one in self._tracks), np.uint8).reshape(-1, 16),
+            "sessions": np.frombuffer(
+                b"".join(one.bytes for one in self._tracks), np.uint8
+            ).reshape(-1, 16),
             "last_no": np.array([track.last_no for track in self._tracks.values()], np.int64),
         }
         for at, track in enumerate(self._tracks.values()):
@@ -217,6 +250,10 @@ class RolloutQueue:
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: Any) -> None:
         """Go on from what `state` returned."""
         self._tracks = {}
-        for at, (session, last_no) in enumerate(zip(arrays["sessions"], arrays["last_no"], strict=True)):
+        for at, (session, last_no) in enumerate(
+            zip(arrays["sessions"], arrays["last_no"], strict=True)
+        ):
             lead = part(arrays, f"lead{at}")
-            self._tracks[uuid.UUID(bytes=session.tobytes())] = _Track(lead=lead or None, last_no=int(last_no))
+            self._tracks[uuid.UUID(bytes=session.tobytes())] = _Track(
+                lead=lead or None, last_no=int(last_no)
+            )

@@ -1,4 +1,5 @@
-"""Catalogue: what a game's journal says, folded into one state: its models, its champion, who may release."""
+"""Catalogue: what a game's journal says, folded into one state: its models, its champion, who
+may release."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,8 @@ class Pointer:
 
 @dataclass(slots=True)
 class Catalogue:
-    """The state of one game's journal up to `number`; entries that are not genuine are passed over and counted."""
+    """The state of one game's journal up to `number`; entries that are not genuine are passed
+    over and counted."""
 
     game: str
     number: int = 0
@@ -44,9 +46,12 @@ class Catalogue:
     def copy(self) -> "Catalogue":
         """The same state, which later entries leave alone."""
         return replace(
-            self, models=dict(self.models), aliases=dict(self.aliases), history=list(self.history),
+            self,
+            models=dict(self.models),
+            aliases=dict(self.aliases),
+            history=list(self.history),
             signed=dict(self.signed),
-        )  # fmt: skip
+        )
 
     @property
     def next_model_no(self) -> int:
@@ -60,29 +65,40 @@ class Catalogue:
     def previous_champion(self) -> int:
         """The champion before this one; 0 when there was none."""
         now = self.points_to("champion")
-        return next((old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0)
+        return next(
+            (old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0
+        )
 
     def take(self, entry: Mapping[str, Any], raw: bytes) -> None:
         """Fold in the next entry; Refused when it cannot follow what is there."""
         match entry.get("kind"):
             case "takeover":
-                self.epoch, self.owner = self.epoch + 1, str(entry["owner"])
+                self.epoch = self.epoch + 1
+                self.owner = str(entry["owner"])
             case "release":
                 self._release(entry, raw)
             case "point":
                 self._point(entry, raw)
             case kind:
-                raise Refused("bad_entry", f"this build knows no entry {kind!r}; install a newer one")
+                raise Refused(
+                    "bad_entry", f"this build knows no entry {kind!r}; install a newer one"
+                )
 
     def _release(self, entry: Mapping[str, Any], raw: bytes) -> None:
         manifest = manifest_from_json(entry.get("manifest"))
-        if (manifest.game, manifest.model_no) != (self.game, self.next_model_no) or entry.get("epoch") != self.epoch:
-            raise Refused("bad_entry", f"{manifest.name} was released out of turn, by epoch {entry.get('epoch')!r}")
+        if (manifest.game, manifest.model_no) != (self.game, self.next_model_no) or entry.get(
+            "epoch"
+        ) != self.epoch:
+            raise Refused(
+                "bad_entry",
+                f"{manifest.name} was released out of turn, by epoch {entry.get('epoch')!r}",
+            )
         self.models[manifest.model_no] = manifest
         self.signed[manifest.name] = raw
 
     def _point(self, entry: Mapping[str, Any], raw: bytes) -> None:
-        alias, model_no = entry.get("alias"), entry.get("model_no")
+        alias = entry.get("alias")
+        model_no = entry.get("model_no")
         if alias not in ALIASES or model_no not in (0, *self.models):
             raise Refused("bad_entry", f"{alias!r} cannot point to model {model_no!r}")
         why = str(entry.get("why", ""))[:MAX_WHY]
@@ -96,16 +112,28 @@ CANARY_SHARE = 0.2
 
 
 def casting(
-    now: Catalogue, champion: Pointer | None, canary: Pointer | None, *, trust: Sequence[str],
+    now: Catalogue,
+    champion: Pointer | None,
+    canary: Pointer | None,
+    *,
+    trust: Sequence[str],
     canary_share: float = CANARY_SHARE,
-) -> Casting:  # fmt: skip
+) -> Casting:
     """These two with their signed entries; a client checks those for itself."""
 
     def release(pointer: Pointer | None) -> str | None:
-        return now.signed[model_name(now.game, pointer.model_no)].decode() if pointer and pointer.model_no else None
+        return (
+            now.signed[model_name(now.game, pointer.model_no)].decode()
+            if pointer and pointer.model_no
+            else None
+        )
 
     return Casting(
-        number=now.number, trust=tuple(trust), champion=champion.signed.decode() if champion else None,
-        champion_release=release(champion), canary=canary.signed.decode() if canary else None,
-        canary_release=release(canary), canary_share=canary_share if canary and canary.model_no else 0.0,
-    )  # fmt: skip
+        number=now.number,
+        trust=tuple(trust),
+        champion=champion.signed.decode() if champion else None,
+        champion_release=release(champion),
+        canary=canary.signed.decode() if canary else None,
+        canary_release=release(canary),
+        canary_share=canary_share if canary and canary.model_no else 0.0,
+    )

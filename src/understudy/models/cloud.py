@@ -2,8 +2,8 @@
 
     s3://BUCKET/PATH?region=eu-west-1&profile=games&endpoint=http://127.0.0.1:9000
 
-Keys of S3 come from botocore (`core/location.py`), those of other vendors from where their tools look; they are never
-part of the URL.
+Keys of S3 come from botocore (`core/location.py`), those of other vendors from where their tools
+look; they are never part of the URL.
 """
 
 import functools
@@ -20,7 +20,13 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store, from_url
 
 from understudy.core.errors import ConfigError, StorageFailed, Unreachable
-from understudy.core.location import Location, aws_session, check_endpoint, parse_location, source_of_keys
+from understudy.core.location import (
+    Location,
+    aws_session,
+    check_endpoint,
+    parse_location,
+    source_of_keys,
+)
 from understudy.models.objects import check_object_name
 
 if TYPE_CHECKING:
@@ -30,7 +36,8 @@ _CALL_S = 30.0
 _RETRY_S = 15.0
 """How long a call that fails is tried again; whoever called decides what then."""
 _KEYS_FOR = timedelta(minutes=5)
-"""How long keys are used before botocore is asked for them again, which renews those that expire."""
+"""How long keys are used before botocore is asked for them again, which renews those that
+expire."""
 _LOOK_EVERY_S = 0.5
 """A look costs a request, and a vendor counts them: at two a second and game, some cents a day."""
 _NEAR = ("file://", "memory://")
@@ -52,14 +59,19 @@ class Whereabouts:
     keys_from: str = "the credentials of this machine"
 
     def __str__(self) -> str:
-        return f"{self.url} ({self.endpoint or 'AWS'}, region {self.region})" if self.bucket else self.url
+        return (
+            f"{self.url} ({self.endpoint or 'AWS'}, region {self.region})"
+            if self.bucket
+            else self.url
+        )
 
 
 class CloudObjects:
-    """Objects behind a URL; credentials come from where the vendors' tools look, never from the URL.
+    """Objects behind a URL; credentials come from where the vendors' tools look, never from the
+    URL.
 
-    Every call is tried again for a bounded time. Unreachable when nobody answered, or only that they cannot now;
-    StorageFailed when they refused.
+    Every call is tried again for a bounded time. Unreachable when nobody answered, or only that
+    they cannot now; StorageFailed when they refused.
     """
 
     def __init__(self, url: str) -> None:
@@ -71,7 +83,9 @@ class CloudObjects:
                 self._store, self._where = _open_s3(parse_location(url))
             else:
                 self._store = from_url(
-                    url, client_options={"timeout": timedelta(seconds=_CALL_S)}, retry_config=_retries()
+                    url,
+                    client_options={"timeout": timedelta(seconds=_CALL_S)},
+                    retry_config=_retries(),
                 )
         except (BaseError, ValueError) as error:
             raise ConfigError(
@@ -89,12 +103,16 @@ class CloudObjects:
         except (BaseError, OSError) as error:
             raise _explained(f"read {name}", error, self._where) from error
         if self._where.bucket and not found.meta.get("e_tag"):
-            raise StorageFailed(f"cannot read {name} at {self._where}: its answer has no ETag; {_HINTS['not S3']}")
+            raise StorageFailed(
+                f"cannot read {name} at {self._where}: its answer has no ETag; {_HINTS['not S3']}"
+            )
         return raw
 
     def create(self, name: str, raw: bytes) -> bool:
         try:
-            obstore.put(self._store, check_object_name(name), raw, mode="create", use_multipart=False)
+            obstore.put(
+                self._store, check_object_name(name), raw, mode="create", use_multipart=False
+            )
         except AlreadyExistsError:
             # After a timeout the first attempt may have arrived: then it is ours all the same.
             return False
@@ -122,12 +140,17 @@ class CloudObjects:
         """An address that gives anybody who has it this one object, until the time is over."""
         if not isinstance(self._store, S3Store | GCSStore | AzureStore):
             raise ConfigError(
-                f"{self._where.url} gives no signed addresses; models in S3, Google Cloud or Azure have them"
+                f"{self._where.url} gives no signed addresses; models in S3, Google Cloud or Azure "
+                "have them"
             )
         try:
-            return obstore.sign(self._store, "GET", check_object_name(name), timedelta(seconds=for_s))
+            return obstore.sign(
+                self._store, "GET", check_object_name(name), timedelta(seconds=for_s)
+            )
         except (BaseError, ValueError) as error:
-            raise ConfigError(f"{self._where.url} gives no signed address: {_said(error)}; check its keys") from None
+            raise ConfigError(
+                f"{self._where.url} gives no signed address: {_said(error)}; check its keys"
+            ) from None
 
 
 def _retries() -> "RetryConfig":
@@ -143,13 +166,21 @@ def _open_s3(location: Location) -> tuple[S3Store, Whereabouts]:
         raise ConfigError("s3:// names no bucket; write s3://BUCKET/PATH")
     bucket, port = location.hosts[0]
     if port is not None or not _BUCKET.fullmatch(bucket):
-        raise ConfigError(f"{bucket[:80]!r} is no name of a bucket; write s3://BUCKET/PATH, BUCKET of a-z 0-9 . -")
-    endpoint = location.text("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        raise ConfigError(
+            f"{bucket[:80]!r} is no name of a bucket; write s3://BUCKET/PATH, BUCKET of a-z 0-9 . -"
+        )
+    endpoint = (
+        location.text("endpoint")
+        or os.environ.get("AWS_ENDPOINT_URL_S3")
+        or os.environ.get("AWS_ENDPOINT_URL")
+    )
     if endpoint:
         check_endpoint(endpoint, insecure=location.flag("insecure"))
     credentials = location.text("credentials")
     profile = location.text("profile")
-    session = aws_session("s3", credentials=credentials, profile=profile, region=location.text("region"))
+    session = aws_session(
+        "s3", credentials=credentials, profile=profile, region=location.text("region")
+    )
     region = session.get_config_variable("region") or "us-east-1"
     if not _REGION.fullmatch(region):
         raise ConfigError(f"region of s3://{bucket} is {region[:40]!r}; give one such as eu-west-1")
@@ -177,10 +208,11 @@ def _open_s3(location: Location) -> tuple[S3Store, Whereabouts]:
     return store, where
 
 
-# --- Errors -----------------------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 _HINTS = {
-    "no keys": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give ?credentials=FILE or ?profile=NAME",
+    "no keys": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give ?credentials=FILE or "
+    "?profile=NAME",
     "no bucket": "create the bucket, or correct the address",
     "region": "give the region= of the bucket",
     "refused": "check {keys}, and the permissions in docs/s3.md",
@@ -214,14 +246,19 @@ _NO_ACCESS = (
 
 
 def _explained(doing: str, error: Exception, where: Whereabouts) -> StorageFailed:
-    """The error to raise: the library's text and the next step; Unreachable where a retry may help."""
+    """The error to raise: the library's text and the next step; Unreachable where a retry may
+    help."""
     condition = _condition(str(error), where)
     kind = Unreachable if condition in ("no keys", "away") else StorageFailed
-    return kind(f"cannot {doing} at {where}: {_said(error)}; {_HINTS[condition].format(keys=where.keys_from)}")
+    return kind(
+        f"cannot {doing} at {where}: {_said(error)}; "
+        f"{_HINTS[condition].format(keys=where.keys_from)}"
+    )
 
 
 def _condition(text: str, where: Whereabouts) -> str:
-    """A key of `_HINTS`. A server that answers without a code of S3 is another one, or a proxy in front of it."""
+    """A key of `_HINTS`. A server that answers without a code of S3 is another one, or a proxy
+    in front of it."""
     code = _first(_CODE, text)
     status = _first(_STATUS, text)
     if any(server in text for server in _KEY_SERVERS):
@@ -232,7 +269,11 @@ def _condition(text: str, where: Whereabouts) -> str:
         return "region"
     if code in _NO_ACCESS:
         return "refused"
-    if where.bucket and not code and (status in ("400", "404", "405", "501") or "Unable to extract metadata" in text):
+    if (
+        where.bucket
+        and not code
+        and (status in ("400", "404", "405", "501") or "Unable to extract metadata" in text)
+    ):
         return "not S3"
     if where.endpoint and "InvalidContentType" in text:
         return "no TLS"
@@ -241,9 +282,11 @@ def _condition(text: str, where: Whereabouts) -> str:
 
 
 def _is_missing(error: Exception, where: Whereabouts) -> bool:
-    """Whether an object is not there; a bucket, or a key to it, that is not there is told by the same status.
+    """Whether an object is not there; a bucket, or a key to it, that is not there is told by the
+    same status.
 
-    S3 says so with a code of its own. A proxy before it that answers for it has none, and knows nothing of objects.
+    S3 says so with a code of its own. A proxy before it that answers for it has none, and knows
+    nothing of objects.
     """
     code = _first(_CODE, str(error))
     return code in _NO_OBJECT or not (code or where.bucket)

@@ -44,9 +44,13 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_episodes <= self.max_episodes:
-            raise ConfigError(f"episodes from {self.min_episodes} to {self.max_episodes}; give 2 or more, rising")
+            raise ConfigError(
+                f"episodes from {self.min_episodes} to {self.max_episodes}; give 2 or more, rising"
+            )
         if not 0 <= self.worse_by < 1 or not 0 < self.error < 0.5:
-            raise ConfigError(f"worse_by {self.worse_by}, error {self.error}; give shares below 1 and below 0.5")
+            raise ConfigError(
+                f"worse_by {self.worse_by}, error {self.error}; give shares below 1 and below 0.5"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +74,15 @@ class Verdict:
 
 
 def verdict(evidence: Evidence, bounds: Bounds) -> Verdict:
-    """Promote what is proven not to be worse, reject what fails a check or cannot be proven, wait in between."""
+    """Promote what is proven not to be worse, reject what fails a check or cannot be proven,
+    wait in between."""
     for check in evidence.checks:
         if not check.passed:
             return Verdict("reject", f"{check.name}: {check.detail}")
     if not evidence.has_champion:
         return Verdict("promote", "the first bot, and it passed every check")
-    ours, theirs = np.asarray(evidence.candidate, float), np.asarray(evidence.champion, float)
+    ours = np.asarray(evidence.candidate, float)
+    theirs = np.asarray(evidence.champion, float)
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         return Verdict("reject", "a return is not finite")
     n_looked = min(len(ours), len(theirs))
@@ -87,10 +93,13 @@ def verdict(evidence: Evidence, bounds: Bounds) -> Verdict:
 
 def _compare(ours: NDArray[np.float64], theirs: NDArray[np.float64], bounds: Bounds) -> Verdict:
     gain = float(ours.mean() - theirs.mean())
-    half = _confidence(bounds) * math.sqrt(ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs))
+    half = _confidence(bounds) * math.sqrt(
+        ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs)
+    )
     allowed = bounds.worse_by * max(abs(float(theirs.mean())), float(theirs.std()))
     says = (
-        f"mean return {ours.mean():.4g} over {len(ours)} episodes, the champion's {theirs.mean():.4g} over "
+        f"mean return {ours.mean():.4g} over {len(ours)} episodes, the champion's "
+        f"{theirs.mean():.4g} over "
         f"{len(theirs)}; the difference is {gain:.3g} ± {half:.2g}"
     )
     if gain - half >= -allowed:
@@ -103,7 +112,8 @@ def _compare(ours: NDArray[np.float64], theirs: NDArray[np.float64], bounds: Bou
 
 
 def looks(bounds: Bounds) -> list[int]:
-    """Numbers of episodes at which returns may be compared; each look costs some of the allowed error."""
+    """Numbers of episodes at which returns may be compared; each look costs some of the allowed
+    error."""
     counts = [bounds.min_episodes]
     while counts[-1] < bounds.max_episodes:
         counts.append(min(counts[-1] * 2, bounds.max_episodes))

@@ -19,12 +19,14 @@ from understudy.models.shared import Entry, Shared
 from understudy.ports import Objects
 
 Scope = Literal["play", "work", "read", "admin"]
-"""Send frames and fetch bots / join a learner / look at the dashboard / change things. `admin` includes the others."""
+"""Send frames and fetch bots / join a learner / look at the dashboard / change things. `admin`
+includes the others."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 EVERY_GAME = "*"
 NO_KEY = "this needs a key; send it as 'Authorization: Bearer KEY'"
-MAX_REQUESTS_S, MAX_BYTES_S = 1e9, 1e12
+MAX_REQUESTS_S = 1e9
+MAX_BYTES_S = 1e12
 _TEXT = re.compile(r"uk_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?")
 
@@ -59,14 +61,19 @@ class Key:
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"origin {origin[:60]!r} is none that a key can name; give scheme and host, such as "
+                    f"origin {origin[:60]!r} is none that a key can name; give scheme and host, "
+                    "such as "
                     "https://game.example"
                 )
         for name, most in (("requests_s", MAX_REQUESTS_S), ("bytes_s", MAX_BYTES_S)):
             if not 0 < getattr(self, name) < most:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a number above 0 and below {most:.0e}")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; give a number above 0 and below {most:.0e}"
+                )
         if not 0 <= self.expires_s < 1e12:
-            raise ConfigError(f"expires_s is {self.expires_s}; give a time in seconds since 1970, or 0 for never")
+            raise ConfigError(
+                f"expires_s is {self.expires_s}; give a time in seconds since 1970, or 0 for never"
+            )
         if len(self.label) > 100 or not self.label.isprintable():
             raise ConfigError("a label has at most 100 printable letters")
 
@@ -112,8 +119,12 @@ def _key(facts: Any) -> Key:
 class Keys:
     """The keys of a deployment; what one gateway revokes, every other obeys when it next looks."""
 
-    def __init__(self, objects: Objects, *, trusted: Trusted, signer: Signer | None, clock: Clock) -> None:
-        self._shared = Shared(objects, "keys", KeyRing(), trusted=trusted, signer=signer, clock=clock)
+    def __init__(
+        self, objects: Objects, *, trusted: Trusted, signer: Signer | None, clock: Clock
+    ) -> None:
+        self._shared = Shared(
+            objects, "keys", KeyRing(), trusted=trusted, signer=signer, clock=clock
+        )
         self._ring = KeyRing()
         self._clock = clock
 
@@ -121,9 +132,12 @@ class Keys:
         """A new key: its text, which is kept nowhere, and what is known about it."""
         secret = secrets.token_urlsafe(32)
         key = Key(
-            id=secrets.token_hex(6), hash=_hash(secret), scopes=tuple(scopes), created_s=round(self._clock.now(), 3),
+            id=secrets.token_hex(6),
+            hash=_hash(secret),
+            scopes=tuple(scopes),
+            created_s=round(self._clock.now(), 3),
             **facts,
-        )  # fmt: skip
+        )
         self._shared.write(lambda _: {"kind": "key", "key": asdict(key)})
         return f"uk_{key.id}_{secret}", key
 
@@ -131,7 +145,10 @@ class Keys:
         """End a key; ConfigError when there is none of that id, or several that begin so."""
         found = [key for key in self.all() if key.id.startswith(key_id)] if key_id else []
         if len(found) != 1:
-            raise ConfigError(f"{len(found)} keys begin with {key_id[:20]!r}; give an id from 'understudy keys list'")
+            raise ConfigError(
+                f"{len(found)} keys begin with {key_id[:20]!r}; give an id from 'understudy keys "
+                "list'"
+            )
 
         def entry(_: KeyRing) -> Entry:
             return {"kind": "revoke", "id": found[0].id}
@@ -145,7 +162,8 @@ class Keys:
         return [key for key in ring.keys.values() if key.id not in ring.revoked_s]
 
     def follow(self) -> None:
-        """Read on what others wrote; `check` knows it from then on. It touches the disk or the network."""
+        """Read on what others wrote; `check` knows it from then on. It touches the disk or the
+        network."""
         self._ring = self._shared.now()
 
     def check(self, text: str | None) -> Key:
@@ -155,19 +173,35 @@ class Keys:
         found = _TEXT.fullmatch(text)
         key = self._ring.keys.get(found.group(1)) if found else None
         # Compared also where there is no such key, so that time tells nothing.
-        is_right = hmac.compare_digest(_hash(found.group(2) if found else ""), key.hash if key else "")
+        is_right = hmac.compare_digest(
+            _hash(found.group(2) if found else ""), key.hash if key else ""
+        )
         if key is None or not is_right:
-            raise Refused("wrong_key", "this is no key of this deployment; make one with 'understudy keys create'")
+            raise Refused(
+                "wrong_key",
+                "this is no key of this deployment; make one with 'understudy keys create'",
+            )
         if key.id in self._ring.revoked_s:
-            raise Refused("revoked_key", f"key {key.id} was revoked; make another with 'understudy keys create'")
+            raise Refused(
+                "revoked_key",
+                f"key {key.id} was revoked; make another with 'understudy keys create'",
+            )
         if key.expires_s and self._clock.now() >= key.expires_s:
-            raise Refused("expired_key", f"key {key.id} has expired; make another with 'understudy keys create'")
+            raise Refused(
+                "expired_key",
+                f"key {key.id} has expired; make another with 'understudy keys create'",
+            )
         return key
 
     def knows_origin(self, origin: str) -> bool:
-        """Whether any living key may be used by a page from there; a browser asks before it sends the key."""
+        """Whether any living key may be used by a page from there; a browser asks before it
+        sends the key."""
         ring = self._ring
-        return any(origin in key.origins for key in list(ring.keys.values()) if key.id not in ring.revoked_s)
+        return any(
+            origin in key.origins
+            for key in list(ring.keys.values())
+            if key.id not in ring.revoked_s
+        )
 
 
 def _hash(secret: str) -> str:

@@ -14,7 +14,8 @@ from understudy.nn.policy import Policy, decode_policy
 
 MAX_POLICY_BYTES = 256 * 1024 * 1024
 GOLDEN_ERROR = 1e-4
-"""How far outputs may be off those that were signed, absolute and relative: another processor rounds differently."""
+"""How far outputs may be off those that were signed, absolute and relative: another processor
+rounds differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,14 @@ def manifest_from_json(facts: Any) -> Manifest:
         game_name(manifest.game)
     except (TypeError, KeyError, ValueError, InvalidName) as error:
         raise Refused("bad_manifest", str(error)[:200]) from None
-    is_hash = len(manifest.policy_sha256) == 64 and set(manifest.policy_sha256) <= set("0123456789abcdef")
+    is_hash = len(manifest.policy_sha256) == 64 and set(manifest.policy_sha256) <= set(
+        "0123456789abcdef"
+    )
     if manifest.model_no < 1 or not is_hash or not 0 < manifest.policy_bytes <= MAX_POLICY_BYTES:
-        raise Refused("bad_manifest", f"model {manifest.model_no} of {manifest.policy_bytes} bytes, or its hash")
+        raise Refused(
+            "bad_manifest",
+            f"model {manifest.model_no} of {manifest.policy_bytes} bytes, or its hash",
+        )
     return manifest
 
 
@@ -90,34 +96,52 @@ def _typed(facts: Any, kind: type) -> dict[str, Any]:
 def make_manifest(policy: Policy, raw: bytes, *, model_no: int, lineage: Lineage) -> Manifest:
     """The facts of a policy whose bytes are `raw`."""
     outputs = policy.outputs(_golden_obs(policy))
-    golden = {name: np.asarray(array, np.float64).tolist() for name, array in sorted(outputs.items())}
+    golden = {
+        name: np.asarray(array, np.float64).tolist() for name, array in sorted(outputs.items())
+    }
     return Manifest(
-        game=policy.game.game, schema=policy.game.schema, model_no=model_no,
-        policy_sha256=hashlib.sha256(raw).hexdigest(), policy_bytes=len(raw), lineage=lineage, golden=golden,
-    )  # fmt: skip
+        game=policy.game.game,
+        schema=policy.game.schema,
+        model_no=model_no,
+        policy_sha256=hashlib.sha256(raw).hexdigest(),
+        policy_bytes=len(raw),
+        lineage=lineage,
+        golden=golden,
+    )
 
 
 def open_policy(manifest: Manifest, raw: bytes) -> Policy:
-    """The policy of these bytes; Refused unless they are what was signed and act as they did then."""
-    if len(raw) != manifest.policy_bytes or hashlib.sha256(raw).hexdigest() != manifest.policy_sha256:
-        raise Refused("bad_hash", f"the {len(raw)} bytes of {manifest.name} are not the ones that were signed")
+    """The policy of these bytes; Refused unless they are what was signed and act as they did
+    then."""
+    if (
+        len(raw) != manifest.policy_bytes
+        or hashlib.sha256(raw).hexdigest() != manifest.policy_sha256
+    ):
+        raise Refused(
+            "bad_hash", f"the {len(raw)} bytes of {manifest.name} are not the ones that were signed"
+        )
     policy = decode_policy(raw)
     if (policy.game.game, policy.game.schema) != (manifest.game, manifest.schema):
         raise Refused("bad_policy", f"{manifest.name} holds a policy of {policy.game.game}")
     for name, array in policy.outputs(_golden_obs(policy)).items():
         try:
             expected = np.asarray(manifest.golden[name], np.float64)
-            is_close = expected.shape == array.shape and np.allclose(array, expected, GOLDEN_ERROR, GOLDEN_ERROR)
+            is_close = expected.shape == array.shape and np.allclose(
+                array, expected, GOLDEN_ERROR, GOLDEN_ERROR
+            )
         except (KeyError, TypeError, ValueError):
             is_close = False
         if not is_close:
             # Other code, or other weights.
-            raise Refused("bad_golden", f"output {name!r} differs from what was signed with the model")
+            raise Refused(
+                "bad_golden", f"output {name!r} differs from what was signed with the model"
+            )
     return policy
 
 
 def _golden_obs(policy: Policy) -> dict[str, Array]:
-    """A few observations from a fixed seed: what the network gives for them is small enough to be signed."""
+    """A few observations from a fixed seed: what the network gives for them is small enough to
+    be signed."""
     rng = np.random.default_rng(20_061)
     columns = {}
     for name, one in policy.network.inputs.items():

@@ -1,7 +1,8 @@
-"""Objects: bytes under names that are created once and never changed, on a disk; the ground of the registry.
+"""Objects: bytes under names that are created once and never changed, on a disk; the ground of the
+registry.
 
-One conditional write is all that is asked of a backend: create, unless it is there. A link gives that on a disk,
-If-None-Match on S3; see `cloud.py` for those.
+One conditional write is all that is asked of a backend: create, unless it is there. A link gives
+that on a disk, If-None-Match on S3; see `cloud.py` for those.
 """
 
 import contextlib
@@ -31,8 +32,12 @@ _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345
 def check_object_name(name: str) -> str:
     """The name itself; Refused when it could lead anywhere else."""
     parts = name.split("/")
-    if len(name) > 512 or any(not part or part.startswith(".") or not set(part) <= _LETTERS for part in parts):
-        raise Refused("bad_name", f"{name[:60]!r} is no object's name; parts of A-Z a-z 0-9 . _ - and slashes")
+    if len(name) > 512 or any(
+        not part or part.startswith(".") or not set(part) <= _LETTERS for part in parts
+    ):
+        raise Refused(
+            "bad_name", f"{name[:60]!r} is no object's name; parts of A-Z a-z 0-9 . _ - and slashes"
+        )
     return name
 
 
@@ -78,7 +83,12 @@ class FolderObjects:
 
     def list(self, prefix: str) -> Sequence[str]:
         root = self._folder / check_object_name(prefix)
-        found = (Path(at) / file for at, _, files in os.walk(root) for file in files if not file.startswith("."))
+        found = (
+            Path(at) / file
+            for at, _, files in os.walk(root)
+            for file in files
+            if not file.startswith(".")
+        )
         return sorted(path.relative_to(self._folder).as_posix() for path in found)
 
     def delete(self, name: str) -> None:

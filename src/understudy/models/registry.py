@@ -1,12 +1,13 @@
-"""Registry: models by number, aliases that point to them, and one learner at a time that may release.
+"""Registry: models by number, aliases that point to them, and one learner at a time that may
+release.
 
     blobs/SHA256.safetensors        policies, written and read back before anything names them
     registry/GAME/NNNNNNNNNN.json   the game's journal: takeover, release and point entries, each signed
     games/GAME/SCHEMA.json          game specs
     trust/KEYID.txt                 public keys of those who signed models
 
-A model exists when its entry does, so nobody ever sees half of one. A learner that was paused while another took over
-finds the next number taken, reads on, and learns that its epoch is over.
+A model exists when its entry does, so nobody ever sees half of one. A learner that was paused while
+another took over finds the next number taken, reads on, and learns that its epoch is over.
 """
 
 import hashlib
@@ -20,14 +21,22 @@ from understudy.core.names import game_name
 from understudy.core.signed import Signer, Trusted, public_key_text, trusted_keys
 from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import ALIASES, MAX_WHY, Catalogue
-from understudy.models.manifest import MAX_POLICY_BYTES, Lineage, Manifest, make_manifest, model_name, open_policy
+from understudy.models.manifest import (
+    MAX_POLICY_BYTES,
+    Lineage,
+    Manifest,
+    make_manifest,
+    model_name,
+    open_policy,
+)
 from understudy.models.shared import Entry, Shared
 from understudy.nn.policy import Policy
 from understudy.ports import Objects
 
 
 def write_trust(objects: Objects, signer: Signer) -> None:
-    """Leave the signer's public key where clients look for it; called by whoever holds the private one."""
+    """Leave the signer's public key where clients look for it; called by whoever holds the
+    private one."""
     objects.create(f"trust/{signer.key_id}.txt", public_key_text(signer.public).encode())
 
 
@@ -48,9 +57,16 @@ class Registry:
     """The models of a deployment; thread-safe. Without a signer it can only be read."""
 
     def __init__(
-        self, objects: Objects, *, trusted: Trusted, signer: Signer | None = None, clock: Clock | None = None
+        self,
+        objects: Objects,
+        *,
+        trusted: Trusted,
+        signer: Signer | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self._objects, self._trusted, self._signer = objects, trusted, signer
+        self._objects = objects
+        self._trusted = trusted
+        self._signer = signer
         self._clock = clock or SystemClock()
         self._games: dict[str, Shared[Catalogue]] = {}
         self._pictures: dict[str, Catalogue] = {}
@@ -61,17 +77,19 @@ class Registry:
         """How often it is worth looking for what others wrote."""
         return self._objects.look_every_s
 
-    # --- Reading ----------------------------------------------------------------------------------------------------
+    # --- Reading ----------------------------------------------------------------------------------
 
     def games(self) -> list[str]:
         """Games with a spec."""
         return sorted({name.split("/")[1] for name in self._objects.list("games")})
 
     def catalogue(self, game: str) -> Catalogue:
-        """The game's state, as new as a look costs little; what is written later does not change it."""
+        """The game's state, as new as a look costs little; what is written later does not change
+        it."""
         shared = self._shared(game)
         with shared.lock:
-            now, picture = shared.now(), self._pictures.get(game)
+            now = shared.now()
+            picture = self._pictures.get(game)
             if picture is None or picture.number != now.number:
                 picture = self._pictures[game] = now.copy()
             return picture
@@ -89,42 +107,61 @@ class Registry:
         """The bytes that lie where a model's should, not checked yet."""
         raw = self._objects.get(_blob(manifest.policy_sha256))
         if raw is None:
-            raise Corrupt(f"the policy of {manifest.name} is missing; restore it from a backup, or roll back")
+            raise Corrupt(
+                f"the policy of {manifest.name} is missing; restore it from a backup, or roll back"
+            )
         return raw
 
     def find(self, text: str, *, game: str | None = None) -> Manifest:
-        """The model that GAME/NUMBER or GAME/champion means; where the game is known, its number or alias alone."""
+        """The model that GAME/NUMBER or GAME/champion means; where the game is known, its number
+        or alias alone."""
         named, _, last = text.rpartition("/")
         named = named or game or ""
         is_number = last.isascii() and last.isdigit() and len(last) < 10 and int(last) > 0
         if not named or not (is_number or last in ALIASES):
-            raise ConfigError(f"{text[:80]!r} names no model; give GAME/NUMBER, such as my-game/7, or GAME/champion")
+            raise ConfigError(
+                f"{text[:80]!r} names no model; give GAME/NUMBER, such as my-game/7, or "
+                "GAME/champion"
+            )
         if game is not None and named != game:
-            raise ConfigError(f"{text[:80]} is a model of {named}, not of {game}; see 'understudy models list {game}'")
+            raise ConfigError(
+                f"{text[:80]} is a model of {named}, not of {game}; see 'understudy models list "
+                f"{game}'"
+            )
         number = int(last) if is_number else self.catalogue(named).points_to(last)
         if not number:
             raise ConfigError(
-                f"{named} has no {last} yet; let people play, or add a trained run: understudy models add RUN"
+                f"{named} has no {last} yet; let people play, or add a trained run: understudy "
+                "models add RUN"
             )
         return self.manifest(named, number)
 
     def damage(self, game: str, *, every: bool = False) -> dict[str, str]:
-        """What is wrong with a game's journal and with the models that its aliases point to; empty: all is whole.
+        """What is wrong with a game's journal and with the models that its aliases point to; empty:
+        all is whole.
 
         By `journal`, alias or (with `every` model looked at) the model's name.
         """
-        now, found = self.catalogue(game), dict[str, str]()
+        now = self.catalogue(game)
+        found = dict[str, str]()
         if lost := self._shared(game).lost_entry:
-            found["journal"] = f"{lost} is missing, and nobody sees what was written after it; restore it from a backup"
+            found["journal"] = (
+                f"{lost} is missing, and nobody sees what was written after it; restore it from a "
+                "backup"
+            )
         elif now.bad_entries:
-            found["journal"] = f"{now.bad_entries} of its entries are not genuine; restore them from a backup"
+            found["journal"] = (
+                f"{now.bad_entries} of its entries are not genuine; restore them from a backup"
+            )
         names = {now.points_to(alias): alias for alias in reversed(ALIASES)}
         for number, manifest in now.models.items():
             if number in names or every:
                 try:
                     open_policy(manifest, self.policy_bytes(manifest))
                 except (Corrupt, Refused, StorageFailed, OSError) as error:
-                    found[names.get(number, manifest.name)] = f"{error}; {self._mend(now, names.get(number, ''))}"
+                    found[names.get(number, manifest.name)] = (
+                        f"{error}; {self._mend(now, names.get(number, ''))}"
+                    )
         return found
 
     def _mend(self, now: Catalogue, alias: str) -> str:
@@ -135,17 +172,22 @@ class Registry:
             return "nobody plays it; restore it from a backup if it is needed"
         if now.previous_champion():
             return f"players keep the last good bot; next: understudy models rollback {now.game}"
-        return "newcomers get no bot; next: restore the models from a backup, or understudy models add RUN"
+        return (
+            "newcomers get no bot; next: restore the models from a backup, or understudy models "
+            "add RUN"
+        )
 
     def manifest(self, game: str, model_no: int) -> Manifest:
         """A model's facts; ConfigError names the newest where it does not exist."""
         models = self.catalogue(game).models
         if model_no not in models:
             known = ", ".join(models[number].name for number in sorted(models)[-5:]) or "none yet"
-            raise ConfigError(f"{model_name(game, model_no)} does not exist; the newest are {known}")
+            raise ConfigError(
+                f"{model_name(game, model_no)} does not exist; the newest are {known}"
+            )
         return models[model_no]
 
-    # --- Writing ----------------------------------------------------------------------------------------------------
+    # --- Writing ----------------------------------------------------------------------------------
 
     def takeover(self, game: str, *, owner: str) -> int:
         """A new epoch: from now on only its holder releases models of this game."""
@@ -160,10 +202,14 @@ class Registry:
         return epoch
 
     def release(self, policy: Policy, lineage: Lineage, *, epoch: int) -> Manifest:
-        """Put a model into the registry under the next number; Fenced when another learner has taken over."""
-        game, raw = policy.game.game, policy.encode()
+        """Put a model into the registry under the next number; Fenced when another learner has
+        taken over."""
+        game = policy.game.game
+        raw = policy.encode()
         if len(raw) > MAX_POLICY_BYTES:
-            raise ConfigError(f"a policy of {len(raw)} bytes; at most {MAX_POLICY_BYTES} can be released")
+            raise ConfigError(
+                f"a policy of {len(raw)} bytes; at most {MAX_POLICY_BYTES} can be released"
+            )
         if self._signer is not None:
             write_trust(self._objects, self._signer)
         self._store_blob(raw)
@@ -178,8 +224,11 @@ class Registry:
         self._shared(game).write(entry)
         return manifest
 
-    def point(self, game: str, alias: str, model_no: int, *, why: str, epoch: int | None = None) -> None:
-        """Let an alias mean another model (0: none); an operator gives no epoch and is always heard."""
+    def point(
+        self, game: str, alias: str, model_no: int, *, why: str, epoch: int | None = None
+    ) -> None:
+        """Let an alias mean another model (0: none); an operator gives no epoch and is always
+        heard."""
         if alias not in ALIASES:
             raise ConfigError(f"alias {alias!r} is not known; give one of {ALIASES}")
         if model_no:
@@ -196,7 +245,9 @@ class Registry:
         """Make the champion before this one champion again; its number."""
         previous = self.catalogue(game).previous_champion()
         if not previous:
-            raise ConfigError(f"{game} has had no other champion to go back to; see 'understudy models list'")
+            raise ConfigError(
+                f"{game} has had no other champion to go back to; see 'understudy models list'"
+            )
         self.point(game, "champion", previous, why=why)
         return previous
 
@@ -204,26 +255,33 @@ class Registry:
         name = _blob(hashlib.sha256(raw).hexdigest())
         self._objects.create(name, raw)
         if self._objects.get(name) != raw:
-            raise StorageFailed(f"{name} does not read back as it was written; check the disk, then release again")
+            raise StorageFailed(
+                f"{name} does not read back as it was written; check the disk, then release again"
+            )
 
     def _shared(self, game: str) -> Shared[Catalogue]:
         with self._lock:
             if game not in self._games:
                 name = game_name(game)
                 self._games[game] = Shared(
-                    self._objects, f"registry/{name}", Catalogue(name), trusted=self._trusted, signer=self._signer,
+                    self._objects,
+                    f"registry/{name}",
+                    Catalogue(name),
+                    trusted=self._trusted,
+                    signer=self._signer,
                     clock=self._clock,
-                )  # fmt: skip
+                )
             return self._games[game]
 
-    # --- Specs ------------------------------------------------------------------------------------------------------
+    # --- Specs ------------------------------------------------------------------------------------
 
     def register(self, spec: GameSpec) -> None:
         """Keep a game's spec; the same one twice is fine."""
         for other in self.games():
             if other != spec.game and other.casefold() == spec.game.casefold():
                 raise ConfigError(
-                    f"{other} is registered, and {spec.game} differs only in case; use that name, or another"
+                    f"{other} is registered, and {spec.game} differs only in case; use that name, "
+                    "or another"
                 )
         self._objects.create(f"games/{game_name(spec.game)}/{spec.schema}.json", spec.to_json())
 

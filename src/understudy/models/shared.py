@@ -2,9 +2,10 @@
 
     NAME/0000000001.json, NAME/0000000002.json, ...
 
-Each number of a journal is written once. Writing number N + 1 says: I have read everything up to N. If somebody else
-was faster, the number is taken, and one reads on and decides again. So a journal is compare-and-swap with the one
-conditional write that every backend has, and following it means asking for one object.
+Each number of a journal is written once. Writing number N + 1 says: I have read everything up to N.
+If somebody else was faster, the number is taken, and one reads on and decides again. So a journal
+is compare-and-swap with the one conditional write that every backend has, and following it means
+asking for one object.
 """
 
 import math
@@ -32,7 +33,8 @@ class Journal:
     """One journal of a name; safe for any number of readers and writers, here and elsewhere."""
 
     def __init__(self, objects: Objects, name: str) -> None:
-        self._objects, self.name = objects, name
+        self._objects = objects
+        self.name = name
 
     def read(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
         """Documents behind a number, in order."""
@@ -41,19 +43,25 @@ class Journal:
             yield number, raw
 
     def append(self, number: int, raw: bytes) -> bool:
-        """Whether the document now stands under this number, which must be the one behind the last that was read."""
+        """Whether the document now stands under this number, which must be the one behind the
+        last that was read."""
         place = self._place(number)
         if number > FIRST and self._objects.get(self._place(number - 1)) is None:
             raise Corrupt(
-                f"{self._place(number - 1)} is missing, so {place} cannot follow it; restore it from a backup"
+                f"{self._place(number - 1)} is missing, so {place} cannot follow it; restore it "
+                "from a backup"
             )
         if self.is_hole(number):
-            raise Corrupt(f"{place} is missing, and later entries are there; restore it from a backup before you go on")
+            raise Corrupt(
+                f"{place} is missing, and later entries are there; restore it from a backup before "
+                "you go on"
+            )
         # Taken, yet with our bytes: an earlier attempt arrived although its answer was lost.
         return self._objects.create(place, raw) or self._objects.get(place) == raw
 
     def is_hole(self, number: int) -> bool:
-        """Whether there is nothing under this number although there is behind it: somebody has lost it."""
+        """Whether there is nothing under this number although there is behind it: somebody has
+        lost it."""
         # Looked for in this order: whatever stands behind it was written after it.
         later = any(name > self._place(number) for name in self._objects.list(self.name))
         return later and self._objects.get(self._place(number)) is None
@@ -70,7 +78,8 @@ class Folded(Protocol):
     bad_entries: int
 
     def take(self, entry: Mapping[str, Any], raw: bytes) -> None:
-        """Fold in an entry; Refused when it cannot follow what is there, which leaves the state as it was."""
+        """Fold in an entry; Refused when it cannot follow what is there, which leaves the state
+        as it was."""
         ...
 
 
@@ -78,14 +87,26 @@ S = TypeVar("S", bound=Folded)
 
 
 class Shared(Generic[S]):
-    """A state and its journal; thread-safe. Entries that are not genuine are passed over and counted."""
+    """A state and its journal; thread-safe. Entries that are not genuine are passed over and
+    counted."""
 
     def __init__(
-        self, objects: Objects, name: str, state: S, *, trusted: Trusted, signer: Signer | None, clock: Clock
+        self,
+        objects: Objects,
+        name: str,
+        state: S,
+        *,
+        trusted: Trusted,
+        signer: Signer | None,
+        clock: Clock,
     ) -> None:
-        self._journal, self._state = Journal(objects, name), state
-        self._trusted, self._signer, self._clock = trusted, signer, clock
-        self._look_every_s, self._looked_s = objects.look_every_s, -math.inf
+        self._journal = Journal(objects, name)
+        self._state = state
+        self._trusted = trusted
+        self._signer = signer
+        self._clock = clock
+        self._look_every_s = objects.look_every_s
+        self._looked_s = -math.inf
         self.lock = threading.RLock()
         """Held by whoever reads more than one thing of the state."""
 
@@ -99,7 +120,8 @@ class Shared(Generic[S]):
     def _read_on(self) -> S:
         """The state at the newest entry."""
         with self.lock:
-            state, began_s = self._state, self._clock.monotonic()
+            state = self._state
+            began_s = self._clock.monotonic()
             for number, raw in self._journal.read(state.number):
                 try:
                     entry = open_signed(raw, self._trusted)
@@ -114,25 +136,36 @@ class Shared(Generic[S]):
 
     @property
     def lost_entry(self) -> str:
-        """The first entry that is missing although later ones are there, so that nobody sees those; empty: none."""
+        """The first entry that is missing although later ones are there, so that nobody sees
+        those; empty: none."""
         with self.lock:
             number = self._read_on().number + 1
-            return f"{self._journal.name}/{number:010d}.json" if self._journal.is_hole(number) else ""
+            return (
+                f"{self._journal.name}/{number:010d}.json" if self._journal.is_hole(number) else ""
+            )
 
     def write(self, make: Callable[[S], Entry]) -> S:
-        """Write the entry that `make` finds right for the newest state; asked again when somebody else was faster."""
+        """Write the entry that `make` finds right for the newest state; asked again when
+        somebody else was faster."""
         if self._signer is None:
             raise ConfigError(
-                "what gateways share is read-only here; the signing key is in the deployment's data folder"
+                "what gateways share is read-only here; the signing key is in the deployment's "
+                "data folder"
             )
         chance = random.Random()
         for attempt in range(_TRIES):
             with self.lock:
                 state = self._read_on()
                 number = state.number + 1
-                place = {"journal": self._journal.name, "number": number, "at_s": round(self._clock.now(), 3)}
+                place = {
+                    "journal": self._journal.name,
+                    "number": number,
+                    "at_s": round(self._clock.now(), 3),
+                }
                 raw = self._signer.sign(make(state) | place)
                 if self._journal.append(number, raw):
                     return self._read_on()
             time.sleep(_PAUSE_S * chance.random() * min(attempt, 10))
-        raise StorageFailed(f"{_TRIES} others wrote to {self._journal.name} at the same time; try again")
+        raise StorageFailed(
+            f"{_TRIES} others wrote to {self._journal.name} at the same time; try again"
+        )

@@ -1,7 +1,8 @@
 """A network in NumPy: what actors and games run, without JAX and in microseconds.
 
-`compile_network` and `compile_row` turn a spec and its weights into closures once; a call then does only array work.
-What they returned may be called from several threads: no buffer is shared between calls.
+`compile_network` and `compile_row` turn a spec and its weights into closures once; a call then does
+only array work. What they returned may be called from several threads: no buffer is shared between
+calls.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,33 +75,57 @@ def _elu(x: Array, out: Array | None) -> Array:
 
 
 ACTS: Mapping[str, Act] = {
-    "relu": relu, "tanh": _tanh, "sigmoid": _sigmoid, "silu": _silu, "gelu": _gelu, "elu": _elu,
-}  # fmt: skip
+    "relu": relu,
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "silu": _silu,
+    "gelu": _gelu,
+    "elu": _elu,
+}
 
 
 Step = Callable[[Array], Array]
-"""What runs a layer: float32[batch, ...] or one row to float32; an input's first step takes the column's own dtype."""
+"""What runs a layer: float32[batch, ...] or one row to float32; an input's first step takes the
+column's own dtype."""
 
 _FEW_CHANNELS = 16
-"""Up to here, copying one channel after another is quicker than copying a transposed view, element by element."""
+"""Up to here, copying one channel after another is quicker than copying a transposed view,
+element by element."""
 
 
 def convolution(layer: Conv, kernel: Array, bias: Array, act: Act | None, *, lead: int) -> Step:
-    """The layer as a step; `lead` is the number of axes before a row's own: 1 for a batch, 0 for one row."""
-    size, stride, width = layer.kernel, layer.stride, layer.channels
+    """The layer as a step; `lead` is the number of axes before a row's own: 1 for a batch, 0 for
+    one row."""
+    size = layer.kernel
+    stride = layer.stride
+    width = layer.channels
     kernel = aligned(kernel.reshape(-1, width))
-    n_taps, dot, matmul, add = len(kernel), np.dot, np.matmul, np.add
+    n_taps = len(kernel)
+    dot = np.dot
+    matmul = np.matmul
+    add = np.add
 
     def run(x: Array) -> Array:
         x = np.ascontiguousarray(x)
         *batch, high, wide, channels = x.shape
         c = x.itemsize  # strides are worked out, since those of axes of length 1 may be anything
-        w, h, image = c * channels, c * channels * wide, c * channels * wide * high
-        high, wide = (high - size) // stride + 1, (wide - size) // stride + 1
-        shape, strides = (high, wide, size, size * channels), (h * stride, w * stride, h, c)
-        patches: Array = np.ndarray((*batch, *shape), x.dtype, x, 0, (*(image for _ in batch), *strides))
-        # One row takes a product for each line of the image: OpenBLAS packs only large matrices, and that costs more.
-        rows = dot(patches.reshape(-1, n_taps), kernel) if lead else matmul(patches.reshape(high, wide, n_taps), kernel)
+        w = c * channels
+        h = c * channels * wide
+        image = c * channels * wide * high
+        high = (high - size) // stride + 1
+        wide = (wide - size) // stride + 1
+        shape = (high, wide, size, size * channels)
+        strides = (h * stride, w * stride, h, c)
+        patches: Array = np.ndarray(
+            (*batch, *shape), x.dtype, x, 0, (*(image for _ in batch), *strides)
+        )
+        # One row takes a product for each line of the image: OpenBLAS packs only large matrices,
+        # and that costs more.
+        rows = (
+            dot(patches.reshape(-1, n_taps), kernel)
+            if lead
+            else matmul(patches.reshape(high, wide, n_taps), kernel)
+        )
         add(rows, bias, rows)
         rows = rows if act is None else act(rows, rows)
         return rows.reshape(*batch, high, wide, width)
@@ -117,7 +142,8 @@ def channels_last(layer: Channels, *, lead: int) -> Step:
     def run(x: Array) -> Array:
         order = (*range(lead), *(axis + lead for axis in layer.order(x.ndim - lead)))
         moved = x.transpose(order)
-        kept, last = moved.shape[:-n_axes], moved.shape[-n_axes:]
+        kept = moved.shape[:-n_axes]
+        last = moved.shape[-n_axes:]
         if moved.flags.c_contiguous or prod(last) > _FEW_CHANNELS:
             return moved.reshape(*kept, -1)
         out = np.empty(moved.shape, x.dtype)
@@ -128,18 +154,27 @@ def channels_last(layer: Channels, *, lead: int) -> Step:
     return run
 
 
-def compile_network(spec: NetworkSpec, weights: Weights, *, heads: Iterable[str] | None = None) -> Forward:
-    """A function from observation columns [batch, ...] to each head's output; `heads` names those wanted, else all."""
+def compile_network(
+    spec: NetworkSpec, weights: Weights, *, heads: Iterable[str] | None = None
+) -> Forward:
+    """A function from observation columns [batch, ...] to each head's output; `heads` names
+    those wanted, else all."""
     return _compiled(spec, weights, heads, lead=1)
 
 
-def compile_row(spec: NetworkSpec, weights: Weights, *, heads: Iterable[str] | None = None) -> Forward:
-    """The same for one row: columns without a batch axis, of exactly the inputs' dtypes; quicker than a batch of 1."""
+def compile_row(
+    spec: NetworkSpec, weights: Weights, *, heads: Iterable[str] | None = None
+) -> Forward:
+    """The same for one row: columns without a batch axis, of exactly the inputs' dtypes; quicker
+    than a batch of 1."""
     return _compiled(spec, weights, heads, lead=0)
 
 
-def _compiled(spec: NetworkSpec, weights: Weights, heads: Iterable[str] | None, *, lead: int) -> Forward:
-    """`lead` is, here and below, the number of axes before a row's own: 1 for a batch, 0 for one row."""
+def _compiled(
+    spec: NetworkSpec, weights: Weights, heads: Iterable[str] | None, *, lead: int
+) -> Forward:
+    """`lead` is, here and below, the number of axes before a row's own: 1 for a batch, 0 for one
+    row."""
     inputs = [(name, _input(name, one, weights, lead=lead)) for name, one in spec.inputs.items()]
     trunk = _steps("trunk", spec.trunk, weights, lead=lead)
     ends = [
@@ -181,7 +216,9 @@ def _compiled(spec: NetworkSpec, weights: Weights, heads: Iterable[str] | None, 
 
 
 def _input(name: str, one: Input, weights: Weights, *, lead: int) -> list[Step]:
-    if not lead and not one.shape:  # NumPy makes scalars of what has no axis, so this is run as a batch of one
+    if (
+        not lead and not one.shape
+    ):  # NumPy makes scalars of what has no axis, so this is run as a batch of one
         return [lambda x: x[None], *_input(name, one, weights, lead=1), lambda x: x[0]]
     steps = _steps(f"inputs.{name}", one.layers, weights, lead=lead)
     is_cast = bool(one.layers) and isinstance(one.layers[0], ScaleImage | OneHot)
@@ -191,13 +228,22 @@ def _input(name: str, one: Input, weights: Weights, *, lead: int) -> list[Step]:
 
 
 def _steps(place: str, layers: Sequence[Layer], weights: Weights, *, lead: int) -> list[Step]:
-    steps, index = [], 0
+    steps = []
+    index = 0
     while index < len(layers):
-        layer, after = layers[index], layers[index + 1] if index + 1 < len(layers) else None
+        layer = layers[index]
+        after = layers[index + 1] if index + 1 < len(layers) else None
         prefix = f"{place}.{index}."
-        own = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
-        # What a linear layer or norm gives is its own, so that the activation after it may work in place.
-        fused = isinstance(layer, Dense | Conv | LayerNorm | Dueling) and isinstance(after, Activation)
+        own = {
+            name.removeprefix(prefix): array
+            for name, array in weights.items()
+            if name.startswith(prefix)
+        }
+        # What a linear layer or norm gives is its own, so that the activation after it may work in
+        # place.
+        fused = isinstance(layer, Dense | Conv | LayerNorm | Dueling) and isinstance(
+            after, Activation
+        )
         act = ACTS[after.name] if fused and isinstance(after, Activation) else None
         steps.append(_step(layer, own, act, lead=lead))
         index += 2 if fused else 1
@@ -233,12 +279,17 @@ def _step(layer: Layer, own: Mapping[str, Array], act: Act | None, *, lead: int)
             return _constant(value) if lead else lambda _: value
 
 
-# --- Linear layers ---------------------------------------------------------------------------------------------------
+# --- Linear layers --------------------------------------------------------------------------------
 
 
 def _dense(kernel: Array, bias: Array, act: Act | None, *, lead: int) -> Step:
-    kernel, bias = aligned(kernel), bias[None] if lead else bias  # NumPy adds quicker where both have as many axes
-    add, maximum, zero = np.add, np.maximum, ZERO
+    kernel, bias = (
+        aligned(kernel),
+        bias[None] if lead else bias,
+    )  # NumPy adds quicker where both have as many axes
+    add = np.add
+    maximum = np.maximum
+    zero = ZERO
 
     def plain(x: Array) -> Array:
         h: Array = x.dot(kernel)
@@ -261,8 +312,10 @@ def _dense(kernel: Array, bias: Array, act: Act | None, *, lead: int) -> Step:
 
 
 def _dueling(layer: Dueling, own: Mapping[str, Array], act: Act | None, *, lead: int) -> Step:
-    """Value + advantage - mean is linear in what both come from, so it is one matrix, worked out beforehand."""
-    advantage, bias = own["advantage.kernel"], own["advantage.bias"]
+    """Value + advantage - mean is linear in what both come from, so it is one matrix, worked out
+    beforehand."""
+    advantage = own["advantage.kernel"]
+    bias = own["advantage.bias"]
     centred = advantage - advantage.mean(1, keepdims=True)
     value = np.repeat(own["value.kernel"], layer.width, 1)
     bias = own["value.bias"] + bias - bias.mean()
@@ -271,8 +324,9 @@ def _dueling(layer: Dueling, own: Mapping[str, Array], act: Act | None, *, lead:
     hidden = _dense(
         np.concatenate([own["value_hidden.kernel"], own["advantage_hidden.kernel"]], 1),
         np.concatenate([own["value_hidden.bias"], own["advantage_hidden.bias"]]),
-        relu, lead=lead,
-    )  # fmt: skip
+        relu,
+        lead=lead,
+    )
     last = _dense(np.concatenate([value, centred]), bias, act, lead=lead)
     return lambda x: last(hidden(x))
 
@@ -293,12 +347,13 @@ def _constant(value: Array) -> Step:
     return run
 
 
-# --- Norms and shapes ------------------------------------------------------------------------------------------------
+# --- Norms and shapes -----------------------------------------------------------------------------
 
 
 def _layer_norm(scale: Array, bias: Array, act: Act | None) -> Step:
     share = np.float32(1 / len(scale))
-    add, multiply = np.add, np.multiply
+    add = np.add
+    multiply = np.multiply
 
     def run(x: Array) -> Array:
         h = x - add.reduce(x, -1, keepdims=True) * share
@@ -313,7 +368,8 @@ def _layer_norm(scale: Array, bias: Array, act: Act | None) -> Step:
 
 def _observation_norm(mean: Array, var: Array) -> Step:
     scale = 1 / np.sqrt(var + np.float32(OBSERVATION_EPSILON))
-    low, high = np.float32(-OBSERVATION_LIMIT), np.float32(OBSERVATION_LIMIT)
+    low = np.float32(-OBSERVATION_LIMIT)
+    high = np.float32(OBSERVATION_LIMIT)
 
     def run(x: Array) -> Array:
         h: Array = x - mean

@@ -1,4 +1,5 @@
-"""Heads: how a network's outputs become actions, as data, in NumPy; `learn/networks.py` does the same in JAX.
+"""Heads: how a network's outputs become actions, as data, in NumPy; `learn/networks.py` does the
+same in JAX.
 
 | kind | reads | noise [batch, ...] | action |
 | --- | --- | --- | --- |
@@ -8,8 +9,8 @@
 | gaussian_clipped | mean, log_std | normal [size] | mean + std * noise, clipped, from ±1 to low..high |
 | gaussian_tanh | mean, log_std | normal [size] | mean + std * noise through tanh, from ±1 to low..high |
 
-Noise is passed in, so that NumPy and JAX give the same action and logp. Where a Box has an open end, gaussian_clipped
-takes the number as it is and clips it to the end there is.
+Noise is passed in, so that NumPy and JAX give the same action and logp. Where a Box has an open
+end, gaussian_clipped takes the number as it is and clips it to the end there is.
 """
 
 import math
@@ -28,8 +29,10 @@ from understudy.experience.spaces import OPEN, Box, Discrete
 DISCRETE = ("argmax", "epsilon_greedy", "categorical")
 GAUSSIAN = ("gaussian_clipped", "gaussian_tanh")
 
-ILLEGAL, LOWEST = -1e30, -1e20
-"""Illegal outputs become the first, legal ones are at least the second: so illegal ones lose whatever comes."""
+ILLEGAL = -1e30
+LOWEST = -1e20
+"""Illegal outputs become the first, legal ones are at least the second: so illegal ones lose
+whatever comes."""
 LOG_STD = (-20.0, 4.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -49,7 +52,8 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """A kind of the table above for `size` actions (discrete) or numbers (gaussian) within low..high."""
+    """A kind of the table above for `size` actions (discrete) or numbers (gaussian) within
+    low..high."""
 
     kind: str
     size: int
@@ -66,12 +70,23 @@ class Head:
         if self.is_discrete:
             return
         for name, end in (("low", self.low), ("high", self.high)):
-            if not isinstance(end, tuple) or len(end) != self.size or any(math.isnan(value) for value in end):
-                raise ConfigError(f"{name} is {str(end)[:60]}; give {self.size} numbers, infinite where it is open")
+            if (
+                not isinstance(end, tuple)
+                or len(end) != self.size
+                or any(math.isnan(value) for value in end)
+            ):
+                raise ConfigError(
+                    f"{name} is {str(end)[:60]}; give {self.size} numbers, infinite where it is "
+                    "open"
+                )
         if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
-            raise ConfigError(f"low {self.low} is not below high {self.high}; give each number some room")
+            raise ConfigError(
+                f"low {self.low} is not below high {self.high}; give each number some room"
+            )
         if self.kind == "gaussian_tanh" and not all(self.is_closed):
-            raise ConfigError("gaussian_tanh needs bounds on both sides; use gaussian_clipped, or bound the Box")
+            raise ConfigError(
+                "gaussian_tanh needs bounds on both sides; use gaussian_clipped, or bound the Box"
+            )
 
     @property
     def is_discrete(self) -> bool:
@@ -84,17 +99,24 @@ class Head:
 
     @property
     def is_closed(self) -> tuple[bool, ...]:
-        """For each number: whether it is bounded on both sides, so that ±1 stands for low and high."""
-        return tuple(abs(low) < OPEN and abs(high) < OPEN for low, high in zip(self.low, self.high, strict=True))
+        """For each number: whether it is bounded on both sides, so that ±1 stands for low and
+        high."""
+        return tuple(
+            abs(low) < OPEN and abs(high) < OPEN
+            for low, high in zip(self.low, self.high, strict=True)
+        )
 
     @cached_property
     def scale(self) -> tuple[Array, Array]:
-        """float32[size] each: what a number between -1 and 1 is multiplied by, and what is added."""
+        """float32[size] each: what a number between -1 and 1 is multiplied by, and what is
+        added."""
         pairs = [
             ((high - low) / 2, (high + low) / 2) if is_closed else (1.0, 0.0)
             for low, high, is_closed in zip(self.low, self.high, self.is_closed, strict=True)
         ]
-        return np.array([pair[0] for pair in pairs], np.float32), np.array([pair[1] for pair in pairs], np.float32)
+        return np.array([pair[0] for pair in pairs], np.float32), np.array(
+            [pair[1] for pair in pairs], np.float32
+        )
 
     @cached_property
     def ends(self) -> tuple[Array, Array]:
@@ -115,20 +137,29 @@ class Head:
                 return rng.standard_normal((batch, self.size), np.float32)
 
     def sample(
-        self, outputs: Mapping[str, Array], noise: Array | None, *, explore: Any = None, legal: Array | None = None,
+        self,
+        outputs: Mapping[str, Array],
+        noise: Array | None,
+        *,
+        explore: Any = None,
+        legal: Array | None = None,
         deterministic: bool = False,
-    ) -> Decision:  # fmt: skip
-        """Actions for a batch; `explore` is epsilon (one or one per row), `legal` bool[batch, n] with some legal.
+    ) -> Decision:
+        """Actions for a batch; `explore` is epsilon (one or one per row), `legal` bool[batch, n]
+        with some legal.
 
         Deterministic actions need no noise, and their logp is 0: they are certain.
         """
         if self.kind not in DISCRETE:
-            mean, log_std = outputs["mean"], outputs["log_std"]
+            mean = outputs["mean"]
+            log_std = outputs["log_std"]
             if deterministic or noise is None:
                 return Decision(self.action_of(mean), np.zeros(len(mean), np.float32), mean)
             log_std = np.minimum(np.maximum(log_std, LOG_STD[0]), LOG_STD[1])
             raw = mean + np.exp(log_std) * noise
-            density = np.add.reduce(-0.5 * (noise * noise) - log_std, 1) - np.float32(self.size * HALF_LOG_2PI)
+            density = np.add.reduce(-0.5 * (noise * noise) - log_std, 1) - np.float32(
+                self.size * HALF_LOG_2PI
+            )
             return Decision(self.action_of(raw), density, raw)
         scores = outputs[self.outputs[0]]
         if legal is not None:
@@ -157,15 +188,22 @@ class Head:
         """Raw numbers as the game takes them: clipped or through tanh, scaled to low..high."""
         factor, middle = self.scale
         low, high = self.ends
-        scaled = np.tanh(raw) * factor + middle if self.kind == "gaussian_tanh" else raw * factor + middle
+        scaled = (
+            np.tanh(raw) * factor + middle
+            if self.kind == "gaussian_tanh"
+            else raw * factor + middle
+        )
         bounded: Array = np.minimum(np.maximum(scaled, low), high)
         return bounded
 
     def raw_of(self, action: Array) -> Array:
-        """The raw numbers that give these actions, float32; at a bound, those that just reach it."""
+        """The raw numbers that give these actions, float32; at a bound, those that just reach
+        it."""
         factor, middle = self.scale
         unit = (np.asarray(action, np.float32) - middle) / factor
-        return np.arctanh(np.clip(unit, -TANH_END, TANH_END)) if self.kind == "gaussian_tanh" else unit
+        return (
+            np.arctanh(np.clip(unit, -TANH_END, TANH_END)) if self.kind == "gaussian_tanh" else unit
+        )
 
 
 def masked(outputs: Array, legal: Array) -> Array:
@@ -174,19 +212,22 @@ def masked(outputs: Array, legal: Array) -> Array:
 
 
 def head_for(game: GameSpec, kind: str | None = None) -> Head:
-    """The head of this kind for a game's action space (categorical or gaussian_clipped unless said)."""
+    """The head of this kind for a game's action space (categorical or gaussian_clipped unless
+    said)."""
     kind = kind or ("gaussian_clipped" if game.discrete is None else "categorical")
     _check_kind(kind)
     if kind in DISCRETE:
         if game.discrete is None:
             raise ConfigError(
-                f"{kind} chooses one of n actions; {game.game} has {dict(game.action)}: use a gaussian head"
+                f"{kind} chooses one of n actions; {game.game} has {dict(game.action)}: use a "
+                "gaussian head"
             )
         return Head(kind, game.discrete.n)
     space = game.action.get("")
     if not isinstance(space, Box) or space.dtype.kind != "f":
         raise ConfigError(
-            f"{game.game} has the actions {dict(game.action)}; policies take one Discrete or one Box of floats: wrap it"
+            f"{game.game} has the actions {dict(game.action)}; policies take one Discrete or one "
+            "Box of floats: wrap it"
         )
     size = math.prod(space.shape)
     return Head(kind, size, _end(space.low, size, -math.inf), _end(space.high, size, math.inf))
@@ -194,7 +235,9 @@ def head_for(game: GameSpec, kind: str | None = None) -> Head:
 
 def _check_kind(kind: object) -> None:
     if kind not in (*DISCRETE, *GAUSSIAN):
-        raise ConfigError(f"head {kind!r} is not known; give one of {', '.join((*DISCRETE, *GAUSSIAN))}")
+        raise ConfigError(
+            f"head {kind!r} is not known; give one of {', '.join((*DISCRETE, *GAUSSIAN))}"
+        )
 
 
 def _end(bound: Any, size: int, default: float) -> tuple[float, ...]:
@@ -203,7 +246,8 @@ def _end(bound: Any, size: int, default: float) -> tuple[float, ...]:
 
 
 def env_actions(game: GameSpec, action: Array) -> Array:
-    """A decision's actions as the game takes them and chunks keep them: `start` added, the Box's shape and dtype."""
+    """A decision's actions as the game takes them and chunks keep them: `start` added, the Box's
+    shape and dtype."""
     space = game.action[""]
     if isinstance(space, Discrete):
         shifted: Array = action.astype(space.dtype) + space.dtype.type(space.start)
@@ -212,14 +256,18 @@ def env_actions(game: GameSpec, action: Array) -> Array:
     if space.dtype == np.float32 or not isinstance(space, Box):
         return boxed
     # Another dtype may hold a bound just inside or outside what float32 made of it.
-    low, high = (end if not isinstance(end, tuple) else np.reshape(end, space.shape) for end in (space.low, space.high))
+    low, high = (
+        end if not isinstance(end, tuple) else np.reshape(end, space.shape)
+        for end in (space.low, space.high)
+    )
     return boxed if low is None and high is None else np.clip(boxed, low, high).astype(space.dtype)
 
 
 def head_to_json(head: Head) -> dict[str, Any]:
     """The head's fields; an open end is null."""
     ends = {
-        name: [value if math.isfinite(value) else None for value in getattr(head, name)] for name in ("low", "high")
+        name: [value if math.isfinite(value) else None for value in getattr(head, name)]
+        for name in ("low", "high")
     }
     return {"kind": head.kind, "size": head.size, **ends}
 
@@ -231,7 +279,12 @@ def head_from_json(given: Any) -> Head:
     ends = []
     for name, default in (("low", -math.inf), ("high", math.inf)):
         values = given[name] if isinstance(given[name], list) else [""]
-        if not all(value is None or (isinstance(value, int | float) and type(value) is not bool) for value in values):
-            raise ConfigError(f"{name} is {str(given[name])[:60]}; give a list of numbers, null where it is open")
+        if not all(
+            value is None or (isinstance(value, int | float) and type(value) is not bool)
+            for value in values
+        ):
+            raise ConfigError(
+                f"{name} is {str(given[name])[:60]}; give a list of numbers, null where it is open"
+            )
         ends.append(tuple(default if value is None else float(value) for value in values))
     return Head(given["kind"], given["size"], *ends)

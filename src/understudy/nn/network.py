@@ -4,9 +4,9 @@
     obs.cam ► layers ─┴─ concatenated ─► trunk ─┬─► head "q"
                                                 └─► head "value"
 
-A layer maps the shape of one row to another and names the arrays it holds. The same spec runs in NumPy
-(`nn/forward.py`) and in JAX (`learn/networks.py`), with the same flat weights: `inputs.obs.0.kernel`, `trunk.2.bias`,
-`heads.q.0.kernel`.
+A layer maps the shape of one row to another and names the arrays it holds. The same spec runs in
+NumPy (`nn/forward.py`) and in JAX (`learn/networks.py`), with the same flat weights:
+`inputs.obs.0.kernel`, `trunk.2.bias`, `heads.q.0.kernel`.
 """
 
 import math
@@ -39,7 +39,7 @@ MAX_WIDTH = 1 << 20
 Shape = tuple[int, ...]
 
 
-# --- Layers -----------------------------------------------------------------------------------------------------------
+# --- Layers ---------------------------------------------------------------------------------------
 
 
 def _same_shape(layer: object, shape: Shape) -> Shape:
@@ -52,7 +52,9 @@ def _no_weights(layer: object, shape: Shape) -> dict[str, Shape]:
 
 def _check_flat(layer: object, shape: Shape) -> None:
     if len(shape) != 1:
-        raise ConfigError(f"{layer} over shape {shape}; it wants a flat row: put Flatten() before it")
+        raise ConfigError(
+            f"{layer} over shape {shape}; it wants a flat row: put Flatten() before it"
+        )
 
 
 def _check_count(name: str, value: object, *, low: int = 1) -> None:
@@ -71,7 +73,8 @@ class Dense:
 
     width: int
     gain: float = SQRT2
-    """Scale of the orthogonal kernel it starts from; 0.01 suits a policy's last layer, 1 a value's."""
+    """Scale of the orthogonal kernel it starts from; 0.01 suits a policy's last layer, 1 a
+    value's."""
 
     def __post_init__(self) -> None:
         _check_count("width", self.width)
@@ -102,14 +105,18 @@ class Conv:
     def out(self, shape: Shape) -> Shape:
         if len(shape) != 3 or min(shape[:2]) < self.kernel:
             raise ConfigError(
-                f"{self} over shape {shape}; it wants (height, width, channels) with sides of at least {self.kernel}: "
+                f"{self} over shape {shape}; it wants (height, width, channels) with sides of at "
+                f"least {self.kernel}: "
                 "move the channels with Channels(), or use a smaller kernel"
             )
         high, wide = ((side - self.kernel) // self.stride + 1 for side in shape[:2])
         return (high, wide, self.channels)
 
     def weights(self, shape: Shape) -> dict[str, Shape]:
-        return {"kernel": (self.kernel, self.kernel, shape[2], self.channels), "bias": (self.channels,)}
+        return {
+            "kernel": (self.kernel, self.kernel, shape[2], self.channels),
+            "bias": (self.channels,),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,10 @@ class LayerNorm:
 
     def out(self, shape: Shape) -> Shape:
         if not shape:
-            raise ConfigError("LayerNorm() over a single number; it wants at least one axis: put Flatten() before it")
+            raise ConfigError(
+                "LayerNorm() over a single number; it wants at least one axis: put Flatten() "
+                "before it"
+            )
         return shape
 
     def weights(self, shape: Shape) -> dict[str, Shape]:
@@ -127,7 +137,8 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class ObservationNorm:
-    """Each element by its running mean and variance, clipped to ±10; the statistics are updated, not trained."""
+    """Each element by its running mean and variance, clipped to ±10; the statistics are updated,
+    not trained."""
 
     out = _same_shape
 
@@ -153,7 +164,9 @@ class Activation:
 
     def __post_init__(self) -> None:
         if self.name not in ACTIVATIONS:
-            raise ConfigError(f"activation {self.name!r} is not known; give one of {', '.join(ACTIVATIONS)}")
+            raise ConfigError(
+                f"activation {self.name!r} is not known; give one of {', '.join(ACTIVATIONS)}"
+            )
 
     out = _same_shape
     weights = _no_weights
@@ -161,7 +174,8 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Dueling:
-    """Value plus advantages less their mean; with `hidden`, each comes from a relu layer of that width of its own."""
+    """Value plus advantages less their mean; with `hidden`, each comes from a relu layer of that
+    width of its own."""
 
     width: int
     hidden: int = 0
@@ -182,7 +196,10 @@ class Dueling:
         for name, width in (("value", 1), ("advantage", self.width)):
             parts |= {f"{name}.kernel": (inner, width), f"{name}.bias": (width,)}
             if self.hidden:
-                parts |= {f"{name}_hidden.kernel": (shape[0], self.hidden), f"{name}_hidden.bias": (self.hidden,)}
+                parts |= {
+                    f"{name}_hidden.kernel": (shape[0], self.hidden),
+                    f"{name}_hidden.bias": (self.hidden,),
+                }
         return parts
 
 
@@ -202,8 +219,12 @@ class Channels:
 
     def __post_init__(self) -> None:
         axes = self.axes
-        if not isinstance(axes, tuple) or not all(type(axis) is int and 0 <= axis < 8 for axis in axes):
-            raise ConfigError(f"Channels has axes {axes!r}; give a tuple of axes of a row, such as (0,)")
+        if not isinstance(axes, tuple) or not all(
+            type(axis) is int and 0 <= axis < 8 for axis in axes
+        ):
+            raise ConfigError(
+                f"Channels has axes {axes!r}; give a tuple of axes of a row, such as (0,)"
+            )
         if len(set(axes)) != len(axes):
             raise ConfigError(f"Channels has axes {axes!r}; give each axis once")
 
@@ -258,24 +279,42 @@ class Constant:
 
 
 Layer = (
-    Dense | Conv | LayerNorm | ObservationNorm | Flatten | Activation | Dueling | ScaleImage | Channels | OneHot
+    Dense
+    | Conv
+    | LayerNorm
+    | ObservationNorm
+    | Flatten
+    | Activation
+    | Dueling
+    | ScaleImage
+    | Channels
+    | OneHot
     | Constant
-)  # fmt: skip
+)
 
 _KINDS: Mapping[str, type[Any]] = {
-    "dense": Dense, "conv": Conv, "layer_norm": LayerNorm, "observation_norm": ObservationNorm, "flatten": Flatten,
-    "activation": Activation, "dueling": Dueling, "scale_image": ScaleImage, "channels": Channels, "one_hot": OneHot,
+    "dense": Dense,
+    "conv": Conv,
+    "layer_norm": LayerNorm,
+    "observation_norm": ObservationNorm,
+    "flatten": Flatten,
+    "activation": Activation,
+    "dueling": Dueling,
+    "scale_image": ScaleImage,
+    "channels": Channels,
+    "one_hot": OneHot,
     "constant": Constant,
-}  # fmt: skip
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-# --- The network ------------------------------------------------------------------------------------------------------
+# --- The network ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One column of observations and its own layers; the shape starts with the stack axis where there is one."""
+    """One column of observations and its own layers; the shape starts with the stack axis where
+    there is one."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -285,7 +324,9 @@ class Input:
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "layers", tuple(self.layers))
         if len(self.shape) > 7 or not all(type(size) is int and size > 0 for size in self.shape):
-            raise ConfigError(f"an input has shape {self.shape}; give at most 7 whole numbers from 1")
+            raise ConfigError(
+                f"an input has shape {self.shape}; give at most 7 whole numbers from 1"
+            )
         dtype = np.dtype(self.dtype).newbyteorder("<")
         if dtype not in DTYPE_NAMES:
             raise ConfigError(f"an input has dtype {dtype}; give one of {', '.join(DTYPES)}")
@@ -294,7 +335,8 @@ class Input:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """Inputs by column name, a trunk over their concatenation, and heads by the name of what they give."""
+    """Inputs by column name, a trunk over their concatenation, and heads by the name of what
+    they give."""
 
     inputs: Mapping[str, Input]
     trunk: tuple[Layer, ...]
@@ -303,15 +345,22 @@ class NetworkSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", dict(sorted(self.inputs.items())))
         object.__setattr__(self, "trunk", tuple(self.trunk))
-        object.__setattr__(self, "heads", {name: tuple(self.heads[name]) for name in sorted(self.heads)})
+        object.__setattr__(
+            self, "heads", {name: tuple(self.heads[name]) for name in sorted(self.heads)}
+        )
         if not self.inputs or not self.heads:
             raise ConfigError("a network without inputs or heads; give at least one of each")
         for name in self.inputs:
             if name != "obs" and not name.startswith("obs."):
-                raise ConfigError(f"an input is called {name!r}; give the name of an observation column, such as 'obs'")
+                raise ConfigError(
+                    f"an input is called {name!r}; give the name of an observation column, such as "
+                    "'obs'"
+                )
         for name in self.heads:
             if not _HEAD.fullmatch(name):
-                raise ConfigError(f"a head is called {name!r}; give letters a-z, digits and _, such as 'q'")
+                raise ConfigError(
+                    f"a head is called {name!r}; give letters a-z, digits and _, such as 'q'"
+                )
         for place, layers in self.places():
             _check_place(place, layers)
         if (size := sum(int(np.prod(shape)) for shape in self.shapes().values())) > MAX_WEIGHTS:
@@ -346,8 +395,10 @@ class NetworkSpec:
                 raise ConfigError(f"input {name!r} ends with shape {out}; end it with Flatten()")
             features += out[0]
         trunk = _through("trunk", self.trunk, shape=(features,), weights=weights)
-        ends = {name: _through(f"heads.{name}", layers, shape=trunk, weights=weights)
-                for name, layers in self.heads.items()}  # fmt: skip
+        ends = {
+            name: _through(f"heads.{name}", layers, shape=trunk, weights=weights)
+            for name, layers in self.heads.items()
+        }
         return weights, ends
 
     @cached_property
@@ -355,7 +406,9 @@ class NetworkSpec:
         return network_to_json(self)
 
 
-def _through(place: str, layers: Iterable[Layer], *, shape: Shape, weights: dict[str, Shape]) -> Shape:
+def _through(
+    place: str, layers: Iterable[Layer], *, shape: Shape, weights: dict[str, Shape]
+) -> Shape:
     for index, layer in enumerate(layers):
         try:
             after = layer.out(shape)
@@ -372,21 +425,29 @@ def _check_place(place: str, layers: tuple[Layer, ...]) -> None:
     for layer in layers:
         if not isinstance(layer, Layer):
             raise ConfigError(f"{place} holds {layer!r}; give layers, such as Dense(64)")
-        if isinstance(layer, ObservationNorm | ScaleImage | OneHot | Conv) and not place.startswith("inputs."):
+        if isinstance(layer, ObservationNorm | ScaleImage | OneHot | Conv) and not place.startswith(
+            "inputs."
+        ):
             raise ConfigError(f"{place} holds {layer}; it belongs into an input's layers")
 
 
 def network_to_json(spec: NetworkSpec) -> bytes:
     """Canonical JSON: equal specs give equal bytes."""
-    return canonical_json({
-        "format": NETWORK_FORMAT,
-        "inputs": {
-            name: {"shape": list(one.shape), "dtype": DTYPE_NAMES[one.dtype], "layers": _listed(one.layers)}
-            for name, one in spec.inputs.items()
-        },
-        "trunk": _listed(spec.trunk),
-        "heads": {name: _listed(layers) for name, layers in spec.heads.items()},
-    })  # fmt: skip
+    return canonical_json(
+        {
+            "format": NETWORK_FORMAT,
+            "inputs": {
+                name: {
+                    "shape": list(one.shape),
+                    "dtype": DTYPE_NAMES[one.dtype],
+                    "layers": _listed(one.layers),
+                }
+                for name, one in spec.inputs.items()
+            },
+            "trunk": _listed(spec.trunk),
+            "heads": {name: _listed(layers) for name, layers in spec.heads.items()},
+        }
+    )
 
 
 def network_from_json(raw: bytes | str) -> NetworkSpec:
@@ -394,13 +455,19 @@ def network_from_json(raw: bytes | str) -> NetworkSpec:
     try:
         given = strict_json(raw)
         if given["format"] != NETWORK_FORMAT or type(given["format"]) is not int:
-            raise ConfigError(f"network format {given['format']!r}; this build reads {NETWORK_FORMAT}")
+            raise ConfigError(
+                f"network format {given['format']!r}; this build reads {NETWORK_FORMAT}"
+            )
         if given.keys() != {"format", "inputs", "trunk", "heads"}:
-            raise ConfigError(f"a network has format, inputs, trunk and heads, got {sorted(given)[:6]}")
+            raise ConfigError(
+                f"a network has format, inputs, trunk and heads, got {sorted(given)[:6]}"
+            )
         inputs = {}
         for name, one in given["inputs"].items():
             if one.keys() != {"shape", "dtype", "layers"}:
-                raise ConfigError(f"input {name!r} has shape, dtype and layers, got {sorted(one)[:6]}")
+                raise ConfigError(
+                    f"input {name!r} has shape, dtype and layers, got {sorted(one)[:6]}"
+                )
             inputs[name] = Input(tuple(one["shape"]), DTYPES[one["dtype"]], _layers(one["layers"]))
         heads = {name: _layers(layers) for name, layers in given["heads"].items()}
         return NetworkSpec(inputs, _layers(given["trunk"]), heads)
@@ -412,7 +479,10 @@ def _listed(layers: Iterable[Layer]) -> list[dict[str, Any]]:
     listed = []
     for layer in layers:
         given = {field.name: getattr(layer, field.name) for field in fields(layer)}
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        values = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+        }
         listed.append({"layer": _NAMES[type(layer)], **values})
     return listed
 
@@ -426,22 +496,33 @@ def _layers(given: Any) -> tuple[Layer, ...]:
 def _layer(given: Any) -> Layer:
     name = given.get("layer") if isinstance(given, dict) else None
     if not isinstance(name, str) or name not in _KINDS:
-        raise ConfigError(f"a layer is {str(given)[:80]}; give one whose 'layer' is one of {', '.join(_KINDS)}")
+        raise ConfigError(
+            f"a layer is {str(given)[:80]}; give one whose 'layer' is one of {', '.join(_KINDS)}"
+        )
     kind = _KINDS[name]
     names = {"layer", *(field.name for field in fields(kind))}
     if given.keys() != names:
-        raise ConfigError(f"a {name} layer has other fields: {sorted(given.keys() ^ names)[:6]}; give {sorted(names)}")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if key != "layer"}
+        raise ConfigError(
+            f"a {name} layer has other fields: {sorted(given.keys() ^ names)[:6]}; give "
+            f"{sorted(names)}"
+        )
+    values = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in given.items()
+        if key != "layer"
+    }
     layer: Layer = kind(**values)
     return layer
 
 
 def checked_weights(spec: NetworkSpec, weights: Mapping[str, Any]) -> dict[str, Array]:
-    """Copies as float32 that no learner can change, in the spec's order; ConfigError names what does not fit."""
+    """Copies as float32 that no learner can change, in the spec's order; ConfigError names what
+    does not fit."""
     wanted = spec.shapes()
     if weights.keys() != wanted.keys():
         raise ConfigError(
-            f"weights have other names: {sorted(weights.keys() ^ wanted.keys())[:6]}; give the spec's own"
+            f"weights have other names: {sorted(weights.keys() ^ wanted.keys())[:6]}; give the "
+            "spec's own"
         )
     copies = {}
     for name, shape in wanted.items():
@@ -454,7 +535,8 @@ def checked_weights(spec: NetworkSpec, weights: Mapping[str, Any]) -> dict[str, 
 
 
 def aligned(array: Array) -> Array:
-    """The array, or its copy, at the start of a cache line: a row times a matrix is up to a quarter quicker there."""
+    """The array, or its copy, at the start of a cache line: a row times a matrix is up to a
+    quarter quicker there."""
     return _aligned_copy(array) if array.ctypes.data % CACHE_LINE else array
 
 

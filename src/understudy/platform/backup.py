@@ -1,4 +1,5 @@
-"""Backup and restore: store, models, keys and secrets as one folder, made while the platform runs and proved after.
+"""Backup and restore: store, models, keys and secrets as one folder, made while the platform runs
+and proved after.
 
 DIR/backup.json           what is in it, with the SHA-256 of every file; written last, so without it there is no backup
 DIR/store/                as of one moment after the backup was asked for; nothing that was stored before is missing
@@ -54,16 +55,22 @@ class Proof:
     """Models whose policy was missing or damaged already; everything else is whole."""
 
 
-def back_up(data: DataFolder, target: Path, *, config: Config | None = None, timeout_s: float = 600.0) -> Proof:
+def back_up(
+    data: DataFolder, target: Path, *, config: Config | None = None, timeout_s: float = 600.0
+) -> Proof:
     """Copy a deployment into an empty folder and prove the copy; the platform may run.
 
     `config`: where stream and models are; by itself, in the data folder.
     """
     config = config or Config()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is not empty; give a folder for the backup that is not there yet")
+        raise ConfigError(
+            f"{target} is not empty; give a folder for the backup that is not there yet"
+        )
     if data.root.resolve() in (target.resolve(), *target.resolve().parents):
-        raise ConfigError(f"{target} lies inside the data folder {data.root}; give a folder outside of it")
+        raise ConfigError(
+            f"{target} lies inside the data folder {data.root}; give a folder outside of it"
+        )
     if not data.has_store() and not signing_key(data).exists():
         raise ConfigError(f"{data.root} holds nothing to back up; is --data right?")
     make_folder(target.absolute())
@@ -72,12 +79,20 @@ def back_up(data: DataFolder, target: Path, *, config: Config | None = None, tim
         with _snapshot(data, config, timeout_s) as snapshot:
             if snapshot is not None:
                 _copy_tree(snapshot, target / "store")
-        _copy_objects(open_objects(config.models.url or data.root / "models"), FolderObjects(target / "models"))
+        _copy_objects(
+            open_objects(config.models.url or data.root / "models"),
+            FolderObjects(target / "models"),
+        )
         for name in _FILES:
             if (data.root / name).exists():
                 _copy_file(data.root / name, target / name)
         files = {name: _digest(target / name) for name in _names(target)}
-        facts = {"format": FORMAT, "version": understudy.__version__, "at_s": round(time.time(), 3), "files": files}
+        facts = {
+            "format": FORMAT,
+            "version": understudy.__version__,
+            "at_s": round(time.time(), 3),
+            "files": files,
+        }
         _sync_tree(target)
         write_file(target / _FACTS, json.dumps(facts, indent=1).encode())
         return prove(target)
@@ -87,27 +102,40 @@ def back_up(data: DataFolder, target: Path, *, config: Config | None = None, tim
 
 
 def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
-    """Make a data folder from a backup that is proved first; the folder must hold no store and no deployment."""
+    """Make a data folder from a backup that is proved first; the folder must hold no store and
+    no deployment."""
     proof = prove(source)
-    if (data.root / "store").exists() or signing_key(data).exists() or (data.root / "models").exists():
-        raise ConfigError(f"{data.root} holds a deployment already; give a folder that is not there yet to --data")
+    if (
+        (data.root / "store").exists()
+        or signing_key(data).exists()
+        or (data.root / "models").exists()
+    ):
+        raise ConfigError(
+            f"{data.root} holds a deployment already; give a folder that is not there yet to --data"
+        )
     make_folder(data.root)
     made = [data.store, data.root / "models", *(data.root / name for name in _FILES)]
     made = [path for path in made if not path.exists()]
     try:
         if (source / "store").exists():
             _copy_tree(source / "store", data.store)
-        _copy_objects(FolderObjects(source / "models"), open_objects(models or data.root / "models"))
+        _copy_objects(
+            FolderObjects(source / "models"), open_objects(models or data.root / "models")
+        )
         for name in _FILES:
             if (source / name).exists() and data.root / name in made:
                 _copy_file(source / name, data.root / name)
         restore_used(data.root, models=models)
         _sync_tree(data.root)
         if _contents(data, models) != _contents(DataFolder(source), ""):
-            raise Corrupt(f"{data.root} is not what {source} holds; check the disk and restore again")
+            raise Corrupt(
+                f"{data.root} is not what {source} holds; check the disk and restore again"
+            )
     except BaseException:
         for path in made:
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
+                missing_ok=True
+            )
         raise
     return proof
 
@@ -117,9 +145,13 @@ def prove(backup: Path) -> Proof:
     try:
         facts = json.loads((backup / _FACTS).read_text())
         if facts["format"] != FORMAT:
-            raise ConfigError(f"{backup} has format {facts['format']!r}; this build reads {FORMAT!r}")
+            raise ConfigError(
+                f"{backup} has format {facts['format']!r}; this build reads {FORMAT!r}"
+            )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{backup} is no backup ({error}); give a folder that 'understudy backup' made") from None
+        raise ConfigError(
+            f"{backup} is no backup ({error}); give a folder that 'understudy backup' made"
+        ) from None
     files: dict[str, list[Any]] = facts["files"]
     for name, wanted in files.items():
         if not (backup / name).is_file() or _digest(backup / name) != wanted:
@@ -128,21 +160,28 @@ def prove(backup: Path) -> Proof:
     # SQLite leaves files beside a database that was looked at.
     unknown = [name for name in unknown if not name.endswith(("-wal", "-shm", ".lock"))]
     if unknown:
-        raise Corrupt(f"{unknown[0]} in {backup} is not part of the backup; take another one, or remove it")
-    found, size = _contents(DataFolder(backup), ""), sum(size_bytes for size_bytes, _ in files.values())
+        raise Corrupt(
+            f"{unknown[0]} in {backup} is not part of the backup; take another one, or remove it"
+        )
+    found = _contents(DataFolder(backup), "")
+    size = sum(size_bytes for size_bytes, _ in files.values())
     return Proof(*found[:4], len(files), size, float(facts["at_s"]), found[4])
 
 
 def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[str, ...]]:
-    """Steps, chunks, models and keys of a folder, each looked at, and damaged models; Corrupt when steps are wrong."""
+    """Steps, chunks, models and keys of a folder, each looked at, and damaged models; Corrupt
+    when steps are wrong."""
     steps = chunks = n_models = n_keys = 0
     damaged: list[str] = []
     if data.store.exists():
         with StoreView(data.store) as view:
             found = summary(audit(view, is_alone=True))
         if found.corrupt or found.duplicate_steps:
-            raise Corrupt(f"the store in {data.root} is damaged: {(*found.corrupt, 'steps stored twice')[0]}")
-        steps, chunks = found.steps, found.chunks
+            raise Corrupt(
+                f"the store in {data.root} is damaged: {(*found.corrupt, 'steps stored twice')[0]}"
+            )
+        steps = found.steps
+        chunks = found.chunks
     if signing_key(data).exists():
         opened = open_deployment(data, models=models)
         n_keys = len(opened.keys.all())
@@ -159,7 +198,7 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[
     return steps, chunks, n_models, n_keys, tuple(damaged)
 
 
-# --- Copying ----------------------------------------------------------------------------------------------------------
+# --- Copying --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -204,7 +243,8 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _copy_objects(source: Objects, target: Objects) -> None:
-    """Every object; those a journal names are written before its entry is, so they are copied after it."""
+    """Every object; those a journal names are written before its entry is, so they are copied
+    after it."""
     for prefix in _PREFIXES:
         names = list(source.list(prefix))
         if prefix in _JOURNALS:
@@ -214,11 +254,15 @@ def _copy_objects(source: Objects, target: Objects) -> None:
             if raw is None:
                 raise Corrupt(f"{name} went away while it was copied; try again")
             if not target.create(name, raw) and target.get(name) != raw:
-                raise Refused("taken", f"{name} is there already and is another; give an empty place for models")
+                raise Refused(
+                    "taken",
+                    f"{name} is there already and is another; give an empty place for models",
+                )
 
 
 def _in_order(names: list[str], source: Objects) -> Iterator[str]:
-    """Entries of journals without a gap; Corrupt when one is missing although later ones are there."""
+    """Entries of journals without a gap; Corrupt when one is missing although later ones are
+    there."""
     following: dict[str, int] = {}
     for name in sorted(names):
         journal, _, file = name.rpartition("/")
@@ -227,7 +271,10 @@ def _in_order(names: list[str], source: Objects) -> Iterator[str]:
             # One that was written while we looked may not be in the list.
             place = f"{journal}/{missed:010d}.json"
             if source.get(place) is None:
-                raise Corrupt(f"{place} is missing, and later entries are there; put it back before you back up")
+                raise Corrupt(
+                    f"{place} is missing, and later entries are there; put it back before you back "
+                    "up"
+                )
             yield place
         if number:
             following[journal] = number + 1
@@ -235,7 +282,9 @@ def _in_order(names: list[str], source: Objects) -> Iterator[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def _digest(path: Path) -> list[Any]:

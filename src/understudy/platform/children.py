@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from understudy.backends.data import DataFolder
     from understudy.platform.config import Config
 
-WRONG_USE, NOT_CARRIED_OUT, FENCED = 2, 3, 4
-"""How a child ends that was given what cannot work, that met trouble, or whose work another one does now."""
+WRONG_USE = 2
+NOT_CARRIED_OUT = 3
+FENCED = 4
+"""How a child ends that was given what cannot work, that met trouble, or whose work another one
+does now."""
 
 
 _living: set["Child"] = set()
@@ -29,20 +32,31 @@ class Child:
     """A running process; `latest` is the newest line it reported."""
 
     def __init__(
-        self, name: str, command: Sequence[str], *, on_log: Callable[[str], None] | None = None, told: str = ""
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        on_log: Callable[[str], None] | None = None,
+        told: str = "",
     ) -> None:
-        """`on_log` hears every line it writes to standard error, from a thread; `told` is what it reads first.
+        """`on_log` hears every line it writes to standard error, from a thread; `told` is what it
+        reads first.
 
         Secrets belong into `told`: a command line can be read by everybody on the machine.
         """
-        self.name, self._on_log = name, on_log
+        self.name = name
+        self._on_log = on_log
         self.latest: Mapping[str, Any] = {}
         self._errors: list[str] = []
         self._readers: list[threading.Thread] = []
         # Its standard input stays open as long as we live; the child stops when it closes.
         with _ignoring_interrupts():
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             # Whoever is interrupted before this child is in their hands still finds it here.
             _living.add(self)
@@ -110,7 +124,8 @@ class Child:
 
 
 def kill_children() -> None:
-    """End every child that this process started, as a crash would; a signal's handler may do this."""
+    """End every child that this process started, as a crash would; a signal's handler may do
+    this."""
     for child in list(_living):
         child.kill()
 
@@ -124,8 +139,11 @@ def end_children(timeout_s: float = 5.0) -> None:
 
 @contextlib.contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Children inherit this: being asked to stop reaches the parent alone, which asks them to finish."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    """Children inherit this: being asked to stop reaches the parent alone, which asks them to
+    finish."""
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )
     try:
         yield
     finally:
@@ -176,7 +194,9 @@ def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
     CONFIG is the file that `up` wrote. What went wrong on purpose is said in one line.
     """
     from understudy.backends.data import DataFolder
-    from understudy.platform.config import (  # late: simulated players are children, too, and need none
+
+    # late: simulated players are children, too, and need none
+    from understudy.platform.config import (
         Config,
         read_config,
     )
@@ -191,7 +211,8 @@ def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
 
 
 def log_to_stderr(*, as_json: bool = True) -> None:
-    """Log events to standard error, as JSON lines or for people; standard output stays for results."""
+    """Log events to standard error, as JSON lines or for people; standard output stays for
+    results."""
     import structlog
 
     renderer = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()

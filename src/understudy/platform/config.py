@@ -1,4 +1,5 @@
-"""The platform's config: everything that can be set, what it means and its default, and where it comes from."""
+"""The platform's config: everything that can be set, what it means and its default, and where it
+comes from."""
 
 import dataclasses
 import json
@@ -38,9 +39,12 @@ ENGINE = "ingest.engine"
 _FILES = ("ca", "certificate", "credentials", "key")
 """Options of an address that name a file."""
 _DEFAULT = "or empty: in the data folder; not set: as at the last start, else the same."
-_SCHEDULE, _BOUNDS = LearningSchedule(), Bounds()
+_SCHEDULE = LearningSchedule()
+_BOUNDS = Bounds()
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]{2,45}\]")
-_ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?")
+_ADDRESS = re.compile(
+    r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?"
+)
 """An IPv6 address has brackets in a Host header, and none where one listens."""
 
 
@@ -48,13 +52,21 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|[0-9A-F
 class GatewaySection:
     """[gateway]"""
 
-    host: str = setting("127.0.0.1", says="Where it listens; other than loopback needs TLS, or insecure.")
+    host: str = setting(
+        "127.0.0.1", says="Where it listens; other than loopback needs TLS, or insecure."
+    )
     port: int = setting(DEFAULT_PORT, 0, 65535, "0: any free one.")
-    hosts: tuple[str, ...] = setting((), says="Names it may be called by, besides those of loopback.")
+    hosts: tuple[str, ...] = setting(
+        (), says="Names it may be called by, besides those of loopback."
+    )
     certificate: str = setting("", says="A PEM file; with certificate_key it speaks TLS.")
     certificate_key: str = setting("", says="The PEM file of its private key.")
-    insecure: bool = setting(False, says="Plain HTTP for other machines too, where something else encrypts.")
-    target_steps_s: float = setting(0.0, 0, says="Steps a second and game asked of players together; 0: all of them.")
+    insecure: bool = setting(
+        False, says="Plain HTTP for other machines too, where something else encrypts."
+    )
+    target_steps_s: float = setting(
+        0.0, 0, says="Steps a second and game asked of players together; 0: all of them."
+    )
     canary_share: float = setting(0.2, 1e-6, 0.5, "The share of episodes that a canary plays.")
 
 
@@ -64,7 +76,8 @@ class StreamSection:
 
     url: str = setting(
         "",
-        says=f"Where frames wait to be stored, such as kinesis://STREAM or kafka://HOST:PORT/TOPIC; file {_DEFAULT}",
+        says="Where frames wait to be stored, such as kinesis://STREAM or "
+        f"kafka://HOST:PORT/TOPIC; file {_DEFAULT}",
     )
 
 
@@ -72,9 +85,13 @@ class StreamSection:
 class StoreSection:
     """[store]"""
 
-    url: str = setting("", says=f"Where experience is kept, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}")
+    url: str = setting(
+        "", says=f"Where experience is kept, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
+    )
     window_hours: float = setting(
-        0.0, 0, says="How long the learner keeps a copy of steps kept elsewhere; 0: as long as they do."
+        0.0,
+        0,
+        says="How long the learner keeps a copy of steps kept elsewhere; 0: as long as they do.",
     )
 
 
@@ -84,7 +101,8 @@ class IngestSection:
 
     engine: str = setting(
         "native",
-        says="native: our own service; spark: a streaming job; not set: as at the last start, else native.",
+        says="native: our own service; spark: a streaming job; not set: as at the last start, else "
+        "native.",
         choices=("native", "spark"),
     )
     master: str = setting("local[2]", says="Where Spark runs: this machine, or spark://HOST:7077.")
@@ -94,7 +112,9 @@ class IngestSection:
 class ModelsSection:
     """[models]"""
 
-    url: str = setting("", says=f"Models, specs and keys elsewhere, such as s3://BUCKET/PATH; folder {_DEFAULT}")
+    url: str = setting(
+        "", says=f"Models, specs and keys elsewhere, such as s3://BUCKET/PATH; folder {_DEFAULT}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +122,29 @@ class LearnerSection:
     """[learner]"""
 
     learn_from: tuple[str, ...] = setting(
-        (), says="Consents it learns from; empty: granted, and unknown too while only this machine plays."
+        (),
+        says="Consents it learns from; empty: granted, and unknown too while only this machine "
+        "plays.",
     )
-    first_steps: int = setting(_SCHEDULE.first_steps, 1, says="Steps of people before the first bot is learnt.")
-    bc_updates: int = setting(_SCHEDULE.bc_updates, 1, says="Updates of a clone before it is released.")
+    first_steps: int = setting(
+        _SCHEDULE.first_steps, 1, says="Steps of people before the first bot is learnt."
+    )
+    bc_updates: int = setting(
+        _SCHEDULE.bc_updates, 1, says="Updates of a clone before it is released."
+    )
     bc_growth: float = setting(
-        _SCHEDULE.bc_growth, 1.001, says="Where clones are all there is: how much more people must have played."
+        _SCHEDULE.bc_growth,
+        1.001,
+        says="Where clones are all there is: how much more people must have played.",
     )
     dqn_updates: int = setting(_SCHEDULE.dqn_updates, 1, says="Updates between two candidates.")
     dqn_steps: int = setting(_SCHEDULE.dqn_steps, 1, says="New steps between two candidates.")
-    updates_per_step: float = setting(_SCHEDULE.updates_per_step, 1e-9, says="How far training may run ahead of play.")
-    simulator: str = setting("", says="A Gymnasium id in which candidates are tried; empty: live play decides.")
+    updates_per_step: float = setting(
+        _SCHEDULE.updates_per_step, 1e-9, says="How far training may run ahead of play."
+    )
+    simulator: str = setting(
+        "", says="A Gymnasium id in which candidates are tried; empty: live play decides."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +154,12 @@ class GateSection:
     min_episodes: int = setting(
         _BOUNDS.min_episodes, 2, says="Episodes of canary and champion before they are compared."
     )
-    max_episodes: int = setting(_BOUNDS.max_episodes, 2, says="Episodes after which an unproven canary is rejected.")
-    worse_by: float = setting(_BOUNDS.worse_by, 0, 0.999, "How much lower its return may be, as a share.")
+    max_episodes: int = setting(
+        _BOUNDS.max_episodes, 2, says="Episodes after which an unproven canary is rejected."
+    )
+    worse_by: float = setting(
+        _BOUNDS.worse_by, 0, 0.999, "How much lower its return may be, as a share."
+    )
     error: float = setting(_BOUNDS.error, 1e-9, 0.499, "How often a worse canary may pass.")
 
 
@@ -156,7 +192,9 @@ class Config:
     @property
     def learn_from(self) -> tuple[str, ...]:
         """The consents to learn from; on loopback whoever plays is the developer."""
-        return self.learner.learn_from or (("granted", "unknown") if self.is_local else ("granted",))
+        return self.learner.learn_from or (
+            ("granted", "unknown") if self.is_local else ("granted",)
+        )
 
     @property
     def is_local(self) -> bool:
@@ -169,11 +207,16 @@ class Config:
 
         one = self.gateway
         certificate, key = (
-            Path(text).expanduser() if text else None for text in (one.certificate, one.certificate_key)
+            Path(text).expanduser() if text else None
+            for text in (one.certificate, one.certificate_key)
         )
         return Listen(
-            host=one.host, port=one.port, certificate=certificate, certificate_key=key, insecure=one.insecure
-        )  # fmt: skip
+            host=one.host,
+            port=one.port,
+            certificate=certificate,
+            certificate_key=key,
+            insecure=one.insecure,
+        )
 
     @property
     def gateway_config(self) -> "GatewayConfig":
@@ -181,12 +224,21 @@ class Config:
 
         one = self.gateway
         return GatewayConfig(
-            hosts=one.hosts, canary_share=one.canary_share, target_steps_s=one.target_steps_s or None
-        )  # fmt: skip
+            hosts=one.hosts,
+            canary_share=one.canary_share,
+            target_steps_s=one.target_steps_s or None,
+        )
 
     @property
     def schedule(self) -> LearningSchedule:
-        names = ("first_steps", "bc_updates", "bc_growth", "dqn_updates", "dqn_steps", "updates_per_step")
+        names = (
+            "first_steps",
+            "bc_updates",
+            "bc_growth",
+            "dqn_updates",
+            "dqn_steps",
+            "updates_per_step",
+        )
         return LearningSchedule(**{name: getattr(self.learner, name) for name in names})
 
     @property
@@ -197,10 +249,14 @@ class Config:
         """Itself; ConfigError when something in it cannot work."""
         unknown = set(self.roles) - set(ROLES)
         if unknown or not self.roles:
-            raise ConfigError(f"roles are {','.join(self.roles) or 'none'}; give one or more of {','.join(ROLES)}")
+            raise ConfigError(
+                f"roles are {','.join(self.roles) or 'none'}; give one or more of {','.join(ROLES)}"
+            )
         allowed = [consent for consent in CONSENTS if consent != "denied"]
         if not set(self.learner.learn_from) <= set(allowed):
-            raise ConfigError(f"learner.learn_from is {list(self.learner.learn_from)}; give some of {allowed}")
+            raise ConfigError(
+                f"learner.learn_from is {list(self.learner.learn_from)}; give some of {allowed}"
+            )
         for name in ("certificate", "certificate_key"):
             path = getattr(self.gateway, name)
             if path and not Path(path).expanduser().is_file():
@@ -223,17 +279,21 @@ def check_spark_store(config: Config) -> None:
     """ConfigError when the store is one that a Spark job does not write."""
     if not config.store.url:
         raise ConfigError(
-            "a Spark job stores where it can be reached over the network, and this store is in the data folder, which "
-            "our own service alone writes; give --store, such as cassandra://HOST/KEYSPACE, or --engine native (in a "
+            "a Spark job stores where it can be reached over the network, and this store is in the "
+            "data folder, which "
+            "our own service alone writes; give --store, such as cassandra://HOST/KEYSPACE, or "
+            "--engine native (in a "
             "config: store.url, ingest.engine)"
         )
 
 
 def _check_sections(config: Config) -> None:
-    least, most = config.gate.min_episodes, config.gate.max_episodes
+    least = config.gate.min_episodes
+    most = config.gate.max_episodes
     if least > most:
         raise ConfigError(
-            f"gate.min_episodes is {least}, more than gate.max_episodes, {most}; give numbers that rise, such as 30 "
+            f"gate.min_episodes is {least}, more than gate.max_episodes, {most}; give numbers that "
+            "rise, such as 30 "
             "and 480"
         )
     for section, part in (("learner", "schedule"), ("gate", "bounds")):
@@ -248,11 +308,14 @@ def _check_hosts(section: GatewaySection) -> None:
     for host in section.hosts:
         if not _HOST.fullmatch(host):
             raise ConfigError(
-                f"gateway.hosts has {host[:80]!r}; give names as they stand in an address, without scheme, port or "
+                f"gateway.hosts has {host[:80]!r}; give names as they stand in an address, without "
+                "scheme, port or "
                 "spaces, such as play.example"
             )
     if not _ADDRESS.fullmatch(section.host):
-        raise ConfigError(f"gateway.host is {section.host[:80]!r}; give an address or a name, such as 127.0.0.1")
+        raise ConfigError(
+            f"gateway.host is {section.host[:80]!r}; give an address or a name, such as 127.0.0.1"
+        )
 
 
 def _check_models(url: str) -> None:
@@ -267,21 +330,26 @@ def _check_models(url: str) -> None:
 
 
 def _check_simulator(env_id: str) -> None:
-    """ConfigError unless Gymnasium can make it, as the learner will; nothing is asked of the network."""
+    """ConfigError unless Gymnasium can make it, as the learner will; nothing is asked of the
+    network."""
     from understudy.training.choice import GameChoice
 
-    # The learner's process finds modules in the folder it was called in; a command by itself does not.
+    # The learner's process finds modules in the folder it was called in; a command by itself does
+    # not.
     sys.path.append(os.getcwd())
     try:
         GameChoice(game=env_id).make(1).close()
     except UnderstudyError as error:
-        raise ConfigError(f"learner.simulator is {env_id[:80]!r}, which cannot be made: {error}") from None
+        raise ConfigError(
+            f"learner.simulator is {env_id[:80]!r}, which cannot be made: {error}"
+        ) from None
     finally:
         sys.path.pop()
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Hand a resolved config to child processes; not on their command line, where everybody could read it."""
+    """Hand a resolved config to child processes; not on their command line, where everybody
+    could read it."""
     write_file(path, json.dumps(dataclasses.asdict(config)).encode(), mode=0o600)
 
 
@@ -290,16 +358,19 @@ def read_config(path: Path) -> Config:
     try:
         return from_tree(Config, json.loads(path.read_bytes()), where=str(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; it is written by 'understudy up'") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error}; it is written by 'understudy up'"
+        ) from None
 
 
-# --- From where -------------------------------------------------------------------------------------------------------
+# --- From where -----------------------------------------------------------------------------------
 
 
 def resolve(
     flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Resolved[Config]:
-    """The config from flags, environment, file, last start and defaults; a flag of None was not given.
+    """The config from flags, environment, file, last start and defaults; a flag of None was not
+    given.
 
     The last start is asked for stream, store, models and the engine alone.
     """
@@ -310,7 +381,11 @@ def resolve(
             return None
         root = Path(values["data"]).expanduser()
         value = read_used(root).get(name)
-        return (value, f"last start ({root / USED_FILE})") if value and (name, value) != (ENGINE, "native") else None
+        return (
+            (value, f"last start ({root / USED_FILE})")
+            if value and (name, value) != (ENGINE, "native")
+            else None
+        )
 
     environ = os.environ if environ is None else environ
     return settings.resolve(
@@ -323,9 +398,13 @@ def resolve(
     )
 
 
-def config_file(flags: Mapping[str, Any], *, file: Path | None, environ: Mapping[str, str]) -> Path | None:
+def config_file(
+    flags: Mapping[str, Any], *, file: Path | None, environ: Mapping[str, str]
+) -> Path | None:
     """The file that was named, or the one in the data folder; None where there is none."""
-    named = file or (Path(environ["UNDERSTUDY_CONFIG"]) if environ.get("UNDERSTUDY_CONFIG") else None)
+    named = file or (
+        Path(environ["UNDERSTUDY_CONFIG"]) if environ.get("UNDERSTUDY_CONFIG") else None
+    )
     if named is not None:
         return named
     data = flags.get("data") or environ.get("UNDERSTUDY_DATA")
@@ -335,7 +414,10 @@ def config_file(flags: Mapping[str, Any], *, file: Path | None, environ: Mapping
 
 def example(data: str = "") -> str:
     """A config file with every value at its default, each with a line about it."""
-    lines, section = ["# understudy's config; 'understudy config show' says where each value comes from."], ""
+    lines, section = (
+        ["# understudy's config; 'understudy config show' says where each value comes from."],
+        "",
+    )
     for leaf in settings.leaves(Config):
         table, _, name = leaf.name.rpartition(".")
         if table != section:
@@ -347,15 +429,16 @@ def example(data: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-# --- Where it ran last ------------------------------------------------------------------------------------------------
+# --- Where it ran last ----------------------------------------------------------------------------
 #
-# Flags and variables belong to one start; what players did must not go elsewhere because the next one lacks them. So
-# `up` keeps its addresses and its engine in the data folder, and every command on it goes by them until a flag, a
-# variable or the file says otherwise.
+# Flags and variables belong to one start; what players did must not go elsewhere because the next
+# one lacks them. So `up` keeps its addresses and its engine in the data folder, and every command
+# on it goes by them until a flag, a variable or the file says otherwise.
 
 
 def read_used(root: Path) -> Mapping[str, str]:
-    """Addresses by name, empty text for the data folder itself, and the engine; nothing where no platform has run."""
+    """Addresses by name, empty text for the data folder itself, and the engine; nothing where no
+    platform has run."""
     path = root / USED_FILE
     try:
         found = json.loads(path.read_bytes())
@@ -364,8 +447,10 @@ def read_used(root: Path) -> Mapping[str, str]:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path}, which says where this deployment's stream, store and models are, cannot be read "
-            f"({type(error).__name__}); restore it, or remove it and give --stream, --store and --models to "
+            f"{path}, which says where this deployment's stream, store and models are, cannot be "
+            "read "
+            f"({type(error).__name__}); restore it, or remove it and give --stream, --store and "
+            "--models to "
             "'understudy up'"
         ) from None
 
@@ -378,7 +463,8 @@ def keep_used(config: Config) -> None:
 
 
 def restore_used(root: Path, *, models: str) -> None:
-    """After a backup was restored: stream and store are where they were, models where they were restored to."""
+    """After a backup was restored: stream and store are where they were, models where they were
+    restored to."""
     if before := read_used(root):
         now = {**before, "models.url": _absolute(models)}
         write_file(root / USED_FILE, json.dumps(now).encode(), mode=0o600)
@@ -386,7 +472,11 @@ def restore_used(root: Path, *, models: str) -> None:
 
 def used_by(config: Config) -> Mapping[str, str]:
     """A config's addresses by name, as they hold from any folder that a command is called in."""
-    urls = {"stream.url": config.stream.url, "store.url": config.store.url, "models.url": config.models.url}
+    urls = {
+        "stream.url": config.stream.url,
+        "store.url": config.store.url,
+        "models.url": config.models.url,
+    }
     return {name: _absolute(url) for name, url in urls.items()}
 
 
@@ -394,15 +484,20 @@ def moved(before: Mapping[str, str], config: Config) -> list[str]:
     """A sentence for each part that was elsewhere at the last start."""
     said = []
     for name, now in used_by(config).items():
-        then, part = before.get(name, now), name.partition(".")[0]
+        then = before.get(name, now)
+        part = name.partition(".")[0]
         if then != now:
-            said.append(f"{part} is {_shown(name, now)} now; at the last start it was {_shown(name, then)}: "
-                        f"what is there stays there; {_NEXT[part]}")  # fmt: skip
+            said.append(
+                f"{part} is {_shown(name, now)} now; at the last start it was "
+                f"{_shown(name, then)}: "
+                f"what is there stays there; {_NEXT[part]}"
+            )
     return said
 
 
 _NEXT = {
-    "stream": "frames that wait there are stored by 'understudy ingest --until-empty' with --stream as it was",
+    "stream": "frames that wait there are stored by 'understudy ingest --until-empty' with "
+    "--stream as it was",
     "store": "bots learn from the new one alone; to go back, give --store as it was",
     "models": "bots and keys of there are not known here; to go back, give --models as it was",
 }
@@ -417,7 +512,11 @@ def _absolute(url: str) -> str:
         return str(Path(url).expanduser().absolute()) if url else ""
     location = parse_location(url)
     files = {
-        name: str(Path(location.options[name]).expanduser().absolute()) for name in _FILES if name in location.options
+        name: str(Path(location.options[name]).expanduser().absolute())
+        for name in _FILES
+        if name in location.options
     }
     options = {**location.options, **files}
-    return url if options == location.options else dataclasses.replace(location, options=options).url
+    return (
+        url if options == location.options else dataclasses.replace(location, options=options).url
+    )

@@ -17,15 +17,25 @@ from understudy.ports import FullStore
 
 
 def forget_player(
-    data: DataFolder, player: str, *, game: str | None, timeout_s: float, config: Config | None = None
+    data: DataFolder,
+    player: str,
+    *,
+    game: str | None,
+    timeout_s: float,
+    config: Config | None = None,
 ) -> dict[str, Any]:
-    """Erase a player by name, in one game or in all; `config`: where stream and games are, if not in the folder."""
+    """Erase a player by name, in one game or in all; `config`: where stream and games are, if
+    not in the folder."""
     config = config or Config()
     models = config.models.url
-    known = list(open_deployment(data, models=models).registry.games()) if models else data.game_names()
+    known = (
+        list(open_deployment(data, models=models).registry.games()) if models else data.game_names()
+    )
     games, players, spooled = _find(data, player, known, game)
     if data.has_writer():
-        found = ask(data.requests, "forget", timeout_s=timeout_s, players=[one.hex() for one in players])
+        found = ask(
+            data.requests, "forget", timeout_s=timeout_s, players=[one.hex() for one in players]
+        )
     elif config.stream.url:
         # What waits in a stream elsewhere is refused when it comes.
         with open_own_store(data, config) as store:
@@ -40,23 +50,36 @@ def forget_player(
 def forget_elsewhere(
     data: DataFolder, store: FullStore, player: str, *, known: list[str], game: str | None
 ) -> dict[str, Any]:
-    """The same in a store on other machines; what waits in a stream elsewhere is refused when it comes."""
+    """The same in a store on other machines; what waits in a stream elsewhere is refused when it
+    comes."""
     games, players, spooled = _find(data, player, known, game)
     chunks = sum(store.forget(one) for one in players)
     Begun(data.root).forget(players)
-    return {"chunks": chunks, "stream_bytes": 0, "is_finished": True, "spooled_sessions": spooled, "games": games}
+    return {
+        "chunks": chunks,
+        "stream_bytes": 0,
+        "is_finished": True,
+        "spooled_sessions": spooled,
+        "games": games,
+    }
 
 
-def _find(data: DataFolder, player: str, known: list[str], game: str | None) -> tuple[list[str], list[bytes], int]:
-    """The games to forget a player in, the pseudonyms there, and how many spooled sessions were erased already."""
+def _find(
+    data: DataFolder, player: str, known: list[str], game: str | None
+) -> tuple[list[str], list[bytes], int]:
+    """The games to forget a player in, the pseudonyms there, and how many spooled sessions were
+    erased already."""
     name = player_name(player)
     if not known:
-        raise ConfigError(f"no game is known in {data.root}, so nothing can be forgotten; is --data right?")
+        raise ConfigError(
+            f"no game is known in {data.root}, so nothing can be forgotten; is --data right?"
+        )
     if game is not None and str(game_name(game)) not in known:
         raise ConfigError(f"no game {game!r} is known in {data.root}; known are {', '.join(known)}")
     if not (data.root / "key").exists():
         raise ConfigError(
-            f"{data.root} has no key, so nobody can be found by name; give the deployment's own folder as --data, or "
+            f"{data.root} has no key, so nobody can be found by name; give the deployment's own "
+            "folder as --data, or "
             "restore the key from a backup"
         )
     games = known if game is None else [game]
@@ -68,7 +91,10 @@ def _find(data: DataFolder, player: str, known: list[str], game: str | None) -> 
 def compact_store(data: DataFolder, *, config: Config, timeout_s: float) -> dict[str, Any]:
     """Return free pages of the data folder's own store to the file system."""
     if not data.has_store():
-        raise ConfigError(f"there is no store in {data.root} to compact; one elsewhere is compacted by its own tools")
+        raise ConfigError(
+            f"there is no store in {data.root} to compact; one elsewhere is compacted by its own "
+            "tools"
+        )
     if data.has_writer():
         return dict(ask(data.requests, "compact", timeout_s=timeout_s))
     with open_own_store(data, config) as store:

@@ -1,6 +1,8 @@
-"""The gateway role as a process of its own: reports lines of JSON, and drains when its standard input closes.
+"""The gateway role as a process of its own: reports lines of JSON, and drains when its standard
+input closes.
 
-Run as `python -m understudy.platform.gateway_process DATA CONFIG`, where CONFIG is the file that `up` wrote.
+Run as `python -m understudy.platform.gateway_process DATA CONFIG`, where CONFIG is the file that
+`up` wrote.
 """
 
 import json
@@ -33,12 +35,13 @@ _STALE_S = 10.0
 class IngestMetrics(Collector):
     """The ingest role's standing among the gateway's metrics: one address for all that is watched.
 
-    It is as its supervisor wrote it; nothing where there never was one. Counts begin at 0 when the role starts, as
-    Prometheus expects of every process.
+    It is as its supervisor wrote it; nothing where there never was one. Counts begin at 0 when the
+    role starts, as Prometheus expects of every process.
     """
 
     def __init__(self, standing: Path, clock: Clock) -> None:
-        self._standing, self._clock = standing, clock
+        self._standing = standing
+        self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
         try:
@@ -47,7 +50,9 @@ class IngestMetrics(Collector):
             return
         now = standing["report"]
         engine = now.get("engine", "native")
-        is_running = standing["state"] == "running" and self._clock.now() - standing["at_s"] < _STALE_S
+        is_running = (
+            standing["state"] == "running" and self._clock.now() - standing["at_s"] < _STALE_S
+        )
 
         def metric(kind: Any, name: str, said: str, value: Any, *label: str) -> Metric:
             """A family by engine; `label` parts it further, by the keys of `value`."""
@@ -57,17 +62,25 @@ class IngestMetrics(Collector):
             return family
 
         yield metric(GaugeMetricFamily, "running", "Whether ingest runs", float(is_running))
-        yield metric(CounterMetricFamily, "restarts", "How often it was started again", standing["restarts"])
+        yield metric(
+            CounterMetricFamily, "restarts", "How often it was started again", standing["restarts"]
+        )
         if not now:
             return
         yield metric(CounterMetricFamily, "steps", "Steps that were stored", now["stored"])
-        yield metric(CounterMetricFamily, "frames", "Frames by what became of them", now["fates"], "fate")
-        yield metric(CounterMetricFamily, "refusals", "Frames refused, by reason", now["refusals"], "reason")
+        yield metric(
+            CounterMetricFamily, "frames", "Frames by what became of them", now["fates"], "fate"
+        )
+        yield metric(
+            CounterMetricFamily, "refusals", "Frames refused, by reason", now["refusals"], "reason"
+        )
         if is_running:
             said = "From coming into the stream to being stored, the last frame"
             yield metric(GaugeMetricFamily, "lag_seconds", said, now["lag_s"])
         if is_running and "batch" in now:
-            yield metric(GaugeMetricFamily, "batch", "Spark's number of its last batch", now["batch"])
+            yield metric(
+                GaugeMetricFamily, "batch", "Spark's number of its last batch", now["batch"]
+            )
             yield metric(GaugeMetricFamily, "batch_rows", "Frames in it", now["batch_rows"])
             yield metric(GaugeMetricFamily, "batch_seconds", "Time it took", now["batch_s"])
 
@@ -79,20 +92,35 @@ def main(data: DataFolder, config: Config) -> None:
     houses: list[House] = []
 
     def make_house() -> House:
-        houses.append(House(
-            config=config.gateway_config, stream=open_stream(config.stream.url, data), registry=opened.registry,
-            keys=opened.keys, trusted=opened.trusted, deployment_key=deployment_key(data.root), clock=opened.clock,
-        ))  # fmt: skip
+        houses.append(
+            House(
+                config=config.gateway_config,
+                stream=open_stream(config.stream.url, data),
+                registry=opened.registry,
+                keys=opened.keys,
+                trusted=opened.trusted,
+                deployment_key=deployment_key(data.root),
+                clock=opened.clock,
+            )
+        )
         ingest = IngestMetrics(roles_folder(data) / "ingest.json", opened.clock)
         houses[-1].metrics.registry.register(ingest)
         return houses[-1]
 
-    server, is_ready = Server(Gateway(make_house), config.listen), threading.Event()
+    server = Server(Gateway(make_house), config.listen)
+    is_ready = threading.Event()
 
     def watch() -> None:
         while not stop.is_set():
             if is_ready.wait(0.05):
-                report({"is_ready": True, "url": server.url, "port": server.port, **_figures(houses[-1])})
+                report(
+                    {
+                        "is_ready": True,
+                        "url": server.url,
+                        "port": server.port,
+                        **_figures(houses[-1]),
+                    }
+                )
                 stop.wait(_REPORT_EVERY_S)
         server.stop()
 
@@ -101,7 +129,8 @@ def main(data: DataFolder, config: Config) -> None:
 
 
 def _figures(house: House) -> dict[str, Any]:
-    """Totals since the start, from the gateway's own metrics; and why the stream takes nothing, while it does not."""
+    """Totals since the start, from the gateway's own metrics; and why the stream takes nothing,
+    while it does not."""
     totals = {"requests": 0.0, "frames": 0.0, "refused": 0.0, "errors": 0.0}
     for family in house.metrics.registry.collect():
         for sample in family.samples:
@@ -113,7 +142,11 @@ def _figures(house: House) -> dict[str, Any]:
                     totals["frames"] += sample.value
                 case "understudy_frames_total", {"fate": "refused"}:
                     totals["refused"] += sample.value
-    return {**totals, "waiting_bytes": house.appender.waiting_bytes, "storage_error": house.appender.trouble[:300]}
+    return {
+        **totals,
+        "waiting_bytes": house.appender.waiting_bytes,
+        "storage_error": house.appender.trouble[:300],
+    }
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The ingest role: everything between a stream and a store, wherever these are and whatever engine stores.
+"""The ingest role: everything between a stream and a store, wherever these are and whatever engine
+stores.
 
-A store in the data folder has one writer, this process, which also answers requests for it. A store elsewhere may have
-many: each has partitions of its own. With Spark the work is done in tasks, and this process says what is next.
+A store in the data folder has one writer, this process, which also answers requests for it. A store
+elsewhere may have many: each has partitions of its own. With Spark the work is done in tasks, and
+this process says what is next.
 
-Run as `python -m understudy.platform.ingest DATA [CONFIG]`, where CONFIG is the file that `up` wrote, it reports lines
-of JSON, and drains when its standard input closes.
+Run as `python -m understudy.platform.ingest DATA [CONFIG]`, where CONFIG is the file that `up`
+wrote, it reports lines of JSON, and drains when its standard input closes.
 """
 
 import contextlib
@@ -29,11 +31,24 @@ from understudy.core.log import FileLock, make_folder
 from understudy.experience.door import deployment_key
 from understudy.ingest.check import check
 from understudy.ingest.service import IngestService, leaving_the_rest, tell_not_drained
-from understudy.ingest.spark import Opened, SparkJob, SparkTasks, check_master, open_spark, require_spark
+from understudy.ingest.spark import (
+    Opened,
+    SparkJob,
+    SparkTasks,
+    check_master,
+    open_spark,
+    require_spark,
+)
 from understudy.ingest.specs import SpecFolder
 from understudy.models.objects import open_objects
 from understudy.models.registry import Registry
-from understudy.platform.children import log_to_stderr, report, reporting, run_role, stop_with_parent
+from understudy.platform.children import (
+    log_to_stderr,
+    report,
+    reporting,
+    run_role,
+    stop_with_parent,
+)
 from understudy.platform.config import Config, check_spark_store
 from understudy.platform.requests import Handler, answer_all, forget_stale
 from understudy.ports import Candidate, FullStore, Position, Specs, Stream
@@ -51,22 +66,30 @@ RETENTION_S = 3600.0
 DRAIN_S = 15.0
 """How long storing what is left may take when a person waits for ingest to stop."""
 ROLE_DRAIN_S = 100.0
-"""What a gateway acknowledged last is stored, too, when `up` ends; a little less than a role is given."""
+"""What a gateway acknowledged last is stored, too, when `up` ends; a little less than a role is
+given."""
 
 
 def repeat(step: Callable[[], int], stop: Event) -> None:
-    """Call `step` until `stop` is set, waiting a little when nothing moved and longer while nothing can be stored."""
+    """Call `step` until `stop` is set, waiting a little when nothing moved and longer while
+    nothing can be stored."""
     while not stop.is_set():
         try:
             moved = step()
         except StorageFull as error:
-            _log.warning("store_full", error=str(error), next="free some space; nothing acknowledged is lost")
+            _log.warning(
+                "store_full", error=str(error), next="free some space; nothing acknowledged is lost"
+            )
             stop.wait(_TROUBLE_S)
             continue
         except Unreachable as error:
             if not error.retry_helps:
                 raise
-            _log.warning("unreachable", error=str(error), next="it is tried again; nothing acknowledged is lost")
+            _log.warning(
+                "unreachable",
+                error=str(error),
+                next="it is tried again; nothing acknowledged is lost",
+            )
             stop.wait(_TROUBLE_S)
             continue
         if not moved:
@@ -74,14 +97,18 @@ def repeat(step: Callable[[], int], stop: Event) -> None:
 
 
 def drain(service: IngestService, *, within_s: float) -> None:
-    """Store what is still in the stream; what cannot be read or stored now, or in time, is left to the next start."""
+    """Store what is still in the stream; what cannot be read or stored now, or in time, is left
+    to the next start."""
     with leaving_the_rest():
         if not service.drain(within_s=within_s):
             tell_not_drained("there is more in the stream than can be stored now")
 
 
-def trim_own(stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float) -> int:
-    """Delete stored parts of a stream of our own that are older than this; one elsewhere has a rule of its own."""
+def trim_own(
+    stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float
+) -> int:
+    """Delete stored parts of a stream of our own that are older than this; one elsewhere has a
+    rule of its own."""
     if not isinstance(stream, FileStream):
         return 0
     return stream.trim(positions, before_s=time.time() - retention_s)
@@ -103,13 +130,19 @@ class IngestRole:
     ) -> None:
         """`retention_s`: how long a stream in the data folder keeps what is stored.
 
-        `keep_s`: how long a store in the data folder does, or for ever; `specs`: where games are registered;
-        `open_stream`, `open_store`: what is not in the data folder; `spark`: takes the service's turns.
+        `keep_s`: how long a store in the data folder does, or for ever; `specs`: where games are
+        registered; `open_stream`, `open_store`: what is not in the data folder; `spark`: takes the
+        service's turns.
         """
         if keep_s is not None and not 0 < keep_s < 1e10:
-            raise ConfigError(f"stored steps are kept for {keep_s} s; give a time above 0, or none to keep them")
+            raise ConfigError(
+                f"stored steps are kept for {keep_s} s; give a time above 0, or none to keep them"
+            )
         if not 0 <= retention_s < 1e10:
-            raise ConfigError(f"the stream keeps what is stored for {retention_s} s; give a time from 0, such as 3600")
+            raise ConfigError(
+                f"the stream keeps what is stored for {retention_s} s; give a time from 0, such as "
+                "3600"
+            )
         self._data = data
         self._retention_s = retention_s
         self._keep_s = keep_s
@@ -119,9 +152,14 @@ class IngestRole:
         with contextlib.ExitStack() as opened:
             if open_store is None:
                 if not data.has_store():
-                    deployment_key(data.root)  # before the store: a store without a key is refused by every game
-                # The store first: its lock makes this the only writer, so claims belong to the folder, not a process.
-                self._store: FullStore = opened.enter_context(LocalStore(data.store, specs=self._specs))
+                    deployment_key(
+                        data.root
+                    )  # before the store: a store without a key is refused by every game
+                # The store first: its lock makes this the only writer, so claims belong to the
+                # folder, not a process.
+                self._store: FullStore = opened.enter_context(
+                    LocalStore(data.store, specs=self._specs)
+                )
             else:
                 make_folder(data.root)
                 opened.callback(FileLock(data.root / "ingest.lock", what="ingest").close)
@@ -130,7 +168,9 @@ class IngestRole:
             if open_store is not None:
                 self._store = opened.enter_context(contextlib.closing(open_store()))
             owner = f"embedded@{socket.gethostname()}" if self._is_embedded else owner_of(data)
-            self.service = IngestService(self._stream, self._store, self._specs, owner=owner, spread=spark)
+            self.service = IngestService(
+                self._stream, self._store, self._specs, owner=owner, spread=spark
+            )
             self._opened = opened.pop_all()
         self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
 
@@ -173,7 +213,8 @@ class IngestRole:
             _log.info("expired", chunks=gone)
 
     def run(self, stop: Event, *, drain_s: float = DRAIN_S) -> None:
-        """Repeat `step` until `stop` is set, then store what is still in the stream, for at most this long."""
+        """Repeat `step` until `stop` is set, then store what is still in the stream, for at most
+        this long."""
         with leaving_the_rest(stop.is_set), self._running(stop):
             repeat(self.step, stop)
             drain(self.service, within_s=drain_s)
@@ -204,7 +245,8 @@ class IngestRole:
         return {} if self._spark is None else dict(self._spark.figures)
 
     def trim(self, retention_s: float) -> int:
-        """Delete stored parts of a stream of our own that are older than this; how many bytes that freed."""
+        """Delete stored parts of a stream of our own that are older than this; how many bytes
+        that freed."""
         freed = trim_own(self._stream, self.store.positions(), retention_s=retention_s)
         if freed:  # only that makes partitions go
             left = {partition.id for partition in self._stream.partitions()}
@@ -231,7 +273,8 @@ class IngestRole:
         }
 
     def snapshot(self, target: Path) -> None:
-        """Copy the store with all that the stream held; what comes meanwhile is stored, and copied too."""
+        """Copy the store with all that the stream held; what comes meanwhile is stored, and
+        copied too."""
         self.service.drain()
         self.store.back_up(target, between=self.service.step)
 
@@ -239,7 +282,11 @@ class IngestRole:
         """Erase players by pseudonym, and what the stream still holds of stored data."""
         self.service.drain()
         chunks = sum(self.store.forget(player) for player in players)
-        return {"chunks": chunks, "stream_bytes": self.trim(0.0), "is_finished": not self.store.is_erasing}
+        return {
+            "chunks": chunks,
+            "stream_bytes": self.trim(0.0),
+            "is_finished": not self.store.is_erasing,
+        }
 
     def close(self) -> None:
         self._opened.close()
@@ -251,15 +298,20 @@ class IngestRole:
         self.close()
 
 
-# --- opening: where a config puts stream, store and games ------------------------------------------------------------
+# --- opening: where a config puts stream, store and games -----------------------------------------
 
 
 def open_ingest(
-    data: DataFolder, config: Config, *, retention_s: float = RETENTION_S, keep_s: float | None = None
+    data: DataFolder,
+    config: Config,
+    *,
+    retention_s: float = RETENTION_S,
+    keep_s: float | None = None,
 ) -> IngestRole:
     """The role between the stream and the store that a config names, by the engine it names.
 
-    `retention_s`: how long a stream in the data folder keeps what is stored; `keep_s`: how long a store in it does.
+    `retention_s`: how long a stream in the data folder keeps what is stored; `keep_s`: how long a
+    store in it does.
     """
     spark = _spark_tasks(data, config) if config.ingest.engine == "spark" else None
     if not config.store.url:
@@ -276,9 +328,14 @@ def open_ingest(
 
 
 def open_own_ingest(
-    data: DataFolder, config: Config, *, retention_s: float = RETENTION_S, keep_s: float | None = None
+    data: DataFolder,
+    config: Config,
+    *,
+    retention_s: float = RETENTION_S,
+    keep_s: float | None = None,
 ) -> IngestRole:
-    """The role into the data folder's own store, from wherever the config has the stream and the games."""
+    """The role into the data folder's own store, from wherever the config has the stream and the
+    games."""
     specs = registered_specs(data, models=config.models.url)
     stream = partial(open_stream, config.stream.url, data)
     return IngestRole(data, specs=specs, open_stream=stream, retention_s=retention_s, keep_s=keep_s)
@@ -309,21 +366,28 @@ def _spark_tasks(data: DataFolder, config: Config) -> SparkTasks:
     check_master(master, only_here=only_here)
     places = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
     address = json.dumps({"data": str(data.root.absolute()), **places})
-    job = SparkJob(opener="understudy.platform.ingest:open_in_task", address=address, owner=owner_of(data))
-    return SparkTasks(job, partial(open_spark, data.root / "spark", master=master, only_here=only_here))
+    job = SparkJob(
+        opener="understudy.platform.ingest:open_in_task", address=address, owner=owner_of(data)
+    )
+    return SparkTasks(
+        job, partial(open_spark, data.root / "spark", master=master, only_here=only_here)
+    )
 
 
 def open_in_task(address: str) -> Opened:
-    """Stream, store and specs in a worker's process; no secrets are in the text, since an address has none."""
+    """Stream, store and specs in a worker's process; no secrets are in the text, since an
+    address has none."""
     log_to_stderr()
     places = json.loads(address)
     data = DataFolder(Path(places["data"]))
     # A worker on another machine has no keys, and needs none to read a spec.
-    specs = RegistrySpecs(Registry(open_objects(places["models"] or models_folder(data)), trusted={}))
+    specs = RegistrySpecs(
+        Registry(open_objects(places["models"] or models_folder(data)), trusted={})
+    )
     return open_stream(places["stream"], data), open_store(places["store"], specs=specs), specs
 
 
-# --- what is done to a store that is open ----------------------------------------------------------------------------
+# --- what is done to a store that is open ---------------------------------------------------------
 
 
 def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, int]:
@@ -349,14 +413,15 @@ def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, i
     return counts
 
 
-# --- the role as a process of its own ---------------------------------------------------------------------------------
+# --- the role as a process of its own -------------------------------------------------------------
 
 
 def main(data: DataFolder, config: Config) -> None:
     """Follow the stream until the parent asks to stop."""
     stop = stop_with_parent()
     with open_ingest(data, config) as role:
-        # A parent that gets no report knows that the role does not run yet, and that a wrong setting is still found.
+        # A parent that gets no report knows that the role does not run yet, and that a wrong
+        # setting is still found.
         with reporting(lambda: role.report() if role.is_running else {}):
             role.run(stop, drain_s=ROLE_DRAIN_S)
         report(role.report())

@@ -1,12 +1,14 @@
-"""The learner role: one process that turns a deployment's stored experience into bots, without any game.
+"""The learner role: one process that turns a deployment's stored experience into bots, without any
+game.
 
     store ─► tally ─► schedule ─► course (bc, dqn) ─► release ─► gate ─► champion
 
-It only reads the store and writes models and checkpoints; a learner that starts later takes over and fences this one.
+It only reads the store and writes models and checkpoints; a learner that starts later takes over
+and fences this one.
 
-Run as `python -m understudy.platform.learner_process DATA [CONFIG]`, where CONFIG is the file that `up` wrote, it
-reports lines of JSON and ends when its standard input closes; with 4 when another learner has taken over: starting it
-again would only take turns with the other.
+Run as `python -m understudy.platform.learner_process DATA [CONFIG]`, where CONFIG is the file that
+`up` wrote, it reports lines of JSON and ends when its standard input closes; with 4 when another
+learner has taken over: starting it again would only take turns with the other.
 """
 
 import contextlib
@@ -51,12 +53,22 @@ class LearnerRole:
     """Everything between a store and its games' champions; a context manager."""
 
     def __init__(
-        self, data: DataFolder, registry: Registry, *, config: LearnerServiceConfig | None = None,
-        clock: Clock | None = None, check: CheckModel = check_apart,
-    ) -> None:  # fmt: skip
-        self._data, self._registry, self._folder = data, registry, data.root / "learner"
-        self.config, self._clock = config or LearnerServiceConfig(), clock or SystemClock()
-        self._keeper = Gatekeeper(registry, bounds=self.config.bounds, budget=self.config.budget, check=check)
+        self,
+        data: DataFolder,
+        registry: Registry,
+        *,
+        config: LearnerServiceConfig | None = None,
+        clock: Clock | None = None,
+        check: CheckModel = check_apart,
+    ) -> None:
+        self._data = data
+        self._registry = registry
+        self._folder = data.root / "learner"
+        self.config = config or LearnerServiceConfig()
+        self._clock = clock or SystemClock()
+        self._keeper = Gatekeeper(
+            registry, bounds=self.config.bounds, budget=self.config.budget, check=check
+        )
         self._owner = f"learner {os.getpid()} on {socket.gethostname()}"
         self._follower: StoreFollower | None = None
         self._tally: Tally | None = None
@@ -68,7 +80,8 @@ class LearnerRole:
         self._look_around()
 
     def step(self) -> bool:
-        """One piece of work for every game; whether there was any. Fenced once another learner has taken over."""
+        """One piece of work for every game; whether there was any. Fenced once another learner
+        has taken over."""
         if self._tally is None and not self._open():
             return False
         assert self._tally is not None
@@ -91,12 +104,18 @@ class LearnerRole:
             try:
                 did = self.step()
             except StorageFull as error:
-                _log.warning("disk_full", error=str(error), next="free some space; learning goes on by itself")
+                _log.warning(
+                    "disk_full",
+                    error=str(error),
+                    next="free some space; learning goes on by itself",
+                )
                 stop.wait(1.0)
                 continue
             except Unreachable as error:
                 if not self._waits_for:
-                    _log.warning("models_not_reachable", error=str(error), next="nothing: it is asked again")
+                    _log.warning(
+                        "models_not_reachable", error=str(error), next="nothing: it is asked again"
+                    )
                 self._waits_for = str(error)
                 self._status = {**self._status, "storage_error": self._waits_for}
                 stop.wait(1.0)
@@ -114,9 +133,14 @@ class LearnerRole:
     def _look_around(self) -> None:
         games = {name: game.status() for name, game in self._games.items()}
         sums = {what: sum(game[what] for game in games.values()) for what in ("steps", "updates")}
-        self._status = {"owner": self._owner, "games": games, "storage_error": self._waits_for, **sums}
+        self._status = {
+            "owner": self._owner,
+            "games": games,
+            "storage_error": self._waits_for,
+            **sums,
+        }
 
-    # --- games ------------------------------------------------------------------------------------------------------
+    # --- games ------------------------------------------------------------------------------------
 
     def _open(self) -> bool:
         """Whether there is a store by now; what was learned from another one is set aside.
@@ -134,7 +158,10 @@ class LearnerRole:
             aside = next(name for name in itertools.chain([aside], numbered) if not name.exists())
             _log.warning("store_changed", before=other, now=here, kept=str(aside))
             self._folder.rename(aside)
-        if not self._folder.exists() and (known := self._folder.with_name(f"learner-{here}")).exists():
+        if (
+            not self._folder.exists()
+            and (known := self._folder.with_name(f"learner-{here}")).exists()
+        ):
             known.rename(self._folder)
         make_folder(self._folder)
         write_file(before, here.encode())
@@ -145,8 +172,12 @@ class LearnerRole:
             try:
                 tally.restore(json.loads(path.read_bytes()))
             except (ValueError, KeyError, TypeError) as error:
-                _log.warning("tally_not_readable", error=repr(error)[:200], next="the store is counted again")
-                fresh = Tally(self._follower)  # before the other leaves, which would close the store
+                _log.warning(
+                    "tally_not_readable", error=repr(error)[:200], next="the store is counted again"
+                )
+                fresh = Tally(
+                    self._follower
+                )  # before the other leaves, which would close the store
                 tally.close()
                 tally = fresh
         self._tally = tally
@@ -155,9 +186,19 @@ class LearnerRole:
     def _meet_games(self, tally: Tally) -> None:
         if self._clock.monotonic() < self._next_games_s:
             return
-        self._next_games_s = self._clock.monotonic() + max(_NEW_GAMES_EVERY_S, 10 * self._registry.look_every_s)
+        self._next_games_s = self._clock.monotonic() + max(
+            _NEW_GAMES_EVERY_S, 10 * self._registry.look_every_s
+        )
         assert self._follower is not None
-        means = Means(self._data, self._registry, self._keeper, self._follower, tally, self.config, self._clock)
+        means = Means(
+            self._data,
+            self._registry,
+            self._keeper,
+            self._follower,
+            tally,
+            self.config,
+            self._clock,
+        )
         for name in self._registry.games():
             if name in tally.schemas and name not in self._games:
                 self._games[name] = GameLearner(name, means, owner=self._owner)
@@ -178,7 +219,9 @@ class LearnerRole:
             if not self._is_fenced:
                 self._save_tally()
             self._tally.close()
-        self._games, self._tally, self._follower = {}, None, None
+        self._games = {}
+        self._tally = None
+        self._follower = None
 
     def __enter__(self) -> "LearnerRole":
         return self
@@ -187,18 +230,20 @@ class LearnerRole:
         self.close()
 
 
-# --- the role as a process of its own ---------------------------------------------------------------------------------
+# --- the role as a process of its own -------------------------------------------------------------
 
 
 class Follower:
-    """Fills a window until `stop` is set; a context manager that raises, at its end, what the thread died of.
+    """Fills a window until `stop` is set; a context manager that raises, at its end, what the
+    thread died of.
 
-    A learner must not go on with old data: what ends the thread sets `stop` as well, and the supervisor starts the role
-    again. A store that is away for a while ends nothing; `fields` tells.
+    A learner must not go on with old data: what ends the thread sets `stop` as well, and the
+    supervisor starts the role again. A store that is away for a while ends nothing; `fields` tells.
     """
 
     def __init__(self, window: Window, stop: Event) -> None:
-        self._window, self._stop = window, stop
+        self._window = window
+        self._stop = stop
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._follow)
 
@@ -210,7 +255,8 @@ class Follower:
             self._stop.set()
 
     def fields(self) -> dict[str, Any]:
-        """What a role reports about it: how much was copied, and why nothing is at present, if so."""
+        """What a role reports about it: how much was copied, and why nothing is at present, if
+        so."""
         return {"window": {"items": self._window.items, "error": self._window.trouble}}
 
     def __enter__(self) -> "Follower":
@@ -234,9 +280,11 @@ def main(data: DataFolder, config: Config) -> int:
     registry = open_deployment(data, models=config.models.url).registry
     simulator = config.learner.simulator
     service = LearnerServiceConfig(
-        learn_from=config.learn_from, schedule=config.schedule, bounds=config.bounds,
+        learn_from=config.learn_from,
+        schedule=config.schedule,
+        bounds=config.bounds,
         envs={str(game_name_of_env(simulator)): simulator} if simulator else {},
-    )  # fmt: skip
+    )
     with _copied(data, config, registry, stop) as (folder, fields):
         return learn(folder, registry, service, stop, fields=fields)
 
@@ -244,8 +292,9 @@ def main(data: DataFolder, config: Config) -> int:
 @contextlib.contextmanager
 def _copied(
     data: DataFolder, config: Config, registry: Registry, stop: Event
-) -> Iterator[tuple[DataFolder, Fields]]:  # fmt: skip
-    """The folder to learn from; where experience is kept elsewhere, with a copy of it that grows while this lasts."""
+) -> Iterator[tuple[DataFolder, Fields]]:
+    """The folder to learn from; where experience is kept elsewhere, with a copy of it that grows
+    while this lasts."""
     if not config.store.url:
         yield data, dict
         return
@@ -261,7 +310,12 @@ def _copied(
 
 
 def learn(
-    data: DataFolder, registry: Registry, config: LearnerServiceConfig, stop: Event, *, fields: Fields = dict
+    data: DataFolder,
+    registry: Registry,
+    config: LearnerServiceConfig,
+    stop: Event,
+    *,
+    fields: Fields = dict,
 ) -> int:
     """Learn from the store of a data folder until `stop` is set; the process's exit code."""
     use_compile_cache()

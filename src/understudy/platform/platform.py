@@ -1,4 +1,5 @@
-"""The whole platform on one machine: its roles as supervised processes, its development keys, and a game to paste.
+"""The whole platform on one machine: its roles as supervised processes, its development keys, and a
+game to paste.
 
 DATA/roles/NAME.json      how a role stands, written every second: what `understudy status` reads
 DATA/roles/NAME.lock      held as long as a process runs this role here
@@ -42,20 +43,23 @@ for number in range(60):
     episode.end([place, 1.0])
 game.close()
 """
-"""A game of one's own in a few lines; run once, it brings enough steps of people for a first bot."""
+"""A game of one's own in a few lines; run once, it brings enough steps of people for a first
+bot."""
 
 _TICK_S = 0.05
 _WRITE_EVERY_S = 1.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 15.0
 _STEADY_S = 20.0
 """A role that has run this long is well: its next crash is its first."""
 _RATED = ("requests", "frames", "stored", "updates")
 
 Command = Callable[[Mapping[str, Any]], Sequence[str]]
-"""A role's command line; it is given what the role reported last, so that a gateway comes back on its port."""
+"""A role's command line; it is given what the role reported last, so that a gateway comes back
+on its port."""
 
 
-# --- supervising roles ------------------------------------------------------------------------------------------------
+# --- supervising roles ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,8 @@ class Role:
     stops_after: tuple[str, ...] = ()
     """Roles that must have ended before this one is asked to stop."""
     gives_way_with: int | None = None
-    """The exit code by which it says that another process does its work now: then it is not started again."""
+    """The exit code by which it says that another process does its work now: then it is not
+    started again."""
 
 
 @dataclass(slots=True)
@@ -112,16 +117,23 @@ class Standing:
         passed_s = max(last_s - first_s, 1e-9)
         return {
             name: round(max(0.0, last[name] - first[name]) / passed_s, 2)
-            for name in _RATED if name in first and name in last
-        }  # fmt: skip
+            for name in _RATED
+            if name in first and name in last
+        }
 
     def to_json(self, now_s: float) -> dict[str, Any]:
         return {
-            "role": self.role.name, "state": self.state,
+            "role": self.role.name,
+            "state": self.state,
             "pid": self.child.pid if self.child is not None and self.is_alive else None,
-            "since_s": round(self.since_s, 3), "restarts": self.restarts, "last_error": self.last_error,
-            "at_s": round(now_s, 3), "supervisor": os.getpid(), "report": dict(self.report), "rates": self.rates(),
-        }  # fmt: skip
+            "since_s": round(self.since_s, 3),
+            "restarts": self.restarts,
+            "last_error": self.last_error,
+            "at_s": round(now_s, 3),
+            "supervisor": os.getpid(),
+            "report": dict(self.report),
+            "rates": self.rates(),
+        }
 
 
 Tell = Callable[[Standing, str], None]
@@ -129,23 +141,35 @@ Tell = Callable[[Standing, str], None]
 
 
 class Supervisor:
-    """Starts roles as processes, restarts those that crash, and stops them in an order that loses nothing.
+    """Starts roles as processes, restarts those that crash, and stops them in an order that loses
+    nothing.
 
     A context manager that leaves no process.
     """
 
     def __init__(
-        self, roles: Sequence[Role], folder: Path, *, clock: Clock, tell: Tell,
+        self,
+        roles: Sequence[Role],
+        folder: Path,
+        *,
+        clock: Clock,
+        tell: Tell,
         log: Callable[[str, str], None] | None = None,
-    ) -> None:  # fmt: skip
-        """`log` hears each line that a role writes to standard error, with the role's name, from a thread."""
-        self._folder, self._clock, self._tell, self._log = folder, clock, tell, log
+    ) -> None:
+        """`log` hears each line that a role writes to standard error, with the role's name, from
+        a thread."""
+        self._folder = folder
+        self._clock = clock
+        self._tell = tell
+        self._log = log
         self._written_s = 0.0
         self.standings = {role.name: Standing(role, since_s=clock.now()) for role in roles}
         with contextlib.ExitStack() as opened:
             for role in roles:
                 lock = folder / f"{role.name}.lock"
-                opened.enter_context(FileLock(lock, what=f"the {role.name} of {folder.parent}", patience_s=0.5))
+                opened.enter_context(
+                    FileLock(lock, what=f"the {role.name} of {folder.parent}", patience_s=0.5)
+                )
             self._opened = opened.pop_all()
 
     @property
@@ -169,7 +193,7 @@ class Supervisor:
             each()
             self._clock.wait(stop, _TICK_S)
 
-    # --- one role ---------------------------------------------------------------------------------------------------
+    # --- one role ---------------------------------------------------------------------------------
 
     def _look_after(self, standing: Standing) -> None:
         now_s = self._clock.monotonic()
@@ -192,10 +216,12 @@ class Supervisor:
     def _ended(self, standing: Standing, now_s: float) -> None:
         child = standing.child
         assert child is not None
-        has_run, code = bool(standing.report), child.wait(1.0)
+        has_run = bool(standing.report)
+        code = child.wait(1.0)
         before = standing.last_error
         reason, last_line = _reason(code, child)
-        standing.child, standing.last_error = None, reason
+        standing.child = None
+        standing.last_error = reason
         if code == WRONG_USE and not has_run:
             raise ConfigError(last_line or f"the {standing.role.name} cannot work as it is set up")
         if code is not None and code == standing.role.gives_way_with:
@@ -216,35 +242,47 @@ class Supervisor:
         self._becomes(standing, "waiting", said)
 
     def _why(self, standing: Standing, reason: str, *, is_news: bool) -> str:
-        """Why a role ended; a reason of many words is said once, however many roles meet it, and how often."""
+        """Why a role ended; a reason of many words is said once, however many roles meet it, and
+        how often."""
         how, has_words, _ = reason.partition(": ")
         if has_words and not is_news:
             return f"{how} as before"
         others = (one for one in self.standings.values() if one is not standing and one.crashes)
-        same = next((one.role.name for one in others if one.state != "running" and one.last_error == reason), "")
+        same = next(
+            (
+                one.role.name
+                for one in others
+                if one.state != "running" and one.last_error == reason
+            ),
+            "",
+        )
         return f"{how} as {same} did" if has_words and same else reason
 
     def _becomes(self, standing: Standing, state: str, said: str) -> None:
-        standing.state, standing.since_s = state, self._clock.now()
+        standing.state = state
+        standing.since_s = self._clock.now()
         self._write(standing)
         if said:
             self._tell(standing, said)
 
     def _write(self, standing: Standing) -> None:
-        path, text = self._folder / f"{standing.role.name}.json", json.dumps(standing.to_json(self._clock.now()))
+        path = self._folder / f"{standing.role.name}.json"
+        text = json.dumps(standing.to_json(self._clock.now()))
         temporary = path.with_suffix(".json.tmp")
         try:
             temporary.write_text(text)
             temporary.replace(path)
         except OSError:
-            # A full disk must not stop the roles, and is reported all the same: over the old text, which needs no room.
+            # A full disk must not stop the roles, and is reported all the same: over the old text,
+            # which needs no room.
             with contextlib.suppress(OSError), path.open("r+") as file:
                 file.write(text.ljust(path.stat().st_size))
 
-    # --- stopping ---------------------------------------------------------------------------------------------------
+    # --- stopping ---------------------------------------------------------------------------------
 
     def stop(self, at_once: Event | None = None) -> bool:
-        """Ask every role to finish, each when those before it have; whether all did, and none had to be ended."""
+        """Ask every role to finish, each when those before it have; whether all did, and none
+        had to be ended."""
         left = dict(self.standings)
         asked_s: dict[str, float] = {}
         all_finished = True
@@ -296,7 +334,7 @@ def _reason(code: int | None, child: Child) -> tuple[str, str]:
     return f"{how}: {last_line[:300]}" if last_line and (code or 0) > 0 else how, last_line
 
 
-# --- the platform -----------------------------------------------------------------------------------------------------
+# --- the platform ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,20 +354,30 @@ class Platform:
     """A platform that is being run; a context manager that leaves no process."""
 
     def __init__(
-        self, config: Config, *, tell: Tell, log: Callable[[str, str], None] | None = None, clock: Clock | None = None
+        self,
+        config: Config,
+        *,
+        tell: Tell,
+        log: Callable[[str, str], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.config, self.data = config.check(), config.folder
+        self.config = config.check()
+        self.data = config.folder
         folder = roles_folder(self.data)
         make_folder(folder)
         opened = open_deployment(self.data, models=config.models.url)
         deployment_key(self.data.root)
         self._config_file = folder / f"config-{'-'.join(config.roles)}.json"
         # First the locks: where these roles run already, nothing of theirs is touched.
-        self.supervisor = Supervisor(self._roles(), folder, clock=clock or SystemClock(), tell=tell, log=log)
+        self.supervisor = Supervisor(
+            self._roles(), folder, clock=clock or SystemClock(), tell=tell, log=log
+        )
         with contextlib.ExitStack() as failing:
             failing.callback(self.supervisor.close)
             write_config(config, self._config_file)
-            self.keys = development_keys(opened) if config.is_local and "gateway" in config.roles else None
+            self.keys = (
+                development_keys(opened) if config.is_local and "gateway" in config.roles else None
+            )
             failing.pop_all()
 
     @property
@@ -342,26 +390,35 @@ class Platform:
         """What a program is told when the platform is ready."""
         keys = self.keys
         return {
-            "url": self.url, "admin_key": keys.admin_key if keys else None, "key": keys.key if keys else None
-        }  # fmt: skip
+            "url": self.url,
+            "admin_key": keys.admin_key if keys else None,
+            "key": keys.key if keys else None,
+        }
 
     def _roles(self) -> list[Role]:
         known = {
             "gateway": Role(name="gateway", command=self._gateway, drains_s=30.0),
             # What the gateway acknowledged last is stored, too.
             "ingest": Role(
-                name="ingest", command=self._module("ingest"), drains_s=120.0,
+                name="ingest",
+                command=self._module("ingest"),
+                drains_s=120.0,
                 stops_after=("gateway",),
             ),
             "learner": Role(
-                name="learner", command=self._module("learner_process"), drains_s=120.0, is_needed=False,
+                name="learner",
+                command=self._module("learner_process"),
+                drains_s=120.0,
+                is_needed=False,
                 gives_way_with=FENCED,
             ),
-        }  # fmt: skip
+        }
         return [known[name] for name in dict.fromkeys(self.config.roles)]
 
     def _module(self, name: str) -> Callable[[Mapping[str, Any]], Sequence[str]]:
-        return lambda _: python_module(f"understudy.platform.{name}", str(self.data.root), str(self._config_file))
+        return lambda _: python_module(
+            f"understudy.platform.{name}", str(self.data.root), str(self._config_file)
+        )
 
     def _gateway(self, report: Mapping[str, Any]) -> Sequence[str]:
         if report.get("port") and not self.config.gateway.port:
@@ -384,8 +441,10 @@ class Platform:
 
 
 def development_keys(deployment: Deployment) -> DevelopmentKeys:
-    """The folder's development keys: the same ones at every start, new ones when those were revoked."""
-    path, keys = deployment.data.root / "development.json", deployment.keys
+    """The folder's development keys: the same ones at every start, new ones when those were
+    revoked."""
+    path = deployment.data.root / "development.json"
+    keys = deployment.keys
     with contextlib.suppress(OSError, ValueError, TypeError, Refused):
         found = DevelopmentKeys(**json.loads(path.read_text()))
         keys.follow()

@@ -1,4 +1,5 @@
-"""How a command reaches a store that another process has open: a request file, answered by a file beside it."""
+"""How a command reaches a store that another process has open: a request file, answered by a
+file beside it."""
 
 import contextlib
 import json
@@ -19,7 +20,8 @@ def ask(folder: Path, command: str, *, timeout_s: float, **arguments: Any) -> Ma
     """Leave a request and wait for its answer; Locked when nobody answers in time."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
-    request, answer = folder / f"{name}.request", folder / f"{name}.answer"
+    request = folder / f"{name}.request"
+    answer = folder / f"{name}.answer"
     _write(request, {"command": command, **arguments})
     deadline = time.monotonic() + timeout_s
     try:
@@ -48,7 +50,9 @@ def answer_all(folder: Path, handlers: Mapping[str, Handler]) -> int:
         try:
             asked = json.loads(request.read_text())
             handler = handlers.get(asked.pop("command"))
-            result = handler(asked) if handler else {"error": "this build does not know that request"}
+            result = (
+                handler(asked) if handler else {"error": "this build does not know that request"}
+            )
         except FileNotFoundError:
             continue
         except Exception as error:

@@ -1,4 +1,5 @@
-"""One game's way from people's steps to its champion: what the schedule says, done piece by piece."""
+"""One game's way from people's steps to its champion: what the schedule says, done piece by
+piece."""
 
 import hashlib
 import math
@@ -21,7 +22,14 @@ from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
 from understudy.release.gatekeeper import Gatekeeper, fitting_champion, held_out
 from understudy.release.model_check import Budget
-from understudy.release.schedule import LearningSchedule, Next, Standing, algorithm_for, next_action, written
+from understudy.release.schedule import (
+    LearningSchedule,
+    Next,
+    Standing,
+    algorithm_for,
+    next_action,
+    written,
+)
 from understudy.release.tally import Played, Tally
 from understudy.training.events import Event, Guarded, Update
 from understudy.training.follower import StoreFollower
@@ -47,16 +55,23 @@ class LearnerServiceConfig:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of bc and dqn by their bare names, over what the preset says."""
     envs: Mapping[str, str] = field(default_factory=dict)
-    """Gymnasium ids by game: candidates of these are judged on held-out seeds instead of by live play."""
+    """Gymnasium ids by game: candidates of these are judged on held-out seeds instead of by live
+    play."""
     checkpoint_every_s: float = 10.0
 
     def __post_init__(self) -> None:
         if not self.learn_from or not set(self.learn_from) <= set(CONSENTS) - {"denied"}:
-            raise ConfigError(f"learn_from is {self.learn_from}; give 'granted', or 'granted' and 'unknown'")
+            raise ConfigError(
+                f"learn_from is {self.learn_from}; give 'granted', or 'granted' and 'unknown'"
+            )
         if unknown := self.settings.keys() - {"bc", "dqn"}:
-            raise ConfigError(f"settings are given for {sorted(unknown)}; the schedule knows bc and dqn")
+            raise ConfigError(
+                f"settings are given for {sorted(unknown)}; the schedule knows bc and dqn"
+            )
         if not 0 < self.checkpoint_every_s < 1e6:
-            raise ConfigError(f"checkpoint_every_s is {self.checkpoint_every_s}; give seconds, such as 10")
+            raise ConfigError(
+                f"checkpoint_every_s is {self.checkpoint_every_s}; give seconds, such as 10"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,7 @@ class Means:
     clock: Clock
 
 
-# --- learning one game with one algorithm -----------------------------------------------------------------------------
+# --- learning one game with one algorithm ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +101,23 @@ class Marks:
 
 
 class Course:
-    """One algorithm that learns one game from the store for as long as there is something to learn."""
+    """One algorithm that learns one game from the store for as long as there is something to
+    learn."""
 
     def __init__(
-        self, spec: GameSpec, settings: Settings, means: Means, *, on_guarded: Callable[[Guarded], object]
+        self,
+        spec: GameSpec,
+        settings: Settings,
+        means: Means,
+        *,
+        on_guarded: Callable[[Guarded], object],
     ) -> None:
-        self.spec, self.algorithm, self.marks = spec, settings.algorithm, Marks()
-        self._settings, self._means, self._on_guarded = settings, means, on_guarded
+        self.spec = spec
+        self.algorithm = settings.algorithm
+        self.marks = Marks()
+        self._settings = settings
+        self._means = means
+        self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
         # Another schema, setting or seed is another course, in another folder.
         config = means.config
@@ -119,19 +144,25 @@ class Course:
         self.saved_s = means.clock.monotonic()
 
     def _remove(self, error: Exception) -> None:
-        """Remove checkpoints that cannot be used. Nothing but time is lost: the store has every step."""
+        """Remove checkpoints that cannot be used. Nothing but time is lost: the store has every
+        step."""
         shutil.rmtree(self._folder)
         self._on_guarded(Guarded(env_steps=0, what=f"{error}; the course begins again"))
 
     def _begin(self) -> None:
-        settings, means = self._settings, self._means
+        settings = self._settings
+        means = self._means
         algorithm = settings.algorithm_type(self.spec, settings.config)
         config = replace(settings.learner_config(), limiter=None)
         self.engine = FromStore(
-            Learner(algorithm, settings.knobs, root_seed=means.config.seed, config=config), means.follower,
-            steps=settings.run.steps, clock=means.clock, on_event=self._hear, learn_from=means.config.learn_from,
+            Learner(algorithm, settings.knobs, root_seed=means.config.seed, config=config),
+            means.follower,
+            steps=settings.run.steps,
+            clock=means.clock,
+            on_event=self._hear,
+            learn_from=means.config.learn_from,
             only_people=bool(algorithm.needs.is_cloning),
-        )  # fmt: skip
+        )
         self._job = TrainingJob(self.engine, self._folder, on_event=self._hear)
 
     @property
@@ -148,11 +179,15 @@ class Course:
         config = self._means.config
         metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
         return Lineage(
-            algorithm=self.algorithm, seed=config.seed, parent=self.marks.model_no, code_version=understudy.__version__,
-            cursor_to=self.engine.place.cursor or "", steps=self.steps,
+            algorithm=self.algorithm,
+            seed=config.seed,
+            parent=self.marks.model_no,
+            code_version=understudy.__version__,
+            cursor_to=self.engine.place.cursor or "",
+            steps=self.steps,
             config={"settings": self._settings.to_toml(), "learn_from": list(config.learn_from)},
             metrics=metrics | {"updates": float(self.updates)},
-        )  # fmt: skip
+        )
 
     def step(self) -> None:
         """One call of updates."""
@@ -162,7 +197,8 @@ class Course:
 
     def released(self, model_no: int, *, steps: int) -> None:
         """The policy of this moment is a model now: write that down."""
-        self.marks, self._job.restores = Marks(model_no, self.updates, steps), 0
+        self.marks = Marks(model_no, self.updates, steps)
+        self._job.restores = 0
         self._save()
 
     def save_if_moved(self) -> None:
@@ -181,14 +217,15 @@ class Course:
             self._on_guarded(event)
 
 
-# --- the game ---------------------------------------------------------------------------------------------------------
+# --- the game -------------------------------------------------------------------------------------
 
 
 class GameLearner:
     """Follows the schedule for one game; raises Fenced once another learner has taken over."""
 
     def __init__(self, game: str, means: Means, *, owner: str) -> None:
-        self.game, self._means = game, means
+        self.game = game
+        self._means = means
         self.epoch = means.registry.takeover(game, owner=owner)
         self._course: Course | None = None
         self._spec: GameSpec | None = None
@@ -196,10 +233,12 @@ class GameLearner:
         self._verdict: tuple[str, Verdict] | None = None
         self._guarded: list[str] = []
         self._n_guarded = 0
-        self._error, self._again_s = "", 0.0
+        self._error = ""
+        self._again_s = 0.0
 
     def step(self) -> bool:
-        """One piece of work, if there is one; what goes wrong with this game alone is told, and tried again later."""
+        """One piece of work, if there is one; what goes wrong with this game alone is told, and
+        tried again later."""
         if self._means.clock.monotonic() < self._again_s:
             return False
         try:
@@ -208,7 +247,9 @@ class GameLearner:
             raise
         except UnderstudyError as error:
             self._error, self._again_s = str(error), self._means.clock.monotonic() + _AGAIN_S
-            _log.error("learning_failed", game=self.game, error=str(error)[:300], again_in_s=_AGAIN_S)
+            _log.error(
+                "learning_failed", game=self.game, error=str(error)[:300], again_in_s=_AGAIN_S
+            )
             self._leave()
             return False
         self._error = ""
@@ -219,24 +260,35 @@ class GameLearner:
         now = means.registry.catalogue(self.game)
         if now.epoch != self.epoch:
             raise Fenced(
-                f"{now.owner} has taken over {self.game} (epoch {now.epoch}, ours was {self.epoch}); this learner stops"
+                f"{now.owner} has taken over {self.game} (epoch {now.epoch}, ours was "
+                f"{self.epoch}); this learner stops"
             )
         schema = means.tally.schema(self.game, min_steps=means.config.schedule.first_steps)
         if self._spec is None or self._spec.schema != schema:
-            self._spec = next((spec for spec in means.registry.specs(self.game) if spec.schema == schema), None)
+            self._spec = next(
+                (spec for spec in means.registry.specs(self.game) if spec.schema == schema), None
+            )
         spec = self._spec
         if spec is None:
             return False
         champion = fitting_champion(now, spec.schema)
-        course = self._attend(spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0))
-        course.engine.follow()  # takes in what is new in the store, and lets go of what was forgotten
+        course = self._attend(
+            spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0)
+        )
+        # takes in what is new in the store, and lets go of what was forgotten
+        course.engine.follow()
         if self._judge():
             return True
         standing = Standing(
-            algorithm=course.algorithm, has_champion=champion > 0, has_canary=now.points_to("canary") > 0,
-            usable_steps=course.engine.n_usable, steps=course.steps, updates=course.updates,
-            released_steps=course.marks.steps, released_updates=course.marks.updates,
-        )  # fmt: skip
+            algorithm=course.algorithm,
+            has_champion=champion > 0,
+            has_canary=now.points_to("canary") > 0,
+            usable_steps=course.engine.n_usable,
+            steps=course.steps,
+            updates=course.updates,
+            released_steps=course.marks.steps,
+            released_updates=course.marks.updates,
+        )
         self._next = next_action(standing, means.config.schedule)
         if self._next.action == "train":
             course.step()
@@ -249,7 +301,10 @@ class GameLearner:
     def _attend(self, spec: GameSpec, algorithm: str) -> Course:
         """The course of this algorithm, from its last checkpoint if it had begun."""
         course = self._course
-        if course is not None and (course.spec.schema, course.algorithm) == (spec.schema, algorithm):
+        if course is not None and (course.spec.schema, course.algorithm) == (
+            spec.schema,
+            algorithm,
+        ):
             return course
         self._leave()
         config = self._means.config
@@ -261,12 +316,16 @@ class GameLearner:
         _log.info("course", game=self.game, algorithm=algorithm, updates=self._course.updates)
         return self._course
 
-    # --- the gate ---------------------------------------------------------------------------------------------------
+    # --- the gate ---------------------------------------------------------------------------------
 
     def _release(self, course: Course) -> None:
-        means, config = self._means, self._means.config
+        means = self._means
+        config = self._means.config
         manifest = means.registry.release(course.engine.policy, course.lineage(), epoch=self.epoch)
-        course.released(manifest.model_no, steps=course.engine.n_usable if course.algorithm == "bc" else course.steps)
+        course.released(
+            manifest.model_no,
+            steps=course.engine.n_usable if course.algorithm == "bc" else course.steps,
+        )
         with held_out(config.envs.get(self.game), course.spec, attempt=manifest.model_no) as play:
             found = means.keeper.admit(self.game, manifest.model_no, epoch=self.epoch, play=play)
         self._tell(manifest.model_no, found)
@@ -274,7 +333,9 @@ class GameLearner:
     def _judge(self) -> bool:
         """Whether the canary's time is over."""
         canary = self._means.registry.catalogue(self.game).points_to("canary")
-        found = self._means.keeper.judge(self.game, self._returns, epoch=self.epoch) if canary else None
+        found = (
+            self._means.keeper.judge(self.game, self._returns, epoch=self.epoch) if canary else None
+        )
         if found is None or found.decision == "wait":
             return False
         self._tell(canary, found)
@@ -292,11 +353,13 @@ class GameLearner:
         self._guarded = [*self._guarded, *event.chunks][-20:]
         _log.warning("guarded", game=self.game, what=event.what, chunks=list(event.chunks)[:20])
 
-    # --- telling and ending -----------------------------------------------------------------------------------------
+    # --- telling and ending -----------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Where the game stands, as plain values."""
-        means, course, spec = self._means, self._course, self._spec
+        means = self._means
+        course = self._course
+        spec = self._spec
         now = means.registry.catalogue(self.game)
         champion, canary = (now.points_to(alias) for alias in ("champion", "canary"))
         since_s = now.aliases["canary"].at_s if canary else 0.0
@@ -304,23 +367,37 @@ class GameLearner:
         if spec is not None and "unknown" not in means.config.learn_from:
             unknown = means.tally.schemas[self.game][spec.schema].steps["unknown"]
         advice = (
-            f"{unknown} steps not learnt from: consent unknown; next: ask players and record with consent='granted', "
+            f"{unknown} steps not learnt from: consent unknown; next: ask players and record with "
+            "consent='granted', "
             'or set learn_from = ["granted", "unknown"] and start the learner again'
         )
         judged = self._verdict
         return {
-            "game": self.game, "phase": course.algorithm if course else "", "doing": self._next.action,
-            "why": self._next.why, "error": self._error,
-            "schedule": written(means.config.schedule, is_discrete=spec is None or spec.discrete is not None),
-            "steps": course.steps if course else 0, "usable_steps": course.engine.n_usable if course else 0,
+            "game": self.game,
+            "phase": course.algorithm if course else "",
+            "doing": self._next.action,
+            "why": self._next.why,
+            "error": self._error,
+            "schedule": written(
+                means.config.schedule, is_discrete=spec is None or spec.discrete is not None
+            ),
+            "steps": course.steps if course else 0,
+            "usable_steps": course.engine.n_usable if course else 0,
             "updates": course.updates if course else 0,
             "version": course.engine.learner.counts.version if course else 0,
-            "models": len(now.models), "champion": champion, "canary": canary,
-            "canary_episodes": len(self._returns(model_name(self.game, canary), since_s)) if canary else 0,
-            "verdict": judged and {"model": judged[0], "decision": judged[1].decision, "why": judged[1].why},
-            "guarded_chunks": self._n_guarded, "guarded": self._guarded,
-            "consent_unknown_steps": unknown, "next": advice if unknown else "",
-        }  # fmt: skip
+            "models": len(now.models),
+            "champion": champion,
+            "canary": canary,
+            "canary_episodes": len(self._returns(model_name(self.game, canary), since_s))
+            if canary
+            else 0,
+            "verdict": judged
+            and {"model": judged[0], "decision": judged[1].decision, "why": judged[1].why},
+            "guarded_chunks": self._n_guarded,
+            "guarded": self._guarded,
+            "consent_unknown_steps": unknown,
+            "next": advice if unknown else "",
+        }
 
     def save(self) -> None:
         """Keep what was learned so far."""

@@ -3,7 +3,8 @@
     release ─► checks in a clean process ─► canary ─► live returns beside the champion's ─► champion, or cleared
                                         └─► the first bot: champion at once
 
-Everything it knows between two calls is in the registry and the store, so the next learner goes on where it was.
+Everything it knows between two calls is in the registry and the store, so the next learner goes on
+where it was.
 """
 
 import contextlib
@@ -42,11 +43,17 @@ class Gatekeeper:
     """Decides about the candidates of any game; the caller holds the epoch."""
 
     def __init__(
-        self, registry: Registry, *, bounds: Bounds | None = None, budget: Budget | None = None,
+        self,
+        registry: Registry,
+        *,
+        bounds: Bounds | None = None,
+        budget: Budget | None = None,
         check: CheckModel = check_apart,
-    ) -> None:  # fmt: skip
-        self._registry, self._check = registry, check
-        self.bounds, self._budget = bounds or Bounds(), budget or Budget()
+    ) -> None:
+        self._registry = registry
+        self._check = check
+        self.bounds = bounds or Bounds()
+        self._budget = budget or Budget()
 
     def admit(self, game: str, model_no: int, *, epoch: int, play: Play | None = None) -> Verdict:
         """Check a release: the first bot becomes champion, a later one canary, a bad one nothing.
@@ -55,36 +62,54 @@ class Gatekeeper:
         """
         now = self._registry.catalogue(game)
         checks = self._checks(now, model_no)
-        champion = fitting_champion(now, now.models[model_no].schema) if model_no in now.models else 0
+        champion = (
+            fitting_champion(now, now.models[model_no].schema) if model_no in now.models else 0
+        )
         found = verdict(Evidence(checks=checks, has_champion=champion > 0), self.bounds)
         if found.decision == "wait" and play is not None:
             policies = (self._registry.policy(game, number) for number in (model_no, champion))
             ours, theirs = (play(policy, self.bounds.max_episodes) for policy in policies)
-            found = verdict(Evidence(checks=(), has_champion=True, candidate=ours, champion=theirs), self.bounds)
+            found = verdict(
+                Evidence(checks=(), has_champion=True, candidate=ours, champion=theirs), self.bounds
+            )
         if found.decision == "promote":
             self._registry.point(game, "champion", model_no, why=found.why, epoch=epoch)
         elif found.decision == "wait":
-            found = Verdict("wait", f"passed {len(checks)} checks; it plays a share of the episodes")
+            found = Verdict(
+                "wait", f"passed {len(checks)} checks; it plays a share of the episodes"
+            )
             self._registry.point(game, "canary", model_no, why=found.why, epoch=epoch)
         return found
 
     def judge(self, game: str, returns: Returns, *, epoch: int) -> Verdict | None:
-        """Compare the canary with the champion by what both returned since it began; None when there is no canary."""
+        """Compare the canary with the champion by what both returned since it began; None when
+        there is no canary."""
         now = self._registry.catalogue(game)
-        canary, champion = now.aliases.get("canary"), now.points_to("champion")
+        canary = now.aliases.get("canary")
+        champion = now.points_to("champion")
         if canary is None or not canary.model_no:
             return None
-        if canary.model_no == champion or not fitting_champion(now, now.models[canary.model_no].schema):
-            # The learner that promoted it was stopped before it could say the rest, or the champion was taken away.
-            why = "it is the champion" if canary.model_no == champion else "there is no champion to compare it with"
+        if canary.model_no == champion or not fitting_champion(
+            now, now.models[canary.model_no].schema
+        ):
+            # The learner that promoted it was stopped before it could say the rest, or the champion
+            # was taken away.
+            why = (
+                "it is the champion"
+                if canary.model_no == champion
+                else "there is no champion to compare it with"
+            )
             self._registry.point(game, "canary", 0, why=why, epoch=epoch)
             return None
-        ours, theirs = (returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion))
+        ours, theirs = (
+            returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
+        )
         found = compare(ours, theirs, self.bounds)
         if found.decision == "wait":
             return found
         if found.decision == "promote":
-            # What was checked long ago may have been damaged since: no game could load it as champion.
+            # What was checked long ago may have been damaged since: no game could load it as
+            # champion.
             try:
                 self._registry.policy(game, canary.model_no)
             except (Refused, Corrupt) as error:
@@ -99,7 +124,13 @@ class Gatekeeper:
         if model_no not in now.models:
             return [Check("release", False, f"{name} is not in the registry")]
         if model_no != max(now.models):
-            return [Check("release", False, f"{name} is not the newest release, which is {max(now.models)}")]
+            return [
+                Check(
+                    "release",
+                    False,
+                    f"{name} is not the newest release, which is {max(now.models)}",
+                )
+            ]
         try:
             raw = self._registry.policy_bytes(now.models[model_no])
         except Corrupt as error:
@@ -114,7 +145,8 @@ def fitting_champion(now: Catalogue, schema: str) -> int:
 
 
 def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) -> Verdict:
-    """The verdict of the first look that decides; each look sees what was known when it was due, and no more.
+    """The verdict of the first look that decides; each look sees what was known when it was due,
+    and no more.
 
     So it comes to the same however often, and however late, it is asked.
     """
@@ -122,12 +154,16 @@ def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) ->
         if min(len(ours), len(theirs)) < due:
             return Verdict(
                 "wait",
-                f"{len(ours)} episodes of the canary, {len(theirs)} of the champion; looked at from {due} of both",
+                f"{len(ours)} episodes of the canary, {len(theirs)} of the champion; looked at "
+                f"from {due} of both",
             )
         known = max(ours[due - 1].arrival_no, theirs[due - 1].arrival_no)
         champion = [one.return_ for one in theirs if one.arrival_no <= known]
         evidence = Evidence(
-            checks=(), has_champion=True, candidate=[one.return_ for one in ours[:due]], champion=champion
+            checks=(),
+            has_champion=True,
+            candidate=[one.return_ for one in ours[:due]],
+            champion=champion,
         )
         found = verdict(evidence, bounds)
         if found.decision != "wait":
@@ -137,7 +173,8 @@ def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) ->
 
 @contextlib.contextmanager
 def held_out(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
-    """What plays a policy on seeds that no training has seen; None where the game is not here, or is another one."""
+    """What plays a policy on seeds that no training has seen; None where the game is not here,
+    or is another one."""
     seen = None
     if env_id:
         with contextlib.suppress(ImportError, ConfigError):
@@ -155,13 +192,15 @@ def held_out(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Pl
         def play(policy: Policy, episodes: int) -> Array:
             returns = judge.returns(policy, episodes=episodes, series=AFTERWARDS, attempt=attempt)
             if returns is None:
-                raise GameFailed(f"{env_id} could not be played; leave it out of `envs`, and live play judges")
+                raise GameFailed(
+                    f"{env_id} could not be played; leave it out of `envs`, and live play judges"
+                )
             return returns
 
         yield play
 
 
-# --- releasing by hand ------------------------------------------------------------------------------------------------
+# --- releasing by hand ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,36 +218,56 @@ class Released:
 def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Released:
     """Release a finished run's policy; it becomes champion at once where the game has none."""
     folder = RunFolder(run)
-    facts, result = folder.facts(is_whole=False), folder.result()
+    facts = folder.facts(is_whole=False)
+    result = folder.result()
     if result is None:
-        raise ConfigError(f"{run} has not ended; wait for it, or go on with it: understudy train --resume --out {run}")
-    policy, registry = folder.policy(which), deployment.registry
-    raw, game = policy.encode(), str(policy.game.game)
-    numbers = {name: float(value) for name, value in sorted(result.items()) if isinstance(value, int | float)}
+        raise ConfigError(
+            f"{run} has not ended; wait for it, or go on with it: understudy train --resume --out "
+            f"{run}"
+        )
+    policy = folder.policy(which)
+    registry = deployment.registry
+    raw = policy.encode()
+    game = str(policy.game.game)
+    numbers = {
+        name: float(value)
+        for name, value in sorted(result.items())
+        if isinstance(value, int | float)
+    }
     small = {
-        name: value for name, value in sorted(facts.items())
-        if isinstance(value, str | int | float | bool | list | dict | None) and len(json.dumps(value)) < 4096
-    }  # fmt: skip
+        name: value
+        for name, value in sorted(facts.items())
+        if isinstance(value, str | int | float | bool | list | dict | None)
+        and len(json.dumps(value)) < 4096
+    }
     lineage = Lineage(
-        algorithm=str(facts.get("algorithm", "")), seed=int(facts.get("seed", 0)), code_version=understudy.__version__,
+        algorithm=str(facts.get("algorithm", "")),
+        seed=int(facts.get("seed", 0)),
+        code_version=understudy.__version__,
         config={**small, "run": run.resolve().name},
         metrics={name: value for name, value in numbers.items() if np.isfinite(value)},
-    )  # fmt: skip
+    )
     # Looked at before it is released, so that what fails is not even a model.
     manifest = make_manifest(policy, raw, model_no=1, lineage=lineage)
     if not all(np.isfinite(values).all() for values in manifest.golden.values()):
-        raise Refused("not_released", f"what {run} gives for usual observations is not finite; train it anew")
+        raise Refused(
+            "not_released", f"what {run} gives for usual observations is not finite; train it anew"
+        )
     checks = check_apart(manifest, raw, Budget())
     judged = verdict(Evidence(checks=checks, has_champion=False), Bounds())
     if judged.decision == "reject":
         raise Refused("not_released", f"{run} failed a check: {judged.why}")
     registry.register(policy.game)
-    # In the epoch of the learner that releases this game already: a run that is added must not stop the learner.
+    # In the epoch of the learner that releases this game already: a run that is added must not stop
+    # the learner.
     catalogue = registry.catalogue(game)
     epoch = catalogue.epoch or registry.takeover(game, owner="by hand")
     manifest = registry.release(policy, lineage, epoch=epoch)
     if fitting_champion(catalogue, manifest.schema):
-        return Released(manifest, Verdict("wait", f"passed {len(checks)} checks; the champion stays until you promote"))
+        return Released(
+            manifest,
+            Verdict("wait", f"passed {len(checks)} checks; the champion stays until you promote"),
+        )
     registry.point(game, "champion", manifest.model_no, why=judged.why)
     return Released(manifest, judged)
 
@@ -217,12 +276,23 @@ def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, A
     """Every model of these games, with what points to it."""
     rows = []
     for game in games:
-        catalogue, damage = deployment.registry.catalogue(game), deployment.registry.damage(game, every=True)
+        catalogue = deployment.registry.catalogue(game)
+        damage = deployment.registry.damage(game, every=True)
         for number, manifest in sorted(catalogue.models.items()):
-            aliases = [alias for alias in ("champion", "canary") if catalogue.points_to(alias) == number]
-            rows.append({
-                "model": manifest.name, "aliases": aliases, "algorithm": manifest.lineage.algorithm,
-                "damage": next((damage[name] for name in (*aliases, manifest.name) if name in damage), ""),
-                "steps": manifest.lineage.steps, "bytes": manifest.policy_bytes, "sha256": manifest.policy_sha256,
-            })  # fmt: skip
+            aliases = [
+                alias for alias in ("champion", "canary") if catalogue.points_to(alias) == number
+            ]
+            rows.append(
+                {
+                    "model": manifest.name,
+                    "aliases": aliases,
+                    "algorithm": manifest.lineage.algorithm,
+                    "damage": next(
+                        (damage[name] for name in (*aliases, manifest.name) if name in damage), ""
+                    ),
+                    "steps": manifest.lineage.steps,
+                    "bytes": manifest.policy_bytes,
+                    "sha256": manifest.policy_sha256,
+                }
+            )
     return rows

@@ -1,7 +1,8 @@
 """What is checked of a model without playing: in a clean process, by what the model itself gives.
 
-Run as `python -m understudy.release.model_check` with one line of JSON (manifest, budget) and the policy's bytes on
-standard input; one line of JSON with the checks comes back. A model that brings the process down has failed.
+Run as `python -m understudy.release.model_check` with one line of JSON (manifest, budget) and the
+policy's bytes on standard input; one line of JSON with the checks comes back. A model that brings
+the process down has failed.
 """
 
 import json
@@ -24,7 +25,8 @@ from understudy.nn.policy import Policy
 
 _FUZZED = 64
 _TIMED = 20
-_FAR, _FAR_WHOLE = 1e6, 2**53
+_FAR = 1e6
+_FAR_WHOLE = 2**53
 """Where a space has no end, or one that no game reaches."""
 
 
@@ -36,7 +38,8 @@ class Budget:
     max_decision_ms: float = 20.0
     """For one observation."""
     timeout_s: float = 100.0
-    """For the whole check, also on a busy machine; less than a learner has to end when it is asked to."""
+    """For the whole check, also on a busy machine; less than a learner has to end when it is
+    asked to."""
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1 or self.max_decision_ms <= 0 or self.timeout_s <= 0:
@@ -48,7 +51,9 @@ def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[Check]:
     head = json.dumps({"manifest": manifest.to_json(), "budget": asdict(budget)}).encode() + b"\n"
     command = [sys.executable, "-m", "understudy.release.model_check"]
     try:
-        ended = subprocess.run(command, input=head + raw, capture_output=True, timeout=budget.timeout_s, check=False)
+        ended = subprocess.run(
+            command, input=head + raw, capture_output=True, timeout=budget.timeout_s, check=False
+        )
     except subprocess.TimeoutExpired:
         return [Check("loads", False, f"not checked within {budget.timeout_s:g} s")]
     try:
@@ -76,7 +81,8 @@ def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[Check]:
 
 
 def _acts_legally(policy: Policy) -> Check:
-    rng, spec = np.random.default_rng(0), policy.game
+    rng = np.random.default_rng(0)
+    spec = policy.game
     for at, obs in enumerate(fuzzed_observations(spec, rng)):
         legal = None
         if spec.discrete is not None and spec.has_legal:
@@ -85,7 +91,9 @@ def _acts_legally(policy: Policy) -> Check:
         rows = [obs] * policy.stack if policy.stack > 1 else obs
         action = policy.act(rows, legal=legal, deterministic=at % 2 == 0, rng=rng)
         if not _is_legal(spec, action, legal):
-            return Check("acts", False, f"a fuzzed observation gives the illegal action {str(action)[:80]}")
+            return Check(
+                "acts", False, f"a fuzzed observation gives the illegal action {str(action)[:80]}"
+            )
     return Check("acts", True)
 
 
@@ -125,13 +133,16 @@ def _ends(space: Space) -> tuple[Any, Any]:
     high: Any
     match space:
         case Discrete():
-            low, high = space.start, space.start + space.n - 1
+            low = space.start
+            high = space.start + space.n - 1
         case MultiDiscrete():
-            low, high = 0, np.reshape(space.counts, space.shape) - 1
+            low = 0
+            high = np.reshape(space.counts, space.shape) - 1
         case Box():
             low, high = (end.astype(np.float64) for end in space.ends())
         case _:
-            low, high = 0, 1
+            low = 0
+            high = 1
     far = min(_FAR, float(np.finfo(space.dtype).max)) if space.dtype.kind == "f" else _FAR_WHOLE
     return np.clip(low, -far, far), np.clip(high, -far, far)
 
@@ -139,7 +150,8 @@ def _ends(space: Space) -> tuple[Any, Any]:
 def _is_quick(policy: Policy, budget: Budget) -> Check:
     """By the quickest of several decisions: what else the machine does is not the model's fault."""
     obs = next(fuzzed_observations(policy.game, np.random.default_rng(1)))
-    rows, best_s = [obs] * policy.stack if policy.stack > 1 else obs, float("inf")
+    rows = [obs] * policy.stack if policy.stack > 1 else obs
+    best_s = float("inf")
     for _ in range(_TIMED):
         began_s = time.perf_counter()
         policy.act(rows)

@@ -1,9 +1,11 @@
-"""The schedule by which a game's bots come to be: cloned from people first, then learned, each let out by the gate.
+"""The schedule by which a game's bots come to be: cloned from people first, then learned, each let
+out by the gate.
 
     people's steps ─► bc ─► first bot ─► (one discrete action) dqn ─► candidate ─► gate ─► candidate ─► ...
                                          (any other action)    bc  ─► candidate ─► gate ─► ...
 
-What to do next is a pure function of where a game stands, so that it can be tested, and shown to people.
+What to do next is a pure function of where a game stands, so that it can be tested, and shown to
+people.
 """
 
 from dataclasses import dataclass
@@ -37,7 +39,8 @@ class LearningSchedule:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a whole number from 1")
         if self.bc_growth <= 1 or self.updates_per_step <= 0:
             raise ConfigError(
-                f"bc_growth is {self.bc_growth}, updates_per_step {self.updates_per_step}; give numbers above 1 and 0"
+                f"bc_growth is {self.bc_growth}, updates_per_step {self.updates_per_step}; give "
+                "numbers above 1 and 0"
             )
 
 
@@ -82,23 +85,40 @@ def _next_clone(now: Standing, schedule: LearningSchedule) -> Next:
     if now.has_champion and now.released_steps:
         wanted = max(wanted, int(now.released_steps * schedule.bc_growth))
     if now.usable_steps < wanted:
-        return Next("wait", f"{now.usable_steps} of {wanted} steps of people who allow it, then a clone is trained")
+        return Next(
+            "wait",
+            f"{now.usable_steps} of {wanted} steps of people who allow it, then a clone is trained",
+        )
     if now.has_canary:
         return Next("wait", "the canary is being judged")
     if now.updates < (due := now.released_updates + schedule.bc_updates):
-        return Next("train", f"cloning {now.usable_steps} steps: {now.updates} of {due} updates, then it is released")
+        return Next(
+            "train",
+            f"cloning {now.usable_steps} steps: {now.updates} of {due} updates, then it is "
+            "released",
+        )
     return Next("release", "the clone is trained")
 
 
 def _next_candidate(now: Standing, schedule: LearningSchedule) -> Next:
-    due_updates, due_steps = now.released_updates + schedule.dqn_updates, now.released_steps + schedule.dqn_steps
+    due_updates = now.released_updates + schedule.dqn_updates
+    due_steps = now.released_steps + schedule.dqn_steps
     is_due = now.updates >= due_updates and now.steps >= due_steps
     if is_due and not now.has_canary:
         return Next("release", "the candidate is trained")
-    done, seen = min(now.updates, due_updates), min(now.steps, due_steps)  # one may be there long before the other
-    says = f"{done} of {due_updates} updates, {seen} of {due_steps} steps, then a candidate is released"
+    done, seen = (
+        min(now.updates, due_updates),
+        min(now.steps, due_steps),
+    )  # one may be there long before the other
+    says = (
+        f"{done} of {due_updates} updates, {seen} of {due_steps} steps, then a candidate is "
+        "released"
+    )
     if is_due:
-        says = f"{now.updates} updates on {now.steps} steps; the canary is judged before the next candidate"
+        says = (
+            f"{now.updates} updates on {now.steps} steps; the canary is judged before the next "
+            "candidate"
+        )
     if now.usable_steps and now.updates < schedule.updates_per_step * now.steps:
         return Next("train", says)
     return Next("wait", f"waiting for new steps: {says}")
@@ -107,12 +127,14 @@ def _next_candidate(now: Standing, schedule: LearningSchedule) -> Next:
 def written(schedule: LearningSchedule, *, is_discrete: bool) -> list[str]:
     """The schedule in words, a line for each phase."""
     then = (
-        f"then dqn on what players and bots do: a candidate every {schedule.dqn_updates} updates and "
+        f"then dqn on what players and bots do: a candidate every {schedule.dqn_updates} updates "
+        "and "
         f"{schedule.dqn_steps} new steps, which replaces the bot only through the gate"
     )
     if not is_discrete:
         then = (
-            f"then bc again whenever people have played {schedule.bc_growth:g} times as much, through the gate "
+            f"then bc again whenever people have played {schedule.bc_growth:g} times as much, "
+            "through the gate "
             "(dqn needs one discrete action)"
         )
     return [f"from {schedule.first_steps} steps of people who allow it: bc, the first bot", then]

@@ -1,7 +1,9 @@
-"""Tally: what a growing store says about its games: which schemas are played, who allows learning, what bots return.
+"""Tally: what a growing store says about its games: which schemas are played, who allows learning,
+what bots return.
 
-It keeps its place in the store and can be written down, so nothing is counted twice. An episode counts for a model when
-its note names it, when it was seen from its first step to its end, and when no person or script decided in it.
+It keeps its place in the store and can be written down, so nothing is counted twice. An episode
+counts for a model when its note names it, when it was seen from its first step to its end, and when
+no person or script decided in it.
 """
 
 from collections import Counter, deque
@@ -87,7 +89,8 @@ class Tally:
         return [one for one in self._played.get(model, ()) if one.begun_s >= int(since_s)]
 
     def schema(self, game: str, *, min_steps: int) -> str | None:
-        """What is played now: the newest schema with that many steps, else the one with most of them."""
+        """What is played now: the newest schema with that many steps, else the one with most of
+        them."""
         known = self.schemas.get(game)
         if not known:
             return None
@@ -96,20 +99,26 @@ class Tally:
             return max(ripe, key=lambda name: known[name].first_arrival)
         return max(known, key=lambda name: known[name].steps.total())
 
-    # --- episodes ---------------------------------------------------------------------------------------------------
+    # --- episodes ---------------------------------------------------------------------------------
 
     def _take(self, item: Stored, chunk: Chunk) -> None:
-        meta, columns = chunk.meta, chunk.columns
-        recorded = self.schemas.setdefault(meta.game, {}).setdefault(meta.schema, Recorded(item.arrival_no))
+        meta = chunk.meta
+        columns = chunk.columns
+        recorded = self.schemas.setdefault(meta.game, {}).setdefault(
+            meta.schema, Recorded(item.arrival_no)
+        )
         recorded.steps["actor" if meta.kind == "actor" else meta.consent] += meta.n_steps
         if meta.kind == "actor":
             return
-        session, heard_s, by = str(meta.session), float(item.frame.received_s), columns.get("by")
+        session = str(meta.session)
+        heard_s = float(item.frame.received_s)
+        by = columns.get("by")
         running = self._open.pop(session, None)
         ends = [*(note.row for note in meta.episodes[1:]), chunk.n_rows]
         for note, end in zip(meta.episodes, ends, strict=True):
             rows = slice(note.row, end)
-            is_step, is_first = columns["row"][rows] == RowKind.STEP, bool(columns["is_first"][note.row])
+            is_step = columns["row"][rows] == RowKind.STEP
+            is_first = bool(columns["is_first"][note.row])
             if is_first or running is None or running.next_chunk != meta.chunk_no:
                 running = _Open(meta.chunk_no, heard_s, heard_s, 0.0, None, is_first)
             running.total += float(columns["reward"][rows][is_step].astype(np.float64).sum())
@@ -122,7 +131,8 @@ class Tally:
             has_ended = bool(columns["row"][end - 1] == RowKind.FINAL)
             if has_ended:
                 self._count(item.arrival_no, running)
-            running.next_chunk, running.heard_s = meta.chunk_no + 1, heard_s
+            running.next_chunk = meta.chunk_no + 1
+            running.heard_s = heard_s
         # Only an episode that goes on is remembered; one that is not heard of for long is given up.
         if running is not None and not has_ended and not note.cut:
             self._open[session] = running
@@ -139,18 +149,22 @@ class Tally:
             self._played[ended.model] = deque(maxlen=_MAX_EPISODES)
         self._played[ended.model].append(Played(arrival_no, ended.begun_s, ended.total))
 
-    # --- resume -----------------------------------------------------------------------------------------------------
+    # --- resume -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """All of it, as plain values."""
         return {
             "place": self.place.to_json(),
-            "open": {name: [one.next_chunk, one.begun_s, one.heard_s, one.total, one.model, one.is_whole]
-                     for name, one in self._open.items()},
+            "open": {
+                name: [one.next_chunk, one.begun_s, one.heard_s, one.total, one.model, one.is_whole]
+                for name, one in self._open.items()
+            },
             "played": {model: list(played) for model, played in self._played.items()},
-            "schemas": {game: {name: [one.first_arrival, dict(one.steps)] for name, one in known.items()}
-                        for game, known in self.schemas.items()},
-        }  # fmt: skip
+            "schemas": {
+                game: {name: [one.first_arrival, dict(one.steps)] for name, one in known.items()}
+                for game, known in self.schemas.items()
+            },
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""

@@ -29,7 +29,8 @@ _INLINE_BYTES = 32 * 1024
 
 
 def key_of(head: Mapping[str, str], known: Keys) -> Key | None:
-    """The caller's key; None without one. A wrong one is refused everywhere, on open addresses too."""
+    """The caller's key; None without one. A wrong one is refused everywhere, on open addresses
+    too."""
     given = head.get("authorization")
     if given is None:
         return None
@@ -113,7 +114,8 @@ class Answer(Response):
 
 
 class ApiRoute(Route):
-    """One line of the API: all that a caller, the checks below, the OpenAPI document and the tests must know."""
+    """One line of the API: all that a caller, the checks below, the OpenAPI document and the
+    tests must know."""
 
     def __init__(
         self,
@@ -138,7 +140,8 @@ class ApiRoute(Route):
         self.gives = gives
         self.max_bytes = max_bytes
         self.waits = waits
-        """Whether it takes `after` and `wait_s` in the query, and answers 204 when nothing newer came."""
+        """Whether it takes `after` and `wait_s` in the query, and answers 204 when nothing newer
+        came."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the call against this line, read its body, and answer it."""
@@ -159,10 +162,14 @@ class ApiRoute(Route):
                 raise Refused("no_key", NO_KEY)
             if not key.may(self.scope):
                 has = ", ".join(key.scopes)
-                raise Refused("wrong_scope", f"key {key.id} has scopes {has}; this needs {self.scope}")
+                raise Refused(
+                    "wrong_scope", f"key {key.id} has scopes {has}; this needs {self.scope}"
+                )
             origin = call.head.get("origin")
             if origin is not None and origin not in (*call.scope["own_origins"], *key.origins):
-                raise Refused("wrong_origin", f"key {key.id} may not be used by pages of {origin[:60]!r}")
+                raise Refused(
+                    "wrong_origin", f"key {key.id} may not be used by pages of {origin[:60]!r}"
+                )
         if "game" in call.path_params:
             call.game = str(game_name(unquote(call.path_params["game"])))
             if call.key is not None and not call.key.is_for(call.game):
@@ -172,11 +179,14 @@ class ApiRoute(Route):
         house = call.house
         announced = call.announced_bytes()
         if call.key is not None:
-            # What is too large is refused before a byte of it is read, so it costs the key a request and no bytes.
+            # What is too large is refused before a byte of it is read, so it costs the key a
+            # request and no bytes.
             wait_s = house.limits.take(call.key, announced if announced <= self.max_bytes else 0)
             if wait_s > 0:
                 what = "this key asks too often or sends too much"
-                raise Denied("too_many", f"{what}; come back in {wait_s:.2f} s", retry_after_s=wait_s)
+                raise Denied(
+                    "too_many", f"{what}; come back in {wait_s:.2f} s", retry_after_s=wait_s
+                )
         with house.room.hold() as take:
             call.content = await read_body(
                 call, max_bytes=self.max_bytes, timeout_s=house.config.body_timeout_s, take=take
@@ -184,7 +194,9 @@ class ApiRoute(Route):
             if call.key is not None:
                 # A chunked body announces nothing, a compressed one less than it is.
                 house.limits.owe(call.key, len(call.content) - announced)
-                key_of(call.head, house.keys)  # a body may take so long that the key was revoked meanwhile
+                key_of(
+                    call.head, house.keys
+                )  # a body may take so long that the key was revoked meanwhile
             answer: Answer = await self.endpoint(call)
             return answer
 
@@ -205,11 +217,14 @@ def _not_allowed(scope: Scope) -> Refused:
     return Denied("not_allowed", what, allow=allow)
 
 
-# --- Bodies -----------------------------------------------------------------------------------------------------------
+# --- Bodies ---------------------------------------------------------------------------------------
 
 
-async def read_body(call: Call, *, max_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
-    """A request's body, decompressed; Refused when it is too large before or after, too slow, or not readable.
+async def read_body(
+    call: Call, *, max_bytes: int, timeout_s: float, take: Callable[[int], None]
+) -> bytes:
+    """A request's body, decompressed; Refused when it is too large before or after, too slow, or
+    not readable.
 
     `take` is called with the size of every part before the next is read.
     """
@@ -227,7 +242,9 @@ async def read_body(call: Call, *, max_bytes: int, timeout_s: float, take: Calla
                 part = message.get("body", b"")
                 size_bytes += len(part)
                 if size_bytes > max_bytes:
-                    raise Refused("too_large", f"more than the {max_bytes} bytes that are taken here")
+                    raise Refused(
+                        "too_large", f"more than the {max_bytes} bytes that are taken here"
+                    )
                 take(len(part))
                 parts.append(part)
     except TimeoutError:
@@ -237,7 +254,9 @@ async def read_body(call: Call, *, max_bytes: int, timeout_s: float, take: Calla
     if encoding == "identity":
         return raw
     if encoding not in ("gzip", "deflate"):
-        raise Refused("bad_encoding", f"content-encoding {encoding[:20]!r}; send gzip, deflate or none")
+        raise Refused(
+            "bad_encoding", f"content-encoding {encoding[:20]!r}; send gzip, deflate or none"
+        )
     if len(raw) <= _INLINE_BYTES:
         body = _decompressed(raw, max_bytes)
     else:
@@ -260,21 +279,38 @@ def _decompressed(raw: bytes, max_bytes: int) -> bytes:
     return body
 
 
-# --- Refusals ---------------------------------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 STATUS = {
-    "no_key": 401, "wrong_key": 401, "revoked_key": 401, "expired_key": 401,
-    "wrong_scope": 403, "wrong_game": 403, "wrong_origin": 403, "wrong_host": 403,
-    "not_found": 404, "not_registered": 404, "no_bot": 404, "not_allowed": 405, "too_slow": 408, "too_large": 413,
-    "bad_encoding": 415, "too_many": 429, "head_too_large": 431, "not_ready": 503, "busy": 503,
-}  # fmt: skip
+    "no_key": 401,
+    "wrong_key": 401,
+    "revoked_key": 401,
+    "expired_key": 401,
+    "wrong_scope": 403,
+    "wrong_game": 403,
+    "wrong_origin": 403,
+    "wrong_host": 403,
+    "not_found": 404,
+    "not_registered": 404,
+    "no_bot": 404,
+    "not_allowed": 405,
+    "too_slow": 408,
+    "too_large": 413,
+    "bad_encoding": 415,
+    "too_many": 429,
+    "head_too_large": 431,
+    "not_ready": 503,
+    "busy": 503,
+}
 """Every reason that is not here is 400: the request itself is wrong."""
 
 
 class Denied(Refused):
     """A refusal that says when to come back, or which methods an address takes."""
 
-    def __init__(self, reason: str, detail: str, *, retry_after_s: float | None = None, allow: str = "") -> None:
+    def __init__(
+        self, reason: str, detail: str, *, retry_after_s: float | None = None, allow: str = ""
+    ) -> None:
         super().__init__(reason, detail)
         self.retry_after_s = retry_after_s
         self.allow = allow
@@ -284,18 +320,29 @@ def refusal(error: Exception) -> Answer:
     """The answer that tells a client what went wrong, and nothing about our insides."""
     match error:
         case Refused():
-            code, detail, status = error.reason, error.detail, STATUS.get(error.reason, 400)
+            code = error.reason
+            detail = error.detail
+            status = STATUS.get(error.reason, 400)
         case InvalidName():
-            code, detail, status = "bad_name", str(error), 400
+            code = "bad_name"
+            detail = str(error)
+            status = 400
         case UnderstudyError(blame="caller" | "sender"):
-            code, detail, status = "bad_request", str(error), 400
+            code = "bad_request"
+            detail = str(error)
+            status = 400
         case StorageFull():
-            code, detail, status = "not_available", "there is no room just now", 503
+            code = "not_available"
+            detail = "there is no room just now"
+            status = 503
         case UnderstudyError() | OSError():
             # That a client can come back, not where anything lies.
-            code, detail, status = "not_available", "the store does not answer just now", 503
+            code = "not_available"
+            detail = "the store does not answer just now"
+            status = 503
         case _:
-            code, status = "internal", 500
+            code = "internal"
+            status = 500
             detail = "something went wrong on our side; it is in the log"
     headers = dict[str, str]()
     retry_after_s = error.retry_after_s if isinstance(error, Denied) else None

@@ -1,4 +1,5 @@
-"""Bots of every game: who plays now, as the registry says, and the decisions that are made on the server."""
+"""Bots of every game: who plays now, as the registry says, and the decisions that are made on
+the server."""
 
 import asyncio
 import time
@@ -38,7 +39,8 @@ class OnStage:
 
     bot: Casting
     seen: int = _UNREAD
-    """The newest entry of the journal that was looked at; above the bot's number while its model is bad."""
+    """The newest entry of the journal that was looked at; above the bot's number while its model
+    is bad."""
     policy: Policy | None = None
     """The champion, opened and checked."""
     model_no: int = 0
@@ -61,14 +63,24 @@ class _Game:
 
 
 class Bots:
-    """Follows the registry for every game that is asked about; a bad model never replaces a good one."""
+    """Follows the registry for every game that is asked about; a bad model never replaces a good
+    one."""
 
     def __init__(
-        self, registry: Registry, executor: Executor, *, trust: list[str], canary_share: float, follow_every_s: float,
+        self,
+        registry: Registry,
+        executor: Executor,
+        *,
+        trust: list[str],
+        canary_share: float,
+        follow_every_s: float,
         monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self._registry, self._executor, self._monotonic = registry, executor, monotonic
-        self._trust, self._canary_share = trust, canary_share
+    ) -> None:
+        self._registry = registry
+        self._executor = executor
+        self._monotonic = monotonic
+        self._trust = trust
+        self._canary_share = canary_share
         self.every_s = max(follow_every_s, registry.look_every_s)
         """How often the registry is looked at."""
         self._games: dict[str, _Game] = {}
@@ -89,8 +101,11 @@ class Bots:
         known = self._games.get(game)
         return known.stage.policy if known else None
 
-    async def newer(self, game: str, after: int, wait_s: float, *, with_policy: bool = False) -> OnStage | None:
-        """The bot once its number is above `after` (and there is a champion, if that is asked); None: time ran out."""
+    async def newer(
+        self, game: str, after: int, wait_s: float, *, with_policy: bool = False
+    ) -> OnStage | None:
+        """The bot once its number is above `after` (and there is a champion, if that is asked);
+        None: time ran out."""
         deadline_s = self._monotonic() + wait_s
         while True:
             stage = await self.now(game)
@@ -124,20 +139,28 @@ class Bots:
     async def _look(self, game: str, known: _Game) -> None:
         async with known.looking:
             try:
-                stage = await asyncio.get_running_loop().run_in_executor(self._executor, self._read, game, known.stage)
+                stage = await asyncio.get_running_loop().run_in_executor(
+                    self._executor, self._read, game, known.stage
+                )
             except Exception as error:
                 # Said once, and tried again at the next look: the last good bot stays meanwhile.
                 if not known.is_failing:
-                    _log.warning("registry_not_readable", game=game, error=repr(error)[:300], next="the last bot stays")
+                    _log.warning(
+                        "registry_not_readable",
+                        game=game,
+                        error=repr(error)[:300],
+                        next="the last bot stays",
+                    )
                 known.is_failing = True
                 return
             known.is_failing = False
             if stage is not known.stage:
                 known.stage = stage
-                changed, known.changed = known.changed, asyncio.Event()
+                changed = known.changed
+                known.changed = asyncio.Event()
                 changed.set()
 
-    # --- In a thread ------------------------------------------------------------------------------------------------
+    # --- In a thread ------------------------------------------------------------------------------
 
     def _read(self, game: str, before: OnStage) -> OnStage:
         now = self._registry.catalogue(game)
@@ -155,30 +178,44 @@ class Bots:
         # A gateway that starts while the champion is damaged goes back to the last one that is not.
         for earlier in reversed(now.history[:-1]):
             if earlier.model_no and (stage := self._staged(now, earlier, before)):
-                return replace(stage, bot=replace(stage.bot, number=earlier.number), again_s=again_s)
-        damage = f"{now.models[champion.model_no].name} is damaged, and no champion before it is whole"
+                return replace(
+                    stage, bot=replace(stage.bot, number=earlier.number), again_s=again_s
+                )
+        damage = (
+            f"{now.models[champion.model_no].name} is damaged, and no champion before it is whole"
+        )
         nobody = Casting(number=0, trust=tuple(self._trust))
         return OnStage(bot=nobody, seen=now.number, again_s=again_s, damage=damage)
 
     def _staged(self, now: Catalogue, champion: Pointer, before: OnStage) -> OnStage | None:
         """The stage with this champion; None when its model is bad. A bad canary is left out."""
-        number, policy, raw = champion.model_no, before.policy, before.raw
+        number = champion.model_no
+        policy = before.policy
+        raw = before.raw
         if number != before.model_no or policy is None:
             opened = self._opened(now, number, before)
             if opened is None:
                 return None
             policy, raw = opened
         canary = now.aliases.get("canary")
-        if canary is not None and canary.model_no != before.canary_no and not self._opened(
-            now, canary.model_no, before
-        ):  # fmt: skip
+        if (
+            canary is not None
+            and canary.model_no != before.canary_no
+            and not self._opened(now, canary.model_no, before)
+        ):
             canary = None
         return OnStage(
-            bot=self._bot(now, champion, canary), seen=now.number, policy=policy, model_no=number, raw=raw,
+            bot=self._bot(now, champion, canary),
+            seen=now.number,
+            policy=policy,
+            model_no=number,
+            raw=raw,
             canary_no=canary.model_no if canary else 0,
-        )  # fmt: skip
+        )
 
-    def _opened(self, now: Catalogue, model_no: int, before: OnStage) -> tuple[Policy, bytes] | None:
+    def _opened(
+        self, now: Catalogue, model_no: int, before: OnStage
+    ) -> tuple[Policy, bytes] | None:
         if model_no not in now.models:
             return None
         manifest = now.models[model_no]
@@ -187,7 +224,12 @@ class Bots:
             return open_policy(manifest, raw), raw
         except (Corrupt, Refused, StorageFailed, OSError) as error:
             if now.number != before.seen:
-                _log.error("bad_model", model=manifest.name, error=str(error)[:300], next="the last good bot stays")
+                _log.error(
+                    "bad_model",
+                    model=manifest.name,
+                    error=str(error)[:300],
+                    next="the last good bot stays",
+                )
             return None
 
     def _bot(self, now: Catalogue, champion: Pointer | None, canary: Pointer | None) -> Casting:
@@ -207,7 +249,9 @@ class Decider:
     """Answers `act` and `advise`; on the event loop, with the arithmetic in a thread."""
 
     def __init__(self, bots: Bots, rng: np.random.Generator, *, within_s: float) -> None:
-        self._bots, self._rng, self._within_s = bots, rng, within_s
+        self._bots = bots
+        self._rng = rng
+        self._within_s = within_s
         # A thread of its own: a decision must not wait for a disk.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="understudy-decider")
         self._waiting: list[_Question] = []
@@ -216,7 +260,8 @@ class Decider:
 
     async def act(self, spec: GameSpec, asked: Ask) -> Acted:
         """What the champion does; a random legal action when there is none, or no time."""
-        mask, columns = _legal(spec, asked.legal), _columns(spec, asked.obs)
+        mask = _legal(spec, asked.legal)
+        columns = _columns(spec, asked.obs)
         try:
             async with asyncio.timeout(self._within_s):
                 # Shielded: a first look at the registry goes on for those who come next.
@@ -233,12 +278,17 @@ class Decider:
     async def advise(self, spec: GameSpec, asked: Ask) -> Advised:
         """Every legal action with what the champion thinks of it, best first."""
         if spec.discrete is None:
-            raise Refused("not_discrete", f"{spec.game} has no discrete actions to rank; ask for act instead")
-        mask, columns = _legal(spec, asked.legal), _columns(spec, asked.obs)
+            raise Refused(
+                "not_discrete", f"{spec.game} has no discrete actions to rank; ask for act instead"
+            )
+        mask = _legal(spec, asked.legal)
+        columns = _columns(spec, asked.obs)
         stage = await self._bots.now(spec.game)
         if why := why_not(stage, spec):
             raise Refused("no_bot", f"{why}; play on, or release one")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, _advise, stage, columns, mask, spec)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, _advise, stage, columns, mask, spec
+        )
 
     def _fallback(self, spec: GameSpec, mask: Array | None, why: str) -> Acted:
         action = random_action(spec, self._rng, legal=None if mask is None else mask[0])
@@ -258,20 +308,25 @@ class Decider:
         return answer
 
     def _decide(self) -> None:
-        questions, self._waiting = self._waiting, []
+        questions = self._waiting
+        self._waiting = []
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
         groups: dict[tuple[int, bool, bool], list[_Question]] = {}
         for one in questions:
-            groups.setdefault((id(one.policy), one.legal is None, one.deterministic), []).append(one)
+            groups.setdefault((id(one.policy), one.legal is None, one.deterministic), []).append(
+                one
+            )
         for group in groups.values():
             self._keep(self._answer(group))
 
     async def _answer(self, group: list[_Question]) -> None:
         seed = int(self._rng.integers(1 << 62))
         try:
-            actions = await asyncio.get_running_loop().run_in_executor(self._thread, _decide, group, seed)
+            actions = await asyncio.get_running_loop().run_in_executor(
+                self._thread, _decide, group, seed
+            )
         except Exception as error:
             _log.error("bot_failed", error=repr(error)[:300], next="players get random actions")
             actions = [None] * len(group)
@@ -299,7 +354,10 @@ def why_not(stage: OnStage, spec: GameSpec) -> str:
     if policy.game.schema != spec.schema:
         return f"{spec.game}/{stage.model_no} plays another schema"
     if policy.stack > 1:
-        return f"{spec.game}/{stage.model_no} looks at {policy.stack} observations, and only clients keep those"
+        return (
+            f"{spec.game}/{stage.model_no} looks at {policy.stack} observations, and only "
+            "clients keep those"
+        )
     return ""
 
 
@@ -311,7 +369,9 @@ def _as_json(action: Any) -> Any:
 
 
 def _columns(spec: GameSpec, obs: Any) -> dict[str, Array]:
-    columns = {name: np.empty((1, *space.shape), space.dtype) for name, space in spec.obs_columns.items()}
+    columns = {
+        name: np.empty((1, *space.shape), space.dtype) for name, space in spec.obs_columns.items()
+    }
     obs_writer(spec)(list(columns.values()), 0, obs)
     return columns
 
@@ -327,13 +387,17 @@ def _legal(spec: GameSpec, legal: list[bool] | None) -> Array | None:
     return mask[None]
 
 
-# --- In a thread ------------------------------------------------------------------------------------------------------
+# --- In a thread ----------------------------------------------------------------------------------
 
 
 def _decide(group: list[_Question], seed: int) -> list[Any]:
     policy = group[0].policy
     obs = {name: np.concatenate([one.obs[name] for one in group]) for name in group[0].obs}
-    legal = None if group[0].legal is None else np.concatenate([one.legal for one in group if one.legal is not None])
+    legal = (
+        None
+        if group[0].legal is None
+        else np.concatenate([one.legal for one in group if one.legal is not None])
+    )
     is_greedy = group[0].deterministic
     noise = None if is_greedy else policy.head.noise(np.random.default_rng(seed), len(group))
     decision = policy.decide(obs, noise, legal=legal, deterministic=is_greedy)
@@ -341,7 +405,8 @@ def _decide(group: list[_Question], seed: int) -> list[Any]:
 
 
 def _advise(stage: OnStage, obs: dict[str, Array], mask: Array | None, spec: GameSpec) -> Advised:
-    policy, discrete = stage.policy, spec.discrete
+    policy = stage.policy
+    discrete = spec.discrete
     assert policy is not None
     assert discrete is not None
     output = policy.head.outputs[0]

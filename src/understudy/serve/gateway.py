@@ -31,7 +31,9 @@ _ONCE = {"host", "origin", "authorization", "content-length", "content-encoding"
 class Gateway:
     """An ASGI application around Starlette's router; serves while it is `opened`."""
 
-    def __init__(self, make_house: Callable[[], House], routes: Sequence[ApiRoute] = (*ROUTES, *PAGES)) -> None:
+    def __init__(
+        self, make_house: Callable[[], House], routes: Sequence[ApiRoute] = (*ROUTES, *PAGES)
+    ) -> None:
         self._make_house = make_house
         self._house: House | None = None
         self._router = Router(routes, redirect_slashes=False, default=not_found)
@@ -75,7 +77,8 @@ class Gateway:
             self._house.bots.stop_waiting()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request: the checks of its head, then the router; whatever fails is answered."""
+        """Serve one request: the checks of its head, then the router; whatever fails is
+        answered."""
         began_s = time.perf_counter()
         house = self._house
         if house is None:
@@ -124,7 +127,8 @@ class Gateway:
 
 
 async def follow_keys(house: House) -> None:
-    """Keep the keys fresh; while they cannot be read the known ones stay in force, which is logged once."""
+    """Keep the keys fresh; while they cannot be read the known ones stay in force, which is
+    logged once."""
     loop = asyncio.get_running_loop()
     is_failing = False
     while True:
@@ -133,7 +137,11 @@ async def follow_keys(house: House) -> None:
             await loop.run_in_executor(house.disk, house.keys.follow)
         except Exception as error:
             if not is_failing:
-                _log.warning("keys_not_readable", error=str(error)[:300], next="the keys known so far stay in force")
+                _log.warning(
+                    "keys_not_readable",
+                    error=str(error)[:300],
+                    next="the keys known so far stay in force",
+                )
             is_failing = True
         else:
             if is_failing:
@@ -141,14 +149,18 @@ async def follow_keys(house: House) -> None:
             is_failing = False
 
 
-# --- The head of a request --------------------------------------------------------------------------------------------
+# --- The head of a request ------------------------------------------------------------------------
 
 
 def read_head(scope: Scope) -> dict[str, str]:
-    """Headers by name; Refused when the head is too large, or a header that decides something stands twice."""
-    path, query = scope["raw_path"], scope["query_string"]
+    """Headers by name; Refused when the head is too large, or a header that decides something
+    stands twice."""
+    path = scope["raw_path"]
+    query = scope["query_string"]
     if len(path) > _MAX_PATH or len(query) > _MAX_QUERY:
-        raise Refused("too_large", f"an address has at most {_MAX_PATH} letters, its query {_MAX_QUERY}")
+        raise Refused(
+            "too_large", f"an address has at most {_MAX_PATH} letters, its query {_MAX_QUERY}"
+        )
     if query.count(b"&") >= _MAX_QUERY_FIELDS:
         raise Refused("bad_query", f"a query has at most {_MAX_QUERY_FIELDS} fields")
     head: dict[str, str] = {}
@@ -167,24 +179,33 @@ def read_head(scope: Scope) -> dict[str, str]:
 
 
 def check_host(host: str, hosts: Sequence[str]) -> None:
-    """A page that made its name point to this machine sends its own name, which is no name of ours."""
+    """A page that made its name point to this machine sends its own name, which is no name of
+    ours."""
     name, colon, port = host.rpartition(":")
     is_port = port.isascii() and port.isdigit()
     if (name if colon and is_port else host).lower() not in (*_LOOPBACK, *hosts):
-        raise Refused("wrong_host", f"nobody here is called {host[:60]!r}; name it in the gateway's hosts")
+        raise Refused(
+            "wrong_host", f"nobody here is called {host[:60]!r}; name it in the gateway's hosts"
+        )
 
 
 def own_origins(scheme: str, host: str, hosts: Sequence[str]) -> tuple[str, ...]:
     """Origins of the pages that this gateway itself serves under the name `host`.
 
-    Under a name of its own it may stand behind something that speaks TLS for it, which it cannot see.
+    Under a name of its own it may stand behind something that speaks TLS for it, which it cannot
+    see.
     """
     name = host.rpartition(":")[0] or host
-    return (f"{scheme}://{host}", f"https://{host}") if name.lower() in hosts else (f"{scheme}://{host}",)
+    return (
+        (f"{scheme}://{host}", f"https://{host}")
+        if name.lower() in hosts
+        else (f"{scheme}://{host}",)
+    )
 
 
 def cors(origin: str | None, keys: Keys, *, is_preflight: bool) -> dict[str, str]:
-    """What tells a browser that a page of this origin may read the answer; nothing where no key names the origin."""
+    """What tells a browser that a page of this origin may read the answer; nothing where no key
+    names the origin."""
     if origin is None or not keys.knows_origin(origin):
         if is_preflight:
             raise Refused("wrong_origin", f"no key may be used by pages of {(origin or '')[:60]!r}")

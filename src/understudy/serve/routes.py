@@ -1,4 +1,5 @@
-"""The API, one line per route; what has no line here and is no page does not exist, and every line says its key."""
+"""The API, one line per route; what has no line here and is no page does not exist, and every
+line says its key."""
 
 import asyncio
 import hashlib
@@ -38,7 +39,7 @@ async def _on_disk(call: Call, work: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(call.house.disk, work, *arguments)
 
 
-# --- Experience -------------------------------------------------------------------------------------------------------
+# --- Experience -----------------------------------------------------------------------------------
 
 
 async def send_parcel(call: Call) -> Answer:
@@ -53,7 +54,8 @@ async def send_parcel(call: Call) -> Answer:
 
 async def send_columns(call: Call) -> Answer:
     """A chunk as JSON; it becomes the frame that any other client would have sent."""
-    sent, specs = call.read(wire.Columns), await call.house.specs.of(call.game)
+    sent = call.read(wire.Columns)
+    specs = await call.house.specs.of(call.game)
     if len(call.content) > _INLINE_BYTES:
         frame, player = await asyncio.to_thread(frame_of, sent, specs)
     else:
@@ -74,11 +76,14 @@ async def _send(call: Call, parcel: Parcel) -> Answer:
     appended = await call.house.appender.append([one.frame for one in admitted])
     share = call.house.count(call.game, admitted, appended, parcel.skipped_steps)
     left = iter(appended)
-    acks = [next(left) if isinstance(one, Admitted) else Ack(False, refused=str(one)) for one in verdicts]
+    acks = [
+        next(left) if isinstance(one, Admitted) else Ack(False, refused=str(one))
+        for one in verdicts
+    ]
     return Answer(wire.Sent(acks=acks, keep_share=share))
 
 
-# --- Games and bots ---------------------------------------------------------------------------------------------------
+# --- Games and bots -------------------------------------------------------------------------------
 
 
 async def list_games(call: Call) -> Answer:
@@ -89,10 +94,14 @@ async def list_games(call: Call) -> Answer:
 async def show_game(call: Call) -> Answer:
     specs = await call.house.specs.of(call.game)
     catalogue = await _catalogue(call)
-    return Answer(wire.Game(
-        game=call.game, schemas=sorted(specs), champion=catalogue.points_to("champion"),
-        canary=catalogue.points_to("canary"),
-    ))  # fmt: skip
+    return Answer(
+        wire.Game(
+            game=call.game,
+            schemas=sorted(specs),
+            champion=catalogue.points_to("champion"),
+            canary=catalogue.points_to("canary"),
+        )
+    )
 
 
 async def register_game(call: Call) -> Answer:
@@ -119,7 +128,8 @@ async def show_spec(call: Call) -> Answer:
 async def show_bot(call: Call) -> Answer:
     """Who plays; with `after` and `wait_s` the answer waits for something newer, else it is 204."""
     await call.house.specs.of(call.game)
-    after, wait_s = call.whole("after"), call.seconds("wait_s", most=call.house.config.max_poll_s)
+    after = call.whole("after")
+    wait_s = call.seconds("wait_s", most=call.house.config.max_poll_s)
     if "after" not in call.query_params:
         return Answer((await call.house.bots.now(call.game)).bot)
     stage = await call.house.bots.newer(call.game, after, wait_s)
@@ -129,25 +139,37 @@ async def show_bot(call: Call) -> Answer:
 async def weights(call: Call) -> Answer:
     """The champion's policy itself, newer than `after`; what workers wait for."""
     await call.house.specs.of(call.game)
-    after, wait_s = call.whole("after"), call.seconds("wait_s", most=call.house.config.max_poll_s)
+    after = call.whole("after")
+    wait_s = call.seconds("wait_s", most=call.house.config.max_poll_s)
     stage = await call.house.bots.newer(call.game, after, wait_s, with_policy=True)
     if stage is None:
         return Answer(b"", 204)
-    headers = {"x-understudy-number": str(stage.bot.number), "x-understudy-model": str(stage.model_no)}
+    headers = {
+        "x-understudy-number": str(stage.bot.number),
+        "x-understudy-model": str(stage.model_no),
+    }
     return Answer(stage.raw, kind=POLICY_TYPE, headers=headers)
 
 
 async def show_model(call: Call) -> Answer:
     manifest, catalogue = await _model(call)
-    return Answer(wire.ModelInfo(model_no=manifest.model_no, signed=catalogue.signed[manifest.name].decode()))
+    return Answer(
+        wire.ModelInfo(model_no=manifest.model_no, signed=catalogue.signed[manifest.name].decode())
+    )
 
 
 async def show_policy(call: Call) -> Answer:
     """Any model's policy; the bytes that were signed, or none."""
     manifest, _ = await _model(call)
     stage = await call.house.bots.now(call.game)
-    raw = stage.raw if stage.model_no == manifest.model_no else await _on_disk(call, _signed_policy, call, manifest)
-    return Answer(raw, kind=POLICY_TYPE, headers={"cache-control": "private, max-age=31536000, immutable"})
+    raw = (
+        stage.raw
+        if stage.model_no == manifest.model_no
+        else await _on_disk(call, _signed_policy, call, manifest)
+    )
+    return Answer(
+        raw, kind=POLICY_TYPE, headers={"cache-control": "private, max-age=31536000, immutable"}
+    )
 
 
 def _signed_policy(call: Call, manifest: Manifest) -> bytes:
@@ -158,7 +180,8 @@ def _signed_policy(call: Call, manifest: Manifest) -> bytes:
 
 
 async def _model(call: Call) -> tuple[Manifest, Catalogue]:
-    catalogue, number = await _catalogue(call), int(call.path_params["model_no"])
+    catalogue = await _catalogue(call)
+    number = int(call.path_params["model_no"])
     if number not in catalogue.models:
         raise Refused("not_found", f"{call.game} has no model {str(number)[:20]}")
     return catalogue.models[number], catalogue
@@ -171,10 +194,14 @@ async def _catalogue(call: Call) -> Catalogue:
 
 
 async def promote(call: Call) -> Answer:
-    asked, catalogue = call.read(wire.Promote), await _catalogue(call)
+    asked = call.read(wire.Promote)
+    catalogue = await _catalogue(call)
     if asked.model_no not in catalogue.models:
         raise Refused("not_found", f"{call.game} has no model {asked.model_no}")
-    await _on_disk(call, lambda: call.house.registry.point(call.game, "champion", asked.model_no, why=asked.why))
+    await _on_disk(
+        call,
+        lambda: call.house.registry.point(call.game, "champion", asked.model_no, why=asked.why),
+    )
     return Answer(wire.Pointed(alias="champion", model_no=asked.model_no))
 
 
@@ -184,7 +211,7 @@ async def rollback(call: Call) -> Answer:
     return Answer(wire.Pointed(alias="champion", model_no=number))
 
 
-# --- Deciding ---------------------------------------------------------------------------------------------------------
+# --- Deciding -------------------------------------------------------------------------------------
 
 
 async def act(call: Call) -> Answer:
@@ -202,13 +229,15 @@ async def _spec(call: Call, asked: wire.Ask) -> GameSpec:
     specs = await call.house.specs.of(call.game)
     if asked.schema is not None:
         if asked.schema not in specs:
-            raise Refused("unknown_schema", f"{call.game} has no such schema; it has {sorted(specs)[:4]}")
+            raise Refused(
+                "unknown_schema", f"{call.game} has no such schema; it has {sorted(specs)[:4]}"
+            )
         return specs[asked.schema]
     policy = call.house.bots.known_policy(call.game)
     return specs.get(policy.game.schema if policy else "") or next(iter(specs.values()))
 
 
-# --- Operating --------------------------------------------------------------------------------------------------------
+# --- Operating ------------------------------------------------------------------------------------
 
 
 async def health(call: Call) -> Answer:
@@ -216,7 +245,11 @@ async def health(call: Call) -> Answer:
 
 
 async def ready(call: Call) -> Answer:
-    return Answer(wire.Health(status="ready")) if call.house.is_ready else Answer(wire.Health(status="stopping"), 503)
+    return (
+        Answer(wire.Health(status="ready"))
+        if call.house.is_ready
+        else Answer(wire.Health(status="stopping"), 503)
+    )
 
 
 async def metrics(call: Call) -> Answer:
@@ -237,39 +270,118 @@ _GAME = "/v1/games/{game}"
 _MODEL = _GAME + "/models/{model_no:int}"
 # The busiest first: Starlette's router tries one line after the other.
 ROUTES = (
-    ApiRoute("POST", _GAME + "/frames", "play", send_parcel, "Send a parcel of frames", takes=CONTENT_TYPE,
-             gives=wire.Sent, max_bytes=MAX_PARCEL_BYTES),
-    ApiRoute("GET", _GAME + "/bot", "play", show_bot, "Who plays now, signed; waits for news", gives=Casting,
-             waits=True),
-    ApiRoute("GET", _GAME + "/weights", "work", weights, "The champion's policy; waits for news", gives=POLICY_TYPE,
-             waits=True),
-    ApiRoute("POST", _GAME + "/act", "play", act, "One decision", takes=wire.Ask, gives=wire.Acted,
-             max_bytes=1024 * _KIB),
-    ApiRoute("POST", _GAME + "/columns", "play", send_columns, "Send a chunk as JSON", takes=wire.Columns,
-             gives=wire.Sent, max_bytes=4096 * _KIB),
-    ApiRoute("POST", _GAME + "/close", "play", close_session, "Close a session", takes=wire.Close, gives=wire.Sent,
-             max_bytes=16 * _KIB),
+    ApiRoute(
+        "POST",
+        _GAME + "/frames",
+        "play",
+        send_parcel,
+        "Send a parcel of frames",
+        takes=CONTENT_TYPE,
+        gives=wire.Sent,
+        max_bytes=MAX_PARCEL_BYTES,
+    ),
+    ApiRoute(
+        "GET",
+        _GAME + "/bot",
+        "play",
+        show_bot,
+        "Who plays now, signed; waits for news",
+        gives=Casting,
+        waits=True,
+    ),
+    ApiRoute(
+        "GET",
+        _GAME + "/weights",
+        "work",
+        weights,
+        "The champion's policy; waits for news",
+        gives=POLICY_TYPE,
+        waits=True,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/act",
+        "play",
+        act,
+        "One decision",
+        takes=wire.Ask,
+        gives=wire.Acted,
+        max_bytes=1024 * _KIB,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/columns",
+        "play",
+        send_columns,
+        "Send a chunk as JSON",
+        takes=wire.Columns,
+        gives=wire.Sent,
+        max_bytes=4096 * _KIB,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/close",
+        "play",
+        close_session,
+        "Close a session",
+        takes=wire.Close,
+        gives=wire.Sent,
+        max_bytes=16 * _KIB,
+    ),
     ApiRoute("GET", "/healthz", None, health, "Whether the process lives", gives=wire.Health),
     ApiRoute("GET", "/readyz", None, ready, "Whether requests can be served", gives=wire.Health),
     ApiRoute("GET", "/metrics", "read", metrics, "Figures for Prometheus", gives="text/plain"),
     ApiRoute("GET", "/v1/openapi.json", "play", openapi, "This document", gives=JSON),
     ApiRoute("GET", "/v1/games", "play", list_games, "Registered games", gives=wire.GameList),
     ApiRoute("GET", _GAME, "play", show_game, "A game's schemas and bots", gives=wire.Game),
-    ApiRoute("PUT", _GAME, "play", register_game, "Register a game's spec", takes=JSON, gives=wire.Registered,
-             max_bytes=256 * _KIB),
-    ApiRoute("GET", _GAME + "/specs/{schema}", "play", show_spec, "A spec by its schema", gives=JSON),
+    ApiRoute(
+        "PUT",
+        _GAME,
+        "play",
+        register_game,
+        "Register a game's spec",
+        takes=JSON,
+        gives=wire.Registered,
+        max_bytes=256 * _KIB,
+    ),
+    ApiRoute(
+        "GET", _GAME + "/specs/{schema}", "play", show_spec, "A spec by its schema", gives=JSON
+    ),
     ApiRoute("GET", _MODEL, "play", show_model, "A model's signed facts", gives=wire.ModelInfo),
     ApiRoute("GET", _MODEL + "/policy", "play", show_policy, "A model's policy", gives=POLICY_TYPE),
-    ApiRoute("POST", _GAME + "/advise", "play", advise, "Legal actions, ranked", takes=wire.Ask, gives=wire.Advised,
-             max_bytes=1024 * _KIB),
-    ApiRoute("POST", _GAME + "/promote", "admin", promote, "Make a model champion", takes=wire.Promote,
-             gives=wire.Pointed, max_bytes=16 * _KIB),
-    ApiRoute("POST", _GAME + "/rollback", "admin", rollback, "Go back to the champion before", gives=wire.Pointed),
-)  # fmt: skip
+    ApiRoute(
+        "POST",
+        _GAME + "/advise",
+        "play",
+        advise,
+        "Legal actions, ranked",
+        takes=wire.Ask,
+        gives=wire.Advised,
+        max_bytes=1024 * _KIB,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/promote",
+        "admin",
+        promote,
+        "Make a model champion",
+        takes=wire.Promote,
+        gives=wire.Pointed,
+        max_bytes=16 * _KIB,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/rollback",
+        "admin",
+        rollback,
+        "Go back to the champion before",
+        gives=wire.Pointed,
+    ),
+)
 """`{game}` in a path is always a game's name, and a key of another game is refused there."""
 
 
-# --- The OpenAPI document ---------------------------------------------------------------------------------------------
+# --- The OpenAPI document -------------------------------------------------------------------------
 
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _IN_PATH: dict[str, dict[str, Any]] = {
@@ -285,9 +397,13 @@ _IN_QUERY: dict[str, dict[str, Any]] = {
 
 def document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
     """OpenAPI 3.1 of these routes."""
-    types = [kind for route in routes for kind in (route.takes, route.gives) if isinstance(kind, type)]
+    types = [
+        kind for route in routes for kind in (route.takes, route.gives) if isinstance(kind, type)
+    ]
     unique = list(dict.fromkeys([*types, wire.Failed]))
-    schemas, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
+    schemas, components = msgspec.json.schema_components(
+        unique, ref_template="#/components/schemas/{name}"
+    )
     found = dict(zip(unique, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -303,7 +419,10 @@ def document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             # Nothing is taken or given beyond what is named; dataclasses cannot say so themselves.
-            "schemas": {name: schema | {"additionalProperties": False} for name, schema in components.items()},
+            "schemas": {
+                name: schema | {"additionalProperties": False}
+                for name, schema in components.items()
+            },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -318,12 +437,16 @@ def _operation(route: ApiRoute, schemas: dict[Any, Any]) -> dict[str, Any]:
         for name in _PARAMETER.findall(route.path)
     ]
     if route.waits:
-        parameters += [{"name": name, "in": "query", "schema": kind} for name, kind in _IN_QUERY.items()]
+        parameters += [
+            {"name": name, "in": "query", "schema": kind} for name, kind in _IN_QUERY.items()
+        ]
     if parameters:
         operation["parameters"] = parameters
     if route.takes is not None:
         operation["requestBody"] = {"required": True, "content": _content(route.takes, schemas)}
-    success = {"description": "As asked"} | ({"content": _content(route.gives, schemas)} if route.gives else {})
+    success = {"description": "As asked"} | (
+        {"content": _content(route.gives, schemas)} if route.gives else {}
+    )
     failed = {"description": "Why not", "content": _content(wire.Failed, schemas)}
     operation["responses"] = {"200": success, "default": failed}
     if route.waits:

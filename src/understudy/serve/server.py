@@ -1,4 +1,5 @@
-"""A gateway on a socket: TLS or loopback, bounded connections, a stop that answers the requests in flight."""
+"""A gateway on a socket: TLS or loopback, bounded connections, a stop that answers the requests
+in flight."""
 
 import asyncio
 import contextlib
@@ -43,31 +44,45 @@ class Listen:
     head_timeout_s: float = 10.0
     """How long a client may take to send a request's head."""
     body_timeout_s: float = 20.0
-    """The same for a body; longer than the gateway's own time, which answers before this cuts off."""
+    """The same for a body; longer than the gateway's own time, which answers before this cuts
+    off."""
     read_timeout_s: float = 30.0
     """How long an answer may wait for its reader."""
     idle_timeout_s: int = 75
-    """How long a connection may stay without a request; longer than clients and balancers keep theirs."""
+    """How long a connection may stay without a request; longer than clients and balancers keep
+    theirs."""
     drain_s: int = 10
     """How long a stop waits for requests that are being served."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.certificate_key is None):
-            raise ConfigError("TLS needs certificate and certificate_key; give both, or none of them")
+            raise ConfigError(
+                "TLS needs certificate and certificate_key; give both, or none of them"
+            )
         if self.certificate is None and not self.insecure and not is_loopback(self.host):
             raise ConfigError(
-                f"plain HTTP on {self.host} would show every key to the network; give certificate and certificate_key, "
+                f"plain HTTP on {self.host} would show every key to the network; give certificate "
+                "and certificate_key, "
                 "listen on 127.0.0.1 behind a proxy, or say insecure where something else encrypts"
             )
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port is {self.port}; give 0 to 65535")
-        times = (self.head_timeout_s, self.body_timeout_s, self.read_timeout_s, self.idle_timeout_s, self.drain_s)
+        times = (
+            self.head_timeout_s,
+            self.body_timeout_s,
+            self.read_timeout_s,
+            self.idle_timeout_s,
+            self.drain_s,
+        )
         if self.max_connections < 1 or not all(0 < time_s < 1e6 for time_s in times):
-            raise ConfigError("max_connections is a whole number from 1, times are numbers of seconds above 0")
+            raise ConfigError(
+                "max_connections is a whole number from 1, times are numbers of seconds above 0"
+            )
 
 
 class Server:
-    """Serves a gateway until it is told to stop; the address is bound, and `url` known, once this is made."""
+    """Serves a gateway until it is told to stop; the address is bound, and `url` known, once
+    this is made."""
 
     def __init__(self, gateway: Gateway, listen: Listen) -> None:
         self._gateway = gateway
@@ -99,7 +114,8 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server; signals are left to the caller, and the gateway ends its long polls at the stop."""
+    """uvicorn's server; signals are left to the caller, and the gateway ends its long polls at
+    the stop."""
 
     def __init__(self, gateway: Gateway, listen: Listen) -> None:
         self._gateway = gateway
@@ -108,17 +124,27 @@ class _Uvicorn(uvicorn.Server):
         # uvicorn's messages about what strangers send are not worth a line each.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         config = uvicorn.Config(
-            gateway, http=type("Connection", (Connection,), facts), ws="none", lifespan="off", log_config=None,
-            access_log=False, proxy_headers=False, server_header=False, backlog=_BACKLOG,
-            limit_concurrency=listen.max_connections, timeout_keep_alive=listen.idle_timeout_s,
-            timeout_graceful_shutdown=listen.drain_s, ssl_certfile=listen.certificate,
+            gateway,
+            http=type("Connection", (Connection,), facts),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            limit_concurrency=listen.max_connections,
+            timeout_keep_alive=listen.idle_timeout_s,
+            timeout_graceful_shutdown=listen.drain_s,
+            ssl_certfile=listen.certificate,
             ssl_keyfile=listen.certificate_key,
-        )  # fmt: skip
+        )
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"{listen.certificate} and {listen.certificate_key} are no certificate and its key: {error}"
+                f"{listen.certificate} and {listen.certificate_key} are no certificate and its "
+                f"key: {error}"
             ) from None
         super().__init__(config)
 
@@ -139,9 +165,10 @@ class Connection(HttpToolsProtocol):
 
         connected ─ head ─► head complete ─ body ─► complete ─► answered ─ idle ─► next head …
 
-    uvicorn bounds only the idle time. Here a head and a body must come in their time, a head has a size, and an
-    answer must be read in time; a connection that is late or sends too much is cut off. What is overridden are the
-    callbacks of asyncio (`connection_made` …) and of httptools (`on_message_begin` …), and three of uvicorn's.
+    uvicorn bounds only the idle time. Here a head and a body must come in their time, a head has a
+    size, and an answer must be read in time; a connection that is late or sends too much is cut
+    off. What is overridden are the callbacks of asyncio (`connection_made` …) and of httptools
+    (`on_message_begin` …), and three of uvicorn's.
     """
 
     listen: Listen
@@ -160,7 +187,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._unanswered = 0
 
-    # --- Time -------------------------------------------------------------------------------------------------------
+    # --- Time -------------------------------------------------------------------------------------
 
     def _within(self, timeout_s: float) -> None:
         """Give the next stage its time; infinite while it is our turn."""
@@ -182,14 +209,17 @@ class Connection(HttpToolsProtocol):
             self._within(left_s)
 
     def _idle(self) -> None:
-        # uvicorn closes after its idle time; what is still unread then, or was no request, ends here.
+        # uvicorn closes after its idle time; what is still unread then, or was no request, ends
+        # here.
         self._within(self.listen.idle_timeout_s + _GOODBYE_S)
 
     def _end_soon(self) -> None:
         # close() alone waits for the other side: for its goodbye under TLS, or for it to read.
-        self.loop.call_later(0.0 if not self.transport.get_write_buffer_size() else _GOODBYE_S, self.transport.abort)
+        self.loop.call_later(
+            0.0 if not self.transport.get_write_buffer_size() else _GOODBYE_S, self.transport.abort
+        )
 
-    # --- What the transport says ------------------------------------------------------------------------------------
+    # --- What the transport says ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -208,9 +238,11 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         self._head_bytes = self._head_bytes + len(data) if was_in_head and self._is_in_head else 0
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", (
-                f"the head of a request has at most {MAX_HEAD_BYTES} bytes"
-            ))  # fmt: skip
+            self._refuse(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "head_too_large",
+                (f"the head of a request has at most {MAX_HEAD_BYTES} bytes"),
+            )
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -222,7 +254,7 @@ class Connection(HttpToolsProtocol):
             self._stalled = None
         super().resume_writing()
 
-    # --- What the parser says ---------------------------------------------------------------------------------------
+    # --- What the parser says ---------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
@@ -244,7 +276,7 @@ class Connection(HttpToolsProtocol):
             self._idle()
         super().on_message_complete()
 
-    # --- What uvicorn says ------------------------------------------------------------------------------------------
+    # --- What uvicorn says ------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -300,5 +332,6 @@ def _bound(listen: Listen) -> socket.socket:
         return socket.create_server((listen.host, listen.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {listen.host} port {listen.port}: {error.strerror}; give another port, or 0 for any"
+            f"cannot listen on {listen.host} port {listen.port}: {error.strerror}; give another "
+            "port, or 0 for any"
         ) from None

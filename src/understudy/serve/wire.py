@@ -23,7 +23,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A type of the API; unknown fields are refused, so that a misspelt one is noticed."""
 
 
-# --- Errors and acks --------------------------------------------------------------------------------------------------
+# --- Errors and acks ------------------------------------------------------------------------------
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -41,14 +41,15 @@ class Failed(Struct, frozen=True, kw_only=True):
 
 
 class Sent(Struct, frozen=True, kw_only=True):
-    """The answer to a parcel or to columns: one ack per frame, and what is asked of the next episodes."""
+    """The answer to a parcel or to columns: one ack per frame, and what is asked of the next
+    episodes."""
 
     acks: list[Ack]
     keep_share: float = 1.0
     """The probability with which the next episode should be recorded."""
 
 
-# --- Columns: experience of small clients -----------------------------------------------------------------------------
+# --- Columns: experience of small clients ---------------------------------------------------------
 
 
 class Note(Struct, frozen=True, kw_only=True):
@@ -95,7 +96,7 @@ class Close(Struct, frozen=True, kw_only=True):
     """All steps of the session."""
 
 
-# --- Games and bots ---------------------------------------------------------------------------------------------------
+# --- Games and bots -------------------------------------------------------------------------------
 
 
 class GameList(Struct, frozen=True, kw_only=True):
@@ -128,7 +129,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     signed: str
 
 
-# --- Deciding on the server -------------------------------------------------------------------------------------------
+# --- Deciding on the server -----------------------------------------------------------------------
 
 
 class Ask(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
-"""The ledger: what simulated players were promised, written by code that is neither client nor store.
+"""The ledger: what simulated players were promised, written by code that is neither client nor
+store.
 
-One file per process, one line per acknowledged frame. It reads frames with a few lines of its own, so that a mistake
-in our codec cannot hide itself.
+One file per process, one line per acknowledged frame. It reads frames with a few lines of its own,
+so that a mistake in our codec cannot hide itself.
 """
 
 import json
@@ -50,7 +51,9 @@ class Ledger:
         if not promises:
             return
         self.steps += sum(promise.n_steps for promise in promises)
-        lines = "".join(json.dumps({**asdict(one), "session": one.session.hex()}) + "\n" for one in promises)
+        lines = "".join(
+            json.dumps({**asdict(one), "session": one.session.hex()}) + "\n" for one in promises
+        )
         # After a full disk cut a line short, the next starts on a line of its own.
         view = memoryview((b"\n" if self._is_cut else b"") + lines.encode())
         self._is_cut = True
@@ -90,7 +93,11 @@ class LedgerLink:
         return self._link.policy(model_no)
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         began_s = time.perf_counter()
         acks = self._link.send(frames, players, skipped_steps=skipped_steps)
@@ -114,7 +121,8 @@ def _promise(frame: Frame) -> Promise:
 
 
 def read_ledger(folder: Path) -> Iterator[Promise]:
-    """Every promise on record; a half-written last line was cut off by a kill and promised nothing yet."""
+    """Every promise on record; a half-written last line was cut off by a kill and promised
+    nothing yet."""
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         lines = path.read_bytes().split(b"\n")
         for at, line in enumerate(lines[:-1]):
@@ -122,7 +130,12 @@ def read_ledger(folder: Path) -> Iterator[Promise]:
                 continue  # cut short by a full disk, before the client was told
             try:
                 fields = json.loads(line)
-                yield Promise(bytes.fromhex(fields["session"]), fields["chunk_no"], fields["n_steps"], fields["crc"])
+                yield Promise(
+                    bytes.fromhex(fields["session"]),
+                    fields["chunk_no"],
+                    fields["n_steps"],
+                    fields["crc"],
+                )
             except (ValueError, KeyError, TypeError):
                 raise Corrupt(
                     f"line {at + 1} of ledger {path.name} is not readable; restore it from a backup"

@@ -1,9 +1,11 @@
-"""The closed loop in a minute: people play, a learner that has no game learns from them, and its bots play with them.
+"""The closed loop in a minute: people play, a learner that has no game learns from them, and its
+bots play with them.
 
     people ─► client ─► gateway ─► stream ─► ingest ─► store ─► learner ─► registry ─► gate ─► the next bot plays
 
-Every part is the real one, in processes of its own. What the loop promises is measured at its end: the first and the
-last bot on the same held-out seeds, and every acknowledgement against the stored bytes.
+Every part is the real one, in processes of its own. What the loop promises is measured at its end:
+the first and the last bot on the same held-out seeds, and every acknowledgement against the stored
+bytes.
 """
 
 import secrets
@@ -31,7 +33,14 @@ from understudy.games.rally import GAME_ID, OPPONENT
 from understudy.ingest.specs import SpecFolder
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
-from understudy.platform.config import Config, GatewaySection, IngestSection, ModelsSection, StoreSection, StreamSection
+from understudy.platform.config import (
+    Config,
+    GatewaySection,
+    IngestSection,
+    ModelsSection,
+    StoreSection,
+    StreamSection,
+)
 from understudy.platform.platform import Platform, Standing
 from understudy.platform.play_web import PAGES, page_address, play_key
 from understudy.simulation.people import Groups, PeopleSettings
@@ -48,14 +57,15 @@ _MIN_S = 30.0
 """So long they play in any case: the second bot is seldom the best one."""
 
 
-# --- What it runs on --------------------------------------------------------------------------------------------------
+# --- What it runs on ------------------------------------------------------------------------------
 
 PARTS: Mapping[str, Mapping[str, str]] = {
     "stream": {"file": "", "kinesis": "kinesalite", "kafka": "kafka"},
     "store": {"local": "", "cassandra": "cassandra"},
     "models": {"folder": "", "s3": "s3"},
 }
-"""The server behind each word; kinesalite bears more than kinesis-local and reshards less, which no demo does."""
+"""The server behind each word; kinesalite bears more than kinesis-local and reshards less, which
+no demo does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +81,24 @@ class Backends:
         for name, known in PARTS.items():
             value = getattr(self, name)
             if value not in known and "://" not in value:
-                raise ConfigError(f"--{name} is {value!r}; give one of {', '.join(known)}, or an address")
+                raise ConfigError(
+                    f"--{name} is {value!r}; give one of {', '.join(known)}, or an address"
+                )
         if self.ingest == "spark" and self.store == "local":
             raise ConfigError(
-                "--ingest spark writes with many processes, and a local store has one writer; give --store cassandra"
+                "--ingest spark writes with many processes, and a local store has one writer; give "
+                "--store cassandra"
             )
 
 
 @contextmanager
-def standing(backends: Backends, data: Path, scratch: Path, tell: Callable[[str], None]) -> Iterator[Config]:
+def standing(
+    backends: Backends, data: Path, scratch: Path, tell: Callable[[str], None]
+) -> Iterator[Config]:
     """The config of a platform on these backends; servers that were started for it end with it.
 
-    On servers that ran already a stream, a keyspace and a folder stay, each named demo and a random mark. What cannot
-    be opened is refused before anything is in the data folder.
+    On servers that ran already a stream, a keyspace and a folder stay, each named demo and a random
+    mark. What cannot be opened is refused before anything is in the data folder.
     """
     if backends.ingest == "spark":
         from understudy.ingest.spark import require_spark  # late: seldom asked for
@@ -123,7 +138,8 @@ def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], N
 
 
 def address(word: str, servers: Mapping[str, Server], mark: str) -> str:
-    """The address that a word of `PARTS` means, created on its server; empty for the data folder."""
+    """The address that a word of `PARTS` means, created on its server; empty for the data
+    folder."""
     match word:
         case "kinesis":
             url = on_aws(servers["kinesalite"], word, f"demo-{mark}").url
@@ -143,19 +159,24 @@ def address(word: str, servers: Mapping[str, Server], mark: str) -> str:
     return url
 
 
-# --- Who judges its bots ----------------------------------------------------------------------------------------------
+# --- Who judges its bots --------------------------------------------------------------------------
 
 
 class BotJudge:
-    """Plays every champion in the same held-out episodes; the learner has no game, the judge does."""
+    """Plays every champion in the same held-out episodes; the learner has no game, the judge
+    does."""
 
     def __init__(self, env_id: str, seed: int) -> None:
         self.is_match = env_id == GAME_ID
         episodes = SERVES if self.is_match else EPISODES
-        self.judged_on = f"{SERVES} serves against a {OPPONENT} scripted opponent" if self.is_match else (
-            f"{EPISODES} held-out seeds"
-        )  # fmt: skip
-        self._envs = make_envs(env_id, episodes, env_kwargs={"opponent": OPPONENT} if self.is_match else {})
+        self.judged_on = (
+            f"{SERVES} serves against a {OPPONENT} scripted opponent"
+            if self.is_match
+            else (f"{EPISODES} held-out seeds")
+        )
+        self._envs = make_envs(
+            env_id, episodes, env_kwargs={"opponent": OPPONENT} if self.is_match else {}
+        )
         self._seeds = [(1 << 31) + 1_000 * seed + at for at in range(episodes)]
         self.returns: dict[int, Estimate] = {}
         """The mean return of each champion, in the order they came."""
@@ -165,7 +186,10 @@ class BotJudge:
         found = mean(np.asarray(evaluate(policy, self._envs, seeds=self._seeds)))
         self.returns[model_no] = found
         if not self.is_match:
-            return f"returns {found.value:.0f} ({found.low:.0f} to {found.high:.0f}) on {self.judged_on}"
+            return (
+                f"returns {found.value:.0f} ({found.low:.0f} to {found.high:.0f}) on "
+                f"{self.judged_on}"
+            )
         won = shares(found)
         return f"wins {won.value:.0%} ({won.low:.0%} to {won.high:.0%}) of {self.judged_on}"
 
@@ -180,10 +204,12 @@ class BotJudge:
 
 def shares(found: Estimate) -> Estimate:
     """A mean return of 1 for a point and -1 for one lost, as the share of points."""
-    return Estimate(*(None if end is None else (1 + end) / 2 for end in (found.value, found.low, found.high)))  # type: ignore[arg-type]
+    return Estimate(
+        *(None if end is None else (1 + end) / 2 for end in (found.value, found.low, found.high))
+    )  # type: ignore[arg-type]
 
 
-# --- What it has shown ------------------------------------------------------------------------------------------------
+# --- What it has shown ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,13 +240,22 @@ class LoopResult:
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
-            **_flat("first_return", self.first), **_flat("last_return", self.last), "improved": self.improved,
-            "judged_on": self.judged_on, "acked_steps": self.verdict.ledger_steps, "stored_steps": self.verdict.steps,
-            # Nothing but players' games sends anything here: neither the learner nor an actor plays.
-            "steps_from_players": self.verdict.steps, "lost_steps": self.verdict.lost_steps,
-            "duplicate_steps": self.verdict.duplicate_steps, "model_versions": self.model_versions,
-            "killed": self.killed, "restarts": self.restarts, "seconds": self.seconds,
-        }  # fmt: skip
+            **_flat("first_return", self.first),
+            **_flat("last_return", self.last),
+            "improved": self.improved,
+            "judged_on": self.judged_on,
+            "acked_steps": self.verdict.ledger_steps,
+            "stored_steps": self.verdict.steps,
+            # Nothing but players' games sends anything here: neither the learner nor an actor
+            # plays.
+            "steps_from_players": self.verdict.steps,
+            "lost_steps": self.verdict.lost_steps,
+            "duplicate_steps": self.verdict.duplicate_steps,
+            "model_versions": self.model_versions,
+            "killed": self.killed,
+            "restarts": self.restarts,
+            "seconds": self.seconds,
+        }
         for name, found in (("first_share", self.first), ("last_share", self.last)):
             fields |= _flat(name, shares(found) if found is not None and self.is_match else None)
         return fields
@@ -232,10 +267,14 @@ def _flat(name: str, found: Estimate | None) -> dict[str, float | None]:
     if found is None:
         return {name: None, f"{stem}_low": None, f"{stem}_high": None}
     low, high = (found.value if end is None else end for end in (found.low, found.high))
-    return {name: round(found.value, 4), f"{stem}_low": round(low, 4), f"{stem}_high": round(high, 4)}
+    return {
+        name: round(found.value, 4),
+        f"{stem}_low": round(low, 4),
+        f"{stem}_high": round(high, 4),
+    }
 
 
-# --- The loop ---------------------------------------------------------------------------------------------------------
+# --- The loop -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,11 +331,20 @@ class Loop:
     """One closed loop on a data folder; `run` goes from the first step to the measured result."""
 
     def __init__(
-        self, data: DataFolder, config: LoopConfig, show: Show, *, scratch: Path | None = None,
+        self,
+        data: DataFolder,
+        config: LoopConfig,
+        show: Show,
+        *,
+        scratch: Path | None = None,
         on_begin: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        """`scratch`: where servers that are started for it have their files; `on_begin`: called once all is checked."""
-        self._data, self._config, self._show, self._on_begin = data, config, show, on_begin
+    ) -> None:
+        """`scratch`: where servers that are started for it have their files; `on_begin`: called
+        once all is checked."""
+        self._data = data
+        self._config = config
+        self._show = show
+        self._on_begin = on_begin
         self._scratch = scratch or data.root / "servers"
         self._game = str(game_name_of_env(config.env_id))
         self._said: list[str] = []
@@ -307,7 +355,8 @@ class Loop:
         """What earlier ingest processes stored, and this one by its last report."""
 
     def run(self) -> LoopResult:
-        """Play until a bot is clearly better than the first, or time is up; then prove what was promised."""
+        """Play until a bot is clearly better than the first, or time is up; then prove what was
+        promised."""
         judge = BotJudge(self._config.env_id, self._config.seed)
         with standing(self._config.backends, self._data.root, self._scratch, self._say) as settings:
             self._began_s = time.monotonic()
@@ -316,7 +365,9 @@ class Loop:
             with Platform(settings, tell=self._tell) as platform:
                 self._wait_until_ready(platform)
                 if self._config.env_id in PAGES:
-                    page = page_address(platform.url or "", self._game, key=play_key(opened, self._game))
+                    page = page_address(
+                        platform.url or "", self._game, key=play_key(opened, self._game)
+                    )
                     self._said.append(f"play along in a browser: {page}")
                 people = self._people(platform)
                 try:
@@ -326,25 +377,41 @@ class Loop:
                 platform.supervisor.stop()
                 restarts = sum(one.restarts for one in platform.supervisor.standings.values())
             if settings.store.url:
-                with closing(open_store(settings.store.url, specs=RegistrySpecs(opened.registry))) as store:
+                with closing(
+                    open_store(settings.store.url, specs=RegistrySpecs(opened.registry))
+                ) as store:
                     verdict = verify_elsewhere(self._data, store, live=False)
             else:
                 verdict = verify(self._data, config=settings)
             returns: list[Estimate | None] = list(judge.returns.values()) or [None]
             return LoopResult(
-                first=returns[0], last=returns[-1], is_match=judge.is_match,
-                judged_on=judge.judged_on if judge.returns else None, improved=judge.has_improved, verdict=verdict,
-                model_versions=list(judge.returns), killed=self._config.kill if self._killed else None,
-                restarts=restarts, seconds=round(time.monotonic() - self._began_s, 1),
-            )  # fmt: skip
+                first=returns[0],
+                last=returns[-1],
+                is_match=judge.is_match,
+                judged_on=judge.judged_on if judge.returns else None,
+                improved=judge.has_improved,
+                verdict=verdict,
+                model_versions=list(judge.returns),
+                killed=self._config.kill if self._killed else None,
+                restarts=restarts,
+                seconds=round(time.monotonic() - self._began_s, 1),
+            )
 
     def _say(self, said: str) -> None:
         """Show something that happens before anything runs."""
         elapsed_s = time.monotonic() - self._began_s
-        self._show(Look(
-            elapsed_s=elapsed_s, recorded_steps=0, acked_steps=0, stored_steps=0, phase=said, champion=0, canary=0,
-            said=said,
-        ))  # fmt: skip
+        self._show(
+            Look(
+                elapsed_s=elapsed_s,
+                recorded_steps=0,
+                acked_steps=0,
+                stored_steps=0,
+                phase=said,
+                champion=0,
+                canary=0,
+                said=said,
+            )
+        )
 
     def _people(self, platform: Platform) -> Groups:
         """Two processes of them."""
@@ -352,13 +419,22 @@ class Loop:
         assert platform.url is not None
         config = self._config
         middle = (config.people + 1) // 2
-        return Groups("people", [
-            PeopleSettings(
-                data=str(self._data.root), url=platform.url, key=platform.keys.key, env_id=config.env_id,
-                names=[f"person-{number}" for number in numbers], first_number=numbers.start, seed=config.seed + at,
-            )
-            for at, numbers in enumerate((range(middle), range(middle, config.people))) if numbers
-        ])  # fmt: skip
+        return Groups(
+            "people",
+            [
+                PeopleSettings(
+                    data=str(self._data.root),
+                    url=platform.url,
+                    key=platform.keys.key,
+                    env_id=config.env_id,
+                    names=[f"person-{number}" for number in numbers],
+                    first_number=numbers.start,
+                    seed=config.seed + at,
+                )
+                for at, numbers in enumerate((range(middle), range(middle, config.people)))
+                if numbers
+            ],
+        )
 
     def _tell(self, standing: Standing, said: str) -> None:
         if standing.state in ("waiting", "running") and self._killed:
@@ -368,7 +444,9 @@ class Loop:
         deadline_s = time.monotonic() + _READY_S
         while not platform.supervisor.is_ready:
             if time.monotonic() > deadline_s:
-                raise UnderstudyError(f"the platform was not ready within {_READY_S:.0f} s; try `understudy doctor`")
+                raise UnderstudyError(
+                    f"the platform was not ready within {_READY_S:.0f} s; try `understudy doctor`"
+                )
             platform.supervisor.step()
             time.sleep(_TICK_S / 2)
 
@@ -377,11 +455,15 @@ class Loop:
         """How long everything has run."""
         return 0.0 if self._all_run_s is None else time.monotonic() - self._all_run_s
 
-    def _watch(self, platform: Platform, people: Groups, registry: Registry, judge: BotJudge) -> None:
+    def _watch(
+        self, platform: Platform, people: Groups, registry: Registry, judge: BotJudge
+    ) -> None:
         while self._play_s < self._config.max_seconds:
             platform.supervisor.step()
             has_learner = bool(platform.supervisor.standings["learner"].report)
-            if self._all_run_s is None and (has_learner or time.monotonic() - self._began_s > _STARTED_S):
+            if self._all_run_s is None and (
+                has_learner or time.monotonic() - self._began_s > _STARTED_S
+            ):
                 # On a slow machine starting up takes long, and says nothing about the bots.
                 self._all_run_s = time.monotonic()
             people.check()
@@ -397,7 +479,9 @@ class Loop:
             time.sleep(_TICK_S)
 
     def _kill_if_due(self, platform: Platform) -> None:
-        child = platform.supervisor.standings[self._config.kill].child if self._config.kill else None
+        child = (
+            platform.supervisor.standings[self._config.kill].child if self._config.kill else None
+        )
         if child is not None and not self._killed:
             self._killed = True
             self._said.append(f"kill -9 of the {self._config.kill} (process {child.pid})")
@@ -405,8 +489,10 @@ class Loop:
 
     def _look(self, platform: Platform, people: Groups, registry: Registry) -> None:
         standings = platform.supervisor.standings
-        learner, ingest = standings["learner"].report, standings["ingest"].report
-        now, game = registry.catalogue(self._game), learner.get("games", {}).get(self._game, {})
+        learner = standings["learner"].report
+        ingest = standings["ingest"].report
+        now = registry.catalogue(self._game)
+        game = learner.get("games", {}).get(self._game, {})
         if (stored := ingest.get("stored", 0)) < self._stored:
             self._stored_before += self._stored  # ingest was restarted, and counts from 0 again
         self._stored = stored
@@ -416,13 +502,19 @@ class Loop:
                 before = points.get(bot, (0, 0))
                 points[bot] = before[0] + won, before[1] + played
         look = Look(
-            elapsed_s=time.monotonic() - self._began_s, recorded_steps=people.total("recorded"),
-            acked_steps=people.total("acked"), stored_steps=self._stored_before + stored,
+            elapsed_s=time.monotonic() - self._began_s,
+            recorded_steps=people.total("recorded"),
+            acked_steps=people.total("acked"),
+            stored_steps=self._stored_before + stored,
             updates=int(learner.get("updates", 0)),
             phase=f"{game['phase']}: {game['why']}" if game else "the learner is starting",
-            champion=now.points_to("champion"), canary=now.points_to("canary"), lag_s=ingest.get("lag_s"),
-            points=points, view=dict(people.children[0].latest.get("view", {})), play_s=self._play_s,
-        )  # fmt: skip
+            champion=now.points_to("champion"),
+            canary=now.points_to("canary"),
+            lag_s=ingest.get("lag_s"),
+            points=points,
+            view=dict(people.children[0].latest.get("view", {})),
+            play_s=self._play_s,
+        )
         for said in [*self._said, ""]:
             self._show(replace(look, said=said))
         self._said.clear()

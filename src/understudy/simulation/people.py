@@ -1,8 +1,9 @@
-"""Simulated people: they play a game through the real client at a pace, in processes of their own, with a ledger.
+"""Simulated people: they play a game through the real client at a pace, in processes of their own,
+with a ledger.
 
-Run as `python -m understudy.simulation.people`, with settings as JSON in the first line of its standard input. It
-reports a line of JSON a few times a second and stops when its standard input closes, so that it never outlives its
-parent.
+Run as `python -m understudy.simulation.people`, with settings as JSON in the first line of its
+standard input. It reports a line of JSON a few times a second and stops when its standard input
+closes, so that it never outlives its parent.
 """
 
 import json
@@ -44,7 +45,7 @@ _SHORTEST_WAIT_S = 0.002
 _STOP_S = 30.0
 
 
-# --- People -----------------------------------------------------------------------------------------------------------
+# --- People ---------------------------------------------------------------------------------------
 
 
 class Person(Protocol):
@@ -66,7 +67,9 @@ class Tester:
     rows_per_step = 1
 
     def __init__(self, env: "gymnasium.Env[Any, Any]", recorder: Recorder, seed: int) -> None:
-        self._env, self._recorder, self._seed = env, recorder, seed
+        self._env = env
+        self._recorder = recorder
+        self._seed = seed
         self.points: dict[str, list[int]] = {}
         env.action_space.seed(seed)
         self._begin()
@@ -93,11 +96,21 @@ class Solo:
     rows_per_step = 1
 
     def __init__(
-        self, game: Game, name: str, env_id: str, rng: np.random.Generator, *, bot_share: float = BOT_SHARE,
+        self,
+        game: Game,
+        name: str,
+        env_id: str,
+        rng: np.random.Generator,
+        *,
+        bot_share: float = BOT_SHARE,
         choose: Callable[[Any], Any] | None = None,
-    ) -> None:  # fmt: skip
-        """`choose`: the action for an observation where no bot plays; by itself, more or less skilled."""
-        self._game, self._name, self._rng, self._bot_share = game, name, rng, bot_share
+    ) -> None:
+        """`choose`: the action for an observation where no bot plays; by itself, more or less
+        skilled."""
+        self._game = game
+        self._name = name
+        self._rng = rng
+        self._bot_share = bot_share
         self._choose = choose or self._try
         self._env = make_env(env_id)
         self._env.action_space.seed(int(rng.integers(1 << 31)))
@@ -109,7 +122,9 @@ class Solo:
 
     def _try(self, obs: Any) -> Any:
         if self._rng.random() < self._skill and self._knows_cartpole:
-            return int(obs[2] > 0)  # as beginners do: push to the side where the pole leans, whatever its speed
+            return int(
+                obs[2] > 0
+            )  # as beginners do: push to the side where the pole leans, whatever its speed
         return self._env.action_space.sample()
 
     def _begin(self) -> None:
@@ -119,7 +134,9 @@ class Solo:
         self._episode: Episode = self._game.episode(self._name)
 
     def step(self) -> None:
-        episode, obs, legal = self._episode, self._obs, self._legal
+        episode = self._episode
+        obs = self._obs
+        legal = self._legal
         if self._is_bots:
             action = episode.act(obs, legal=legal, otherwise=self._choose)
         else:
@@ -137,7 +154,8 @@ class Solo:
 
 
 class Match:
-    """A person at one seat of a rally court and the current bot at the other, serve after serve; both are recorded.
+    """A person at one seat of a rally court and the current bot at the other, serve after serve;
+    both are recorded.
 
     Seats and skills go round by the person's number.
     """
@@ -147,15 +165,19 @@ class Match:
     def __init__(self, game: Game, name: str, number: int, rng: np.random.Generator) -> None:
         if game.spec.game != rally.GAME_ID:
             raise ConfigError(f"{game.spec.game} has one seat; a match is played in rally")
-        self._game, self._name, self._rng = game, name, rng
-        self._seat, self._skill = number // 2 % 2, SKILLS[number % len(SKILLS)]
+        self._game = game
+        self._name = name
+        self._rng = rng
+        self._seat = number // 2 % 2
+        self._skill = SKILLS[number % len(SKILLS)]
         self._match = str(uuid.UUID(bytes=rng.bytes(16), version=4))
         self.points: dict[str, list[int]] = {}
         self._score = [0, 0]
         self._serve()
 
     def _serve(self) -> None:
-        self._seed, self._decisions = int(self._rng.integers(1 << 31)), 0
+        self._seed = int(self._rng.integers(1 << 31))
+        self._decisions = 0
         self.court = rally.serve(self._seed)
         self._person = self._episode(self._seat, "bot")
         self._bot = self._episode(1 - self._seat, "person")
@@ -163,15 +185,18 @@ class Match:
     def _episode(self, seat: int, opponent: str) -> Episode:
         return self._game.episode(
             self._name, seat=seat, opponents=(opponent,), match=self._match, seed=self._seed
-        )  # fmt: skip
+        )
 
     def step(self) -> None:
-        court, seat = self.court, self._seat
+        court = self.court
+        seat = self._seat
         drawn = int(self._rng.integers(1 << 32))
         ours = rally.scripted(Ints, rally.seen(court, seat), self._skill, drawn)
         self._person.acted(rally.observed(court, seat), ours)
         theirs = int(self._bot.act(rally.observed(court, 1 - seat)))
-        self.court, got = rally.step(Ints, court, *((ours, theirs) if seat == 0 else (theirs, ours)))
+        self.court, got = rally.step(
+            Ints, court, *((ours, theirs) if seat == 0 else (theirs, ours))
+        )
         self._decisions += 1
         reward = float(got if seat == 0 else -got)
         self._person.reward(reward)
@@ -180,7 +205,10 @@ class Match:
             self._end(reward)
 
     def _end(self, reward: float) -> None:
-        for episode, seat, won in ((self._person, self._seat, reward), (self._bot, 1 - self._seat, -reward)):
+        for episode, seat, won in (
+            (self._person, self._seat, reward),
+            (self._bot, 1 - self._seat, -reward),
+        ):
             result = "win" if won > 0 else "loss" if won < 0 else None
             episode.end(rally.observed(self.court, seat), truncated=reward == 0, result=result)
         if reward and self._bot.model:
@@ -195,7 +223,7 @@ class Match:
         return {"court": list(self.court), "seat": self._seat, "score": list(self._score)}
 
 
-# --- A process of them ------------------------------------------------------------------------------------------------
+# --- A process of them ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,11 +231,13 @@ class PeopleSettings:
     """What one process of people does."""
 
     data: str
-    """Where their spool and their ledger lie, and without `url` the stream that they record into."""
+    """Where their spool and their ledger lie, and without `url` the stream that they record
+    into."""
     env_id: str
     names: list[str]
     url: str = ""
-    """The gateway that they play through, with bots; without one they are testers who record into the data folder."""
+    """The gateway that they play through, with bots; without one they are testers who record
+    into the data folder."""
     key: str = ""
     first_number: int = 0
     """Of the first of them, where skills and seats go round."""
@@ -220,10 +250,15 @@ class PeopleSettings:
 
 
 def rounds(
-    play: Callable[[], None], tell: Callable[[int], None], *, stop: threading.Event, rate: float,
+    play: Callable[[], None],
+    tell: Callable[[int], None],
+    *,
+    stop: threading.Event,
+    rate: float,
     seconds: float = math.inf,
-) -> int:  # fmt: skip
-    """Play round after round, `rate` of them a second (0: as fast as they go), and tell how many; their number."""
+) -> int:
+    """Play round after round, `rate` of them a second (0: as fast as they go), and tell how
+    many; their number."""
     began_s = report_s = time.monotonic()
     played = 0
     while not stop.is_set() and (now_s := time.monotonic()) - began_s < seconds:
@@ -239,10 +274,16 @@ def rounds(
 
 
 def play_on(
-    game: Game, ledger: LedgerLink, people: Sequence[Person], *, rate: float, seconds: float = math.inf,
+    game: Game,
+    ledger: LedgerLink,
+    people: Sequence[Person],
+    *,
+    rate: float,
+    seconds: float = math.inf,
     close_s: float = 10.0,
-) -> None:  # fmt: skip
-    """In a child process: play until the time is up or the parent asks to stop, then flush; reports all the while."""
+) -> None:
+    """In a child process: play until the time is up or the parent asks to stop, then flush;
+    reports all the while."""
     rows = sum(person.rows_per_step for person in people)
 
     def play() -> None:
@@ -257,12 +298,21 @@ def play_on(
                 before[0] += won
                 before[1] += of
         counts = game.stats()
-        report({
-            "recorded": played * rows, "acked": ledger.acked_steps, "dropped": counts.dropped_steps,
-            "failed_sends": counts.failed_sends, "last_error": counts.last_error, "bot": counts.bot,
-            "last_bot_error": counts.last_bot_error, "refused_bots": counts.refused_bots, "points": points,
-            "view": people[0].view(), **more,
-        })  # fmt: skip
+        report(
+            {
+                "recorded": played * rows,
+                "acked": ledger.acked_steps,
+                "dropped": counts.dropped_steps,
+                "failed_sends": counts.failed_sends,
+                "last_error": counts.last_error,
+                "bot": counts.bot,
+                "last_bot_error": counts.last_bot_error,
+                "refused_bots": counts.refused_bots,
+                "points": points,
+                "view": people[0].view(),
+                **more,
+            }
+        )
 
     played = rounds(play, tell, stop=stop_with_parent(), rate=rate, seconds=seconds)
     flushed = game.close(timeout_s=close_s)
@@ -272,7 +322,8 @@ def play_on(
 
 def main(settings: PeopleSettings) -> None:
     """Connect, seat these people, and play."""
-    data, is_served = DataFolder(Path(settings.data)), bool(settings.url)
+    data = DataFolder(Path(settings.data))
+    is_served = bool(settings.url)
     spec = spec_from_gymnasium(make_env(settings.env_id, settings.env_kwargs))
     link: Link = (
         HttpLink(Address(settings.url, settings.key), spec.game)
@@ -280,7 +331,9 @@ def main(settings: PeopleSettings) -> None:
         else local_link(data.root, spec, SystemClock())
     )
     ledger = LedgerLink(link, data.ledger)
-    game = connect(spec=spec, link=ledger, spool=data.spool, consent="granted", linger_s=settings.linger_s)
+    game = connect(
+        spec=spec, link=ledger, spool=data.spool, consent="granted", linger_s=settings.linger_s
+    )
     chances = np.random.default_rng(settings.seed).spawn(len(settings.names))
     people: list[Person] = []
     for at, name in enumerate(settings.names):
@@ -301,7 +354,8 @@ class Groups:
     def __init__(self, name: str, shares: Iterable[PeopleSettings]) -> None:
         command = python_module("understudy.simulation.people")
         self.children = [
-            Child(f"{name} {at}", command, told=json.dumps(asdict(share))) for at, share in enumerate(shares)
+            Child(f"{name} {at}", command, told=json.dumps(asdict(share)))
+            for at, share in enumerate(shares)
         ]
 
     def total(self, name: str) -> int:
@@ -325,7 +379,7 @@ class Groups:
                 child.wait(5.0)
 
 
-# --- simulate: testers, a stream and ingest ---------------------------------------------------------------------------
+# --- simulate: testers, a stream and ingest -------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +404,10 @@ class SimulateConfig:
         if self.seed < 0:
             raise ConfigError(f"--seed is {self.seed}; give a number from 0")
         if not 0 <= self.rate < 1e9 or not 0 < self.linger_s < 1e9:
-            raise ConfigError(f"--rate {self.rate}, --linger {self.linger_s}: give a rate from 0 and a linger above 0")
+            raise ConfigError(
+                f"--rate {self.rate}, --linger {self.linger_s}: give a rate from 0 and a linger "
+                "above 0"
+            )
 
     def shares(self, data: DataFolder) -> Iterator[PeopleSettings]:
         """What each process of players does."""
@@ -358,9 +415,15 @@ class SimulateConfig:
         names = [f"simulated-{self.seed}-{at}" for at in range(self.players)]
         for at in range(count):
             yield PeopleSettings(
-                data=str(data.root), env_id=self.env_id, names=names[at::count], seconds=self.seconds,
-                seed=self.seed + 104_729 * at, rate=self.rate, linger_s=self.linger_s, env_kwargs=self.env_kwargs,
-            )  # fmt: skip
+                data=str(data.root),
+                env_id=self.env_id,
+                names=names[at::count],
+                seconds=self.seconds,
+                seed=self.seed + 104_729 * at,
+                rate=self.rate,
+                linger_s=self.linger_s,
+                env_kwargs=self.env_kwargs,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +457,8 @@ class SimulateResult:
 
 
 class Simulation:
-    """Testers, and ingest unless one runs already, in real processes; a context manager that leaves none behind."""
+    """Testers, and ingest unless one runs already, in real processes; a context manager that
+    leaves none behind."""
 
     def __init__(self, data: DataFolder, config: SimulateConfig) -> None:
         # Made here once, so that a wrong id or keyword is refused before anything starts.
@@ -404,11 +468,15 @@ class Simulation:
         finally:
             env.close()
         data.root.mkdir(parents=True, exist_ok=True)
-        self._data, self._config = data, config
+        self._data = data
+        self._config = config
         self._steps_before = stats(data)["steps"]
         self.uses_running_ingest = config.ingest and data.has_writer()
-        self._ingest = self._start_ingest() if config.ingest and not self.uses_running_ingest else None
-        self._ingest_restarts, self._stored_before = 0, 0
+        self._ingest = (
+            self._start_ingest() if config.ingest and not self.uses_running_ingest else None
+        )
+        self._ingest_restarts = 0
+        self._stored_before = 0
         self._players = Groups("players", config.shares(data))
         self._began_s = time.monotonic()
 
@@ -432,11 +500,14 @@ class Simulation:
         )
 
     def run(self, show: Callable[[Progress], None], *, every_s: float = 0.1) -> SimulateResult:
-        """Wait for the players, restarting an ingest that ends meanwhile, then let ingest store the rest."""
+        """Wait for the players, restarting an ingest that ends meanwhile, then let ingest store
+        the rest."""
         while any(child.exit_code is None for child in self._players.children):
             if self._ingest is not None and self._ingest.exit_code is not None:
                 if self._ingest_restarts >= 5:
-                    raise UnderstudyError(f"the ingest process ends again and again:\n{self._ingest.errors}")
+                    raise UnderstudyError(
+                        f"the ingest process ends again and again:\n{self._ingest.errors}"
+                    )
                 self._stored_before += self._ingest.latest.get("stored", 0)
                 self._ingest_restarts += 1
                 self._ingest = self._start_ingest()
@@ -453,7 +524,9 @@ class Simulation:
         show(progress)
         self._players.check((0, -9, -15, -2))
         last = [child.latest for child in self._players.children]
-        latencies_ms = np.array([ms for child in last for ms in child.get("latencies_ms", [])] or [0.0])
+        latencies_ms = np.array(
+            [ms for child in last for ms in child.get("latencies_ms", [])] or [0.0]
+        )
         dropped = self._players.total("dropped")
         return SimulateResult(
             recorded_steps=progress.recorded_steps,
@@ -461,10 +534,14 @@ class Simulation:
             stored_steps=stats(self._data)["steps"] - self._steps_before,
             dropped_steps=dropped,
             unsent_steps=max(0, progress.recorded_steps - progress.acked_steps - dropped),
-            steps_per_s=round(progress.acked_steps / max(min(progress.elapsed_s, self._config.seconds), 0.001), 1),
+            steps_per_s=round(
+                progress.acked_steps / max(min(progress.elapsed_s, self._config.seconds), 0.001), 1
+            ),
             ack_p50_ms=round(float(np.percentile(latencies_ms, 50)), 3),
             ack_p99_ms=round(float(np.percentile(latencies_ms, 99)), 3),
-            refused_frames=sum(self._ingest.latest.get("refusals", {}).values()) if self._ingest else 0,
+            refused_frames=sum(self._ingest.latest.get("refusals", {}).values())
+            if self._ingest
+            else 0,
             died=sum(not child.get("done") for child in last),
             ingest_restarts=self._ingest_restarts,
         )

@@ -1,4 +1,5 @@
-"""verify: finish what a kill left, then prove every promise in the ledger against the stored bytes; digests of them."""
+"""verify: finish what a kill left, then prove every promise in the ledger against the stored
+bytes; digests of them."""
 
 import hashlib
 import time
@@ -34,7 +35,8 @@ _ASK_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verify found; `exit_code` is 0, 1 (loss, duplicate, damage) or 2 (no ledger to prove against)."""
+    """What verify found; `exit_code` is 0, 1 (loss, duplicate, damage) or 2 (no ledger to prove
+    against)."""
 
     steps: int
     sessions: int
@@ -44,7 +46,8 @@ class Verdict:
     lost_chunks: int
     lost_steps: int
     set_aside_steps: int
-    """Acknowledged and not in learners' reach: quarantined, parked, forgotten or expired, by the store's own record."""
+    """Acknowledged and not in learners' reach: quarantined, parked, forgotten or expired, by the
+    store's own record."""
     duplicate_steps: int
     gap_steps: int
     gap_chunks: int
@@ -59,7 +62,12 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        if self.lost_chunks or self.duplicate_steps or self.corrupt or (self.gap_chunks and not self.live_writer):
+        if (
+            self.lost_chunks
+            or self.duplicate_steps
+            or self.corrupt
+            or (self.gap_chunks and not self.live_writer)
+        ):
             return 1
         return 0 if self.ledger_chunks else 2
 
@@ -75,7 +83,8 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
     """
     config = config or Config()
     promises = list(read_ledger(data.ledger))
-    # Without a ledger there is nothing to prove, and what is finished here must not make it look otherwise.
+    # Without a ledger there is nothing to prove, and what is finished here must not make it look
+    # otherwise.
     recovered = finish_leftovers(data, config, with_ledger=bool(promises)) if finish else 0
     promises = list(read_ledger(data.ledger)) if recovered else promises
     try:
@@ -89,18 +98,22 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
 
 
 def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verdict:
-    """The same proof against a store on other machines, by its own audit and by its tail; `live`: a process writes."""
+    """The same proof against a store on other machines, by its own audit and by its tail;
+    `live`: a process writes."""
     promises = list(read_ledger(data.ledger))
     stored: dict[Key, Held] = {}
     gone: set[Key] = set()
     for item in items_of(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0)):
         if isinstance(item, Stored):
             steps = item.chunk.meta.n_steps if item.chunk is not None else 0
-            stored[item.frame.session.bytes, item.frame.chunk_no] = Held(item.frame.body_crc, item.frame.kind, 0, steps)
+            stored[item.frame.session.bytes, item.frame.chunk_no] = Held(
+                item.frame.body_crc, item.frame.kind, 0, steps
+            )
         else:
             gone |= {(session.bytes, number) for session, number in item.chunks}
     quarantined: dict[Key, list[int]] = {}
-    found, after = store.audit(), 0
+    found = store.audit()
+    after = 0
     while page := store.quarantined(after_id=after):
         after = page[-1].id
         for one in page:
@@ -130,7 +143,8 @@ def finish_leftovers(data: DataFolder, config: Config, *, with_ledger: bool) -> 
 
 
 def _settle(data: DataFolder, config: Config) -> bool:
-    """Store what is in the stream: by the process that has the store open, or here; whether there is one."""
+    """Store what is in the stream: by the process that has the store open, or here; whether
+    there is one."""
     for _ in range(3):
         if data.has_writer():
             try:
@@ -150,9 +164,15 @@ def _settle(data: DataFolder, config: Config) -> bool:
 
 
 def _judge(
-    findings: Findings, promises: Iterable[Promise], recovered: int, live: bool, *, found: Audit | None = None
+    findings: Findings,
+    promises: Iterable[Promise],
+    recovered: int,
+    live: bool,
+    *,
+    found: Audit | None = None,
 ) -> Verdict:
-    found, seen = found or summary(findings), set()
+    found = found or summary(findings)
+    seen = set()
     lost_chunks = lost_steps = set_aside_steps = ledger_steps = 0
     for promise in promises:
         key = (promise.session, promise.chunk_no)
@@ -161,17 +181,31 @@ def _judge(
         seen.add(key)
         ledger_steps += promise.n_steps
         if not _is_kept(findings, promise):
-            lost_chunks, lost_steps = lost_chunks + 1, lost_steps + promise.n_steps
+            lost_chunks = lost_chunks + 1
+            lost_steps = lost_steps + promise.n_steps
         elif not _is_stored(findings, promise):
             set_aside_steps += promise.n_steps
     return Verdict(
-        steps=found.steps, sessions=found.sessions, chunks=found.chunks, ledger_chunks=len(seen),
-        ledger_steps=ledger_steps, lost_chunks=lost_chunks, lost_steps=lost_steps, set_aside_steps=set_aside_steps,
-        duplicate_steps=found.duplicate_steps, gap_steps=found.gap_steps, gap_chunks=found.gap_chunks,
-        dropped_steps=found.dropped_steps, quarantined_chunks=found.quarantined, parked_chunks=found.parked,
-        forgotten_chunks=found.forgotten_chunks, expired_chunks=found.expired_chunks, corrupt=tuple(found.corrupt),
-        recovered_frames=recovered, live_writer=live,
-    )  # fmt: skip
+        steps=found.steps,
+        sessions=found.sessions,
+        chunks=found.chunks,
+        ledger_chunks=len(seen),
+        ledger_steps=ledger_steps,
+        lost_chunks=lost_chunks,
+        lost_steps=lost_steps,
+        set_aside_steps=set_aside_steps,
+        duplicate_steps=found.duplicate_steps,
+        gap_steps=found.gap_steps,
+        gap_chunks=found.gap_chunks,
+        dropped_steps=found.dropped_steps,
+        quarantined_chunks=found.quarantined,
+        parked_chunks=found.parked,
+        forgotten_chunks=found.forgotten_chunks,
+        expired_chunks=found.expired_chunks,
+        corrupt=tuple(found.corrupt),
+        recovered_frames=recovered,
+        live_writer=live,
+    )
 
 
 def _is_stored(findings: Findings, promise: Promise) -> bool:
@@ -191,7 +225,7 @@ def _is_kept(findings: Findings, promise: Promise) -> bool:
     return session_time_s(uuid.UUID(bytes=promise.session)) < findings.pruned_before_s
 
 
-# --- Digests: what a store holds as one number per session, so that two stores can be compared -----------------------
+# --- Digests: what a store holds as one number per session, so that two stores can be compared ----
 
 
 def items_of(page_behind: TailOf) -> Iterator[Stored | Forgotten]:
@@ -203,14 +237,17 @@ def items_of(page_behind: TailOf) -> Iterator[Stored | Forgotten]:
 
 
 def digests(page_behind: TailOf) -> dict[str, str]:
-    """SHA-256 per session over chunk numbers, columns, dtypes and metadata, in the order of the numbers."""
+    """SHA-256 per session over chunk numbers, columns, dtypes and metadata, in the order of the
+    numbers."""
     parts: dict[uuid.UUID, dict[int, list[bytes]]] = {}
     for item in items_of(page_behind):
         if isinstance(item, Stored):
             body = item.frame.body if item.chunk is None else _bytes_of(item.chunk)
             chunk = hashlib.sha256(bytes([item.frame.kind]) + body).digest()
             # A number that is there twice must change the digest, so all of them are kept.
-            parts.setdefault(item.frame.session, {}).setdefault(item.frame.chunk_no, []).append(chunk)
+            parts.setdefault(item.frame.session, {}).setdefault(item.frame.chunk_no, []).append(
+                chunk
+            )
     return {str(session): _digest(numbers) for session, numbers in sorted(parts.items())}
 
 
@@ -229,7 +266,8 @@ def _digest(numbers: dict[int, list[bytes]]) -> str:
 
 def _bytes_of(chunk: Chunk) -> bytes:
     columns = [
-        f"{name} {column.dtype.str} {column.shape}\n".encode() + np.ascontiguousarray(column).tobytes()
+        f"{name} {column.dtype.str} {column.shape}\n".encode()
+        + np.ascontiguousarray(column).tobytes()
         for name, column in sorted(chunk.columns.items())
     ]
     return b"\n".join([canonical_json(chunk.meta.to_metadata()), *columns])

@@ -1,6 +1,7 @@
 """A full check of a store: what is really there, once, whole, and without unexplained gaps.
 
-`Findings` and `summary` serve every store; `audit` reads the embedded one, page by page, while others may write.
+`Findings` and `summary` serve every store; `audit` reads the embedded one, page by page, while
+others may write.
 """
 
 import uuid
@@ -13,7 +14,15 @@ from understudy.experience.frame import FrameKind, decode_frame, read_close, rea
 from understudy.experience.session import tombstone_of
 from understudy.ports import Audit
 from understudy.stores.database import checked, quarantine_check
-from understudy.stores.view import COLUMNS, EXPIRED, FORGOTTEN, STORED, FrameRow, StoreView, read_head
+from understudy.stores.view import (
+    COLUMNS,
+    EXPIRED,
+    FORGOTTEN,
+    STORED,
+    FrameRow,
+    StoreView,
+    read_head,
+)
 
 Key = tuple[bytes, int]
 """Session and number."""
@@ -40,7 +49,8 @@ class Findings:
     forgotten_sessions: set[bytes] = field(default_factory=set)
     """Tombstones of them."""
     pruned_before_s: int = 0
-    """Sessions that began before this may have expired so long ago that nothing is known of them any more."""
+    """Sessions that began before this may have expired so long ago that nothing is known of them
+    any more."""
     dropped: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     dropped_steps: int = 0
     closes: dict[bytes, tuple[int, int]] = field(default_factory=dict)
@@ -81,10 +91,14 @@ def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
         if is_alone:
             with view.looking() as db:
                 found = [str(row[0]) for row in db.execute("PRAGMA integrity_check(5)")]
-                (unknown,) = db.execute("SELECT count(*) FROM bodies WHERE arrival NOT IN (SELECT arrival FROM frames)")
+                (unknown,) = db.execute(
+                    "SELECT count(*) FROM bodies WHERE arrival NOT IN (SELECT arrival FROM frames)"
+                )
             findings.corrupt += [] if found == ["ok"] else found
             if unknown[0]:
-                findings.corrupt.append(f"the bytes of {unknown[0]} frames belong to no frame that is known")
+                findings.corrupt.append(
+                    f"the bytes of {unknown[0]} frames belong to no frame that is known"
+                )
         _audit_frames(view, findings)
         _audit_quarantine(view, findings)
         _audit_tables(view, findings)
@@ -96,11 +110,14 @@ def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
 def _audit_frames(view: StoreView, findings: Findings) -> None:
     with view.looking() as db:
         head = read_head(db)
-        erasures = db.execute("SELECT player, max(sessions_below) FROM erasures GROUP BY player").fetchall()
+        erasures = db.execute(
+            "SELECT player, max(sessions_below) FROM erasures GROUP BY player"
+        ).fetchall()
     findings.pruned_before_s = head.pruned_before_s
     being_erased = dict(erasures)
     query = (
-        f"SELECT {COLUMNS}, s.player, s.session, b.raw FROM frames f LEFT JOIN sessions s ON s.id = f.session "
+        f"SELECT {COLUMNS}, s.player, s.session, b.raw FROM frames f LEFT JOIN sessions s ON s.id "
+        "= f.session "
         "LEFT JOIN bodies b USING (arrival) WHERE f.arrival > ? ORDER BY f.arrival LIMIT ?"
     )
     number = head.pruned_below
@@ -109,8 +126,12 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
         _audit_missing(view, number, row.arrival, findings)
         number = row.arrival + 1
         if not row.is_sound:
-            findings.corrupt.append(f"what is known of arrival {row.arrival} does not match its checksum")
-        elif row.fate == FORGOTTEN or (player in being_erased and (row.session or 0) < being_erased[player]):
+            findings.corrupt.append(
+                f"what is known of arrival {row.arrival} does not match its checksum"
+            )
+        elif row.fate == FORGOTTEN or (
+            player in being_erased and (row.session or 0) < being_erased[player]
+        ):
             findings.n_forgotten += row.kind == FrameKind.DATA
         elif session is None or row.chunk_no is None:
             findings.corrupt.append(f"the session of arrival {row.arrival} is not in the store")
@@ -130,7 +151,9 @@ def _audit_missing(view: StoreView, first: int, following: int, findings: Findin
         query = "SELECT count(*) FROM events WHERE arrival >= ? AND arrival < ?"
         (events,) = db.execute(query, (first, following)).fetchone()
     if lost := following - first - events:
-        findings.corrupt.append(f"{lost} arrivals from {first} on were stored and can no longer be read")
+        findings.corrupt.append(
+            f"{lost} arrivals from {first} on were stored and can no longer be read"
+        )
 
 
 def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: Findings) -> None:
@@ -143,9 +166,14 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
         return
     said = (row.kind, session, number, row.body_crc, row.body_len, row.received, player)
     found = (
-        int(frame.kind), frame.session.bytes, frame.chunk_no, frame.body_crc, len(frame.body), frame.received_s,
+        int(frame.kind),
+        frame.session.bytes,
+        frame.chunk_no,
+        frame.body_crc,
+        len(frame.body),
+        frame.received_s,
         frame.player,
-    )  # fmt: skip
+    )
     steps = (-1, 0) if chunk is None else (chunk.meta.first_step, chunk.meta.n_steps)
     if said != found or steps != (row.first_step, row.n_steps):
         findings.corrupt.append(f"{_name(session, number)} is not what the store says of it")
@@ -159,7 +187,9 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
 
 
 def _audit_quarantine(view: StoreView, findings: Findings) -> None:
-    for *columns, crc, raw in view.rows("SELECT * FROM quarantine WHERE id > ? ORDER BY id LIMIT ?", start=0):
+    for *columns, crc, raw in view.rows(
+        "SELECT * FROM quarantine WHERE id > ? ORDER BY id LIMIT ?", start=0
+    ):
         number, _, _, parked, _, _, session, chunk_no, body_crc, _, replayed = columns
         if quarantine_check(columns, raw) != crc:
             findings.corrupt.append(f"frame {number} in quarantine does not match its checksum")
@@ -181,7 +211,9 @@ def _audit_tables(view: StoreView, findings: Findings) -> None:
         ("claims", "partition", ""),
         ("forgotten_sessions", "digest", b""),
     ):
-        for row in view.rows(f"SELECT * FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT ?", start=start):
+        for row in view.rows(
+            f"SELECT * FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT ?", start=start
+        ):
             try:
                 values = checked(table, row)
             except Corrupt as error:
@@ -226,15 +258,20 @@ def _gaps(findings: Findings) -> tuple[int, int]:
     for session, seen in sessions.items():
         if any(session) and tombstone_of(session) not in findings.forgotten_sessions:
             is_pruned = session_time_s(uuid.UUID(bytes=session)) < findings.pruned_before_s
-            missing, lost = _session_gaps(seen, start=min(one[0] for one in seen) if is_pruned else 0)
-            chunks, steps = chunks + missing, steps + lost
+            missing, lost = _session_gaps(
+                seen, start=min(one[0] for one in seen) if is_pruned else 0
+            )
+            chunks = chunks + missing
+            steps = steps + lost
     return chunks, steps
 
 
 def _session_gaps(seen: list[tuple[int, int, Held | None]], *, start: int) -> tuple[int, int]:
-    """Numbers from `start` on that are in no range, and the steps between the data frames around them."""
+    """Numbers from `start` on that are in no range, and the steps between the data frames around
+    them."""
     missing = lost = end_step = 0
-    at, is_exact = start, True
+    at = start
+    is_exact = True
     # A number's frame comes before whatever else is known of the number.
     for first, last, held in sorted(seen, key=lambda one: (one[0], one[2] is None)):
         gap = max(0, first - at)
@@ -242,7 +279,8 @@ def _session_gaps(seen: list[tuple[int, int, Held | None]], *, start: int) -> tu
         if held is not None and held.kind == FrameKind.DATA:
             if gap and is_exact:
                 lost += max(0, held.first_step - end_step)
-            end_step, is_exact = held.first_step + held.n_steps, True
+            end_step = held.first_step + held.n_steps
+            is_exact = True
         elif held is None and last >= at:
             is_exact = False
         at = max(at, last + 1)

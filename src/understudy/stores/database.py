@@ -5,8 +5,8 @@
     STORE/experience.sqlite   everything else, with SQLite's -wal and -shm beside it
     STORE/reserve             room that forgetting and expiry fall back on when the disk is full
 
-A process that has the database open never opens or copies that file by its path: closing the second descriptor would
-drop the locks of the first (that is how POSIX locks work).
+A process that has the database open never opens or copies that file by its path: closing the second
+descriptor would drop the locks of the first (that is how POSIX locks work).
 """
 
 import json
@@ -36,7 +36,8 @@ _BUSY_MS = 30_000
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 """About how much is committed before it is moved from the write-ahead log into the database."""
 _LONG_LOG_BYTES = 64 * 1024 * 1024
-"""A write-ahead log of this size waits for readers to let go of it, and is cut to it when it is used again."""
+"""A write-ahead log of this size waits for readers to let go of it, and is cut to it when it is
+used again."""
 _COMMIT_BYTES = 8 * PAGE_BYTES
 """What a commit writes besides its frames, about."""
 _RESTART_MS = 500
@@ -78,14 +79,32 @@ CREATE TABLE quarantine (
   replayed INTEGER NOT NULL, crc INTEGER NOT NULL, raw BLOB NOT NULL);
 CREATE INDEX quarantine_by_key ON quarantine (session, chunk_no);
 """
-# frames.gone is 0 while the frame can be read and its arrival number afterwards, so that the unique index allows one
-# readable frame under a key and any number of traces. Only sessions, bodies and quarantine name a player or a session:
-# what is left of forgotten ones is the digest of each id.
+# frames.gone is 0 while the frame can be read and its arrival number afterwards, so that the unique
+# index allows one readable frame under a key and any number of traces. Only sessions, bodies and
+# quarantine name a player or a session: what is left of forgotten ones is the digest of each id.
 
 _NETWORK_FILE_SYSTEMS = {
-    "9p", "afs", "beegfs", "ceph", "cifs", "davfs", "fuse.cephfs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs",
-    "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "smb3", "smbfs",
-}  # fmt: skip
+    "9p",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "davfs",
+    "fuse.cephfs",
+    "fuse.glusterfs",
+    "fuse.rclone",
+    "fuse.s3fs",
+    "fuse.sshfs",
+    "gfs2",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "smb3",
+    "smbfs",
+}
 
 
 def check_of(*values: object) -> int:
@@ -94,7 +113,8 @@ def check_of(*values: object) -> int:
 
 
 def quarantine_check(columns: Sequence[object], raw: bytes) -> int:
-    """The checksum that a row of quarantine carries: of its other columns and of the frame's bytes."""
+    """The checksum that a row of quarantine carries: of its other columns and of the frame's
+    bytes."""
     return check_of(*columns, crc32(raw))
 
 
@@ -102,35 +122,46 @@ def checked(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
     """A row without its checksum, which comes last; Corrupt when it does not fit."""
     *values, crc = row
     if check_of(*values) != crc:
-        raise Corrupt(f"a row of {table} in the store does not match its checksum; restore the store from a backup")
+        raise Corrupt(
+            f"a row of {table} in the store does not match its checksum; restore the store from a "
+            "backup"
+        )
     return tuple(values)
 
 
 @contextmanager
 def disk(doing: str) -> Iterator[None]:
-    """StorageFull, StorageFailed or Corrupt instead of whatever the system or SQLite raises inside."""
+    """StorageFull, StorageFailed or Corrupt instead of whatever the system or SQLite raises
+    inside."""
     try:
         yield
     except OSError as error:
         raise storage_error(error, doing, then="reopen the store") from error
     except UnicodeDecodeError as error:
-        raise Corrupt(f"{doing} failed: a text is damaged; restore the store from a backup") from error
+        raise Corrupt(
+            f"{doing} failed: a text is damaged; restore the store from a backup"
+        ) from error
     except sqlite3.Error as error:
         extended = getattr(error, "sqlite_errorcode", 0)
         code = extended & 0xFF
         if code == sqlite3.SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_SHMSIZE:
-            raise StorageFull(f"no room for {doing}: {error}; free some space and try again") from error
+            raise StorageFull(
+                f"no room for {doing}: {error}; free some space and try again"
+            ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise Corrupt(f"{doing} failed: {error}; restore the store from a backup") from error
         raise StorageFailed(f"{doing} failed: {error}; reopen the store") from error
 
 
 def has_store(folder: Path) -> bool:
-    """Whether something lies where an embedded store does, be it damaged or of a format that this build refuses.
+    """Whether something lies where an embedded store does, be it damaged or of a format that this
+    build refuses.
 
     False while a process creates the store: `store.json` is written last.
     """
-    if folder.is_file() or any((folder / name).exists() for name in ("store.json", "catalogue.sqlite", "segments")):
+    if folder.is_file() or any(
+        (folder / name).exists() for name in ("store.json", "catalogue.sqlite", "segments")
+    ):
         return True
     path = folder / FILE_NAME
     return path.exists() and path.stat().st_size > 0 and not is_locked(folder / ".lock")
@@ -144,7 +175,9 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
     path = folder / FILE_NAME
     known = _identity(folder)
     if known is None and not path.exists():
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # -wal and -shm get the same mode
+        os.close(
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        )  # -wal and -shm get the same mode
     with disk(f"opening the store in {folder}"):
         db = _connect(path, "")
         try:
@@ -172,11 +205,13 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
 class Database:
     """The one connection that writes and checkpoints, and the room it keeps in reserve.
 
-    The caller holds the store's lock file: two connections that write or checkpoint at once meet a known fault of older
-    versions of SQLite. Threads of the caller take turns by `lock`.
+    The caller holds the store's lock file: two connections that write or checkpoint at once meet a
+    known fault of older versions of SQLite. Threads of the caller take turns by `lock`.
     """
 
-    def __init__(self, folder: Path, *, synchronous: Synchronous = "FULL", reserve_bytes: int = RESERVE_BYTES) -> None:
+    def __init__(
+        self, folder: Path, *, synchronous: Synchronous = "FULL", reserve_bytes: int = RESERVE_BYTES
+    ) -> None:
         self.lock = threading.RLock()
         self._reserve = folder / "reserve"
         self._reserve_bytes = reserve_bytes
@@ -225,7 +260,8 @@ class Database:
             raise
 
     def wrote(self, size_bytes: int) -> None:
-        """Count what a transaction wrote; once it is worth it, move it from the write-ahead log into the database."""
+        """Count what a transaction wrote; once it is worth it, move it from the write-ahead log
+        into the database."""
         self._written_bytes += size_bytes + _COMMIT_BYTES
         if self._written_bytes < CHECKPOINT_BYTES and not self._is_short_of_room:
             return
@@ -242,7 +278,8 @@ class Database:
             raise
 
     def truncate_log(self) -> bool:
-        """Leave no erased byte in the write-ahead log; False when a reader or a full disk was in the way."""
+        """Leave no erased byte in the write-ahead log; False when a reader or a full disk was in
+        the way."""
         with self.lock:
             for _ in range(2):
                 try:
@@ -275,7 +312,10 @@ class Database:
 
     def keep_reserve(self) -> None:
         """Set room aside again where there is plenty."""
-        if self._reserve.exists() or shutil.disk_usage(self._reserve.parent).free < 4 * self._reserve_bytes:
+        if (
+            self._reserve.exists()
+            or shutil.disk_usage(self._reserve.parent).free < 4 * self._reserve_bytes
+        ):
             return
         try:
             with self._reserve.open("wb") as file:
@@ -293,13 +333,15 @@ class Database:
 
 
 def open_reader(folder: Path) -> sqlite3.Connection:
-    """A connection that may only read; ConfigError where there is no store, Corrupt where its database is gone."""
+    """A connection that may only read; ConfigError where there is no store, Corrupt where its
+    database is gone."""
     check_place(folder)
     path = folder / FILE_NAME
     known = _identity(folder)
     if known is None and not path.exists():
         raise ConfigError(
-            f"there is no store in {folder}; record something, store what was recorded with `understudy ingest "
+            f"there is no store in {folder}; record something, store what was recorded with "
+            "`understudy ingest "
             "--until-empty`, or give another --data folder"
         )
     with disk(f"opening the store in {folder}"):
@@ -322,11 +364,14 @@ def open_reader(folder: Path) -> sqlite3.Connection:
 
 def _connect(path: Path, how: str) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}{how}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
+    return sqlite3.connect(
+        uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000
+    )
 
 
 def _created(db: sqlite3.Connection, folder: Path, known: uuid.UUID | None) -> uuid.UUID:
-    """The id of a database whose tables are there now; Corrupt when store.json names another one."""
+    """The id of a database whose tables are there now; Corrupt when store.json names another
+    one."""
     if not _tables(db, folder / FILE_NAME):
         if known is not None:
             raise _lost(folder)
@@ -347,19 +392,27 @@ def _created(db: sqlite3.Connection, folder: Path, known: uuid.UUID | None) -> u
 
 
 def _tables(db: sqlite3.Connection, path: Path) -> set[str]:
-    """The tables of a database, none when it was only just created; Corrupt when another program made them."""
+    """The tables of a database, none when it was only just created; Corrupt when another program
+    made them."""
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")}
     if names and "head" not in names:
-        raise Corrupt(f"{path} is a database of another program; move it away, or restore the store from a backup")
+        raise Corrupt(
+            f"{path} is a database of another program; move it away, or restore the store from a "
+            "backup"
+        )
     return names
 
 
 def _of_another_store(folder: Path, known: uuid.UUID) -> Corrupt:
-    return Corrupt(f"{folder / FILE_NAME} is not the database of store {known}; restore the store from a backup")
+    return Corrupt(
+        f"{folder / FILE_NAME} is not the database of store {known}; restore the store from a "
+        "backup"
+    )
 
 
 def _identity(folder: Path) -> uuid.UUID | None:
-    """The store's id by store.json; None without one. Refuses what cannot be opened before SQLite would create it."""
+    """The store's id by store.json; None without one. Refuses what cannot be opened before
+    SQLite would create it."""
     try:
         text = (folder / "store.json").read_text()
     except FileNotFoundError:
@@ -374,7 +427,9 @@ def _identity(folder: Path) -> uuid.UUID | None:
     if not is_sound:
         raise Corrupt(f"{folder / 'store.json'} is damaged; restore it from a backup")
     if found != FORMAT:
-        raise ConfigError(f"the store in {folder} has format {found!r}; this build reads {FORMAT!r}")
+        raise ConfigError(
+            f"the store in {folder} has format {found!r}; this build reads {FORMAT!r}"
+        )
     path = folder / FILE_NAME
     if not path.exists() or not path.stat().st_size:
         raise _lost(folder)
@@ -382,7 +437,9 @@ def _identity(folder: Path) -> uuid.UUID | None:
 
 
 def _lost(folder: Path) -> Corrupt:
-    return Corrupt(f"the database {FILE_NAME} in {folder} is missing or empty; restore the store from a backup")
+    return Corrupt(
+        f"the database {FILE_NAME} in {folder} is missing or empty; restore the store from a backup"
+    )
 
 
 def check_place(folder: Path) -> None:
@@ -391,7 +448,8 @@ def check_place(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file where the folder of a store should be; move it away")
     if (folder / "catalogue.sqlite").exists() or (folder / "segments").exists():
         raise ConfigError(
-            f"the store in {folder} has format 'understudy-store/1'; this build reads {FORMAT!r}: give another --data "
+            f"the store in {folder} has format 'understudy-store/1'; this build reads {FORMAT!r}: "
+            "give another --data "
             "folder, or export it with the build that wrote it and import it here"
         )
 
@@ -399,21 +457,28 @@ def check_place(folder: Path) -> None:
 def _refuse_network_file_system(folder: Path) -> None:
     """Locks and shared memory of SQLite do not work across machines."""
     mounts = Path("/proc/self/mountinfo")
-    if mounts.exists() and (kind := file_system_of(folder, mounts.read_text())) in _NETWORK_FILE_SYSTEMS:
+    if (
+        mounts.exists()
+        and (kind := file_system_of(folder, mounts.read_text())) in _NETWORK_FILE_SYSTEMS
+    ):
         raise ConfigError(
-            f"{folder} is on a network file system ({kind}), on which SQLite cannot lock; give a folder on a local "
+            f"{folder} is on a network file system ({kind}), on which SQLite cannot lock; give a "
+            "folder on a local "
             "disk, or a store elsewhere as store.url"
         )
 
 
 def file_system_of(folder: Path, mountinfo: str) -> str:
     """The type of the file system that holds a folder, by the text of Linux's mountinfo."""
-    place, best, kind = folder.absolute().resolve(), -1, ""
+    place = folder.absolute().resolve()
+    best = -1
+    kind = ""
     for line in mountinfo.splitlines():
         fields, _, after = line.partition(" - ")
         mount = Path(fields.split()[4].encode().decode("unicode_escape"))
         if (place == mount or mount in place.parents) and len(mount.parts) >= best:
-            best, kind = len(mount.parts), after.split()[0]
+            best = len(mount.parts)
+            kind = after.split()[0]
     return kind
 
 
@@ -423,10 +488,13 @@ def _on_read_only_disk(path: Path, error: sqlite3.OperationalError) -> sqlite3.C
         raise error
     needs = f"{path.parent} cannot be written to, and SQLite writes beside what it reads"
     if sys.platform == "win32" or not os.statvfs(path).f_flag & os.ST_RDONLY:
-        raise StorageFailed(f"{needs}; run this as the user who owns the folder, or allow writing there") from error
+        raise StorageFailed(
+            f"{needs}; run this as the user who owns the folder, or allow writing there"
+        ) from error
     if any(path.with_name(f"{path.name}-{end}").exists() for end in ("wal", "shm")):
         raise StorageFailed(
-            f"{needs} where the last writer did not close it; the disk is read-only: copy the data folder to another "
+            f"{needs} where the last writer did not close it; the disk is read-only: copy the data "
+            "folder to another "
             "one, or mount it so that it can be written to"
         ) from error
     return _connect(path, "?mode=ro&immutable=1")

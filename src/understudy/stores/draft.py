@@ -1,4 +1,5 @@
-"""A commit being put together: every frame of some batches gets its fate before anything is written.
+"""A commit being put together: every frame of some batches gets its fate before anything is
+written.
 
 Every store uses it: the rule by which a frame counts once is the same wherever frames are kept.
 """
@@ -10,7 +11,14 @@ from zlib import crc32
 
 import msgspec
 
-from understudy.experience.frame import HEADER_BYTES, Frame, FrameKind, identity_of, read_close, read_drop
+from understudy.experience.frame import (
+    HEADER_BYTES,
+    Frame,
+    FrameKind,
+    identity_of,
+    read_close,
+    read_drop,
+)
 from understudy.experience.session import Arrival, SessionState, admit, readmit
 from understudy.ports import Candidate, Fate, Receipt, RefusedFrame, WriteBatch
 
@@ -32,7 +40,8 @@ class StoredFrame:
 
 
 class QuarantinedFrame(msgspec.Struct, array_like=True, frozen=True):
-    """One refused, parked or withdrawn frame, without its bytes; Cassandra keeps it in this order."""
+    """One refused, parked or withdrawn frame, without its bytes; Cassandra keeps it in this
+    order."""
 
     id: int
     reason: str
@@ -80,21 +89,25 @@ class Draft:
         self.positions: dict[str, str] = {}
         """By partition."""
         self.forgotten: dict[uuid.UUID, bytes] = {}
-        """Sessions, with their player, that first came after that player was forgotten; no frame of them is kept."""
+        """Sessions, with their player, that first came after that player was forgotten; no frame
+        of them is kept."""
 
     @property
     def is_worth_writing(self) -> bool:
         return bool(self.stored or self.quarantined or self.positions)
 
     def sessions(self) -> Sessions:
-        """The sessions that the commit changes, as they are then: what was refused counts behind what was stored."""
+        """The sessions that the commit changes, as they are then: what was refused counts behind
+        what was stored."""
         sessions = dict(self._sessions)
         for one in self.quarantined:
             if any(one.session):
                 session = uuid.UUID(bytes=one.session)
                 game, before = sessions.get(session) or self._known.state_of(session) or ("", None)
                 received_s = int(one.received_s)
-                arrival = Arrival(number=one.chunk_no, player=one.player, received_s=received_s, kind="refused")
+                arrival = Arrival(
+                    number=one.chunk_no, player=one.player, received_s=received_s, kind="refused"
+                )
                 state, verdict = admit(before, arrival)
                 if not verdict:
                     sessions[session] = (game or one.game, state)
@@ -112,7 +125,8 @@ class Draft:
         return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
 
     def replay(self, candidate: Candidate, quarantine_id: int) -> tuple[Fate, str]:
-        """A frame out of quarantine: its number may count as seen already, and is stored unless something is there."""
+        """A frame out of quarantine: its number may count as seen already, and is stored unless
+        something is there."""
         frame = candidate.frame
         waiting = self._known.waiting(quarantine_id)
         if self._known.is_forgotten(frame.player, frame.session, frame.received_s):
@@ -148,11 +162,14 @@ class Draft:
         if verdict == "seen":
             return self._seen(frame, new.game)
         if verdict != "forgotten":
-            self._quarantine(_refusal(frame, verdict, "does not fit what is known of its session", new.game))
+            self._quarantine(
+                _refusal(frame, verdict, "does not fit what is known of its session", new.game)
+            )
         return "refused", verdict
 
     def _is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
-        """Whether a frame is refused for that; a session that was never heard of is noted, so that it is not missed."""
+        """Whether a frame is refused for that; a session that was never heard of is noted, so
+        that it is not missed."""
         if not self._known.is_forgotten(player, session, received_s):
             return False
         if self._known.state_of(session) is None:
@@ -165,7 +182,11 @@ class Draft:
             return "duplicate", ""
         if frame.body_crc in self._crcs(frame.session.bytes, frame.chunk_no):
             return "duplicate", "quarantined"
-        self._quarantine(_refusal(frame, "conflict", "other bytes, or a drop report, took this number before", game))
+        self._quarantine(
+            _refusal(
+                frame, "conflict", "other bytes, or a drop report, took this number before", game
+            )
+        )
         return "conflict", "conflict"
 
     def _store(self, new: StoredFrame, game: str, state: SessionState) -> None:
@@ -180,32 +201,47 @@ class Draft:
 
     def _quarantine(self, refused: RefusedFrame, *, parked: bool = False) -> None:
         session, chunk_no, player = identity_of(refused.raw)
-        if any(session) and self._is_forgotten(player, uuid.UUID(bytes=session), refused.received_s):
+        if any(session) and self._is_forgotten(
+            player, uuid.UUID(bytes=session), refused.received_s
+        ):
             return
         crc = crc32(refused.raw[HEADER_BYTES:]) if any(session) else crc32(refused.raw)
         if any(session) and crc in self._crcs(session, chunk_no):
             return
-        detail = refused.detail[:300].encode("utf-8", "replace").decode()  # what can be written anywhere
+        detail = (
+            refused.detail[:300].encode("utf-8", "replace").decode()
+        )  # what can be written anywhere
         self.quarantined.append(
             QuarantinedFrame(
-                id=self._next_quarantine, reason=refused.reason, detail=detail, parked=parked,
-                received_s=refused.received_s, game=refused.game, session=session, chunk_no=chunk_no, crc=crc,
+                id=self._next_quarantine,
+                reason=refused.reason,
+                detail=detail,
+                parked=parked,
+                received_s=refused.received_s,
+                game=refused.game,
+                session=session,
+                chunk_no=chunk_no,
+                crc=crc,
                 player=player,
             )
-        )  # fmt: skip
+        )
         self._next_quarantine += 1
         self._crcs_here.setdefault((session, chunk_no), []).append(crc)
         self.quarantined_raws.append(refused.raw)
 
     def _crcs(self, session: bytes, chunk_no: int) -> list[int]:
-        return self._crcs_here.get((session, chunk_no), []) + self._known.quarantined_crcs(session, chunk_no)
+        return self._crcs_here.get((session, chunk_no), []) + self._known.quarantined_crcs(
+            session, chunk_no
+        )
 
 
 def _stored(candidate: Candidate, replays: int = 0) -> StoredFrame:
     if candidate.chunk is None:
         return StoredFrame(candidate.frame, -1, 0, "", "", replays)
     meta = candidate.chunk.meta
-    return StoredFrame(candidate.frame, meta.first_step, meta.n_steps, meta.game, meta.schema, replays)
+    return StoredFrame(
+        candidate.frame, meta.first_step, meta.n_steps, meta.game, meta.schema, replays
+    )
 
 
 def _refusal(frame: Frame, reason: str, detail: str, game: str) -> RefusedFrame:
@@ -215,7 +251,9 @@ def _refusal(frame: Frame, reason: str, detail: str, game: str) -> RefusedFrame:
 def _arrival(new: StoredFrame) -> Arrival:
     """What counts about a frame."""
     frame = new.frame
-    arrival = Arrival(number=frame.chunk_no, player=frame.player, received_s=frame.received_s, kind="close")
+    arrival = Arrival(
+        number=frame.chunk_no, player=frame.player, received_s=frame.received_s, kind="close"
+    )
     if frame.kind is FrameKind.DATA:
         return replace(arrival, kind="data", first_step=new.first_step, n_steps=new.n_steps)
     if frame.kind is FrameKind.DROP:

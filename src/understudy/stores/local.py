@@ -1,7 +1,8 @@
 """The embedded store: whole frames in one SQLite database, one durable transaction for each batch.
 
-One process writes; its `FileLock` says so. Frames, positions, sessions, quarantine and what was erased change together
-in that transaction, so a crash leaves either all of a batch or nothing of it.
+One process writes; its `FileLock` says so. Frames, positions, sessions, quarantine and what was
+erased change together in that transaction, so a crash leaves either all of a batch or nothing of
+it.
 """
 
 import sqlite3
@@ -16,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ClaimLost, Closed, ConfigError, Corrupt, Refused, StorageFull, UnderstudyError
+from understudy.core.errors import (
+    ClaimLost,
+    Closed,
+    ConfigError,
+    Corrupt,
+    Refused,
+    StorageFull,
+    UnderstudyError,
+)
 from understudy.core.log import FileLock, GroupCommit, make_folder, write_file
 from understudy.experience.frame import FrameKind, decode_frame
 from understudy.experience.session import REMEMBER_S, tombstone_of, withdraw
@@ -95,7 +104,8 @@ class LocalStore:
         synchronous: Synchronous = "FULL",
         reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
-        """`specs`: where a game's spec is found when its first chunk comes; the store keeps a copy."""
+        """`specs`: where a game's spec is found when its first chunk comes; the store keeps a
+        copy."""
         if sys.platform == "win32":
             raise ConfigError("the local store runs on Linux and macOS only")
         check_place(folder)
@@ -105,7 +115,8 @@ class LocalStore:
         self._clock = clock or SystemClock()
         self._closed = False
         self.is_erasing = True
-        """Whether erased bytes may still be in SQLite's log, because a reader was in the way; `erase` tries again.
+        """Whether erased bytes may still be in SQLite's log, because a reader was in the way;
+        `erase` tries again.
 
         After a crash nobody knows, so opening begins with it.
         """
@@ -137,7 +148,7 @@ class LocalStore:
         self._quarantine_bytes = self._count_quarantine()
         self.known = Known(db)
 
-    # --- the ExperienceStore port -----------------------------------------------------------------------------------
+    # --- the ExperienceStore port -----------------------------------------------------------------
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         with self._state:
@@ -147,7 +158,8 @@ class LocalStore:
             if holder.owner != owner and holder.expires_s > now_s:
                 left_s = holder.expires_s - now_s
                 raise ClaimLost(
-                    f"partition {partition} is claimed by {holder.owner} for {left_s:.1f} s more", retry_after_s=left_s
+                    f"partition {partition} is claimed by {holder.owner} for {left_s:.1f} s more",
+                    retry_after_s=left_s,
                 )
             epoch = holder.epoch + 1
             with self._changing("a claim"):
@@ -178,9 +190,11 @@ class LocalStore:
         return self._view.sessions(wanted)
 
     def forget(self, player: bytes, *, at_s: float | None = None) -> int:
-        """Erase a player: refused and hidden from the next moment on, off the disk unless `is_erasing` says not yet.
+        """Erase a player: refused and hidden from the next moment on, off the disk unless
+        `is_erasing` says not yet.
 
-        `at_s`: when it was decided, where that was earlier and elsewhere; what they played since then is theirs anew.
+        `at_s`: when it was decided, where that was earlier and elsewhere; what they played since
+        then is theirs anew.
         """
         at_s = self._clock.now() if at_s is None else at_s
 
@@ -191,15 +205,19 @@ class LocalStore:
             return 0
 
         with self._state:
-            # No commit in between: it would keep a new session of the player, which no erasure covers.
+            # No commit in between: it would keep a new session of the player, which no erasure
+            # covers.
             self._erasing("forgetting a player", promise)
             self.known.forget(tombstone_of(player), at_s)
         return self.erase()
 
     def forget_tombstone(self, tombstone: bytes, *, at_s: float | None = None) -> int:
-        """Erase the player with this tombstone, for a copy of a store whose tail tells no more than that."""
+        """Erase the player with this tombstone, for a copy of a store whose tail tells no more
+        than that."""
         self._check_open()
-        players = self._database.rows("SELECT player FROM sessions UNION SELECT player FROM quarantine")
+        players = self._database.rows(
+            "SELECT player FROM sessions UNION SELECT player FROM quarantine"
+        )
         found = [player for (player,) in players if tombstone_of(player) == tombstone]
         if found:
             return sum(self.forget(player, at_s=at_s) for player in found)
@@ -210,7 +228,7 @@ class LocalStore:
             self.known.forget(tombstone, at_s)
         return 0
 
-    # --- the StoreAdmin port ----------------------------------------------------------------------------------------
+    # --- the StoreAdmin port ----------------------------------------------------------------------
 
     def audit(self) -> Audit:
         self._check_not_closed()
@@ -223,7 +241,10 @@ class LocalStore:
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
         """Take stored chunks out of learners' sight; how many were there."""
         keys = sorted(set(chunks))
-        return sum(self._quarantine(keys[at : at + _SLICE_ROWS], reason) for at in range(0, len(keys), _SLICE_ROWS))
+        return sum(
+            self._quarantine(keys[at : at + _SLICE_ROWS], reason)
+            for at in range(0, len(keys), _SLICE_ROWS)
+        )
 
     def _quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
         with self._state:
@@ -237,21 +258,33 @@ class LocalStore:
             with self._changing("quarantine"):
                 event = self._event("quarantined", self._clock.now())
                 for number, row in enumerate(rows, self._head.next_quarantine):
-                    body = self._db.execute("SELECT raw FROM bodies WHERE arrival = ?", (row.arrival,)).fetchone()
+                    body = self._db.execute(
+                        "SELECT raw FROM bodies WHERE arrival = ?", (row.arrival,)
+                    ).fetchone()
                     try:
                         raw = body[0] if body is not None else b""
                         frame = decode_frame(raw)
                     except Refused as error:
                         raise Corrupt(
-                            f"arrival {row.arrival} of the store is damaged and cannot be quarantined; "
+                            f"arrival {row.arrival} of the store is damaged and cannot be "
+                            "quarantined; "
                             "`understudy data verify` names its chunk"
                         ) from error
                     game, state = sessions.get(frame.session) or self.known.must_know(frame.session)
                     sessions[frame.session] = (game, withdraw(state, row.n_steps))
                     columns = (
-                        number, reason, "", 0, float(frame.received_s), game, frame.session.bytes, frame.chunk_no,
-                        frame.body_crc, frame.player, 0,
-                    )  # fmt: skip
+                        number,
+                        reason,
+                        "",
+                        0,
+                        float(frame.received_s),
+                        game,
+                        frame.session.bytes,
+                        frame.chunk_no,
+                        frame.body_crc,
+                        frame.player,
+                        0,
+                    )
                     self._put_quarantined(columns, raw)
                     self._take_out(row, QUARANTINED, event=event)
                 self._save_sessions(sessions)
@@ -266,20 +299,25 @@ class LocalStore:
             self._check_open()
             with disk("reading the store"):
                 draft = Draft(self.known, self._head.next_quarantine)
-                decided = [draft.replay(candidate, number) for number, candidate in zip(ids, candidates, strict=True)]
+                decided = [
+                    draft.replay(candidate, number)
+                    for number, candidate in zip(ids, candidates, strict=True)
+                ]
             if draft.is_worth_writing:
                 self._save(draft)
             return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks received before a time, and the bytes of quarantined frames; how many chunks went.
+        """Drop chunks received before a time, and the bytes of quarantined frames; how many chunks
+        went.
 
-        What is known of them stays until their sessions are too old to be sent again; then that goes too. Drop reports
-        are kept that long, since they explain gaps.
+        What is known of them stays until their sessions are too old to be sent again; then that
+        goes too. Drop reports are kept that long, since they explain gaps.
         """
         self._check_open()
         query = (
-            f"SELECT {COLUMNS} FROM frames f WHERE fate = {STORED} AND kind <> {int(FrameKind.DROP)} AND received < ? "
+            f"SELECT {COLUMNS} FROM frames f WHERE fate = {STORED} AND kind <> "
+            f"{int(FrameKind.DROP)} AND received < ? "
             "ORDER BY received LIMIT ?"
         )
         gone = self._erase_frames(query, (int(before_s),), EXPIRED, "expiry")
@@ -312,7 +350,7 @@ class LocalStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- for the process that owns it -------------------------------------------------------------------------------
+    # --- for the process that owns it -------------------------------------------------------------
 
     def release(self, partitions: Iterable[str]) -> None:
         """Forget the positions and claims of partitions that are gone from the stream."""
@@ -320,7 +358,9 @@ class LocalStore:
         with self._state:
             with self._changing("positions"):
                 for table in ("positions", "claims"):
-                    self._db.executemany(f"DELETE FROM {table} WHERE partition = ?", [(name,) for name in names])
+                    self._db.executemany(
+                        f"DELETE FROM {table} WHERE partition = ?", [(name,) for name in names]
+                    )
             for name in names:
                 self._positions.pop(name, None)
                 self._holders.pop(name, None)
@@ -328,7 +368,10 @@ class LocalStore:
     def positions(self) -> dict[str, Position | None]:
         """Every partition's durable position."""
         with self._state:
-            return {name: None if text is None else Position(text) for name, text in self._positions.items()}
+            return {
+                name: None if text is None else Position(text)
+                for name, text in self._positions.items()
+            }
 
     @property
     def next_arrival(self) -> int:
@@ -338,7 +381,8 @@ class LocalStore:
     def sizes(self) -> list[tuple[int, int, int]]:
         """What is stored of each second of arrival, the newest first: (second, steps, bytes)."""
         query = (
-            f"SELECT received, sum(n_steps), sum(body_len) FROM frames WHERE fate = {STORED} GROUP BY received "
+            f"SELECT received, sum(n_steps), sum(body_len) FROM frames WHERE fate = {STORED} GROUP "
+            "BY received "
             "ORDER BY received DESC"
         )
         return self._database.rows(query)
@@ -346,19 +390,25 @@ class LocalStore:
     def back_up(self, target: Path, *, between: Callable[[], object] | None = None) -> None:
         """Make `target`, a new folder, a store that holds what this one does when the copy is done.
 
-        The copy is made in steps; `between` them the caller may write to the store, and the copy gets that too.
+        The copy is made in steps; `between` them the caller may write to the store, and the copy
+        gets that too.
         """
         self._check_open()
         make_folder(target)
         with disk("a copy of the store"):
             (target / FILE_NAME).touch(0o600, exist_ok=False)  # as private as the database itself
             with closing(sqlite3.connect(target / FILE_NAME, isolation_level=None)) as copy:
-                self._db.backup(copy, pages=256, progress=lambda *_: between() if between is not None else None)
-                copy.execute("PRAGMA journal_mode = DELETE")  # one file, which can be read from a read-only disk
+                self._db.backup(
+                    copy, pages=256, progress=lambda *_: between() if between is not None else None
+                )
+                copy.execute(
+                    "PRAGMA journal_mode = DELETE"
+                )  # one file, which can be read from a read-only disk
             write_file(target / "store.json", (self.folder / "store.json").read_bytes())
 
     def compact(self, *, slice_s: float = 0.05, between: Callable[[], object] | None = None) -> int:
-        """Return free pages to the file system in transactions of about `slice_s`; how many bytes the file shrank."""
+        """Return free pages to the file system in transactions of about `slice_s`; how many
+        bytes the file shrank."""
         self._check_open()
         before = self._database.pragma("page_count")
         while self._database.pragma("freelist_count"):
@@ -377,12 +427,13 @@ class LocalStore:
         return (before - self._database.pragma("page_count")) * PAGE_BYTES
 
     def erase(self) -> int:
-        """Carry out every erasure that was promised; how many chunks went. Safe to repeat, also after a crash."""
+        """Carry out every erasure that was promised; how many chunks went. Safe to repeat, also
+        after a crash."""
         with self._state:
             self._check_open()
             return self._finish_erasures()
 
-    # --- committing -------------------------------------------------------------------------------------------------
+    # --- committing -------------------------------------------------------------------------------
 
     def _commit(self, batches: Sequence[WriteBatch]) -> Sequence[Receipt | UnderstudyError]:
         with self._state:
@@ -416,24 +467,48 @@ class LocalStore:
             for number, new in enumerate(draft.stored, arrival):
                 frame = new.frame
                 row = (
-                    number, ids[frame.session], frame.chunk_no, 0, int(frame.kind), STORED, 0, frame.received_s,
-                    schemas.get(new.schema, 0), new.first_step, new.n_steps, frame.body_crc, len(frame.body),
-                )  # fmt: skip
+                    number,
+                    ids[frame.session],
+                    frame.chunk_no,
+                    0,
+                    int(frame.kind),
+                    STORED,
+                    0,
+                    frame.received_s,
+                    schemas.get(new.schema, 0),
+                    new.first_step,
+                    new.n_steps,
+                    frame.body_crc,
+                    len(frame.body),
+                )
                 rows.append((*row, check_of(*row)))
                 if new.replays:
                     query = "SELECT * FROM quarantine WHERE id = ?"
                     *columns, _, _, raw = self._db.execute(query, (new.replays,)).fetchone()
                     self._put_quarantined((*columns, 1), raw)
             self._db.executemany(_ADD_FRAME, rows)
-            self._db.executemany("INSERT INTO bodies VALUES (?, ?)", enumerate(draft.stored_raws, arrival))
+            self._db.executemany(
+                "INSERT INTO bodies VALUES (?, ?)", enumerate(draft.stored_raws, arrival)
+            )
             for one, raw in zip(draft.quarantined, draft.quarantined_raws, strict=True):
                 columns = [
-                    one.id, one.reason, one.detail, int(one.parked), one.received_s, one.game, one.session,
-                    one.chunk_no, one.crc, one.player, 0,
-                ]  # fmt: skip
+                    one.id,
+                    one.reason,
+                    one.detail,
+                    int(one.parked),
+                    one.received_s,
+                    one.game,
+                    one.session,
+                    one.chunk_no,
+                    one.crc,
+                    one.player,
+                    0,
+                ]
                 self._put_quarantined(columns, raw)
             quarantine_bytes = self._bound_quarantine(sum(map(len, draft.quarantined_raws)))
-            positions = [(name, text, check_of(name, text)) for name, text in draft.positions.items()]
+            positions = [
+                (name, text, check_of(name, text)) for name, text in draft.positions.items()
+            ]
             self._db.executemany("REPLACE INTO positions VALUES (?, ?, ?)", positions)
             self._forget_sessions(session.bytes for session in draft.forgotten)
             self._save_head(
@@ -445,10 +520,15 @@ class LocalStore:
         self._without_spec |= {schema for _, _, schema, spec in fresh if spec is None}
         self._positions.update(draft.positions)
         self._quarantine_bytes = quarantine_bytes
-        self._database.wrote(sum(map(len, draft.stored_raws)) + sum(map(len, draft.quarantined_raws)))
+        self._database.wrote(
+            sum(map(len, draft.stored_raws)) + sum(map(len, draft.quarantined_raws))
+        )
 
-    def _fresh_schemas(self, stored: Sequence[StoredFrame]) -> list[tuple[int, str, str, bytes | None]]:
-        """Rows of schemas that come for the first time or lack a spec until now; specs may have to be fetched."""
+    def _fresh_schemas(
+        self, stored: Sequence[StoredFrame]
+    ) -> list[tuple[int, str, str, bytes | None]]:
+        """Rows of schemas that come for the first time or lack a spec until now; specs may have
+        to be fetched."""
         games = {one.schema: str(one.game) for one in stored if one.frame.kind is FrameKind.DATA}
         rows: list[tuple[int, str, str, bytes | None]] = []
         following = max(self._schemas.values(), default=0) + 1
@@ -494,10 +574,13 @@ class LocalStore:
         self._db.execute(_PUT_QUARANTINED, (*columns, quarantine_check(columns, raw), raw))
 
     def _bound_quarantine(self, added_bytes: int) -> int:
-        """Let go of the oldest refused bytes beyond the limit, since bad clients must not fill a disk; what is left."""
+        """Let go of the oldest refused bytes beyond the limit, since bad clients must not fill a
+        disk; what is left."""
         total = self._quarantine_bytes + added_bytes
         while total > QUARANTINE_BYTES:
-            row = self._db.execute("SELECT * FROM quarantine WHERE raw <> x'' ORDER BY id LIMIT 1").fetchone()
+            row = self._db.execute(
+                "SELECT * FROM quarantine WHERE raw <> x'' ORDER BY id LIMIT 1"
+            ).fetchone()
             if row is None:
                 return 0
             *columns, _, raw = row
@@ -514,7 +597,7 @@ class LocalStore:
         rows = [(digest, check_of(digest)) for digest in digests]
         self._db.executemany("INSERT OR IGNORE INTO forgotten_sessions VALUES (?, ?)", rows)
 
-    # --- taking away ------------------------------------------------------------------------------------------------
+    # --- taking away ------------------------------------------------------------------------------
 
     def _take_out(self, row: FrameRow, fate: int, *, event: int = 0) -> None:
         """A frame's bytes go; what stays is a trace of it, or of a forgotten one only its place."""
@@ -527,12 +610,15 @@ class LocalStore:
         self._db.execute(_PUT_FRAME, trace)
 
     def _erase_frames(self, query: str, values: tuple[Any, ...], fate: int, doing: str) -> int:
-        """Take out every frame that a query finds, some at a time; how many chunks could be read until now."""
+        """Take out every frame that a query finds, some at a time; how many chunks could be read
+        until now."""
         total = 0
         while found := self._database.rows(query, (*values, _SLICE_ROWS)):
             rows = [FrameRow(*row) for row in found]
             sizes = list(accumulate(row.body_len for row in rows))
-            rows = [row for row, size in zip(rows, sizes, strict=True) if size <= _SLICE_BYTES] or rows[:1]
+            rows = [
+                row for row, size in zip(rows, sizes, strict=True) if size <= _SLICE_BYTES
+            ] or rows[:1]
 
             def take_out(rows: list[FrameRow] = rows) -> int:
                 for row in rows:
@@ -561,7 +647,8 @@ class LocalStore:
         ((at_s,),) = self._database.rows("SELECT at FROM events WHERE arrival = ?", (arrival,))
         # Frames with a damaged header name no player, but carry the pseudonym somewhere.
         refused = (
-            "SELECT id FROM quarantine WHERE received <= ?1 AND (player = ?2 OR instr(raw, ?2) > 0 OR session IN "
+            "SELECT id FROM quarantine WHERE received <= ?1 AND (player = ?2 OR instr(raw, ?2) > 0 "
+            "OR session IN "
             "(SELECT session FROM sessions WHERE player = ?2 AND id < ?3)) LIMIT ?4"
         )
         while ids := self._database.rows(refused, (at_s, player, sessions_below, _SLICE_REFUSED)):
@@ -576,7 +663,9 @@ class LocalStore:
 
             def unname(rows: list[tuple[Any, ...]] = rows) -> int:
                 self._forget_sessions(session for _, session in rows)
-                self._db.executemany("DELETE FROM sessions WHERE id = ?", [(number,) for number, _ in rows])
+                self._db.executemany(
+                    "DELETE FROM sessions WHERE id = ?", [(number,) for number, _ in rows]
+                )
                 return 0
 
             self._erasing(doing, unname)
@@ -608,13 +697,17 @@ class LocalStore:
             ("sessions", "id", f"last_received < ? AND {unused}", int(before_s)),
             ("quarantine", "id", "received < ? AND raw = x''", before_s),
         ):
-            query = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {condition} LIMIT ?)"
+            query = (
+                f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE "
+                f"{condition} LIMIT ?)"
+            )
             gone = True
             while gone:
                 with self._state:
                     self._check_open()
                     with self._changing("pruning"):
-                        # In the first of these transactions already, so that a crash leaves no number unexplained.
+                        # In the first of these transactions already, so that a crash leaves no
+                        # number unexplained.
                         self._save_head(pruned_below=below, pruned_before_s=int(before_s))
                         gone = self._db.execute(query, (value, _SLICE_ROWS)).rowcount > 0
                     self._database.wrote(0)
@@ -641,7 +734,8 @@ class LocalStore:
             raise
 
     def _erasing(self, doing: str, change: Callable[[], int]) -> None:
-        """A bounded transaction of an erasure, which may use the reserve; `change` tells how many bytes it wrote."""
+        """A bounded transaction of an erasure, which may use the reserve; `change` tells how
+        many bytes it wrote."""
         with self._state:
             self._check_open()
             try:
@@ -664,7 +758,8 @@ _PUT_FRAME = f"REPLACE INTO frames VALUES ({_marks(len(FrameRow._fields))})"
 _PUT_HEAD = f"REPLACE INTO head VALUES ({_marks(len(Head._fields) + 2)})"
 _PUT_QUARANTINED = f"REPLACE INTO quarantine VALUES ({_marks(13)})"
 _PUT_SESSION = (
-    f"INSERT INTO sessions VALUES ({_marks(7)}) ON CONFLICT (id) DO UPDATE SET game = excluded.game, "
+    f"INSERT INTO sessions VALUES ({_marks(7)}) ON CONFLICT (id) DO UPDATE SET game = "
+    "excluded.game, "
     "last_received = excluded.last_received, state = excluded.state, crc = excluded.crc"
 )
 

@@ -1,8 +1,8 @@
 """Reading the embedded store.
 
-`StoreView` looks at it from any process, while its writer writes, forgets or dies; a transaction of it lasts one page,
-since an older one would keep SQLite's write-ahead log from being reused. `Known` is what the writer asks before a
-commit.
+`StoreView` looks at it from any process, while its writer writes, forgets or dies; a transaction of
+it lasts one page, since an older one would keep SQLite's write-ahead log from being reused. `Known`
+is what the writer asks before a commit.
 """
 
 import sqlite3
@@ -22,7 +22,16 @@ from understudy.experience.chunk import chunk_of
 from understudy.experience.frame import FrameKind, decode_frame
 from understudy.experience.game import GameSpec, spec_from_json
 from understudy.experience.session import SessionState, tombstone_of, unpack_state
-from understudy.ports import Cursor, Forgotten, Gone, Quarantined, SessionFilter, SessionInfo, Stored, Tail
+from understudy.ports import (
+    Cursor,
+    Forgotten,
+    Gone,
+    Quarantined,
+    SessionFilter,
+    SessionInfo,
+    Stored,
+    Tail,
+)
 from understudy.stores.database import check_of, checked, disk, open_reader
 
 STORED, FORGOTTEN, EXPIRED, QUARANTINED = range(4)
@@ -175,12 +184,14 @@ class StoreView:
             if first > head.next_arrival:
                 raise Corrupt(
                     f"cursor {first - 1} is ahead of the store in {self.folder}, which ends at "
-                    f"{head.next_arrival - 1}: the store was cut back or replaced; restore it, or read from the start"
+                    f"{head.next_arrival - 1}: the store was cut back or replaced; restore it, or "
+                    "read from the start"
                 )
             if first == head.next_arrival:
                 return None
             query = (
-                f"SELECT {COLUMNS}, b.raw FROM frames f LEFT JOIN bodies b USING (arrival) WHERE f.arrival >= ? "
+                f"SELECT {COLUMNS}, b.raw FROM frames f LEFT JOIN bodies b USING (arrival) WHERE "
+                "f.arrival >= ? "
                 "ORDER BY f.arrival LIMIT ?"
             )
             rows: list[tuple[Any, ...]] = []
@@ -197,7 +208,8 @@ class StoreView:
     def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
         """A cursor behind which all of these chunks lie, of those that are here."""
         query = (
-            "SELECT arrival FROM frames WHERE session = (SELECT id FROM sessions WHERE session = ?) AND chunk_no = ? "
+            "SELECT arrival FROM frames WHERE session = (SELECT id FROM sessions WHERE session = "
+            "?) AND chunk_no = ? "
             "AND gone = 0"
         )
         with self.looking() as db:
@@ -210,12 +222,22 @@ class StoreView:
     def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
         """Sessions that match, each once, in the order in which they began to arrive."""
         query = (
-            "SELECT id, session, player, game, last_received, state, crc FROM sessions WHERE id > ? "
-            "AND (? IS NULL OR game = ?) AND (? IS NULL OR player = ?) AND last_received >= ? ORDER BY id LIMIT ?"
+            "SELECT id, session, player, game, last_received, state, crc FROM sessions WHERE id > "
+            "? "
+            "AND (? IS NULL OR game = ?) AND (? IS NULL OR player = ?) AND last_received >= ? "
+            "ORDER BY id LIMIT ?"
         )
         after = 0
         while True:
-            values = (after, wanted.game, wanted.game, wanted.player, wanted.player, int(wanted.since_s), _ROWS)
+            values = (
+                after,
+                wanted.game,
+                wanted.game,
+                wanted.player,
+                wanted.player,
+                int(wanted.since_s),
+                _ROWS,
+            )
             with self.looking() as db:
                 rows = db.execute(query, values).fetchall()
                 erased = {player for (player,) in db.execute("SELECT player FROM erasures")}
@@ -229,24 +251,43 @@ class StoreView:
                     yield info_of(uuid.UUID(bytes=session), game, unpack_state(state))
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> list[Quarantined]:
-        """Frames in quarantine, oldest first, without those that were stored by replay or expired."""
+        """Frames in quarantine, oldest first, without those that were stored by replay or
+        expired."""
         query = (
-            "SELECT id, reason, detail, parked, received, game, session, chunk_no, body_crc, raw FROM quarantine "
+            "SELECT id, reason, detail, parked, received, game, session, chunk_no, body_crc, raw "
+            "FROM quarantine "
             "WHERE id > ? AND replayed = 0 AND raw <> x'' ORDER BY id LIMIT ?"
         )
         found: list[Quarantined] = []
         size = 0
         with self.looking() as db:
-            for number, reason, detail, parked, received_s, game, raw_session, chunk_no, crc, raw in db.execute(
-                query, (after_id, limit)
-            ):
+            for (
+                number,
+                reason,
+                detail,
+                parked,
+                received_s,
+                game,
+                raw_session,
+                chunk_no,
+                crc,
+                raw,
+            ) in db.execute(query, (after_id, limit)):
                 session = uuid.UUID(bytes=raw_session) if any(raw_session) else None
                 found.append(
                     Quarantined(
-                        id=number, reason=reason, detail=detail, parked=bool(parked), received_s=received_s,
-                        game=game, session=session, chunk_no=None if session is None else chunk_no, crc=crc, raw=raw,
+                        id=number,
+                        reason=reason,
+                        detail=detail,
+                        parked=bool(parked),
+                        received_s=received_s,
+                        game=game,
+                        session=session,
+                        chunk_no=None if session is None else chunk_no,
+                        crc=crc,
+                        raw=raw,
                     )
-                )  # fmt: skip
+                )
                 size += len(raw)
                 if size >= _READ_BYTES:
                     break
@@ -255,10 +296,14 @@ class StoreView:
     def counts(self) -> Counts:
         """What the store holds, by its own tables."""
         by_game = (
-            "SELECT s.game, count(*), sum(f.n_steps) FROM frames f JOIN schemas s ON s.id = f.schema "
+            "SELECT s.game, count(*), sum(f.n_steps) FROM frames f JOIN schemas s ON s.id = "
+            "f.schema "
             "WHERE f.kind = 0 AND f.fate = 0 GROUP BY s.game"
         )
-        by_reason = "SELECT reason, parked, count(*) FROM quarantine WHERE replayed = 0 GROUP BY reason, parked"
+        by_reason = (
+            "SELECT reason, parked, count(*) FROM quarantine WHERE replayed = 0 GROUP BY "
+            "reason, parked"
+        )
         with self.looking() as db:
             games = db.execute(by_game).fetchall()
             refused = db.execute(by_reason).fetchall()
@@ -278,15 +323,19 @@ class StoreView:
         """Every stored chunk that matches, in the order of arrival."""
         query = (
             "SELECT f.arrival, s.session, f.chunk_no, f.n_steps, c.game, c.schema FROM frames f "
-            "JOIN sessions s ON s.id = f.session JOIN schemas c ON c.id = f.schema WHERE f.arrival > ? AND f.kind = 0 "
-            "AND f.fate = 0 AND (? IS NULL OR c.game = ?) AND (? IS NULL OR s.player = ?) AND f.received >= ? "
+            "JOIN sessions s ON s.id = f.session JOIN schemas c ON c.id = f.schema WHERE f.arrival "
+            "> ? AND f.kind = 0 "
+            "AND f.fate = 0 AND (? IS NULL OR c.game = ?) AND (? IS NULL OR s.player = ?) AND "
+            "f.received >= ? "
             "ORDER BY f.arrival LIMIT ?"
         )
         found: list[ChunkRow] = []
         after = 0
         while True:
             with self.looking() as db:
-                rows = db.execute(query, (after, game, game, player, player, int(since_s), 10 * _ROWS)).fetchall()
+                rows = db.execute(
+                    query, (after, game, game, player, player, int(since_s), 10 * _ROWS)
+                ).fetchall()
             if not rows:
                 return found
             after = rows[-1][0]
@@ -297,7 +346,10 @@ class StoreView:
 
     def specs(self, game: str | None = None) -> list[GameSpec]:
         """The specs of stored schemas, of one game or of all, the newest first."""
-        query = "SELECT id, game, schema, spec, crc FROM schemas WHERE ? IS NULL OR game = ? ORDER BY id DESC"
+        query = (
+            "SELECT id, game, schema, spec, crc FROM schemas WHERE ? IS NULL OR game = ? ORDER "
+            "BY id DESC"
+        )
         with self.looking() as db:
             rows = [checked("schemas", row) for row in db.execute(query, (game, game))]
         return [spec_from_json(spec) for *_, spec in rows if spec is not None]
@@ -330,21 +382,31 @@ class StoreView:
 
 
 class _Page:
-    """Numbers `first..last` of a store: frames, events among them, names of gone ones, players being erased."""
+    """Numbers `first..last` of a store: frames, events among them, names of gone ones, players
+    being erased."""
 
     def __init__(
-        self, db: sqlite3.Connection, first: int, last: int, head: Head, rows: Sequence[tuple[Any, ...]]
+        self,
+        db: sqlite3.Connection,
+        first: int,
+        last: int,
+        head: Head,
+        rows: Sequence[tuple[Any, ...]],
     ) -> None:
         self._first = first
         self._last = last
         self._pruned_below = head.pruned_below
         self._rows = {row[0]: row for row in rows}
         self._events = _events(db, first, last)
-        self._erasures = dict(db.execute("SELECT player, max(arrival) FROM erasures GROUP BY player").fetchall())
+        self._erasures = dict(
+            db.execute("SELECT player, max(arrival) FROM erasures GROUP BY player").fetchall()
+        )
         gone = sorted({row[1] for row in rows if row[3] and row[1] is not None})
         self._sessions: dict[int, tuple[bytes, bytes]] = {}
         for session in gone:
-            found = db.execute("SELECT session, player FROM sessions WHERE id = ?", (session,)).fetchone()
+            found = db.execute(
+                "SELECT session, player FROM sessions WHERE id = ?", (session,)
+            ).fetchone()
             if found is not None:
                 self._sessions[session] = found
 
@@ -390,7 +452,8 @@ def _events(db: sqlite3.Connection, first: int, last: int) -> dict[int, Forgotte
     for row in db.execute(query, (first, last)).fetchall():
         number, reason, at_s, player = checked("events", row)
         chunks = db.execute(
-            "SELECT s.session, f.chunk_no FROM frames f JOIN sessions s ON s.id = f.session WHERE f.event = ? "
+            "SELECT s.session, f.chunk_no FROM frames f JOIN sessions s ON s.id = f.session WHERE "
+            "f.event = ? "
             "ORDER BY f.arrival",
             (number,),
         ).fetchall()
@@ -405,7 +468,10 @@ class Known:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._recent: OrderedDict[uuid.UUID, tuple[int, str, SessionState]] = OrderedDict()
-        rows = (checked("events", row) for row in db.execute("SELECT * FROM events WHERE player IS NOT NULL"))
+        rows = (
+            checked("events", row)
+            for row in db.execute("SELECT * FROM events WHERE player IS NOT NULL")
+        )
         self._tombstones: dict[bytes, float] = {}
         for _, _, at_s, player in rows:
             self.forget(player, at_s)
@@ -424,12 +490,17 @@ class Known:
         if (found := self._recent.get(session)) is not None:
             self._recent.move_to_end(session)
             return found
-        row = self._db.execute("SELECT * FROM sessions WHERE session = ?", (session.bytes,)).fetchone()
+        row = self._db.execute(
+            "SELECT * FROM sessions WHERE session = ?", (session.bytes,)
+        ).fetchone()
         if row is not None:
             number, _, player, game, _, raw = checked("sessions", row)
             state = unpack_state(raw)
             erasing = "SELECT 1 FROM erasures WHERE player = ? AND sessions_below > ?"
-            if tombstone_of(player) in self._tombstones and self._db.execute(erasing, (player, number)).fetchone():
+            if (
+                tombstone_of(player) in self._tombstones
+                and self._db.execute(erasing, (player, number)).fetchone()
+            ):
                 state = SessionState(player=player, forgotten=True)
             self.remember(session, number, game, state)
             return number, game, state
@@ -442,7 +513,9 @@ class Known:
     def must_know(self, session: uuid.UUID) -> tuple[str, SessionState]:
         """The same of a session that has stored frames."""
         if (found := self.state_of(session)) is None:
-            raise Corrupt(f"session {session} has frames and is not in the store; restore it from a backup")
+            raise Corrupt(
+                f"session {session} has frames and is not in the store; restore it from a backup"
+            )
         return found
 
     def remember(self, session: uuid.UUID, number: int, game: str, state: SessionState) -> None:
@@ -453,14 +526,18 @@ class Known:
             self._recent.popitem(last=False)
 
     def clear(self) -> None:
-        """Ask the database again: what is at hand may be of a transaction that failed, or erased."""
+        """Ask the database again: what is at hand may be of a transaction that failed, or
+        erased."""
         self._recent.clear()
 
     def frame(self, session: uuid.UUID, chunk_no: int) -> FrameRow | None:
         """The frame stored or recorded under a number: the one that can be read, if any."""
         if not (number := self.id_of(session)):
             return None
-        query = f"SELECT {COLUMNS} FROM frames f WHERE session = ? AND chunk_no = ? ORDER BY gone LIMIT 1"
+        query = (
+            f"SELECT {COLUMNS} FROM frames f WHERE session = ? AND chunk_no = ? ORDER BY gone "
+            "LIMIT 1"
+        )
         row = self._db.execute(query, (number, chunk_no)).fetchone()
         return None if row is None else FrameRow(*row)
 

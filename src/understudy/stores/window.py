@@ -1,7 +1,8 @@
-"""A window: a local copy of a store elsewhere, filled by following its tail: learners sample from their own disk.
+"""A window: a local copy of a store elsewhere, filled by following its tail: learners sample from
+their own disk.
 
-Each page of the tail is written in one commit whose position is the cursor behind it: after kill -9 the copy goes on
-exactly where it was. What the remote store takes away is taken away here too.
+Each page of the tail is written in one commit whose position is the cursor behind it: after kill -9
+the copy goes on exactly where it was. What the remote store takes away is taken away here too.
 """
 
 import uuid
@@ -35,7 +36,8 @@ _log = structlog.get_logger("understudy.window")
 _PARTITION = "remote"
 PAGE = 512
 _MOST_GONE = 65_536
-"""Sessions whose gone numbers are remembered; they matter only where more than 1,024 are missing in a row."""
+"""Sessions whose gone numbers are remembered; they matter only where more than 1,024 are missing
+in a row."""
 _TROUBLE_S = 1.0
 _BOUND_EVERY_S = 10.0
 _NO_BODY = 0
@@ -43,7 +45,8 @@ _NO_BODY = 0
 
 
 class Window:
-    """Follows a remote store into a folder, which anybody on this machine reads as a local store."""
+    """Follows a remote store into a folder, which anybody on this machine reads as a local
+    store."""
 
     def __init__(
         self,
@@ -57,15 +60,20 @@ class Window:
         wanted: Callable[[ChunkMeta], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`keep_s`, `max_steps`, `max_bytes`: how much is kept here, oldest out first; None: all the remote keeps.
+        """`keep_s`, `max_steps`, `max_bytes`: how much is kept here, oldest out first; None: all
+        the remote keeps.
 
         `wanted`: which chunks to copy at all; always the same for one folder.
         """
         for name, value in (("keep_s", keep_s), ("max_steps", max_steps), ("max_bytes", max_bytes)):
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} of a window is {value}; give a number above 0, or none")
-        self._remote, self._clock = remote, clock or SystemClock()
-        self._keep_s, self._max_steps, self._max_bytes, self._wanted = keep_s, max_steps, max_bytes, wanted
+        self._remote = remote
+        self._clock = clock or SystemClock()
+        self._keep_s = keep_s
+        self._max_steps = max_steps
+        self._max_bytes = max_bytes
+        self._wanted = wanted
         self.local = LocalStore(folder, specs=specs, clock=clock)
         try:
             self._partition = self._source()
@@ -83,11 +91,13 @@ class Window:
         """Why it does not get on just now, for people; empty while it does."""
 
     def _source(self) -> str:
-        """The name under which the cursor is kept; ConfigError when this folder follows another store."""
+        """The name under which the cursor is kept; ConfigError when this folder follows another
+        store."""
         name = f"{_PARTITION}:{getattr(self._remote, 'identity', '')}"
         if others := [one for one in self.local.positions() if one != name]:
             raise ConfigError(
-                f"the window in {self.local.folder} follows another store ({others[0]}, not {name}); remove it, "
+                f"the window in {self.local.folder} follows another store ({others[0]}, not "
+                f"{name}); remove it, "
                 "which is only a copy, or give another one"
             )
         return name
@@ -105,7 +115,8 @@ class Window:
         return len(page.items)
 
     def run(self, stop: Event) -> None:
-        """Repeat `step` until told to stop; waits while the remote store does not answer, or this disk is full."""
+        """Repeat `step` until told to stop; waits while the remote store does not answer, or
+        this disk is full."""
         while not stop.is_set():
             try:
                 self.step(wait_s=0.25)
@@ -115,14 +126,19 @@ class Window:
                 _log.warning("window_waits", error=str(error), retry_in_s=_TROUBLE_S)
                 self._clock.wait(stop, _TROUBLE_S)
 
-    # --- one page -------------------------------------------------------------------------------------------------
+    # --- one page ---------------------------------------------------------------------------------
 
     def _take(self, items: Sequence[Stored | Forgotten], cursor: Cursor) -> None:
-        """Write a page in the order it came. Only its last commit carries the cursor; all of it may be repeated."""
+        """Write a page in the order it came. Only its last commit carries the cursor; all of it
+        may be repeated."""
         candidates: list[Candidate] = []
         for item in items:
             if isinstance(item, Stored):
-                if self._wanted is not None and item.chunk is not None and not self._wanted(item.chunk.meta):
+                if (
+                    self._wanted is not None
+                    and item.chunk is not None
+                    and not self._wanted(item.chunk.meta)
+                ):
                     continue
                 if traces := self._traces(item.frame):
                     self.local.write(WriteBatch(self._partition, self._epoch, None, refused=traces))
@@ -146,25 +162,33 @@ class Window:
         self._write(candidates, Position(cursor))
 
     def _traces(self, following: Frame) -> list[RefusedFrame]:
-        """What is gone of a frame's session, as frames without a body: it counts as seen, so that the frame fits."""
+        """What is gone of a frame's session, as frames without a body: it counts as seen, so
+        that the frame fits."""
         now_s = self._clock.now()
         traces: list[RefusedFrame] = []
         for number, reason in self._gone.pop(following.session, ()):
             trace = Frame(
-                kind=FrameKind.DATA, session=following.session, chunk_no=number, body=b"", body_crc=_NO_BODY,
-                player=following.player, received_s=following.received_s,
-            )  # fmt: skip
+                kind=FrameKind.DATA,
+                session=following.session,
+                chunk_no=number,
+                body=b"",
+                body_crc=_NO_BODY,
+                player=following.player,
+                received_s=following.received_s,
+            )
             traces.append(RefusedFrame(trace.encode(), reason, "gone elsewhere", now_s))
         return traces
 
     def _write(self, candidates: list[Candidate], position: Position | None) -> None:
-        # Before the commit that carries the cursor: after a crash between the two the page is taken again.
+        # Before the commit that carries the cursor: after a crash between the two the page is taken
+        # again.
         self._bring_back(candidates)
         if candidates or position:
             self.local.write(WriteBatch(self._partition, self._epoch, position, candidates))
 
     def _bring_back(self, candidates: Sequence[Candidate]) -> None:
-        """Store what lies in quarantine here and was replayed there; what left by age stays away."""
+        """Store what lies in quarantine here and was replayed there; what left by age stays
+        away."""
         known = self.local.known
         wanted: dict[tuple[uuid.UUID, int], Candidate] = {}
         with disk("reading the window"):
@@ -179,11 +203,15 @@ class Window:
             found = [
                 (one.id, wanted[one.session, one.chunk_no])
                 for one in page
-                if one.session is not None and one.chunk_no is not None and (one.session, one.chunk_no) in wanted
+                if one.session is not None
+                and one.chunk_no is not None
+                and (one.session, one.chunk_no) in wanted
             ]
-            self.local.replay([number for number, _ in found], [candidate for _, candidate in found])
+            self.local.replay(
+                [number for number, _ in found], [candidate for _, candidate in found]
+            )
 
-    # --- bounds ---------------------------------------------------------------------------------------------------
+    # --- bounds -----------------------------------------------------------------------------------
 
     def bound(self) -> int:
         """Drop what is too old or too much; how many chunks went."""
@@ -193,14 +221,17 @@ class Window:
         return self.local.expire(before_s) if before_s > 0 else 0
 
     def _surplus_before_s(self) -> float:
-        """A time before which everything may go; 0 while there is not too much here. A tenth over is let pass."""
+        """A time before which everything may go; 0 while there is not too much here. A tenth
+        over is let pass."""
         seconds = self.local.sizes()
-        steps, size = sum(row[1] for row in seconds), sum(row[2] for row in seconds)
+        steps = sum(row[1] for row in seconds)
+        size = sum(row[2] for row in seconds)
         if steps <= 1.1 * (self._max_steps or steps) and size <= 1.1 * (self._max_bytes or size):
             return 0.0
         steps = size = 0
         for number, (received, n_steps, n_bytes) in enumerate(seconds):
-            steps, size = steps + n_steps, size + n_bytes
+            steps = steps + n_steps
+            size = size + n_bytes
             if number and (steps > (self._max_steps or steps) or size > (self._max_bytes or size)):
                 return float(received) + 1.0
         return 0.0

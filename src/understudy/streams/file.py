@@ -3,9 +3,9 @@
     STREAM/<partition>/.lock            held while its process lives
     STREAM/<partition>/00000001.log     entries of core/log: append time (f64) and whole frames
 
-A partition whose lock is free has ended: its process closed it or died. A position FILE:ENTRY:INDEX stands behind a
-frame of the entry that starts at byte ENTRY; with INDEX -1 before the first, so that whoever waits at the end of a file
-reads no old entry again.
+A partition whose lock is free has ended: its process closed it or died. A position FILE:ENTRY:INDEX
+stands behind a frame of the entry that starts at byte ENTRY; with INDEX -1 before the first, so
+that whoever waits at the end of a file reads no old entry again.
 """
 
 import contextlib
@@ -44,7 +44,8 @@ _POLL_S = 0.004
 _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
 ROLL_S = 60.0
-"""A file older than this takes nothing more: what a forgotten player sent must become trimmable while others play."""
+"""A file older than this takes nothing more: what a forgotten player sent must become trimmable
+while others play."""
 _TOO_LARGE = Ack(False, refused=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
 
 
@@ -65,11 +66,19 @@ class FileStream:
         clock: Clock | None = None,
     ) -> None:
         if sys.platform == "win32":
-            raise ConfigError("the file stream runs on Linux and macOS only; on Windows connect to a gateway instead")
+            raise ConfigError(
+                "the file stream runs on Linux and macOS only; on Windows connect to a gateway "
+                "instead"
+            )
         self._folder = folder
         self._clock = clock or SystemClock()
         self._new_partition = partial(
-            _PartitionWriter, folder, sync=sync, roll_bytes=roll_bytes, roll_s=roll_s, clock=self._clock
+            _PartitionWriter,
+            folder,
+            sync=sync,
+            roll_bytes=roll_bytes,
+            roll_s=roll_s,
+            clock=self._clock,
         )
         self._writer: _PartitionWriter | None = None
         self._closed = threading.Event()
@@ -81,7 +90,12 @@ class FileStream:
         if self._closed.is_set():
             raise Closed("the stream was closed")
         # Encoded here, so that a frame that cannot be encoded fails its own caller only.
-        parts = [part for frame in frames if not _is_too_large(frame) for part in (frame.header(), frame.body)]
+        parts = [
+            part
+            for frame in frames
+            if not _is_too_large(frame)
+            for part in (frame.header(), frame.body)
+        ]
         outcome = self._group.submit(parts) if parts else Ack(True)
         return [_TOO_LARGE if _is_too_large(frame) else outcome for frame in frames]
 
@@ -108,13 +122,20 @@ class FileStream:
     def partitions(self) -> Sequence[Partition]:
         if not self._folder.exists():
             return []
-        return [Partition(path.name) for path in sorted(self._folder.iterdir()) if not path.name.startswith(".")]
+        return [
+            Partition(path.name)
+            for path in sorted(self._folder.iterdir())
+            if not path.name.startswith(".")
+        ]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         folder = self._folder / partition
         deadline = self._clock.monotonic() + wait_s
         while True:
-            # Asked before reading: a lock seen free now means that whatever was appended is already there.
+            # Asked before reading: a lock seen free now means that whatever was appended is already
+            # there.
             ended = not is_locked(folder / ".lock")
             records, following = _read_from(folder, after, max_bytes=max_bytes)
             if records or ended or self._closed.is_set() or self._clock.monotonic() >= deadline:
@@ -122,7 +143,8 @@ class FileStream:
             self._clock.wait(self._closed, _POLL_S)
 
     def trim(self, stored: Mapping[str, Position | None], *, before_s: float) -> int:
-        """Delete files that are wholly stored and last written before a time; how many bytes went."""
+        """Delete files that are wholly stored and last written before a time; how many bytes
+        went."""
         freed = 0
         for partition in self.partitions():
             position = stored.get(partition.id)
@@ -144,7 +166,8 @@ class FileStream:
         return freed
 
     def close(self) -> None:
-        """Let a running append finish, then end this process's partition; reads that wait return."""
+        """Let a running append finish, then end this process's partition; reads that wait
+        return."""
         with self._group.alone:
             self._closed.set()
             if self._writer is not None and self._writer.pid == os.getpid():
@@ -153,9 +176,12 @@ class FileStream:
 
 
 class _PartitionWriter:
-    """This process's own partition; a file of `roll_bytes`, or `roll_s` old, takes no further entry."""
+    """This process's own partition; a file of `roll_bytes`, or `roll_s` old, takes no further
+    entry."""
 
-    def __init__(self, folder: Path, *, sync: Sync, roll_bytes: int, roll_s: float, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, *, sync: Sync, roll_bytes: int, roll_s: float, clock: Clock
+    ) -> None:
         self.pid = os.getpid()
         self._sync = sync
         self._roll_bytes = roll_bytes
@@ -256,7 +282,9 @@ def _is_read_out(folder: Path, position: Position) -> bool:
     return False
 
 
-def _read_from(folder: Path, after: Position | None, *, max_bytes: int) -> tuple[list[Record], Position | None]:
+def _read_from(
+    folder: Path, after: Position | None, *, max_bytes: int
+) -> tuple[list[Record], Position | None]:
     numbers = _file_numbers(folder)
     place = _Place.parse(after) if after is not None else None
     if place is not None and place.file not in numbers:
@@ -281,39 +309,48 @@ def _read_from(folder: Path, after: Position | None, *, max_bytes: int) -> tuple
 
 
 def _entries(reader: LogReader, at: int) -> Iterator[Entry]:
-    """Entries from an offset on; damage with readable entries behind it comes as one entry of raw bytes."""
+    """Entries from an offset on; damage with readable entries behind it comes as one entry of
+    raw bytes."""
     while True:
         entry = reader.at(at)
         if entry is None:
             following = reader.next_readable(at) if at < reader.size_bytes else None
             if following is None:
                 return
-            # It may have been half written when it was read first: with another one behind it, it is whole or damaged.
+            # It may have been half written when it was read first: with another one behind it, it
+            # is whole or damaged.
             entry = reader.at(at) or Entry(at, following, b"")
         yield entry
         at = entry.end
 
 
 def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:
-    """The frames of an entry that lie behind `start`; a damaged entry becomes one record that no check will pass."""
+    """The frames of an entry that lie behind `start`; a damaged entry becomes one record that no
+    check will pass."""
     skip = start.index if start is not None and entry.start == start.entry else -1
     behind = _Place(number, entry.end, -1).text()
     if not entry.payload:
         return [Record(behind, 0.0, b"damaged stream entry")] if skip < 0 else []
     (time_s,) = _TIME.unpack_from(entry.payload)
-    view, at, index, records = memoryview(entry.payload), _TIME.size, 0, []
+    view = memoryview(entry.payload)
+    at = _TIME.size
+    index = 0
+    records = []
     while at < len(view):
-        # Only the length is read here: a frame that no check will pass must come through, or it would stop all others.
+        # Only the length is read here: a frame that no check will pass must come through, or it
+        # would stop all others.
         end = at + announced_size(view[at:])
         if index > skip:
             position = behind if end >= len(view) else _Place(number, entry.start, index).text()
             records.append(Record(position, time_s, bytes(view[at:end])))
-        at, index = end, index + 1
+        at = end
+        index = index + 1
     return records
 
 
 def _within(records: list[Record], max_bytes: int) -> tuple[list[Record], Position | None]:
-    size, count = 0, 0
+    size = 0
+    count = 0
     for record in records:
         size += len(record.raw)
         if count and size > max_bytes:

@@ -1,7 +1,9 @@
-"""A stream in Apache Kafka: a topic, whose partitions hold whole sessions; positions are kept by our store.
+"""A stream in Apache Kafka: a topic, whose partitions hold whole sessions; positions are kept by
+our store.
 
-Records are frames, keyed by session, with a header that says over how many partitions sessions are spread. That number
-must not change: a topic that was given more partitions is refused until the address says how many to go on with.
+Records are frames, keyed by session, with a header that says over how many partitions sessions are
+spread. That number must not change: a topic that was given more partitions is refused until the
+address says how many to go on with.
 """
 
 import math
@@ -18,14 +20,22 @@ from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFai
 from understudy.core.location import Location
 from understudy.experience.frame import MAX_FRAME_BYTES, Frame
 from understudy.ports import Ack, Partition, Position, Read, Record
-from understudy.streams.kafka_client import Bounds, KafkaConfig, LastError, kafka_config, kafka_library
+from understudy.streams.kafka_client import (
+    Bounds,
+    KafkaConfig,
+    LastError,
+    kafka_config,
+    kafka_library,
+)
 
 _SLICE_S = 0.1
 _PARTITIONS = 4
 """Of a topic that is made where nobody says how many."""
 _UNDERSTOOD_S = 2.0
-"""How long a listener may speak another language than we do: one that is just ending may seem to."""
-_MAKING, _OPENING = "creating", "opening"
+"""How long a listener may speak another language than we do: one that is just ending may seem
+to."""
+_MAKING = "creating"
+_OPENING = "opening"
 _ASK_EVERY_S = 0.02
 """How often the end of a partition is asked for, at most, while nothing comes."""
 _HEAR_EVERY_S = 1.0
@@ -33,7 +43,8 @@ _HEAR_EVERY_S = 1.0
 SPREAD = "partitions"
 """The header of a record that says over how many partitions sessions were spread."""
 GRACE_S = 2.0
-"""How much later than its timeout a frame's end may be told: the library looks for it once a second."""
+"""How much later than its timeout a frame's end may be told: the library looks for it once a
+second."""
 _RETRY_S = 1.0
 _POLL_S = 0.1
 _DURABLE = Ack(True)
@@ -48,16 +59,19 @@ def open_kafka(location: Location, *, clock: Clock | None = None) -> "KafkaStrea
 def create_kafka(location: Location, *, partitions: int | None = None, replication: int = 1) -> int:
     """Make the topic of an address, for development; over how many partitions sessions are spread.
 
-    One that is there stays as it is: fine when it has the number asked for, when none is asked for, or when the address
-    names the first ones of it. A frame is durable when all brokers that hold it but one have it.
+    One that is there stays as it is: fine when it has the number asked for, when none is asked for,
+    or when the address names the first ones of it. A frame is durable when all brokers that hold it
+    but one have it.
     """
     config = kafka_config(location)
     if partitions and config.partitions not in (0, partitions):
         raise ConfigError(
-            f"the address says partitions={config.partitions}, and {partitions} were asked for besides; give one of "
+            f"the address says partitions={config.partitions}, and {partitions} were asked for "
+            "besides; give one of "
             "the two"
         )
-    kafka, last_error = kafka_library(), LastError(config)
+    kafka = kafka_library()
+    last_error = LastError(config)
     admin = _admin(kafka, config, last_error)
     in_sync = {"min.insync.replicas": str(max(1, replication - 1))}
     wanted = partitions or config.partitions or _PARTITIONS
@@ -70,10 +84,16 @@ def create_kafka(location: Location, *, partitions: int | None = None, replicati
             raise last_error.explained(_MAKING, error.args[0], at_start=True) from None
     there = _count_when_known(kafka, config)
     if there < config.partitions or (partitions and there != partitions):
-        first = f", add partitions={wanted} to the address to use the first {wanted}" if there > wanted else ""
+        first = (
+            f", add partitions={wanted} to the address to use the first {wanted}"
+            if there > wanted
+            else ""
+        )
         raise ConfigError(
-            f"topic {config.topic!r} at {config.where} is there with {there} partitions, and {wanted} were asked for; "
-            f"name no number to use it as it is{first}, or take another topic: the number is for good"
+            f"topic {config.topic!r} at {config.where} is there with {there} partitions, and "
+            f"{wanted} were asked for; "
+            f"name no number to use it as it is{first}, or take another topic: the number is for "
+            "good"
         )
     return config.partitions or there
 
@@ -101,7 +121,8 @@ class KafkaStream:
         """Over how many partitions sessions are spread."""
         if self.count > there:
             raise ConfigError(
-                f"topic {config.topic!r} at {config.where} has {there} partitions, and partitions={self.count} is "
+                f"topic {config.topic!r} at {config.where} has {there} partitions, and "
+                f"partitions={self.count} is "
                 "asked for; give that many or fewer, or none for all"
             )
         self._bounds = Bounds(config)
@@ -115,7 +136,8 @@ class KafkaStream:
         self._closed = threading.Event()
         clock = clock or SystemClock()
         self._writer = KafkaWriter(config, self.count, clock=clock)
-        # A topic that is deleted and made again has another id, so that no old position is mistaken for one of its own.
+        # A topic that is deleted and made again has another id, so that no old position is mistaken
+        # for one of its own.
         self._lanes = {
             f"{config.topic}-{number}@{topic_id}": KafkaLane(
                 config, number, self.count, bounds=self._bounds, clock=clock, closed=self._closed
@@ -131,10 +153,14 @@ class KafkaStream:
     def partitions(self) -> Sequence[Partition]:
         return [Partition(name) for name in self._lanes]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         lane = self._lanes.get(partition)
         if lane is None:
-            raise ConfigError(f"{partition!r} is no partition of this stream; ask partitions() for them")
+            raise ConfigError(
+                f"{partition!r} is no partition of this stream; ask partitions() for them"
+            )
         return lane.read(after, max_bytes=max_bytes, wait_s=wait_s)
 
     def close(self) -> None:
@@ -162,14 +188,16 @@ def _admin(kafka: Any, config: KafkaConfig, last_error: LastError) -> Any:
 
 
 def _answer(admin: Any, future: Any, last_error: LastError, *, doing: str, timeout_s: float) -> Any:
-    """What a request to the brokers gave; an error at once when they refuse us, and in time when none is there."""
+    """What a request to the brokers gave; an error at once when they refuse us, and in time when
+    none is there."""
     slices = max(1, round(timeout_s / _SLICE_S))
     for number in range(slices):
         try:
             return future.result(timeout=_SLICE_S)
         except NotYet:
             admin.poll(0.0)
-            # A broker that refuses us has answered; one that is just ending may seem to speak another language.
+            # A broker that refuses us has answered; one that is just ending may seem to speak
+            # another language.
             patience_s = 0.0 if last_error.condition == "_AUTHENTICATION" else _UNDERSTOOD_S
             if last_error.condition and number * _SLICE_S >= patience_s:
                 break
@@ -189,7 +217,8 @@ def _describe(kafka: Any, config: KafkaConfig, last_error: LastError) -> tuple[s
 
 
 def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Bounds) -> set[int]:
-    """What the newest record of each partition says about how many there are; records of others say nothing."""
+    """What the newest record of each partition says about how many there are; records of others
+    say nothing."""
     wanted = {}
     for number in range(there):
         first, end = bounds.ask(number, timeout_s=config.open_timeout_s, at_start=True)
@@ -207,7 +236,11 @@ def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Boun
             if message is not None and message.error() in (None, kafka.KafkaError._PARTITION_EOF):
                 wanted.pop(message.partition(), None)
                 headers = message.headers() or ()
-                spreads |= {int(value) for name, value in headers if name == SPREAD and value and value.isdigit()}
+                spreads |= {
+                    int(value)
+                    for name, value in headers
+                    if name == SPREAD and value and value.isdigit()
+                }
             if not wanted:
                 return spreads
         raise last_error.explained(_OPENING, at_start=True)
@@ -215,7 +248,7 @@ def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Boun
         consumer.close()
 
 
-# --- Appending --------------------------------------------------------------------------------------------------------
+# --- Appending ------------------------------------------------------------------------------------
 
 
 def lane_of(session: bytes, count: int) -> int:
@@ -224,10 +257,13 @@ def lane_of(session: bytes, count: int) -> int:
 
 
 class KafkaWriter:
-    """Appends to a topic; its connection is made with the first frame, and anew after a fatal error."""
+    """Appends to a topic; its connection is made with the first frame, and anew after a fatal
+    error."""
 
     def __init__(self, config: KafkaConfig, count: int, *, clock: Clock) -> None:
-        self._config, self._count, self._clock = config, count, clock
+        self._config = config
+        self._count = count
+        self._clock = clock
         self._headers = [(SPREAD, str(count).encode())]
         self._lock = threading.Condition()
         self._sender: _Sender | None = None
@@ -235,8 +271,10 @@ class KafkaWriter:
         self._is_closed = False
 
     def append(self, frames: Sequence[Frame]) -> list[Ack]:
-        """One outcome per frame, after at most the timeout and 2 s; many threads may call at once."""
-        # Encoded before the first is sent, so that a frame that cannot be encoded fails its own caller only.
+        """One outcome per frame, after at most the timeout and 2 s; many threads may call at
+        once."""
+        # Encoded before the first is sent, so that a frame that cannot be encoded fails its own
+        # caller only.
         raws = [None if frame.size_bytes > MAX_FRAME_BYTES else frame.encode() for frame in frames]
         sender = self._begin()
         try:
@@ -244,7 +282,9 @@ class KafkaWriter:
         finally:
             self._end()
 
-    def _append(self, sender: "_Sender", frames: Sequence[Frame], raws: Sequence[bytes | None]) -> list[Ack]:
+    def _append(
+        self, sender: "_Sender", frames: Sequence[Frame], raws: Sequence[bytes | None]
+    ) -> list[Ack]:
         waiting = Waiting(len(frames))
         time_ms = int(self._clock.now() * 1000)
         for index, (frame, raw) in enumerate(zip(frames, raws, strict=True)):
@@ -254,11 +294,20 @@ class KafkaWriter:
                 lane = lane_of(frame.session.bytes, self._count)
                 report = partial(self._report, sender, waiting, index)
                 sender.send(
-                    raw, key=frame.session.bytes, lane=lane, headers=self._headers, time_ms=time_ms, on_end=report
+                    raw,
+                    key=frame.session.bytes,
+                    lane=lane,
+                    headers=self._headers,
+                    time_ms=time_ms,
+                    on_end=report,
                 )
-        return waiting.outcomes(self._config.timeout_s + GRACE_S, unanswered=lambda: self._unanswered(sender))
+        return waiting.outcomes(
+            self._config.timeout_s + GRACE_S, unanswered=lambda: self._unanswered(sender)
+        )
 
-    def _report(self, sender: "_Sender", waiting: "Waiting", index: int, error: Any, _: Any = None) -> None:
+    def _report(
+        self, sender: "_Sender", waiting: "Waiting", index: int, error: Any, _: Any = None
+    ) -> None:
         """What became of a frame; `error` is None once every replica in sync has it."""
         if error is None:
             sender.last_error.clear()
@@ -292,7 +341,8 @@ class KafkaWriter:
         with self._lock:
             self._is_closed = True
             self._lock.wait_for(lambda: not self._running, timeout=self._config.timeout_s + GRACE_S)
-            sender, self._sender = self._sender, None
+            sender = self._sender
+            self._sender = None
         if sender is not None:
             sender.close()
 
@@ -314,7 +364,8 @@ class Waiting:
                     self._changed.notify_all()
 
     def outcomes(self, timeout_s: float, *, unanswered: Callable[[], Ack]) -> list[Ack]:
-        """All of them; whoever has no answer by then may still be stored, and is never called durable."""
+        """All of them; whoever has no answer by then may still be stored, and is never called
+        durable."""
         with self._changed:
             if self._changed.wait_for(lambda: not self._left, timeout=timeout_s):
                 return [one for one in self._outcomes if one is not None]
@@ -338,13 +389,26 @@ class _Sender:
         self._thread.start()
 
     def send(
-        self, raw: bytes, *, key: bytes, lane: int, headers: list[tuple[str, bytes]], time_ms: int, on_end: Any
+        self,
+        raw: bytes,
+        *,
+        key: bytes,
+        lane: int,
+        headers: list[tuple[str, bytes]],
+        time_ms: int,
+        on_end: Any,
     ) -> None:
         """Hand a frame over; `on_end` is called once, here or by the thread."""
         exception, error = self._errors
         try:
             self._producer.produce(
-                self._topic, value=raw, key=key, partition=lane, headers=headers, timestamp=time_ms, on_delivery=on_end
+                self._topic,
+                value=raw,
+                key=key,
+                partition=lane,
+                headers=headers,
+                timestamp=time_ms,
+                on_delivery=on_end,
             )
         except BufferError:
             on_end(error(error._QUEUE_FULL, "too many frames wait for the brokers"))
@@ -360,7 +424,8 @@ class _Sender:
                 time.sleep(_POLL_S / 10)
 
     def fail(self, error: Any) -> None:
-        """The library has given this connection up, and says so from now on to whatever is asked."""
+        """The library has given this connection up, and says so from now on to whatever is
+        asked."""
         self.fatal = error
         self.give_up()
 
@@ -375,11 +440,12 @@ class _Sender:
         self._thread.join(1.0)
 
 
-# --- Reading ----------------------------------------------------------------------------------------------------------
+# --- Reading --------------------------------------------------------------------------------------
 
 
 def position_text(offset: int, count: int) -> Position:
-    """Behind a record; it carries over how many partitions sessions are spread, so that a change is noticed."""
+    """Behind a record; it carries over how many partitions sessions are spread, so that a change
+    is noticed."""
     return Position(f"{offset}/{count}")
 
 
@@ -396,8 +462,10 @@ def offset_behind(position: Position, count: int, *, topic: str) -> int:
 def changed_count(topic: str, *, held: int, count: int) -> ConfigError:
     """Refuses a topic whose partitions were changed, since sessions would move between them."""
     return ConfigError(
-        f"topic {topic!r} is used with {count} partitions, and sessions were spread over {held} before, so they would "
-        f"move between partitions; add partitions={held} to the address to go on as before, or make a new topic"
+        f"topic {topic!r} is used with {count} partitions, and sessions were spread over {held} "
+        "before, so they would "
+        f"move between partitions; add partitions={held} to the address to go on as before, or "
+        "make a new topic"
     )
 
 
@@ -405,10 +473,21 @@ class KafkaLane:
     """A partition and its consumer, made by the first read; one read at a time."""
 
     def __init__(
-        self, config: KafkaConfig, number: int, count: int, *, bounds: Bounds, clock: Clock, closed: threading.Event
+        self,
+        config: KafkaConfig,
+        number: int,
+        count: int,
+        *,
+        bounds: Bounds,
+        clock: Clock,
+        closed: threading.Event,
     ) -> None:
-        self._config, self._number, self._count = config, number, count
-        self._bounds, self._clock, self._closed = bounds, clock, closed
+        self._config = config
+        self._number = number
+        self._count = count
+        self._bounds = bounds
+        self._clock = clock
+        self._closed = closed
         self._kafka = kafka_library()
         self._lock = threading.Lock()
         self._last_error = LastError(config)
@@ -416,7 +495,8 @@ class KafkaLane:
         self._place = -1
         """The offset that comes next; -1: nowhere yet."""
         self._origin = -1
-        """Our place when reading began at the start: whoever waits there for a first record asks for it again."""
+        """Our place when reading began at the start: whoever waits there for a first record asks
+        for it again."""
         self._end = -1
         """The partition's end as it was last heard of."""
         self._asked_s = 0.0
@@ -428,10 +508,16 @@ class KafkaLane:
             if self._closed.is_set():
                 raise Closed("the stream was closed")
             deadline_s = self._clock.monotonic() + wait_s
-            start = None if after is None else offset_behind(after, self._count, topic=self._config.topic)
+            start = (
+                None
+                if after is None
+                else offset_behind(after, self._count, topic=self._config.topic)
+            )
             if self._place < 0 or self._place != (self._origin if start is None else start):
                 self._jump(start, after)
-            elif self._place >= self._end and self._clock.monotonic() - self._asked_s > _HEAR_EVERY_S:
+            elif (
+                self._place >= self._end and self._clock.monotonic() - self._asked_s > _HEAR_EVERY_S
+            ):
                 # Records that come without a pause would leave it unknown for ever how far we are.
                 self._ask_again()
             first = self._first(deadline_s)
@@ -450,11 +536,16 @@ class KafkaLane:
         self._origin = first if start is None else -1
         self._held = None
         if self._consumer is None:
-            self._consumer = self._kafka.Consumer({**self._config.consumer(), "error_cb": self._last_error.note})
-        self._consumer.assign([self._kafka.TopicPartition(self._config.topic, self._number, self._place)])
+            self._consumer = self._kafka.Consumer(
+                {**self._config.consumer(), "error_cb": self._last_error.note}
+            )
+        self._consumer.assign(
+            [self._kafka.TopicPartition(self._config.topic, self._number, self._place)]
+        )
 
     def _first(self, deadline_s: float) -> Any:
-        """The record at our place, waiting for it; None when nothing came. What was appended before comes for sure."""
+        """The record at our place, waiting for it; None when nothing came. What was appended
+        before comes for sure."""
         message = self._next(0.0)
         while message is None and not self._closed.is_set():
             if self._place >= self._end:
@@ -471,7 +562,8 @@ class KafkaLane:
         return message
 
     def _next_for_sure(self) -> Any:
-        """The record that is there; Unreachable when it does not come. None: nothing but gaps up to the end."""
+        """The record that is there; Unreachable when it does not come. None: nothing but gaps up
+        to the end."""
         give_up_s = self._clock.monotonic() + self._config.timeout_s
         while not self._closed.is_set() and self._place < self._end:
             if (message := self._next(_SLICE_S)) is not None:
@@ -484,14 +576,19 @@ class KafkaLane:
     def _gather(self, first: Any, max_bytes: int) -> list[Record]:
         """Records up to the end that is known, or to the bytes wanted; the first one always."""
         records: list[Record] = []
-        size, message = 0, first
+        size = 0
+        message = first
         while message is not None:
             raw = message.value() or b""
             size += len(raw)
             if records and size > max_bytes:
                 self._held = message
                 break
-            records.append(Record(position_text(message.offset(), self._count), message.timestamp()[1] / 1000, raw))
+            records.append(
+                Record(
+                    position_text(message.offset(), self._count), message.timestamp()[1] / 1000, raw
+                )
+            )
             self._place = message.offset() + 1
             try:
                 message = self._next(_SLICE_S if self._place < self._end else 0.0)
@@ -502,7 +599,8 @@ class KafkaLane:
     def _next(self, wait_s: float) -> Any:
         """The next record, if one comes in time."""
         if self._held is not None:
-            message, self._held = self._held, None
+            message = self._held
+            self._held = None
             return message
         message = self._consumer.poll(max(0.0, wait_s))
         if message is None:
@@ -515,10 +613,13 @@ class KafkaLane:
             # Behind the last record there may be places that hold none.
             self._place = max(self._place, message.offset())
         elif error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
-            after, self._place = position_text(self._place - 1, self._count), -1
+            after = position_text(self._place - 1, self._count)
+            self._place = -1
             first, _ = self._ask()
             raise PositionGone(after, earliest=position_text(first - 1, self._count))
-        elif error.name().endswith("_AUTHORIZATION_FAILED") or error.name().startswith("UNKNOWN_TOPIC"):
+        elif error.name().endswith("_AUTHORIZATION_FAILED") or error.name().startswith(
+            "UNKNOWN_TOPIC"
+        ):
             self._place = -1
             raise self._last_error.explained("reading", error)
         else:
@@ -532,16 +633,20 @@ class KafkaLane:
         return first, self._end
 
     def _ask_again(self) -> None:
-        """Hear of a new end; StorageFailed when it lies before our place, where records would come in unseen."""
-        place, (_, end) = self._place, self._ask()
+        """Hear of a new end; StorageFailed when it lies before our place, where records would
+        come in unseen."""
+        place = self._place
+        (_, end) = self._ask()
         if end < place:
             self._place = -1
             raise self._lost(place, end)
 
     def _lost(self, place: int, end: int) -> StorageFailed:
         return StorageFailed(
-            f"partition {self._number} of topic {self._config.topic!r} ends at {end}, and was read up to {place}: "
-            "brokers lost what they had acknowledged; see their logs, then let gateways and ingest use a new topic"
+            f"partition {self._number} of topic {self._config.topic!r} ends at {end}, and was read "
+            f"up to {place}: "
+            "brokers lost what they had acknowledged; see their logs, then let gateways and ingest "
+            "use a new topic"
         )
 
     def close(self) -> None:
@@ -549,4 +654,5 @@ class KafkaLane:
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()
-                self._consumer, self._place = None, -1
+                self._consumer = None
+                self._place = -1

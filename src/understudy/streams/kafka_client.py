@@ -1,4 +1,5 @@
-"""What every part of a Kafka stream uses: its address, the library's settings and errors, where partitions end."""
+"""What every part of a Kafka stream uses: its address, the library's settings and errors, where
+partitions end."""
 
 import contextlib
 import logging
@@ -18,7 +19,12 @@ _PORT = 9092
 _SOCKET_S = 15
 _FETCH_WAIT_MS = 100
 _SILENT = logging.Logger("understudy.kafka.library", level=logging.CRITICAL + 1)
-_OF_KAFKA = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+_OF_KAFKA = (
+    "__consumer_offsets",
+    "__transaction_state",
+    "__share_group_state",
+    "__cluster_metadata",
+)
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -37,7 +43,8 @@ class KafkaConfig:
     tls: bool = False
     """Whether the listener speaks TLS."""
     ca: str = ""
-    """A PEM file with the authority that signed the brokers' certificates; empty: those of the system."""
+    """A PEM file with the authority that signed the brokers' certificates; empty: those of the
+    system."""
     certificate: str = ""
     """A PEM file with our own certificate and its key, where brokers ask for one."""
     partitions: int = 0
@@ -52,24 +59,46 @@ class KafkaConfig:
     def __post_init__(self) -> None:
         if not self.servers:
             raise ConfigError(f"a Kafka address names no broker; write {FORM}")
-        if not 0 < len(self.topic) <= 249 or not _LETTERS.issuperset(self.topic) or self.topic in (".", ".."):
+        if (
+            not 0 < len(self.topic) <= 249
+            or not _LETTERS.issuperset(self.topic)
+            or self.topic in (".", "..")
+        ):
             shown = self.topic if len(self.topic) <= 80 else f"{self.topic[:80]}..."
-            raise ConfigError(f"{shown!r} is no name of a topic; write {FORM}, TOPIC of 1 to 249 of A-Z a-z 0-9 . _ -")
+            raise ConfigError(
+                f"{shown!r} is no name of a topic; write {FORM}, TOPIC of 1 to 249 of A-Z a-z 0-9 "
+                ". _ -"
+            )
         if self.topic in _OF_KAFKA:
-            raise ConfigError(f"topic {self.topic!r} is Kafka's own, and no stream; name another one")
+            raise ConfigError(
+                f"topic {self.topic!r} is Kafka's own, and no stream; name another one"
+            )
         if self.mechanism not in MECHANISMS:
-            raise ConfigError(f"mechanism of kafka:// is {self.mechanism!r}; give one of {', '.join(MECHANISMS)}")
+            raise ConfigError(
+                f"mechanism of kafka:// is {self.mechanism!r}; give one of {', '.join(MECHANISMS)}"
+            )
         if not self.tls and (self.ca or self.certificate):
             raise ConfigError("kafka:// has ca or certificate and no TLS; add tls=true")
         for name in ("ca", "certificate"):
             path = getattr(self, name)
             if path and not Path(path).is_file():
-                raise ConfigError(f"{name} of kafka:// is {path!r}, where there is no file; give a PEM file")
+                raise ConfigError(
+                    f"{name} of kafka:// is {path!r}, where there is no file; give a PEM file"
+                )
         if self.partitions < 0:
-            raise ConfigError(f"partitions of kafka:// is {self.partitions}; give 1 or more, or leave it out for all")
+            raise ConfigError(
+                f"partitions of kafka:// is {self.partitions}; give 1 or more, or leave it out for "
+                "all"
+            )
         for field in fields(self):
-            if field.name in ("timeout_s", "open_timeout_s", "queue_mb") and not 0 < getattr(self, field.name) <= 2000:
-                raise ConfigError(f"{field.name} of kafka:// is {getattr(self, field.name)}; give one above 0, to 2000")
+            if (
+                field.name in ("timeout_s", "open_timeout_s", "queue_mb")
+                and not 0 < getattr(self, field.name) <= 2000
+            ):
+                raise ConfigError(
+                    f"{field.name} of kafka:// is {getattr(self, field.name)}; give one above 0, "
+                    "to 2000"
+                )
 
     @property
     def where(self) -> str:
@@ -100,13 +129,21 @@ class KafkaConfig:
         if self.ca:
             settings["ssl.ca.location"] = self.ca
         if self.certificate:
-            settings |= {"ssl.certificate.location": self.certificate, "ssl.key.location": self.certificate}
+            settings |= {
+                "ssl.certificate.location": self.certificate,
+                "ssl.key.location": self.certificate,
+            }
         return settings
 
     def producer(self) -> dict[str, Any]:
-        """Settings of whoever appends: nothing is called durable before every replica in sync has it."""
+        """Settings of whoever appends: nothing is called durable before every replica in sync
+        has it."""
         return {
-            **{name: value for name, value in self.client().items() if name != "allow.auto.create.topics"},
+            **{
+                name: value
+                for name, value in self.client().items()
+                if name != "allow.auto.create.topics"
+            },
             "enable.idempotence": True,
             "acks": "all",
             "message.timeout.ms": int(self.timeout_s * 1000),
@@ -116,7 +153,8 @@ class KafkaConfig:
         }
 
     def consumer(self) -> dict[str, Any]:
-        """Settings of whoever reads: no group decides who reads what, and no position is kept by the brokers."""
+        """Settings of whoever reads: no group decides who reads what, and no position is kept by
+        the brokers."""
         return {
             **self.client(),
             "group.id": f"understudy-{self.topic}",  # the library wants a name; nobody joins it
@@ -136,13 +174,19 @@ _OPTIONS = frozenset(field.name for field in fields(KafkaConfig)) - {"servers", 
 
 
 def kafka_config(location: Location) -> KafkaConfig:
-    """What an address says; ConfigError for an option that nobody reads, or a file that is not there."""
+    """What an address says; ConfigError for an option that nobody reads, or a file that is not
+    there."""
     location.refuse_others(_OPTIONS)
     if not location.hosts or not location.path:
-        raise ConfigError(f"kafka:// lacks {'a topic' if location.hosts else 'a broker'}; write {FORM}")
+        raise ConfigError(
+            f"kafka:// lacks {'a topic' if location.hosts else 'a broker'}; write {FORM}"
+        )
     credentials = location.text("credentials")
     return KafkaConfig(
-        servers=tuple(f"{f'[{name}]' if ':' in name else name}:{port or _PORT}" for name, port in location.hosts),
+        servers=tuple(
+            f"{f'[{name}]' if ':' in name else name}:{port or _PORT}"
+            for name, port in location.hosts
+        ),
         topic=location.path,
         credentials=read_credentials(credentials) if credentials else None,
         mechanism=location.text("mechanism", "PLAIN").upper(),
@@ -163,32 +207,46 @@ def kafka_library() -> Any:
         import confluent_kafka.admin
     except ImportError as error:
         raise MissingExtra(
-            f"a Kafka stream needs the package confluent-kafka ({error}); pip install 'understudy[kafka]'"
+            f"a Kafka stream needs the package confluent-kafka ({error}); pip install "
+            "'understudy[kafka]'"
         ) from None
     return confluent_kafka
 
 
 _HINTS = {
-    "UNKNOWN_TOPIC_OR_PART": "create it with `understudy stream init URL --partitions 4` or kafka-topics.sh, or "
+    "UNKNOWN_TOPIC_OR_PART": "create it with `understudy stream init URL --partitions 4` or "
+    "kafka-topics.sh, or "
     "correct the address",
     "INVALID_TOPIC": "correct the address, or create the topic with kafka-topics.sh",
-    "AUTHORIZATION_FAILED": "this user needs Describe, Read and Write on the topic, and Describe on group "
+    "AUTHORIZATION_FAILED": "this user needs Describe, Read and Write on the topic, and Describe "
+    "on group "
     "understudy-TOPIC",
     "MSG_SIZE_TOO_LARGE": "set max.message.bytes of the topic to 1048588",
     "_AUTHENTICATION": "check the credentials file and mechanism=",
-    "_SSL": "check that this listener speaks TLS, that ca= names the authority of its certificate, that this names the "
+    "_SSL": "check that this listener speaks TLS, that ca= names the authority of its certificate, "
+    "that this names the "
     "host, and whether it wants certificate=",
     "HTTP": "this is a web server, no Kafka broker; correct host and port",
 }
 """What to do about a condition that lasts."""
-_AWAY_HINT = "check that a broker runs there, that this is its port for clients, and whether it wants "
+_AWAY_HINT = (
+    "check that a broker runs there, that this is its port for clients, and whether it wants "
+)
 _INVALID_TOPIC = frozenset(
-    ("TOPIC_EXCEPTION", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR", "INVALID_CONFIG", "POLICY_VIOLATION")
+    (
+        "TOPIC_EXCEPTION",
+        "INVALID_PARTITIONS",
+        "INVALID_REPLICATION_FACTOR",
+        "INVALID_CONFIG",
+        "POLICY_VIOLATION",
+    )
 )
 _TLS_WORDS = ("SSL handshake", "SSL alert", "SSL routines")
 _HTTP_SIZE = f"Invalid response size {int.from_bytes(b'HTTP')}"
 """What the library makes of the first letters that a web server answers with."""
-_ASIDE = re.compile(r"^(\w+://)?[^/\s]+/\w+: | \(after \d+ms in state \w+(, \d+ [^)]*\(s\) suppressed)?\)")
+_ASIDE = re.compile(
+    r"^(\w+://)?[^/\s]+/\w+: | \(after \d+ms in state \w+(, \d+ [^)]*\(s\) suppressed)?\)"
+)
 """What the library adds for itself: which connection, and how far it came."""
 
 
@@ -206,7 +264,8 @@ def _condition(name: str, text: str) -> str:
 
 
 class LastError:
-    """The newest error of a client, which the library only calls back with; its calls fail with "transport failure"."""
+    """The newest error of a client, which the library only calls back with; its calls fail with
+    "transport failure"."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
@@ -218,7 +277,8 @@ class LastError:
         name = error.name()
         if name != "_ALL_BROKERS_DOWN":
             with self._lock:
-                self._name, self._text = name, _ASIDE.sub("", error.str())
+                self._name = name
+                self._text = _ASIDE.sub("", error.str())
 
     def clear(self) -> None:
         """Something was answered, so that older errors explain nothing."""
@@ -231,18 +291,24 @@ class LastError:
         with self._lock:
             return _condition(self._name, self._text)
 
-    def explained(self, doing: str, error: Any = None, *, at_start: bool = False) -> UnderstudyError:
-        """The error to raise, or to show, when something did not work; `error` is what the call itself said.
+    def explained(
+        self, doing: str, error: Any = None, *, at_start: bool = False
+    ) -> UnderstudyError:
+        """The error to raise, or to show, when something did not work; `error` is what the call
+        itself said.
 
-        ConfigError at the start, where whoever gave the address is still there to correct it. Later on everything may
-        come right by itself, also a broker that has just started and knows neither users nor topics yet.
+        ConfigError at the start, where whoever gave the address is still there to correct it. Later
+        on everything may come right by itself, also a broker that has just started and knows
+        neither users nor topics yet.
         """
         config = self._config
         with self._lock:
-            name, text = self._name, self._text
+            name = self._name
+            text = self._text
         code = "" if error is None else error.name()
         condition = _condition(code, "") or _condition(name, text)
-        # What a call says when no broker is there, such as that it waited for one, explains less than why.
+        # What a call says when no broker is there, such as that it waited for one, explains less
+        # than why.
         if error is not None and (not text or not code.startswith("_")):
             text = "; ".join(filter(None, (error.str(), text if not _condition(code, "") else "")))
         hint = _HINTS.get(condition, "").replace("TOPIC", config.topic)
@@ -265,7 +331,8 @@ def _slice_s(left_s: float) -> float:
 
 
 class Bounds:
-    """Asks leaders on a connection of its own: on one that fetches, every question waits for the fetch before it."""
+    """Asks leaders on a connection of its own: on one that fetches, every question waits for the
+    fetch before it."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
@@ -276,7 +343,8 @@ class Bounds:
 
     def ask(self, number: int, *, timeout_s: float, at_start: bool = False) -> tuple[int, int]:
         """First offset and end of a partition; Unreachable when its leader says nothing in time."""
-        consumer, partition = self._client(), self._kafka.TopicPartition(self._config.topic, number)
+        consumer = self._client()
+        partition = self._kafka.TopicPartition(self._config.topic, number)
         give_up_s = time.monotonic() + timeout_s
         while True:
             left_s = give_up_s - time.monotonic()
@@ -286,9 +354,12 @@ class Bounds:
                 return int(first), int(end)
             except self._kafka.KafkaException as error:
                 consumer.poll(0.0)  # it tells what troubles it only while it is polled
-                # A leader that moves, or a topic that not every broker has heard of yet, comes right by itself.
+                # A leader that moves, or a topic that not every broker has heard of yet, comes
+                # right by itself.
                 if left_s < 2 * _AGAIN_S or error.args[0].name().endswith("_AUTHORIZATION_FAILED"):
-                    raise self._last_error.explained("reading", error.args[0], at_start=at_start) from None
+                    raise self._last_error.explained(
+                        "reading", error.args[0], at_start=at_start
+                    ) from None
                 self._find_leaders(consumer, _slice_s(left_s))
                 time.sleep(_AGAIN_S)
 
@@ -300,7 +371,9 @@ class Bounds:
     def _client(self) -> Any:
         with self._lock:
             if self._consumer is None:
-                self._consumer = self._kafka.Consumer({**self._config.consumer(), "error_cb": self._last_error.note})
+                self._consumer = self._kafka.Consumer(
+                    {**self._config.consumer(), "error_cb": self._last_error.note}
+                )
             return self._consumer
 
     def close(self) -> None:

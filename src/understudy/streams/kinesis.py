@@ -1,7 +1,7 @@
 """A stream in Amazon Kinesis Data Streams, or in a server that speaks its API.
 
-A frame is a record, its session the partition key, a shard a partition, a sequence number a position. Positions are
-kept by the store, not by Kinesis; no table in DynamoDB is needed.
+A frame is a record, its session the partition key, a shard a partition, a sequence number a
+position. Positions are kept by the store, not by Kinesis; no table in DynamoDB is needed.
 """
 
 import math
@@ -19,7 +19,13 @@ from understudy.core.location import Location
 from understudy.core.log import GroupCommit
 from understudy.experience.frame import MAX_FRAME_BYTES, Frame
 from understudy.ports import Ack, Partition, Position, Read, Record
-from understudy.streams.kinesis_client import CallFailed, KinesisApi, connect, kinesis_config, pause_s
+from understudy.streams.kinesis_client import (
+    CallFailed,
+    KinesisApi,
+    connect,
+    kinesis_config,
+    pause_s,
+)
 
 _log = structlog.get_logger("understudy.streams.kinesis")
 MOST_RECORDS = 500
@@ -34,7 +40,8 @@ _SHARDS = 4
 """Of a stream that is made where nobody says how many."""
 _TOO_LARGE = Ack(False, refused=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
 _SAFE_S = 23 * 3600.0
-"""No stream forgets what is younger than a day: whoever was at the tip this long ago has missed nothing."""
+"""No stream forgets what is younger than a day: whoever was at the tip this long ago has missed
+nothing."""
 _KPL_MAGIC = b"\xf3\x89\x9a\xc2"
 _NO_SUCH_PLACE = ("InvalidArgumentException", "ResourceNotFoundException")
 
@@ -43,14 +50,20 @@ _Put = tuple[str, bytes]
 
 
 class KinesisStream:
-    """Frames in Kinesis; any number of processes append, each shard is read by whoever holds its claim."""
+    """Frames in Kinesis; any number of processes append, each shard is read by whoever holds its
+    claim."""
 
     def __init__(self, api: KinesisApi) -> None:
-        self._api, self._config, self._clock, self._closed = api, api.config, api.clock, api.closed
+        self._api = api
+        self._config = api.config
+        self._clock = api.clock
+        self._closed = api.closed
         created: datetime | None = _once_active(api).get("StreamCreationTimestamp")
         api.is_starting = False
         # Positions mean nothing in a stream made anew, so its partitions have other names.
-        self._prefix = f"{api.config.stream}@{int(created.timestamp()) if created is not None else 0}"
+        self._prefix = (
+            f"{api.config.stream}@{int(created.timestamp()) if created is not None else 0}"
+        )
         self._shards = ShardList(api)
         self._readers: dict[str, ShardReader] = {}
         self._lock = threading.Lock()
@@ -69,19 +82,24 @@ class KinesisStream:
         }
         outcomes = [_TOO_LARGE] * len(frames)
         for numbers in _calls(puts):
-            for number, outcome in zip(numbers, self._keep_trying([puts[n] for n in numbers]), strict=True):
+            for number, outcome in zip(
+                numbers, self._keep_trying([puts[n] for n in numbers]), strict=True
+            ):
                 outcomes[number] = outcome
         return outcomes
 
     def _keep_trying(self, puts: Sequence[_Put]) -> Sequence[Ack]:
-        """Put what fits into one call, and what failed of it again: the same bytes, for `append_s` at most."""
+        """Put what fits into one call, and what failed of it again: the same bytes, for
+        `append_s` at most."""
         outcomes = [Ack(True)] * len(puts)
         left = list(range(len(puts)))
         give_up_s = self._clock.monotonic() + self._config.append_s
         attempt = 0
         while left:
             failures = self._group.submit([puts[number] for number in left])
-            failed = [(number, one) for number, one in zip(left, failures, strict=True) if one is not None]
+            failed = [
+                (number, one) for number, one in zip(left, failures, strict=True) if one is not None
+            ]
             attempt += 1
             pause = pause_s(attempt, self._api.rng)
             is_over = self._clock.monotonic() + pause >= give_up_s or self._closed.is_set()
@@ -110,7 +128,9 @@ class KinesisStream:
         except CallFailed as error:
             failures = [error] * len(records)
         if len(failures) != len(records):
-            failures = [CallFailed("Unreachable", "the answer does not name every record")] * len(records)
+            failures = [CallFailed("Unreachable", "the answer does not name every record")] * len(
+                records
+            )
         parts = iter(failures)
         return [[next(parts) for _ in group] for group in groups]
 
@@ -125,18 +145,23 @@ class KinesisStream:
         if self._closed.is_set():
             raise Closed("the stream was closed")
         return [
-            Partition(f"{self._prefix}/{name}", tuple(f"{self._prefix}/{parent}" for parent in parents))
+            Partition(
+                f"{self._prefix}/{name}", tuple(f"{self._prefix}/{parent}" for parent in parents)
+            )
             for name, parents in self._shards.shards().items()
         ]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         return self._reader(partition).read(after, max_bytes=max_bytes, wait_s=wait_s)
 
     def _reader(self, partition: str) -> "ShardReader":
         prefix, _, shard = partition.rpartition("/")
         if prefix != self._prefix or not shard:
             raise ConfigError(
-                f"{partition!r} is no partition of Kinesis stream {self._config.stream!r}, whose partitions begin with "
+                f"{partition!r} is no partition of Kinesis stream {self._config.stream!r}, whose "
+                "partitions begin with "
                 f"{self._prefix}/"
             )
         with self._lock:
@@ -162,7 +187,8 @@ def _calls(puts: Mapping[int, _Put]) -> Iterator[list[int]]:
     for number, put in puts.items():
         if part and total + _size(put) > MOST_BYTES:
             yield part
-            part, total = [], 0
+            part = []
+            total = 0
         part.append(number)
         total += _size(put)
     if part:
@@ -179,7 +205,9 @@ def open_kinesis(location: Location, *, clock: Clock | None = None) -> KinesisSt
         raise
 
 
-def create_kinesis(location: Location, *, shards: int | None = None, clock: Clock | None = None) -> int:
+def create_kinesis(
+    location: Location, *, shards: int | None = None, clock: Clock | None = None
+) -> int:
     """Make a stream for development and wait until it can be used; how many open shards it has.
 
     One that is there stays as it is; ConfigError when it has another number than was asked for.
@@ -195,9 +223,12 @@ def create_kinesis(location: Location, *, shards: int | None = None, clock: Cloc
         api.close()
     if shards not in (None, there):
         raise ConfigError(
-            f"Kinesis stream {config.stream!r} at {config.place} is there with {there} open shards, and {shards} were "
-            "asked for; name no number to use it as it is, change it with `aws kinesis update-shard-count "
-            f"--stream-name {config.stream} --target-shard-count {shards} --scaling-type UNIFORM_SCALING`, or take "
+            f"Kinesis stream {config.stream!r} at {config.place} is there with {there} open "
+            f"shards, and {shards} were "
+            "asked for; name no number to use it as it is, change it with `aws kinesis "
+            "update-shard-count "
+            f"--stream-name {config.stream} --target-shard-count {shards} --scaling-type "
+            "UNIFORM_SCALING`, or take "
             "another name"
         )
     return there
@@ -211,7 +242,8 @@ def _create(api: KinesisApi, shards: int) -> Mapping[str, Any]:
             return {}
         if error.code == "LimitExceededException" and "shard" in error.detail:
             raise ConfigError(
-                f"Kinesis at {api.config.place} makes no stream of {shards} shards ({error.detail}); ask for fewer, or "
+                f"Kinesis at {api.config.place} makes no stream of {shards} shards "
+                f"({error.detail}); ask for fewer, or "
                 "have the limit of the account raised"
             ) from None
         raise
@@ -227,7 +259,8 @@ def _once_active(api: KinesisApi) -> Mapping[str, Any]:
             return summary
         if status == "DELETING" or api.clock.monotonic() >= give_up_s:
             raise StorageFailed(
-                f"Kinesis stream {api.config.stream!r} at {api.config.place} is {status}; wait until it is ACTIVE and "
+                f"Kinesis stream {api.config.stream!r} at {api.config.place} is {status}; wait "
+                "until it is ACTIVE and "
                 "start again"
             )
         api.clock.wait(api.closed, _LOOK_S)
@@ -241,11 +274,12 @@ def _summary(api: KinesisApi) -> Mapping[str, Any]:
     return found
 
 
-# --- Reading ----------------------------------------------------------------------------------------------------------
+# --- Reading --------------------------------------------------------------------------------------
 
 
 class ShardList:
-    """Which shards there are; asked again when the answer is old, or somebody saw that it is wrong."""
+    """Which shards there are; asked again when the answer is old, or somebody saw that it is
+    wrong."""
 
     def __init__(self, api: KinesisApi) -> None:
         self._api = api
@@ -254,18 +288,24 @@ class ShardList:
         self._ended: set[str] = set()
         self._until_s = 0.0
         self._wanted = object()
-        """Another one when the list is known to be wrong; a list that was asked for before that is wrong, too."""
+        """Another one when the list is known to be wrong; a list that was asked for before that
+        is wrong, too."""
         self._known: object = None
 
     def shards(self) -> Mapping[str, tuple[str, ...]]:
-        """Shard ids with the ids of their parents that still exist; parents first, always in the same order."""
+        """Shard ids with the ids of their parents that still exist; parents first, always in the
+        same order."""
         with self._lock:
-            now_s, wanted = self._api.clock.monotonic(), self._wanted
+            now_s = self._api.clock.monotonic()
+            wanted = self._wanted
             if self._known is not wanted or now_s >= self._until_s:
                 found = self._fetch()
-                self._shards, self._known = parents_first(found), wanted
+                self._shards = parents_first(found)
+                self._known = wanted
                 self._ended = {
-                    str(shard["ShardId"]) for shard in found if shard["SequenceNumberRange"].get("EndingSequenceNumber")
+                    str(shard["ShardId"])
+                    for shard in found
+                    if shard["SequenceNumberRange"].get("EndingSequenceNumber")
                 }
                 self._until_s = now_s + self._api.config.list_s
             return self._shards
@@ -280,7 +320,8 @@ class ShardList:
         return shard in self._ended
 
     def saw(self, shard: str) -> None:
-        """A shard took a record; one that nobody has heard of means that the stream was resharded."""
+        """A shard took a record; one that nobody has heard of means that the stream was
+        resharded."""
         if self._shards and shard not in self._shards:
             self.renew()
 
@@ -296,7 +337,8 @@ class ShardList:
 
 
 def parents_first(shards: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Shard ids with their parents, no child before a parent; parents that the stream has forgotten are left out."""
+    """Shard ids with their parents, no child before a parent; parents that the stream has
+    forgotten are left out."""
     names = sorted(str(shard["ShardId"]) for shard in shards)
     known = set(names)
     named = {
@@ -318,10 +360,13 @@ def parents_first(shards: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, .
 
 
 class ShardReader:
-    """Reads one shard, never faster than it may be read; keeps its iterator while positions follow one another."""
+    """Reads one shard, never faster than it may be read; keeps its iterator while positions
+    follow one another."""
 
     def __init__(self, api: KinesisApi, shard: str, *, shards: ShardList) -> None:
-        self._api, self._shard, self._shards = api, shard, shards
+        self._api = api
+        self._shard = shard
+        self._shards = shards
         self._lock = threading.Lock()
         self._due_s = 0.0
         self._failures = 0
@@ -329,11 +374,15 @@ class ShardReader:
         self._seek(None)
 
     def read(self, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
-        """What stands behind a position; it may take a moment longer than `wait_s`, as the shard's pace demands.
+        """What stands behind a position; it may take a moment longer than `wait_s`, as the shard's
+        pace demands.
 
-        Nothing comes only where there is nothing: Unreachable when `retry_s` were not enough to know.
+        Nothing comes only where there is nothing: Unreachable when `retry_s` were not enough to
+        know.
         """
-        clock, closed, config = self._api.clock, self._api.closed, self._api.config
+        clock = self._api.clock
+        closed = self._api.closed
+        config = self._api.config
         with self._lock:
             if closed.is_set():
                 raise Closed("the stream was closed")
@@ -348,7 +397,8 @@ class ShardReader:
                     break
             if not (self._held or self._is_finished or self._is_at_tip or closed.is_set()):
                 raise Unreachable(
-                    f"shard {self._shard} of Kinesis stream {config.stream!r} at {config.place} gave none of its "
+                    f"shard {self._shard} of Kinesis stream {config.stream!r} at {config.place} "
+                    "gave none of its "
                     f"records for {config.retry_s:g} s; let fewer read it, or wait"
                 )
             return self._hand_out(max_bytes)
@@ -377,10 +427,16 @@ class ShardReader:
             self._after = records[-1].position
         # By the server's clock alone: how much later came what is held back.
         later_s = max(0.0, self._held[-1].time_s - records[-1].time_s) if self._held else 0.0
-        return Read(records, self._after, self._is_finished and not self._held, self._complete_to_s - later_s)
+        return Read(
+            records,
+            self._after,
+            self._is_finished and not self._held,
+            self._complete_to_s - later_s,
+        )
 
     def _fetch(self) -> bool:
-        """One call for records; whether it showed that there are no more of them now, and more may come."""
+        """One call for records; whether it showed that there are no more of them now, and more
+        may come."""
         clock = self._api.clock
         if self._due_s > clock.monotonic():
             clock.wait(self._api.closed, self._due_s - clock.monotonic())
@@ -401,23 +457,32 @@ class ShardReader:
         return self._take(answer, asked_s)
 
     def _new_iterator(self) -> str | None:
-        """Where to go on, None when the shard is gone; a place from before is looked at again, to see it is there."""
+        """Where to go on, None when the shard is gone; a place from before is looked at again,
+        to see it is there."""
         if self._newest is None:
             return self._ask_iterator("TRIM_HORIZON")
         seen_s = self._was_at_tip_s
         if seen_s is not None and self._api.clock.monotonic() - seen_s < _SAFE_S:
-            # Nothing behind our place can have been trimmed, though the record that marks it may have been.
-            return self._ask_iterator("AFTER_SEQUENCE_NUMBER", otherwise=lambda: self._ask_iterator("TRIM_HORIZON"))
+            # Nothing behind our place can have been trimmed, though the record that marks it may
+            # have been.
+            return self._ask_iterator(
+                "AFTER_SEQUENCE_NUMBER", otherwise=lambda: self._ask_iterator("TRIM_HORIZON")
+            )
         self._expected = self._newest
         return self._ask_iterator("AT_SEQUENCE_NUMBER", otherwise=self._gone)
 
-    def _ask_iterator(self, kind: str, *, otherwise: Callable[[], str | None] | None = None) -> str | None:
+    def _ask_iterator(
+        self, kind: str, *, otherwise: Callable[[], str | None] | None = None
+    ) -> str | None:
         place = {} if kind == "TRIM_HORIZON" else {"StartingSequenceNumber": self._newest}
         try:
             answer = self._api.call(
-                "get_shard_iterator", StreamName=self._api.config.stream, ShardId=self._shard, ShardIteratorType=kind,
+                "get_shard_iterator",
+                StreamName=self._api.config.stream,
+                ShardId=self._shard,
+                ShardIteratorType=kind,
                 **place,
-            )  # fmt: skip
+            )
             return str(answer["ShardIterator"])
         except CallFailed as error:
             if error.code not in _NO_SUCH_PLACE:
@@ -437,8 +502,10 @@ class ShardReader:
         raise PositionGone(position, earliest=None)
 
     def _fail(self, error: CallFailed) -> None:
-        """Note a failed call and wait before the next; the error for people when that has lasted."""
-        clock, config = self._api.clock, self._api.config
+        """Note a failed call and wait before the next; the error for people when that has
+        lasted."""
+        clock = self._api.clock
+        config = self._api.config
         if error.code == "ExpiredIteratorException":
             self._iterator = None
             return
@@ -477,7 +544,8 @@ class ShardReader:
                 self._newest = position
         if self._expected is not None and (is_at_tip or self._is_finished):
             self._gone()
-        self._is_at_tip, self._complete_to_s = is_at_tip, asked_s - behind_s
+        self._is_at_tip = is_at_tip
+        self._complete_to_s = asked_s - behind_s
         if is_at_tip:
             self._was_at_tip_s = asked_s
         # An ended shard says so itself, though maybe not with the first answer.
@@ -488,6 +556,11 @@ def _record(found: Mapping[str, Any], position: Position, *, shard: str) -> Reco
     raw = bytes(found["Data"])
     if raw.startswith(_KPL_MAGIC):
         # Goes to quarantine as one record: no frame starts like this.
-        _log.warning("aggregated_record", shard=shard, position=position, advice="send frames without the KPL")
+        _log.warning(
+            "aggregated_record",
+            shard=shard,
+            position=position,
+            advice="send frames without the KPL",
+        )
     arrived = found.get("ApproximateArrivalTimestamp")
     return Record(position, arrived.timestamp() if arrived is not None else 0.0, raw)

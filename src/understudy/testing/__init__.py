@@ -6,7 +6,14 @@ class TestMyStream(StreamContract):
 """
 
 from understudy.testing.clock import START_S, ManualClock
-from understudy.testing.faults import Crash, CrashingStore, Faults, FaultyLink, FaultyStream, FaultySync
+from understudy.testing.faults import (
+    Crash,
+    CrashingStore,
+    Faults,
+    FaultyLink,
+    FaultyStream,
+    FaultySync,
+)
 from understudy.testing.links import LinkContract
 from understudy.testing.stores import StoreAdminContract, StoreContract
 from understudy.testing.streams import StreamContract

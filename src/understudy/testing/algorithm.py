@@ -4,8 +4,9 @@ class TestMine(AlgorithmContract):
     def make(self) -> Algorithm:
         return Mine(cart_spec(), MineConfig(batch=64))
 
-Keep the network small: each program is compiled once for all tests of a class. Give `make_masked` as well when the
-algorithm plays games with legal masks. This page needs JAX; `understudy.testing` itself does not import it.
+Keep the network small: each program is compiled once for all tests of a class. Give `make_masked`
+as well when the algorithm plays games with legal masks. This page needs JAX; `understudy.testing`
+itself does not import it.
 """
 
 import dataclasses
@@ -23,66 +24,79 @@ from understudy.nn.heads import LOG_STD, Decision
 from understudy.nn.policy import Policy, decode_policy
 from understudy.testing.samples import random_rows
 
-LANES, ROWS = 3, 64
+LANES = 3
+ROWS = 64
 
 
 class AlgorithmContract:
     """Subclass, give `make`, and run with pytest."""
 
     lane_tolerance = 0.0
-    """How far a lane may be from the same run alone after ten updates: 0 at 64 wide and batch 64, else 1e-4."""
+    """How far a lane may be from the same run alone after ten updates: 0 at 64 wide and batch
+    64, else 1e-4."""
     scan_tolerance = 0.0
     """How far a scan of a hundred updates may be from a hundred single ones."""
 
     def make(self) -> Algorithm:
         """The algorithm for a game of your choice."""
-        raise NotImplementedError("a subclass of AlgorithmContract gives make(): the algorithm under test")
+        raise NotImplementedError(
+            "a subclass of AlgorithmContract gives make(): the algorithm under test"
+        )
 
     def make_masked(self) -> Algorithm:
         """The algorithm for a game that has legal masks."""
         raise unittest.SkipTest("this algorithm plays no games with legal masks")
 
-    # --- Same arguments, same bits --------------------------------------------------------------------------------
+    # --- Same arguments, same bits ----------------------------------------------------------------
 
     def test_the_same_key_gives_the_same_bits(self) -> None:
         kit = _kit(type(self))
         first, again, other = (kit.algorithm.init(jax.random.PRNGKey(seed)) for seed in (7, 7, 8))
         assert _distance(first, again) == 0.0
         assert _distance(first, other) > 0.0
-        (updated, told), (updated_again, told_again) = (kit.update(first, kit.batch(1), kit.knobs) for _ in range(2))
+        (updated, told), (updated_again, told_again) = (
+            kit.update(first, kit.batch(1), kit.knobs) for _ in range(2)
+        )
         assert _distance((updated, told), (updated_again, told_again)) == 0.0
         decisions = [kit.act(updated, kit.obs(1), jax.random.PRNGKey(3), 0.3) for _ in range(2)]
         assert _distance(*decisions) == 0.0
 
     def test_an_update_changes_what_a_policy_does(self) -> None:
         kit = _kit(type(self))
-        before, after = (kit.policy(state).outputs(kit.obs(2)) for state in (kit.state, kit.learned))
+        before, after = (
+            kit.policy(state).outputs(kit.obs(2)) for state in (kit.state, kit.learned)
+        )
         assert any((before[name] != after[name]).any() for name in before)
 
-    # --- What actors and games get --------------------------------------------------------------------------------
+    # --- What actors and games get ----------------------------------------------------------------
 
     def test_the_exported_policy_does_what_the_live_one_does(self) -> None:
         kit = _kit(type(self))
-        policy, obs = kit.policy(kit.learned), kit.obs(3)
+        policy = kit.policy(kit.learned)
+        obs = kit.obs(3)
         for seed in range(4):
             live = kit.act(kit.learned, obs, jax.random.PRNGKey(seed), 0.5)
             _check_same(policy, obs, jax.tree.map(np.asarray, live))
 
     def test_the_exported_policy_survives_its_bytes(self) -> None:
         kit = _kit(type(self))
-        policy, obs = kit.policy(kit.learned), kit.obs(4)
+        policy = kit.policy(kit.learned)
+        obs = kit.obs(4)
         again = decode_policy(policy.encode())
         one, other = (some.decide(obs, None, deterministic=True).action for some in (policy, again))
         np.testing.assert_array_equal(one, other)
 
-    # --- One program for many ---------------------------------------------------------------------------------------
+    # --- One program for many ---------------------------------------------------------------------
 
     def test_a_lane_equals_the_same_run_alone(self) -> None:
         kit = _kit(type(self))
         keys = jax.random.split(jax.random.PRNGKey(5), LANES)
-        lanes, lane = jax.vmap(kit.algorithm.init)(keys), 1
+        lanes = jax.vmap(kit.algorithm.init)(keys)
+        lane = 1
         alone = kit.algorithm.init(keys[lane])
-        assert _distance(_at(lanes, lane), alone) == 0.0, "a lane starts from other bits than the run alone"
+        assert _distance(_at(lanes, lane), alone) == 0.0, (
+            "a lane starts from other bits than the run alone"
+        )
         knobs = {name: np.full(LANES, value) for name, value in kit.knobs.items()}
         for number in range(10):
             batches = [kit.batch(100 + LANES * number + one) for one in range(LANES)]
@@ -92,13 +106,14 @@ class AlgorithmContract:
 
     def test_a_scan_of_updates_equals_single_updates(self) -> None:
         kit = _kit(type(self))
-        batches, single = [kit.batch(number % 4) for number in range(100)], kit.state
+        batches = [kit.batch(number % 4) for number in range(100)]
+        single = kit.state
         scanned, _ = kit.update_many(kit.state, _stacked(batches), kit.knobs)
         for batch in batches:
             single, _ = kit.update(single, batch, kit.knobs)
         assert _distance(scanned, single) <= self.scan_tolerance
 
-    # --- What comes back --------------------------------------------------------------------------------------------
+    # --- What comes back --------------------------------------------------------------------------
 
     def test_feedback_of_a_good_batch_is_good(self) -> None:
         kit = _kit(type(self))
@@ -119,45 +134,56 @@ class AlgorithmContract:
     def test_a_batch_that_is_not_finite_is_told_with_its_rows(self) -> None:
         kit = _kit(type(self))
         clean, _ = kit.update(kit.state, kit.batch(1), kit.knobs)
-        for name, bad in [(name, bad) for name in kit.number_fields for bad in (np.nan, np.inf, -np.inf)]:
+        for name, bad in [
+            (name, bad) for name in kit.number_fields for bad in (np.nan, np.inf, -np.inf)
+        ]:
             spoiled, row = _spoiled(kit.batch(1), name, bad)
             updated, told = kit.update(kit.state, spoiled, kit.knobs)
             if bool(told.ok):  # not read, or bounded before it could do harm
-                assert not np.isnan(bad) or _distance(updated, clean) == 0.0, f"{bad} in {name} was learned from"
+                assert not np.isnan(bad) or _distance(updated, clean) == 0.0, (
+                    f"{bad} in {name} was learned from"
+                )
                 assert _is_finite(updated), f"{bad} in {name} broke the state, and ok is True"
                 continue
             assert not told.row_ok[row], f"the row that holds {bad} in {name} is not named"
             assert bool(told.row_ok.any()), f"every row is blamed for {bad} in {name}"
 
-    # --- Masks ------------------------------------------------------------------------------------------------------
+    # --- Masks ------------------------------------------------------------------------------------
 
     def test_illegal_actions_are_never_taken(self) -> None:
         kit = _Kit(self.make_masked())
-        rng, state = np.random.default_rng(0), kit.state
+        rng = np.random.default_rng(0)
+        state = kit.state
         policy = kit.policy(state)
         for seed in range(20):
-            obs, legal = kit.obs(seed), random_masks(ROWS, policy.head.size, rng)
+            obs = kit.obs(seed)
+            legal = random_masks(ROWS, policy.head.size, rng)
             for explore in (0.0, 0.5, 1.0):
-                live = np.asarray(kit.act(state, obs, jax.random.PRNGKey(seed), explore, legal).action)
-                decided = policy.decide(obs, policy.head.noise(rng, ROWS), explore=explore, legal=legal).action
+                live = np.asarray(
+                    kit.act(state, obs, jax.random.PRNGKey(seed), explore, legal).action
+                )
+                decided = policy.decide(
+                    obs, policy.head.noise(rng, ROWS), explore=explore, legal=legal
+                ).action
                 greedy = policy.decide(obs, None, legal=legal, deterministic=True).action
                 for taken in (live, decided, greedy):
                     assert legal[np.arange(ROWS), taken].all()
 
-    # --- Settings ---------------------------------------------------------------------------------------------------
+    # --- Settings ---------------------------------------------------------------------------------
 
     def test_every_default_lies_within_its_range(self) -> None:
         algorithm = _kit(type(self)).algorithm
         for made in (algorithm.Config(), algorithm.Knobs()):
             for one in dataclasses.fields(made):
-                limits, value = one.metadata.get("range"), getattr(made, one.name)
+                limits = one.metadata.get("range")
+                value = getattr(made, one.name)
                 ends = (value.start, value.end) if isinstance(value, Schedule) else (value,)
                 if isinstance(limits, Range):
                     assert limits.says
                     assert all(limits.low <= number <= limits.high for number in ends), one.name
 
 
-# --- What the tests are made of --------------------------------------------------------------------------------------
+# --- What the tests are made of -------------------------------------------------------------------
 
 
 _KITS: dict[Any, "_Kit"] = {}
@@ -190,7 +216,9 @@ class _Kit:
     @cached_property
     def update_many(self) -> Any:
         def many(state: Any, batches: Any, knobs: Any) -> Any:
-            return jax.lax.scan(lambda state, batch: self.algorithm.update(state, batch, knobs), state, batches)
+            return jax.lax.scan(
+                lambda state, batch: self.algorithm.update(state, batch, knobs), state, batches
+            )
 
         return jax.jit(many)
 
@@ -218,7 +246,11 @@ class _Kit:
         if seed not in self._batches:
             rng = np.random.default_rng([1, seed])
             is_rollout = isinstance(self.algorithm.needs, Rollouts)
-            made = random_rollout(self.algorithm, self.state, rng) if is_rollout else random_batch(self.algorithm, rng)
+            made = (
+                random_rollout(self.algorithm, self.state, rng)
+                if is_rollout
+                else random_batch(self.algorithm, rng)
+            )
             self._batches[seed] = made
         return self._batches[seed]
 
@@ -233,12 +265,17 @@ class _Kit:
                     yield f"{name}.{key}" if key else name
 
 
-def random_obs(algorithm: Algorithm, rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Array]:
+def random_obs(
+    algorithm: Algorithm, rng: np.random.Generator, shape: tuple[int, ...]
+) -> dict[str, Array]:
     """Observation columns [*shape, (stack,) ...]."""
     stack = algorithm.needs.stack
     shape = (*shape, stack) if stack > 1 else shape
     columns = algorithm.game.obs_columns.items()
-    return {name: random_rows(space, int(np.prod(shape)), rng).reshape(*shape, *space.shape) for name, space in columns}
+    return {
+        name: random_rows(space, int(np.prod(shape)), rng).reshape(*shape, *space.shape)
+        for name, space in columns
+    }
 
 
 def random_masks(n: int, size: int, rng: np.random.Generator) -> Array:
@@ -249,10 +286,14 @@ def random_masks(n: int, size: int, rng: np.random.Generator) -> Array:
 
 
 def random_batch(algorithm: Algorithm, rng: np.random.Generator) -> Batch:
-    """Transitions that could have happened in the algorithm's game; only legal actions were taken."""
-    needs, game = algorithm.needs, algorithm.game
+    """Transitions that could have happened in the algorithm's game; only legal actions were
+    taken."""
+    needs = algorithm.needs
+    game = algorithm.game
     assert isinstance(needs, Transitions)
-    n, legal, next_legal = needs.batch, None, None
+    n = needs.batch
+    legal = None
+    next_legal = None
     if game.discrete is None:
         action: Array = random_rows(game.action[""], n, rng).reshape(n, -1).astype(np.float32)
     else:
@@ -266,7 +307,9 @@ def random_batch(algorithm: Algorithm, rng: np.random.Generator) -> Batch:
         reward=rng.normal(0, 1, n).astype(np.float32),
         next_obs=random_obs(algorithm, rng, (n,)),
         factor=np.where(has_ended, 0.0, needs.discount**needs.n_step).astype(np.float32),
-        weight=rng.uniform(0.2, 1.0, n).astype(np.float32) if needs.prioritised else np.ones(n, np.float32),
+        weight=rng.uniform(0.2, 1.0, n).astype(np.float32)
+        if needs.prioritised
+        else np.ones(n, np.float32),
         legal=legal if game.has_legal else None,
         next_legal=next_legal if game.has_legal else None,
         extras={name: rng.normal(0, 1, n).astype(np.float32) for name in needs.extras},
@@ -275,7 +318,8 @@ def random_batch(algorithm: Algorithm, rng: np.random.Generator) -> Batch:
 
 def random_rollout(algorithm: Algorithm, state: Any, rng: np.random.Generator) -> Rollout:
     """What the state's policy would do on random observations, with the probabilities it gives."""
-    needs, policy = algorithm.needs, algorithm.policy(state)
+    needs = algorithm.needs
+    policy = algorithm.policy(state)
     assert isinstance(needs, Rollouts)
     shape = (needs.steps, needs.envs)
     n = needs.steps * needs.envs
@@ -312,7 +356,8 @@ def _distance(one: Any, other: Any) -> float:
     """The largest difference between two trees; 0 only when every bit is the same."""
     largest = 0.0
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        first, second = np.asarray(a), np.asarray(b)
+        first = np.asarray(a)
+        second = np.asarray(b)
         assert (first.dtype, first.shape) == (second.dtype, second.shape)
         if first.tobytes() != second.tobytes():
             difference = np.abs(first.astype(np.float64) - second.astype(np.float64)).max()
@@ -334,12 +379,16 @@ def _spoiled(batch: Any, name: str, bad: float) -> tuple[Any, int]:
     at = (column.shape[0] // 2, column.shape[1] // 2) if is_rollout else (column.shape[0] // 2,)
     column[at] = bad
     changed = {**value, key: column} if key else column
-    return batch._replace(**{field: changed}), int(np.ravel_multi_index(at, column.shape[: len(at)]))
+    return batch._replace(**{field: changed}), int(
+        np.ravel_multi_index(at, column.shape[: len(at)])
+    )
 
 
 def _check_same(policy: Policy, obs: Mapping[str, Array], live: Decision) -> None:
-    """The exported policy gives these decisions too, from the noise that leads to them, with the same logp."""
-    head, outputs = policy.head, policy.outputs(obs)
+    """The exported policy gives these decisions too, from the noise that leads to them, with the
+    same logp."""
+    head = policy.head
+    outputs = policy.outputs(obs)
     rows = np.arange(len(live.logp))
     if head.kind == "epsilon_greedy":
         lots = np.zeros((len(rows), 1 + head.size), np.float32)

@@ -1,4 +1,5 @@
-"""A store under test with everything at hand: its clock, one claimed partition, and a check of its tail."""
+"""A store under test with everything at hand: its clock, one claimed partition, and a check of
+its tail."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -8,7 +9,14 @@ import numpy as np
 from understudy.core.clock import Clock
 from understudy.core.errors import UnderstudyError
 from understudy.experience.chunk import Chunk
-from understudy.experience.frame import CloseReport, DropReport, Frame, FrameKind, close_frame, drop_frame
+from understudy.experience.frame import (
+    CloseReport,
+    DropReport,
+    Frame,
+    FrameKind,
+    close_frame,
+    drop_frame,
+)
 from understudy.ports import (
     Candidate,
     Cursor,
@@ -32,8 +40,12 @@ SPEC = cart_spec()
 class Desk:
     """Writes chunks through one partition and reads the tail as a learner would."""
 
-    def __init__(self, store: FullStore, clock: ManualClock, reopen: Callable[[FullStore], FullStore]) -> None:
-        self.store, self.clock, self._reopen = store, clock, reopen
+    def __init__(
+        self, store: FullStore, clock: ManualClock, reopen: Callable[[FullStore], FullStore]
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self._reopen = reopen
         self.position = 0
         self.cursor: Cursor | None = None
         self.tailed: list[Stored | Forgotten] = []
@@ -56,7 +68,9 @@ class Desk:
         parked: Sequence[RefusedFrame] = (),
     ) -> Receipt:
         self.position += 1
-        return self.store.write(WriteBatch("p", self.epoch, Position(str(self.position)), candidates, refused, parked))
+        return self.store.write(
+            WriteBatch("p", self.epoch, Position(str(self.position)), candidates, refused, parked)
+        )
 
     def candidate(self, chunk: Chunk, *, player: bytes = PLAYER) -> Candidate:
         return Candidate(chunk.frame().stamped(player, int(self.clock.now())), chunk)
@@ -65,11 +79,15 @@ class Desk:
         """Write chunks; the fate of each."""
         return list(self.write([self.candidate(chunk, player=player) for chunk in chunks]).fates)
 
-    def refusal(self, chunk: Chunk, reason: str = "bad_action", *, player: bytes = PLAYER) -> RefusedFrame:
+    def refusal(
+        self, chunk: Chunk, reason: str = "bad_action", *, player: bytes = PLAYER
+    ) -> RefusedFrame:
         frame = chunk.frame().stamped(player, int(self.clock.now()))
         return RefusedFrame(frame.encode(), reason, "for a test", self.clock.now(), chunk.meta.game)
 
-    def drop(self, session: uuid.UUID, number: int, *ranges: tuple[int, int], n_steps: int = 0) -> Candidate:
+    def drop(
+        self, session: uuid.UUID, number: int, *ranges: tuple[int, int], n_steps: int = 0
+    ) -> Candidate:
         frame = drop_frame(session, number, DropReport(ranges, n_steps))
         return Candidate(frame.stamped(PLAYER, int(self.clock.now())), None)
 
@@ -78,32 +96,46 @@ class Desk:
         return Candidate(frame.stamped(PLAYER, int(self.clock.now())), None)
 
     def tail(self, *, page: int = 3) -> list[Stored | Forgotten]:
-        """What came since the last call; checks that no number is missing, doubled or out of order."""
+        """What came since the last call; checks that no number is missing, doubled or out of
+        order."""
         new: list[Stored | Forgotten] = []
         while items := (found := self.store.tail(self.cursor, max_items=page, wait_s=0.0)).items:
             new += items
             self.cursor = found.cursor
         following = last_no(self.tailed[-1]) + 1 if self.tailed else 1
         for item in new:
-            assert item.arrival_no == following, f"arrival {item.arrival_no} came where {following} was due"
+            assert item.arrival_no == following, (
+                f"arrival {item.arrival_no} came where {following} was due"
+            )
             following = last_no(item) + 1
         self.tailed += new
         return new
 
     def everything(self) -> list[Stored | Forgotten]:
         """The whole tail from the start, as a new reader sees it."""
-        cursor, self.cursor = self.cursor, None
-        tailed, self.tailed = self.tailed, []
+        cursor = self.cursor
+        self.cursor = None
+        tailed = self.tailed
+        self.tailed = []
         found = self.tail(page=1000)
-        self.cursor, self.tailed = cursor, tailed
+        self.cursor = cursor
+        self.tailed = tailed
         return found
 
     def chunks(self) -> list[Chunk]:
         """Every stored chunk, in the order of arrival."""
-        return [item.chunk for item in self.everything() if isinstance(item, Stored) and item.chunk is not None]
+        return [
+            item.chunk
+            for item in self.everything()
+            if isinstance(item, Stored) and item.chunk is not None
+        ]
 
     def frames(self, kind: FrameKind) -> list[Frame]:
-        return [item.frame for item in self.everything() if isinstance(item, Stored) and item.frame.kind is kind]
+        return [
+            item.frame
+            for item in self.everything()
+            if isinstance(item, Stored) and item.frame.kind is kind
+        ]
 
     def session(self, session: uuid.UUID) -> SessionInfo | None:
         found = [one for one in self.store.sessions(SessionFilter()) if one.session == session]
@@ -133,11 +165,15 @@ class StoreFactory:
 
     def make(self, clock: Clock) -> FullStore:
         """A new, empty store; a second call gives another one."""
-        raise NotImplementedError("a subclass of a store contract gives make(): the store under test")
+        raise NotImplementedError(
+            "a subclass of a store contract gives make(): the store under test"
+        )
 
     def reopen(self, store: FullStore, clock: Clock) -> FullStore:
         """A new store over what a closed one left."""
-        raise NotImplementedError("a subclass of a store contract gives reopen(): a store over what a closed one left")
+        raise NotImplementedError(
+            "a subclass of a store contract gives reopen(): a store over what a closed one left"
+        )
 
     def settle(self, store: FullStore) -> None:
         """Let everything the store puts off (flushing, compacting) happen now."""

@@ -55,7 +55,8 @@ class _Dice:
     """Which frames go through, and in which order they arrive."""
 
     def __init__(self, faults: Faults, rng: np.random.Generator) -> None:
-        self._faults, self._rng = faults, rng
+        self._faults = faults
+        self._rng = rng
 
     def __call__(self, probability: float) -> bool:
         return bool(self._rng.random() < probability)
@@ -64,7 +65,11 @@ class _Dice:
         return [not self(self._faults.fail) for _ in range(count)]
 
     def arrivals(self, frames: Sequence[Frame]) -> list[Frame]:
-        arriving = [copy for frame in frames for copy in [frame] * (2 if self(self._faults.duplicate) else 1)]
+        arriving = [
+            copy
+            for frame in frames
+            for copy in [frame] * (2 if self(self._faults.duplicate) else 1)
+        ]
         if self(self._faults.reorder):
             arriving = [arriving[index] for index in self._rng.permutation(len(arriving))]
         return arriving
@@ -74,11 +79,15 @@ class FaultyStream:
     """A Stream that duplicates, reorders and fails frames, and loses answers after success."""
 
     def __init__(self, inner: Stream, faults: Faults, rng: np.random.Generator) -> None:
-        self._inner, self._faults, self._dice = inner, faults, _Dice(faults, rng)
+        self._inner = inner
+        self._faults = faults
+        self._dice = _Dice(faults, rng)
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         taken = self._dice.taken(len(frames))
-        arriving = self._dice.arrivals([frame for frame, ok in zip(frames, taken, strict=True) if ok])
+        arriving = self._dice.arrivals(
+            [frame for frame, ok in zip(frames, taken, strict=True) if ok]
+        )
         outcomes = self._inner.append(arriving)
         if not all(outcome.accepted for outcome in outcomes):
             return [Ack(False, error="injected: the stream below failed")] * len(frames)
@@ -89,7 +98,9 @@ class FaultyStream:
     def partitions(self) -> Sequence[Partition]:
         return self._inner.partitions()
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         return self._inner.read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
 
     def close(self) -> None:
@@ -107,7 +118,10 @@ class FaultyLink:
         *,
         error: Callable[[], Exception] = lambda: TimeoutError("injected: no answer in time"),
     ) -> None:
-        self._inner, self._faults, self._dice, self._error = inner, faults, _Dice(faults, rng), error
+        self._inner = inner
+        self._faults = faults
+        self._dice = _Dice(faults, rng)
+        self._error = error
 
     def register(self, spec: GameSpec) -> None:
         self._inner.register(spec)
@@ -117,17 +131,30 @@ class FaultyLink:
         return self._inner.keep_share
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         taken = self._dice.taken(len(frames))
-        arriving = self._dice.arrivals([frame for frame, ok in zip(frames, taken, strict=True) if ok])
+        arriving = self._dice.arrivals(
+            [frame for frame, ok in zip(frames, taken, strict=True) if ok]
+        )
         answers: dict[tuple[uuid.UUID, int], Ack] = {}
-        sent = self._inner.send(arriving, players, skipped_steps=skipped_steps) if arriving or skipped_steps else ()
+        sent = (
+            self._inner.send(arriving, players, skipped_steps=skipped_steps)
+            if arriving or skipped_steps
+            else ()
+        )
         for frame, ack in zip(arriving, sent, strict=True):
             answers[frame.session, frame.chunk_no] = ack
         if self._dice(self._faults.lose_answer):
             raise self._error()
-        return [answers.get((frame.session, frame.chunk_no), Ack(False, retry_after_s=0.001)) for frame in frames]
+        return [
+            answers.get((frame.session, frame.chunk_no), Ack(False, retry_after_s=0.001))
+            for frame in frames
+        ]
 
     def bot(self, after: int, *, wait_s: float) -> Casting | None:
         if self._dice(self._faults.lose_answer):
@@ -142,10 +169,12 @@ class FaultyLink:
 
 
 class CrashingStore:
-    """An ExperienceStore whose caller dies between the durable write and its answer, where `dies` says so."""
+    """An ExperienceStore whose caller dies between the durable write and its answer, where
+    `dies` says so."""
 
     def __init__(self, inner: ExperienceStore, dies: Callable[[int], bool]) -> None:
-        self._inner, self._dies = inner, dies
+        self._inner = inner
+        self._dies = dies
         self.writes = 0
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
@@ -172,10 +201,15 @@ class CrashingStore:
 
 
 class FaultySync:
-    """A log's Sync that fails with EIO or ENOSPC at chosen calls (counted from 1), counts, and may be slow."""
+    """A log's Sync that fails with EIO or ENOSPC at chosen calls (counted from 1), counts, and
+    may be slow."""
 
-    def __init__(self, *, eio_at: Collection[int] = (), full_at: Collection[int] = (), delay_s: float = 0.0) -> None:
-        self._eio_at, self._full_at, self._delay_s = eio_at, full_at, delay_s
+    def __init__(
+        self, *, eio_at: Collection[int] = (), full_at: Collection[int] = (), delay_s: float = 0.0
+    ) -> None:
+        self._eio_at = eio_at
+        self._full_at = full_at
+        self._delay_s = delay_s
         self.calls = 0
 
     def __call__(self, descriptor: int) -> None:

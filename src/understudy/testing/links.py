@@ -22,23 +22,31 @@ ADA = player_name("ada")
 
 
 class LinkContract:
-    """Subclass, give `make`, `release` and `policy`, and run with pytest. `make` is called once per test."""
+    """Subclass, give `make`, `release` and `policy`, and run with pytest. `make` is called once
+    per test."""
 
     spec: GameSpec = cart_spec()
 
     def make(self) -> Link:
         """A link to an empty platform, for the game of `spec`."""
-        raise NotImplementedError("a subclass of LinkContract gives make(): a link to an empty platform")
+        raise NotImplementedError(
+            "a subclass of LinkContract gives make(): a link to an empty platform"
+        )
 
     def release(self, policy: Policy, alias: str = "champion") -> int:
-        """Release a policy on the platform of the last `make` and let an alias mean it; its number."""
-        raise NotImplementedError("a subclass of LinkContract gives release(): the policy becomes the alias's model")
+        """Release a policy on the platform of the last `make` and let an alias mean it; its
+        number."""
+        raise NotImplementedError(
+            "a subclass of LinkContract gives release(): the policy becomes the alias's model"
+        )
 
     def random_policy(self) -> Policy:
         """Any policy of `spec`."""
-        raise NotImplementedError("a subclass of LinkContract gives random_policy(): one that fits the game")
+        raise NotImplementedError(
+            "a subclass of LinkContract gives random_policy(): one that fits the game"
+        )
 
-    # --- Experience -------------------------------------------------------------------------------------------------
+    # --- Experience -------------------------------------------------------------------------------
 
     def test_a_spec_may_be_registered_twice(self) -> None:
         link = self.make()
@@ -82,7 +90,7 @@ class LinkContract:
         assert 0.0 <= link.keep_share <= 1.0
         link.close()
 
-    # --- Bots -------------------------------------------------------------------------------------------------------
+    # --- Bots -------------------------------------------------------------------------------------
 
     def test_without_a_bot_there_are_no_news(self) -> None:
         link = self._registered()
@@ -90,7 +98,8 @@ class LinkContract:
         link.close()
 
     def test_a_bot_comes_with_documents_that_prove_it(self) -> None:
-        link, policy = self._registered(), self.random_policy()
+        link = self._registered()
+        policy = self.random_policy()
         number = self.release(policy)
         news = link.bot(0, wait_s=5.0)
         assert news is not None
@@ -99,7 +108,9 @@ class LinkContract:
         trusted = trusted_keys(*news.trust)
         point = open_signed(news.champion.encode(), trusted)
         assert (point["alias"], point["model_no"]) == ("champion", number)
-        manifest = manifest_from_json(open_signed(news.champion_release.encode(), trusted)["manifest"])
+        manifest = manifest_from_json(
+            open_signed(news.champion_release.encode(), trusted)["manifest"]
+        )
         assert manifest.name == f"{self.spec.game}/{number}"
         assert open_policy(manifest, link.policy(number)) == policy
         assert (news.canary_release, news.canary_share) == (None, 0.0)
@@ -138,7 +149,7 @@ class LinkContract:
         assert _code(lambda: link.policy(99)) == "not_found"
         link.close()
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
+    # --- Ends -------------------------------------------------------------------------------------
 
     def test_closing_wakes_whoever_waits_and_may_be_repeated(self) -> None:
         link = self._registered()

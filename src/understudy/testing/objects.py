@@ -31,7 +31,9 @@ class ObjectsContract:
         for round_no in range(20):
             raws = [f"{who}".encode() * 100 for who in range(8)]
             with ThreadPoolExecutor(8) as pool:
-                won = list(pool.map(lambda raw, at=round_no: objects.create(f"race/{at}", raw), raws))
+                won = list(
+                    pool.map(lambda raw, at=round_no: objects.create(f"race/{at}", raw), raws)
+                )
             assert sum(won) == 1
             assert objects.get(f"race/{round_no}") == raws[won.index(True)]
 
@@ -52,8 +54,27 @@ class ObjectsContract:
 
     def test_names_that_lead_elsewhere_are_refused(self) -> None:
         objects = self.make()
-        for name in ("", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".a", "a\\b", "a b", "a%2fb", "ä", "x" * 600):
-            calls = (objects.get, objects.list, objects.delete, lambda name: objects.create(name, b""))
+        for name in (
+            "",
+            "/a",
+            "a/",
+            "a//b",
+            "../a",
+            "a/../b",
+            "a/./b",
+            ".a",
+            "a\\b",
+            "a b",
+            "a%2fb",
+            "ä",
+            "x" * 600,
+        ):
+            calls = (
+                objects.get,
+                objects.list,
+                objects.delete,
+                lambda name: objects.create(name, b""),
+            )
             assert [_reason(call, name) for call in calls] == ["bad_name"] * len(calls)
 
 

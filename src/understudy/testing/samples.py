@@ -52,10 +52,13 @@ def random_space(rng: np.random.Generator, *, is_image: bool = False) -> Space:
 
 
 def random_spec(rng: np.random.Generator, game: str = "sample") -> GameSpec:
-    """Any game: plain, nested or image observations, one action or several, masks where the action is discrete."""
+    """Any game: plain, nested or image observations, one action or several, masks where the
+    action is discrete."""
     obs: Any = random_space(rng, is_image=bool(rng.random() < 0.2))
     if rng.random() < 0.4:
-        obs = {key: random_space(rng, is_image=key == "camera") for key in ("camera", "self.hp", "0")}
+        obs = {
+            key: random_space(rng, is_image=key == "camera") for key in ("camera", "self.hp", "0")
+        }
     actions: Any = int(rng.integers(1, 6))
     if rng.random() < 0.6:
         actions = random_space(rng)
@@ -67,18 +70,24 @@ def random_spec(rng: np.random.Generator, game: str = "sample") -> GameSpec:
 
 def random_rows(space: Space, n: int, rng: np.random.Generator) -> Array:
     """`n` rows that lie in a space."""
-    shape, kind = (n, *space.shape), space.dtype.kind
+    shape = (n, *space.shape)
+    kind = space.dtype.kind
     if isinstance(space, Discrete):
         return rng.integers(space.start, space.start + space.n, shape).astype(space.dtype)
     if isinstance(space, MultiDiscrete):
-        return (rng.random((n, len(space.counts))) * space.counts).astype(space.dtype).reshape(shape)
+        return (
+            (rng.random((n, len(space.counts))) * space.counts).astype(space.dtype).reshape(shape)
+        )
     if isinstance(space, MultiBinary):
         return rng.integers(0, 2, shape).astype(space.dtype)
     assert isinstance(space, Box)
     if kind == "f":
-        low, high = (-1.0 if space.low is None else space.low), (1.0 if space.high is None else space.high)
+        low = -1.0 if space.low is None else space.low
+        high = 1.0 if space.high is None else space.high
         flat = rng.uniform(np.ravel(low), np.ravel(high), (n, math.prod(space.shape)))
-        rows: Array = np.clip(flat.astype(space.dtype), low, high).astype(space.dtype).reshape(shape)
+        rows: Array = (
+            np.clip(flat.astype(space.dtype), low, high).astype(space.dtype).reshape(shape)
+        )
         return rows
     info = np.iinfo(space.dtype)
     least: Any = info.min if space.low is None else space.low
@@ -97,9 +106,11 @@ def random_chunk(
     is_first: bool | None = None,
     optional: Sequence[str] = (),
 ) -> Chunk:
-    """A valid chunk of this game; episodes end here and there, `optional` names the optional columns it brings."""
+    """A valid chunk of this game; episodes end here and there, `optional` names the optional
+    columns it brings."""
     rows = _row_kinds(rng, n_steps, chunk_no == 0 if is_first is None else is_first)
-    n, is_step = len(rows), np.array([kind == RowKind.STEP for kind, *_ in rows])
+    n = len(rows)
+    is_step = np.array([kind == RowKind.STEP for kind, *_ in rows])
     columns: dict[str, Array] = {
         "row": np.array([kind for kind, *_ in rows], np.uint8),
         "is_first": np.array([first for _, first, *_ in rows], np.bool_),
@@ -113,13 +124,22 @@ def random_chunk(
         columns[name][~is_step] = 0
     columns |= _optional_columns(spec, rng, columns, optional)
     meta = ChunkMeta(
-        game=spec.game, schema=spec.schema, session=session, chunk_no=chunk_no, first_step=first_step,
-        n_steps=n_steps, consent="granted", client="samples/1", episodes=_notes(columns["is_first"]),
-    )  # fmt: skip
+        game=spec.game,
+        schema=spec.schema,
+        session=session,
+        chunk_no=chunk_no,
+        first_step=first_step,
+        n_steps=n_steps,
+        consent="granted",
+        client="samples/1",
+        episodes=_notes(columns["is_first"]),
+    )
     return Chunk(meta, columns).validate()
 
 
-def _row_kinds(rng: np.random.Generator, n_steps: int, opens: bool) -> list[tuple[RowKind, bool, str]]:
+def _row_kinds(
+    rng: np.random.Generator, n_steps: int, opens: bool
+) -> list[tuple[RowKind, bool, str]]:
     rows: list[tuple[RowKind, bool, str]] = []
     for number in range(n_steps):
         end = str(rng.choice(["terminated", "truncated", "cut"])) if rng.random() < 0.2 else ""
@@ -146,7 +166,9 @@ def _optional_columns(
             found[name] = rng.integers(0, 4, n).astype(OPTIONAL[name])
     if spec.discrete is not None and (spec.has_legal or "legal" in optional):
         legal = rng.random((n, spec.discrete.n)) < 0.5
-        legal[np.arange(n), np.clip(columns["action"].astype(np.int64) - spec.discrete.start, 0, None)] = True
+        legal[
+            np.arange(n), np.clip(columns["action"].astype(np.int64) - spec.discrete.start, 0, None)
+        ] = True
         found["legal"] = legal
     return found
 
@@ -169,21 +191,32 @@ def random_session(
     """Consecutive chunks of one session, whose steps and episodes go on from chunk to chunk."""
     session = session or new_session(START_S, rng.bytes(10))
     chunks: list[Chunk] = []
-    first_step, opens = 0, True
+    first_step = 0
+    opens = True
     for number in range(n_chunks):
         n_steps = int(rng.integers(1, max_steps + 1))
         chunk = random_chunk(
-            spec, rng, session=session, chunk_no=number, first_step=first_step, n_steps=n_steps, is_first=opens,
+            spec,
+            rng,
+            session=session,
+            chunk_no=number,
+            first_step=first_step,
+            n_steps=n_steps,
+            is_first=opens,
             optional=[name for name in optional if rng.random() < 0.7],
-        )  # fmt: skip
+        )
         chunks.append(chunk)
         first_step += n_steps
         last_step = int(np.flatnonzero(chunk.columns["row"] == RowKind.STEP)[-1])
-        opens = bool(chunk.columns["terminated"][last_step] or chunk.columns["truncated"][last_step])
+        opens = bool(
+            chunk.columns["terminated"][last_step] or chunk.columns["truncated"][last_step]
+        )
     return chunks
 
 
-def stamped(chunks: Sequence[Chunk], *, player: bytes = PLAYER, received_s: float = START_S) -> Iterator[Frame]:
+def stamped(
+    chunks: Sequence[Chunk], *, player: bytes = PLAYER, received_s: float = START_S
+) -> Iterator[Frame]:
     """The chunks' frames as they leave the door."""
     for chunk in chunks:
         yield chunk.frame().stamped(player, int(received_s))

@@ -1,7 +1,7 @@
 """The contracts of the ExperienceStore and StoreAdmin ports, as tests to subclass.
 
-Give `make` and `reopen`; a store that moves data behind the scenes gives `settle` as well, so that each promise is
-kept before and after.
+Give `make` and `reopen`; a store that moves data behind the scenes gives `settle` as well, so that
+each promise is kept before and after.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,26 +16,49 @@ from understudy.experience.frame import FrameKind
 from understudy.experience.session import MAX_AHEAD, tombstone_of
 from understudy.ports import Forgotten, Position, RefusedFrame, SessionFilter, WriteBatch
 from understudy.testing.desk import SPEC, Desk, StoreFactory, raises
-from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_chunk, random_session, random_spec
+from understudy.testing.samples import (
+    OTHER_PLAYER,
+    PLAYER,
+    random_chunk,
+    random_session,
+    random_spec,
+)
 
-ALL_OPTIONAL = ("logp", "value", "priority", "version", "by", "frames", "t_ms", "event", "raw_action", "legal")
+ALL_OPTIONAL = (
+    "logp",
+    "value",
+    "priority",
+    "version",
+    "by",
+    "frames",
+    "t_ms",
+    "event",
+    "raw_action",
+    "legal",
+)
 
 
 class StoreContract(StoreFactory):
     """Subclass, give `make` and `reopen`, and run with pytest."""
 
-    # --- once, and bit for bit ------------------------------------------------------------------------------------
+    # --- once, and bit for bit --------------------------------------------------------------------
 
     def test_the_same_chunk_twice_is_stored_once(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(3), self.later(desk)
+        chunks = self.chunks(3)
+        later = self.later(desk)
         assert desk.put(*chunks) == ["new"] * 3
         for _ in range(3):
             later()
             assert desk.put(*chunks) == ["duplicate"] * 3
             assert desk.chunks() == chunks
         audit = desk.store.audit()
-        assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (3, 0, 0, [])
+        assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (
+            3,
+            0,
+            0,
+            [],
+        )
         assert audit.steps == sum(chunk.meta.n_steps for chunk in chunks)
 
     def test_duplicates_within_one_batch_are_stored_once(self) -> None:
@@ -59,23 +82,32 @@ class StoreContract(StoreFactory):
                 assert before.columns.keys() == after.columns.keys()
                 for name, column in before.columns.items():
                     found = after.columns[name]
-                    assert (found.dtype, found.shape, found.tobytes()) == (column.dtype, column.shape, column.tobytes())
+                    assert (found.dtype, found.shape, found.tobytes()) == (
+                        column.dtype,
+                        column.shape,
+                        column.tobytes(),
+                    )
 
     def test_frames_keep_number_checksum_player_and_time(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(2), self.later(desk)
+        chunks = self.chunks(2)
+        later = self.later(desk)
         desk.put(*chunks)
         for _ in range(3):
             later()
             frames = desk.frames(FrameKind.DATA)
-            assert frames == [chunk.frame().stamped(PLAYER, int(desk.clock.now())) for chunk in chunks]
+            assert frames == [
+                chunk.frame().stamped(PLAYER, int(desk.clock.now())) for chunk in chunks
+            ]
 
     def test_optional_columns_of_other_shapes_share_a_store(self) -> None:
         desk = self.desk()
         plain = self.chunks(3)
         wide = []
         for chunk, width in zip(plain, (1, 3, 2), strict=True):
-            raw = self.rng.normal(0, 1, (chunk.n_rows, width)).astype(np.float64 if width == 2 else np.float32)
+            raw = self.rng.normal(0, 1, (chunk.n_rows, width)).astype(
+                np.float64 if width == 2 else np.float32
+            )
             wide.append(Chunk(chunk.meta, {**chunk.columns, "raw_action": raw}))
         later = self.later(desk)
         desk.put(*wide)
@@ -97,11 +129,13 @@ class StoreContract(StoreFactory):
 
     def test_a_missing_number_is_a_visible_gap(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(5), self.later(desk)
+        chunks = self.chunks(5)
+        later = self.later(desk)
         desk.put(*chunks[:2], *chunks[3:])
         for _ in range(3):
             later()
-            info, audit = desk.session(chunks[0].meta.session), desk.store.audit()
+            info = desk.session(chunks[0].meta.session)
+            audit = desk.store.audit()
             assert info is not None
             assert (info.high, info.missing) == (2, ((2, 2),))
             assert (audit.gap_chunks, audit.gap_steps) == (1, chunks[2].meta.n_steps)
@@ -114,7 +148,9 @@ class StoreContract(StoreFactory):
         def write(number: int) -> None:
             for at, chunk in enumerate(lots[number]):
                 candidates = [desk.candidate(chunk)]
-                desk.store.write(WriteBatch(f"t{number}", epochs[number], Position(str(at)), candidates))
+                desk.store.write(
+                    WriteBatch(f"t{number}", epochs[number], Position(str(at)), candidates)
+                )
 
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(write, range(6)))
@@ -123,7 +159,7 @@ class StoreContract(StoreFactory):
             (chunk.meta.session, chunk.meta.chunk_no) for chunks in lots for chunk in chunks
         }
 
-    # --- positions and claims -------------------------------------------------------------------------------------
+    # --- positions and claims ---------------------------------------------------------------------
 
     def test_positions_move_with_the_data(self) -> None:
         desk = self.desk()
@@ -142,7 +178,9 @@ class StoreContract(StoreFactory):
         stale = desk.epoch
         fresh = desk.store.claim("p", owner="desk", ttl_s=60.0)
         assert fresh.epoch > stale
-        batch = WriteBatch("p", stale, Position("9"), [desk.candidate(chunk)], [desk.refusal(chunk)])
+        batch = WriteBatch(
+            "p", stale, Position("9"), [desk.candidate(chunk)], [desk.refusal(chunk)]
+        )
         assert raises(ClaimLost, lambda: desk.store.write(batch))
         assert desk.store.claim("p", owner="desk", ttl_s=60.0).position is None
         assert desk.chunks() == []
@@ -162,31 +200,40 @@ class StoreContract(StoreFactory):
         assert raises(ClaimLost, lambda: desk.store.claim("p", owner="other", ttl_s=60.0))
         desk.put(*self.chunks(1))
         desk.clock.advance(59.0)
-        assert raises(ClaimLost, lambda: desk.store.claim("p", owner="other", ttl_s=60.0)), "writing renews a claim"
+        assert raises(ClaimLost, lambda: desk.store.claim("p", owner="other", ttl_s=60.0)), (
+            "writing renews a claim"
+        )
         desk.clock.advance(2.0)
         assert desk.store.claim("p", owner="other", ttl_s=60.0).epoch > desk.epoch
         assert raises(ClaimLost, lambda: desk.put(*self.chunks(1)))
 
-    # --- what a session allows ------------------------------------------------------------------------------------
+    # --- what a session allows --------------------------------------------------------------------
 
     def test_the_same_number_with_other_bytes_is_a_conflict(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(2), self.later(desk)
+        chunks = self.chunks(2)
+        later = self.later(desk)
         desk.put(*chunks)
         for turn in range(3):
             later()
-            other = Chunk(chunks[1].meta, {**chunks[1].columns, "obs": chunks[1].columns["obs"] + 1 + turn})
+            other = Chunk(
+                chunks[1].meta, {**chunks[1].columns, "obs": chunks[1].columns["obs"] + 1 + turn}
+            )
             assert desk.put(other) == ["conflict"]
             assert desk.put(other) != ["new"]
         assert desk.chunks() == chunks
-        assert [one.reason for one in desk.store.quarantined()] == ["conflict"] * 3, "each in quarantine once"
+        assert [one.reason for one in desk.store.quarantined()] == ["conflict"] * 3, (
+            "each in quarantine once"
+        )
 
     def test_a_number_far_ahead_is_out_of_window(self) -> None:
         desk = self.desk()
         chunk = self.chunks(1)[0]
         desk.put(chunk)
         for number in (MAX_AHEAD + 2, 1 << 40):
-            far = random_chunk(SPEC, self.rng, session=chunk.meta.session, chunk_no=number, first_step=1 << 30)
+            far = random_chunk(
+                SPEC, self.rng, session=chunk.meta.session, chunk_no=number, first_step=1 << 30
+            )
             receipt = desk.write([desk.candidate(far)])
             assert (list(receipt.fates), list(receipt.reasons)) == (["refused"], ["out_of_window"])
         assert [one.reason for one in desk.store.quarantined()] == ["out_of_window"] * 2
@@ -194,7 +241,8 @@ class StoreContract(StoreFactory):
 
     def test_another_players_session_is_refused(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(4), self.later(desk)
+        chunks = self.chunks(4)
+        later = self.later(desk)
         desk.put(chunks[0])
         for chunk in chunks[1:]:
             later()
@@ -206,55 +254,69 @@ class StoreContract(StoreFactory):
         desk = self.desk()
         chunks = self.chunks(3)
         desk.put(chunks[0], chunks[2])
-        wrong = Chunk(replace(chunks[1].meta, first_step=chunks[1].meta.first_step + 1), chunks[1].columns)
+        wrong = Chunk(
+            replace(chunks[1].meta, first_step=chunks[1].meta.first_step + 1), chunks[1].columns
+        )
         receipt = desk.write([desk.candidate(wrong)])
         assert list(receipt.reasons) == ["step_mismatch"]
         assert desk.chunks() == [chunks[0], chunks[2]]
 
     def test_a_drop_report_marks_its_ranges_as_seen(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(6), self.later(desk)
+        chunks = self.chunks(6)
+        later = self.later(desk)
         session = chunks[0].meta.session
         lost = sum(chunk.meta.n_steps for chunk in chunks[1:4])
         desk.put(chunks[0])
         assert list(desk.write([desk.drop(session, 4, (1, 3), n_steps=lost)]).fates) == ["new"]
-        after = Chunk(replace(chunks[5].meta, first_step=chunks[4].meta.first_step), chunks[5].columns)
+        after = Chunk(
+            replace(chunks[5].meta, first_step=chunks[4].meta.first_step), chunks[5].columns
+        )
         assert desk.put(after) == ["new"]
         for _ in range(3):
             later()
-            info, audit = desk.session(session), desk.store.audit()
+            info = desk.session(session)
+            audit = desk.store.audit()
             assert info is not None
             assert (info.high, info.missing, info.dropped_steps) == (6, (), lost)
             assert (audit.gap_chunks, audit.gap_steps, audit.dropped_steps) == (0, 0, lost)
             assert [frame.chunk_no for frame in desk.frames(FrameKind.DROP)] == [4]
-        assert desk.put(chunks[2]) == ["conflict"], "what was reported as dropped does not come back"
+        assert desk.put(chunks[2]) == ["conflict"], (
+            "what was reported as dropped does not come back"
+        )
 
     def test_a_huge_drop_report_costs_nothing(self) -> None:
         desk = self.desk()
         session = self.chunks(1)[0].meta.session
-        assert list(desk.write([desk.drop(session, 1 << 40, (0, (1 << 40) - 1), n_steps=1 << 40)]).fates) == ["new"]
+        assert list(
+            desk.write([desk.drop(session, 1 << 40, (0, (1 << 40) - 1), n_steps=1 << 40)]).fates
+        ) == ["new"]
         assert desk.store.audit().gap_chunks == 0
 
     def test_nothing_follows_a_close(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(5), self.later(desk)
+        chunks = self.chunks(5)
+        later = self.later(desk)
         session = chunks[0].meta.session
         desk.put(chunks[0])
         assert list(desk.write([desk.close(session, 2)]).fates) == ["new"]
         for chunk in chunks[3:]:
             later()
             assert list(desk.write([desk.candidate(chunk)]).reasons) == ["after_close"]
-        assert desk.put(chunks[1]) == ["new"], "what came late but belongs before the close is stored"
+        assert desk.put(chunks[1]) == ["new"], (
+            "what came late but belongs before the close is stored"
+        )
         later()
         info = desk.session(session)
         assert info is not None
         assert (info.closed, info.high, info.n_chunks) == (True, 3, 2)
 
-    # --- listing and closing --------------------------------------------------------------------------------------
+    # --- listing and closing ----------------------------------------------------------------------
 
     def test_sessions_are_listed_by_game_player_and_time(self) -> None:
         desk = self.desk()
-        mine, theirs = self.chunks(2), self.chunks(1)
+        mine = self.chunks(2)
+        theirs = self.chunks(1)
         other = random_session(random_spec(self.rng, "elsewhere"), self.rng, n_chunks=1)
         desk.put(*mine)
         desk.clock.advance(100.0)
@@ -264,10 +326,17 @@ class StoreContract(StoreFactory):
         for _ in range(3):
             later()
             wanted = {
-                SessionFilter(): {mine[0].meta.session, theirs[0].meta.session, other[0].meta.session},
+                SessionFilter(): {
+                    mine[0].meta.session,
+                    theirs[0].meta.session,
+                    other[0].meta.session,
+                },
                 SessionFilter(game="elsewhere"): {other[0].meta.session},
                 SessionFilter(player=OTHER_PLAYER): {theirs[0].meta.session},
-                SessionFilter(since_s=desk.clock.now()): {theirs[0].meta.session, other[0].meta.session},
+                SessionFilter(since_s=desk.clock.now()): {
+                    theirs[0].meta.session,
+                    other[0].meta.session,
+                },
             }
             for filter_, sessions in wanted.items():
                 assert {one.session for one in desk.store.sessions(filter_)} == sessions
@@ -290,33 +359,44 @@ class StoreContract(StoreFactory):
 
 
 class StoreAdminContract(StoreFactory):
-    """Administration, and what a tail shows when bytes are taken away; subclass beside StoreContract."""
+    """Administration, and what a tail shows when bytes are taken away; subclass beside
+    StoreContract."""
 
-    # --- quarantine -----------------------------------------------------------------------------------------------
+    # --- quarantine -------------------------------------------------------------------------------
 
     def test_refused_and_parked_frames_are_kept_with_reason_and_bytes(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(2), self.later(desk)
+        chunks = self.chunks(2)
+        later = self.later(desk)
         garbage = RefusedFrame(b"garbage", "truncated", "7 bytes", desk.clock.now())
         huge = replace(chunks[0].frame(), chunk_no=(1 << 64) - 1, player=PLAYER)
         odd = RefusedFrame(huge.encode(), "bad_number", "\udc80 no text", desk.clock.now())
-        refused, parked = desk.refusal(chunks[0]), desk.refusal(chunks[1], "unknown_schema")
+        refused = desk.refusal(chunks[0])
+        parked = desk.refusal(chunks[1], "unknown_schema")
         desk.write(refused=[refused, garbage, odd], parked=[parked])
         for _ in range(3):
             later()
             found = desk.store.quarantined()
             assert [one.raw for one in found] == [refused.raw, garbage.raw, odd.raw, parked.raw]
             assert [one.parked for one in found] == [False, False, False, True]
-            assert [one.reason for one in found] == ["bad_action", "truncated", "bad_number", "unknown_schema"]
+            assert [one.reason for one in found] == [
+                "bad_action",
+                "truncated",
+                "bad_number",
+                "unknown_schema",
+            ]
             assert (found[0].session, found[0].chunk_no) == (chunks[0].meta.session, 0)
             assert found[1].session is None
             audit = desk.store.audit()
             assert (audit.quarantined, audit.parked, audit.chunks, audit.gap_chunks) == (3, 1, 0, 0)
-            assert [one.id for one in desk.store.quarantined(after_id=found[1].id, limit=1)] == [found[2].id]
+            assert [one.id for one in desk.store.quarantined(after_id=found[1].id, limit=1)] == [
+                found[2].id
+            ]
 
     def test_quarantined_numbers_count_as_seen(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(3), self.later(desk)
+        chunks = self.chunks(3)
+        later = self.later(desk)
         desk.write([desk.candidate(chunks[0])], refused=[desk.refusal(chunks[1])])
         desk.put(chunks[2])
         for _ in range(3):
@@ -331,9 +411,11 @@ class StoreAdminContract(StoreFactory):
 
     def test_replay_stores_a_parked_frame_once(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(3), self.later(desk)
+        chunks = self.chunks(3)
+        later = self.later(desk)
         desk.write(
-            [desk.candidate(chunks[0]), desk.candidate(chunks[2])], parked=[desk.refusal(chunks[1], "unknown_schema")]
+            [desk.candidate(chunks[0]), desk.candidate(chunks[2])],
+            parked=[desk.refusal(chunks[1], "unknown_schema")],
         )
         (parked,) = desk.store.quarantined()
         candidate = desk.candidate(chunks[1])
@@ -344,7 +426,8 @@ class StoreAdminContract(StoreFactory):
             assert desk.put(chunks[1]) == ["duplicate"]
             assert list(desk.store.quarantined()) == []
             assert desk.chunks() == [chunks[0], chunks[2], chunks[1]]
-            info, audit = desk.session(chunks[0].meta.session), desk.store.audit()
+            info = desk.session(chunks[0].meta.session)
+            audit = desk.store.audit()
             assert info is not None
             assert (info.n_chunks, info.n_steps) == (3, sum(chunk.meta.n_steps for chunk in chunks))
             assert (audit.chunks, audit.parked, audit.duplicate_chunks) == (3, 0, 0)
@@ -354,19 +437,28 @@ class StoreAdminContract(StoreFactory):
         desk = self.desk()
         chunks = self.chunks(2)
         desk.put(chunks[0])
-        far = random_chunk(SPEC, self.rng, session=chunks[0].meta.session, chunk_no=5000, first_step=1 << 20)
+        far = random_chunk(
+            SPEC, self.rng, session=chunks[0].meta.session, chunk_no=5000, first_step=1 << 20
+        )
         conflict = Chunk(chunks[0].meta, {**chunks[0].columns, "obs": chunks[0].columns["obs"] + 1})
         desk.put(far, conflict)
         desk.put(chunks[1], player=OTHER_PLAYER)
         waiting = desk.store.quarantined()
-        candidates = [desk.candidate(far), desk.candidate(conflict), desk.candidate(chunks[1], player=OTHER_PLAYER)]
+        candidates = [
+            desk.candidate(far),
+            desk.candidate(conflict),
+            desk.candidate(chunks[1], player=OTHER_PLAYER),
+        ]
         assert "new" not in desk.store.replay([one.id for one in waiting], candidates).fates
-        assert "new" not in desk.store.replay([10_000], [desk.candidate(chunks[1])]).fates, "it was never quarantined"
+        assert "new" not in desk.store.replay([10_000], [desk.candidate(chunks[1])]).fates, (
+            "it was never quarantined"
+        )
         assert desk.chunks() == [chunks[0]]
 
     def test_a_stored_chunk_can_be_quarantined_and_brought_back(self) -> None:
         desk = self.desk()
-        chunks, later = self.chunks(3), self.later(desk)
+        chunks = self.chunks(3)
+        later = self.later(desk)
         desk.put(*chunks)
         bad = (chunks[1].meta.session, 1)
         desk.tail()
@@ -378,7 +470,11 @@ class StoreAdminContract(StoreFactory):
             assert desk.put(chunks[1]) == ["duplicate"]
         desk.write(refused=[RefusedFrame(b"garbage", "truncated", "", desk.clock.now())])
         one, other = desk.store.quarantined()
-        assert (one.reason, one.session, one.chunk_no, other.reason) == ("nan_gradient", *bad, "truncated")
+        assert (one.reason, one.session, one.chunk_no, other.reason) == (
+            "nan_gradient",
+            *bad,
+            "truncated",
+        )
         assert desk.store.audit().gap_chunks == 0
         candidate = desk.candidate(chunks[1])
         assert one.raw == candidate.frame.encode()
@@ -386,13 +482,18 @@ class StoreAdminContract(StoreFactory):
         self.settle(desk.store)
         assert desk.chunks() == [chunks[0], chunks[2], chunks[1]]
         audit = desk.store.audit()
-        assert (audit.chunks, audit.quarantined, audit.duplicate_chunks, list(audit.corrupt)) == (3, 1, 0, [])
+        assert (audit.chunks, audit.quarantined, audit.duplicate_chunks, list(audit.corrupt)) == (
+            3,
+            1,
+            0,
+            [],
+        )
         assert desk.store.quarantine([bad], reason="again") == 1
         self.settle(desk.store)
         assert desk.chunks() == [chunks[0], chunks[2]]
         desk.tail()
 
-    # --- tail -----------------------------------------------------------------------------------------------------
+    # --- tail -------------------------------------------------------------------------------------
 
     def test_a_tail_shows_every_number_once_whatever_happens_meanwhile(self) -> None:
         desk = self.desk()
@@ -426,22 +527,30 @@ class StoreAdminContract(StoreFactory):
         for _ in range(3):
             later()
             for page in (1, 4, 100):
-                cursor, seen = None, []
+                cursor = None
+                seen = []
                 while items := (tail := desk.store.tail(cursor, max_items=page, wait_s=0.0)).items:
                     assert len(items) <= page
                     seen += [item.arrival_no for item in items]
                     cursor = tail.cursor
                 assert seen == list(range(1, 10))
-        assert desk.store.tail(cursor, max_items=5, wait_s=0.0).cursor == cursor, "an empty page leaves one in place"
+        assert desk.store.tail(cursor, max_items=5, wait_s=0.0).cursor == cursor, (
+            "an empty page leaves one in place"
+        )
 
-    # --- taking away ----------------------------------------------------------------------------------------------
+    # --- taking away ------------------------------------------------------------------------------
 
     def test_a_forgotten_player_is_gone_everywhere(self) -> None:
         for is_settled in (False, True):
             desk = self.desk()
-            theirs, parked, others = self.chunks(3), self.chunks(1), self.chunks(2)
+            theirs = self.chunks(3)
+            parked = self.chunks(1)
+            others = self.chunks(2)
             desk.put(*theirs)
-            desk.write([desk.close(theirs[0].meta.session, 3)], parked=[desk.refusal(parked[0], "unknown_schema")])
+            desk.write(
+                [desk.close(theirs[0].meta.session, 3)],
+                parked=[desk.refusal(parked[0], "unknown_schema")],
+            )
             desk.put(*others, player=OTHER_PLAYER)
             if is_settled:
                 self.settle(desk.store)
@@ -453,30 +562,39 @@ class StoreAdminContract(StoreFactory):
                 assert desk.chunks() == others
                 assert list(desk.store.quarantined()) == []
                 assert desk.frames(FrameKind.CLOSE) == []
-                assert {one.player for one in desk.store.sessions(SessionFilter())} == {OTHER_PLAYER}
+                assert {one.player for one in desk.store.sessions(SessionFilter())} == {
+                    OTHER_PLAYER
+                }
                 audit = desk.store.audit()
                 assert (audit.chunks, audit.forgotten_chunks, audit.gap_chunks) == (2, 3, 0)
             gone = [item for item in desk.tail() if isinstance(item, Forgotten)]
-            assert any(item.player == tombstone_of(PLAYER) and not item.chunks for item in gone), "learners see it"
+            assert any(item.player == tombstone_of(PLAYER) and not item.chunks for item in gone), (
+                "learners see it"
+            )
             assert desk.store.forget(PLAYER) == 0
             self._comes_back_no_more(desk, [*theirs, *parked])
             desk.store.close()
 
     def _comes_back_no_more(self, desk: Desk, chunks: list[Chunk]) -> None:
-        """What a forgotten player's spool and the stream still hold is refused; what they play anew is stored."""
+        """What a forgotten player's spool and the stream still hold is refused; what they play
+        anew is stored."""
         for chunk in chunks:
             receipt = desk.write([desk.candidate(chunk)], refused=[desk.refusal(chunk)])
             assert (list(receipt.fates), list(receipt.reasons)) == (["refused"], ["forgotten"])
         assert list(desk.store.quarantined()) == []
         desk.clock.advance(10.0)
-        fresh = random_session(SPEC, self.rng, session=new_session(desk.clock.now(), self.rng.bytes(10)))
+        fresh = random_session(
+            SPEC, self.rng, session=new_session(desk.clock.now(), self.rng.bytes(10))
+        )
         assert desk.put(*fresh) == ["new"] * 4
         desk.reopen()
         assert desk.put(*fresh) == ["duplicate"] * 4
 
     def test_a_clock_that_ran_ahead_does_not_save_old_frames(self) -> None:
         desk = self.desk()
-        ahead = random_session(SPEC, self.rng, session=new_session(desk.clock.now() + 3600, self.rng.bytes(10)))
+        ahead = random_session(
+            SPEC, self.rng, session=new_session(desk.clock.now() + 3600, self.rng.bytes(10))
+        )
         in_stream = [desk.candidate(chunk) for chunk in ahead]
         desk.clock.advance(5.0)
         desk.store.forget(PLAYER)
@@ -484,7 +602,8 @@ class StoreAdminContract(StoreFactory):
 
     def test_expired_chunks_are_gone_and_stay_known(self) -> None:
         desk = self.desk()
-        old, new = self.chunks(3), self.chunks(2)
+        old = self.chunks(3)
+        new = self.chunks(2)
         desk.put(*old)
         desk.clock.advance(100.0)
         desk.put(*new)

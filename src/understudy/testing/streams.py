@@ -1,7 +1,7 @@
 """The contract of the Stream port: what every stream must do, as tests to subclass.
 
-Give `make` and, where the stream has it, `reopen`, `end` and `trim`; a promise whose hook is missing is skipped by
-name.
+Give `make` and, where the stream has it, `reopen`, `end` and `trim`; a promise whose hook is
+missing is skipped by name.
 """
 
 import json
@@ -32,7 +32,9 @@ def read_all(stream: Stream, *, max_bytes: int = 1 << 20) -> dict[str, list[Reco
     for partition in stream.partitions():
         records: list[Record] = []
         position: Position | None = None
-        while (read := stream.read(partition.id, position, max_bytes=max_bytes, wait_s=0.0)).records:
+        while (
+            read := stream.read(partition.id, position, max_bytes=max_bytes, wait_s=0.0)
+        ).records:
             records += read.records
             position = read.next
         found[partition.id] = records
@@ -59,7 +61,9 @@ class StreamContract:
 
     def make(self) -> Stream:
         """A new, empty stream."""
-        raise NotImplementedError("a subclass of StreamContract gives make(): the stream under test")
+        raise NotImplementedError(
+            "a subclass of StreamContract gives make(): the stream under test"
+        )
 
     def reopen(self, stream: Stream) -> Stream:
         """A new stream over what a closed one left."""
@@ -70,13 +74,15 @@ class StreamContract:
         raise unittest.SkipTest("this stream's partitions cannot be ended by a test")
 
     def trim(self, stream: Stream, partition: str) -> Stream:
-        """Let at least the first record of a partition go, but not the last; the stream to go on with."""
+        """Let at least the first record of a partition go, but not the last; the stream to go on
+        with."""
         raise unittest.SkipTest("this stream cannot be trimmed by a test")
 
-    # --- append ---------------------------------------------------------------------------------------------------
+    # --- append -----------------------------------------------------------------------------------
 
     def test_what_was_appended_can_be_read_as_the_same_bytes(self) -> None:
-        stream, frames = self.make(), sample_frames(5)
+        stream = self.make()
+        frames = sample_frames(5)
         outcomes = [*stream.append(frames[:2]), *stream.append(frames[2:])]
         assert [outcome.accepted for outcome in outcomes] == [True] * 5
         assert _raws(read_all(stream)) == Counter(frame.encode() for frame in frames)
@@ -88,7 +94,8 @@ class StreamContract:
         stream.close()
 
     def test_what_append_called_durable_is_there_after_reopening(self) -> None:
-        stream, frames = self.make(), sample_frames(6)
+        stream = self.make()
+        frames = sample_frames(6)
         assert all(outcome.accepted for outcome in stream.append(frames))
         stream.close()
         stream = self.reopen(stream)
@@ -96,7 +103,8 @@ class StreamContract:
         stream.close()
 
     def test_a_frame_that_is_too_large_is_refused_alone(self) -> None:
-        stream, frames = self.make(), sample_frames(2)
+        stream = self.make()
+        frames = sample_frames(2)
         large = replace(frames[0], body=bytes(MAX_BODY_BYTES + 1))
         outcomes = stream.append([frames[0], large, frames[1]])
         assert [outcome.accepted for outcome in outcomes] == [True, False, True]
@@ -105,7 +113,8 @@ class StreamContract:
         stream.close()
 
     def test_a_frame_that_no_check_would_pass_stops_nobody(self) -> None:
-        stream, frames = self.make(), sample_frames(2)
+        stream = self.make()
+        frames = sample_frames(2)
         odd = [
             replace(frames[0], kind=FrameKind.LATE_REWARD),
             replace(frames[0], chunk_no=(1 << 64) - 1),
@@ -118,18 +127,23 @@ class StreamContract:
         stream.close()
 
     def test_many_threads_append_at_once(self) -> None:
-        stream, lots = self.make(), [sample_frames(12, seed=seed) for seed in range(8)]
+        stream = self.make()
+        lots = [sample_frames(12, seed=seed) for seed in range(8)]
 
         def append(frames: Sequence[Frame]) -> list[bool]:
             starts = range(0, len(frames), 3)
-            return [one.accepted for start in starts for one in stream.append(frames[start : start + 3])]
+            return [
+                one.accepted for start in starts for one in stream.append(frames[start : start + 3])
+            ]
 
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(append, lots)) == [[True] * 12] * 8
-        assert _raws(read_all(stream)) == Counter(frame.encode() for frames in lots for frame in frames)
+        assert _raws(read_all(stream)) == Counter(
+            frame.encode() for frames in lots for frame in frames
+        )
         stream.close()
 
-    # --- read -----------------------------------------------------------------------------------------------------
+    # --- read -------------------------------------------------------------------------------------
 
     def test_every_read_can_be_repeated(self) -> None:
         stream = self.make()
@@ -156,7 +170,8 @@ class StreamContract:
         seen: list[Record] = []
         while (read := stream.read(partition, position, max_bytes=2 * largest, wait_s=0.0)).records:
             assert sum(len(record.raw) for record in read.records) <= 2 * largest
-            seen, position = [*seen, *read.records], read.next
+            seen = [*seen, *read.records]
+            position = read.next
         assert seen == records
         assert list(stream.read(partition, None, max_bytes=1, wait_s=0.0).records) == records[:1]
         stream.close()
@@ -171,13 +186,20 @@ class StreamContract:
         stream.close()
 
     def test_a_read_waits_for_the_first_record(self) -> None:
-        stream, (first, second) = self.make(), sample_frames(2)
+        stream = self.make()
+        (first, second) = sample_frames(2)
         stream.append([first])
-        partition, records = next((name, found) for name, found in read_all(stream).items() if found)
+        partition, records = next(
+            (name, found) for name, found in read_all(stream).items() if found
+        )
         came: list[Record] = []
 
         def wait() -> None:
-            came.extend(stream.read(partition, records[-1].position, max_bytes=1 << 20, wait_s=self.patience_s).records)
+            came.extend(
+                stream.read(
+                    partition, records[-1].position, max_bytes=1 << 20, wait_s=self.patience_s
+                ).records
+            )
 
         reader = threading.Thread(target=wait)
         reader.start()
@@ -206,7 +228,9 @@ class StreamContract:
         for partition, records in before.items():
             for index, record in enumerate(records):
                 read = stream.read(partition, record.position, max_bytes=1 << 20, wait_s=0.0)
-                assert [one.raw for one in read.records] == [one.raw for one in records[index + 1 :]]
+                assert [one.raw for one in read.records] == [
+                    one.raw for one in records[index + 1 :]
+                ]
         stream.close()
 
     def test_a_trimmed_position_is_gone_and_the_earliest_leads_on(self) -> None:
@@ -225,21 +249,24 @@ class StreamContract:
         assert list(stream.read(partition, earliest, max_bytes=1 << 20, wait_s=0.0).records) == kept
         stream.close()
 
-    # --- partitions -----------------------------------------------------------------------------------------------
+    # --- partitions -------------------------------------------------------------------------------
 
     def test_an_ended_partition_says_so_once_it_is_read(self) -> None:
-        stream, frames = self.make(), sample_frames(5)
+        stream = self.make()
+        frames = sample_frames(5)
         stream.append(frames)
         before = [partition.id for partition in stream.partitions()]
         stream = self.end(stream)
         raws: Counter[bytes] = Counter()
         for partition in before:
-            position, ended = None, False
+            position = None
+            ended = False
             while not ended:
                 read = stream.read(partition, position, max_bytes=1, wait_s=0.0)
                 assert read.records or read.ended
                 raws.update(record.raw for record in read.records)
-                position, ended = read.next, read.ended
+                position = read.next
+                ended = read.ended
             assert stream.read(partition, position, max_bytes=1, wait_s=0.0).ended
         assert raws == Counter(frame.encode() for frame in frames)
         stream.close()
@@ -252,11 +279,13 @@ class StreamContract:
         names = [partition.id for partition in stream.partitions()]
         assert len(set(names)) == len(names)
         for index, partition in enumerate(stream.partitions()):
-            assert all(names.index(parent) < index for parent in partition.parents if parent in names)
+            assert all(
+                names.index(parent) < index for parent in partition.parents if parent in names
+            )
         assert sum(_raws(read_all(stream)).values()) == 6
         stream.close()
 
-    # --- close ----------------------------------------------------------------------------------------------------
+    # --- close ------------------------------------------------------------------------------------
 
     def test_close_may_be_called_twice_and_ends_appending(self) -> None:
         stream = self.make()

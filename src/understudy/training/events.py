@@ -18,7 +18,8 @@ class InitFrom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The run's folder is there and the first round begins; comes once, before every other event."""
+    """The run's folder is there and the first round begins; comes once, before every other
+    event."""
 
     env_steps: int
     """0, or where a resumed run goes on."""
@@ -49,7 +50,8 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """A version was published: `updates` so far, and the means of what those since the version before said."""
+    """A version was published: `updates` so far, and the means of what those since the version
+    before said."""
 
     env_steps: int
     updates: int

@@ -29,16 +29,37 @@ from understudy.nn.network import NetworkSpec, network_from_json, network_to_jso
 from understudy.nn.policy import Policy, decode_policy
 from understudy.training.events import Guarded
 
-CURVE = ("env_steps", "updates", "train_s", "return_mean", "return_low", "return_high", "train_return")
+CURVE = (
+    "env_steps",
+    "updates",
+    "train_s",
+    "return_mean",
+    "return_low",
+    "return_high",
+    "train_return",
+)
 INTERVAL = ("return_low", "return_high")
 """Columns that are empty (in memory: NaN) where there were too few episodes for an interval."""
 GUARDED = ("env_steps", "what", "chunks")
-_NAME, _TEXT, _COUNT = (str,), (str, type(None)), (int,)
+_NAME = (str,)
+_TEXT = (str, type(None))
+_COUNT = (int,)
 _FACTS: Mapping[str, tuple[type, ...]] = {
-    "game": _TEXT, "name": _NAME, "env_kwargs": (dict,), "wrappers": (list,), "frame_skip": _COUNT, "algorithm": _NAME,
-    "seed": _COUNT, "until": (int, float, type(None)), "starts": _COUNT, "extensions": _COUNT, "created_ms": _COUNT,
-    "schema": _NAME, "from_store": _TEXT, "init_from": _TEXT,
-}  # fmt: skip
+    "game": _TEXT,
+    "name": _NAME,
+    "env_kwargs": (dict,),
+    "wrappers": (list,),
+    "frame_skip": _COUNT,
+    "algorithm": _NAME,
+    "seed": _COUNT,
+    "until": (int, float, type(None)),
+    "starts": _COUNT,
+    "extensions": _COUNT,
+    "created_ms": _COUNT,
+    "schema": _NAME,
+    "from_store": _TEXT,
+    "init_from": _TEXT,
+}
 """What is read from run.json, and its types."""
 _LATER = {"extensions"}
 """Facts that the first runs did not have."""
@@ -50,8 +71,11 @@ class RunFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.checkpoints, self.store = root / "checkpoints", root / "store"
-        self.lock, self.curve, self.picture = root / ".lock", root / "curve.csv", root / "curve.png"
+        self.checkpoints = root / "checkpoints"
+        self.store = root / "store"
+        self.lock = root / ".lock"
+        self.curve = root / "curve.csv"
+        self.picture = root / "curve.png"
         self.guarded = root / "guarded.csv"
 
     @property
@@ -59,9 +83,15 @@ class RunFolder:
         return (self.root / "run.json").exists()
 
     def create(
-        self, facts: Mapping[str, Any], preset: str, *, network: NetworkSpec | None = None, start: Policy | None = None
+        self,
+        facts: Mapping[str, Any],
+        preset: str,
+        *,
+        network: NetworkSpec | None = None,
+        start: Policy | None = None,
     ) -> None:
-        """Write down what was asked, durably, before anything else happens; run.json comes last and makes it a run."""
+        """Write down what was asked, durably, before anything else happens; run.json comes last
+        and makes it a run."""
         make_folder(self.root.resolve())
         write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
         if network is not None:
@@ -71,7 +101,8 @@ class RunFolder:
         self.write_json("run.json", facts)
 
     def facts(self, *, is_whole: bool = True) -> dict[str, Any]:
-        """What `create` wrote; ConfigError when this is no run, a type is wrong or (`is_whole`) a fact is missing."""
+        """What `create` wrote; ConfigError when this is no run, a type is wrong or (`is_whole`)
+        a fact is missing."""
         path = self.root / "run.json"
         try:
             facts = json.loads(path.read_bytes())
@@ -81,12 +112,18 @@ class RunFolder:
                 if is_whole and name not in facts and name not in _LATER:
                     raise ValueError(f"it has no {name}")
                 if name in facts and type(facts[name]) not in types:
-                    wanted = " or ".join("null" if one is type(None) else one.__name__ for one in types)
+                    wanted = " or ".join(
+                        "null" if one is type(None) else one.__name__ for one in types
+                    )
                     raise ValueError(f"{name} is {facts[name]!r:.80}, and {wanted} is wanted")
         except OSError as error:
-            raise ConfigError(f"{self.root} is not a run ({error}); give the folder that 'train' printed") from None
+            raise ConfigError(
+                f"{self.root} is not a run ({error}); give the folder that 'train' printed"
+            ) from None
         except ValueError as error:
-            raise ConfigError(f"{path} is damaged: {error}; take it from a copy, or train anew") from None
+            raise ConfigError(
+                f"{path} is damaged: {error}; take it from a copy, or train anew"
+            ) from None
         return facts
 
     def network(self) -> NetworkSpec | None:
@@ -95,10 +132,15 @@ class RunFolder:
         return network_from_json(path.read_bytes()) if path.exists() else None
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
-        write_file(self.root / name, (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode(), mode=0o644)
+        write_file(
+            self.root / name,
+            (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode(),
+            mode=0o644,
+        )
 
     def extend(self, facts: Mapping[str, Any], preset: str) -> None:
-        """Make a run that has ended one that goes on; a kill in between leaves one that ends where it did."""
+        """Make a run that has ended one that goes on; a kill in between leaves one that ends
+        where it did."""
         (self.root / "result.json").unlink()
         self.write_json("run.json", facts)
         write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
@@ -110,9 +152,11 @@ class RunFolder:
 
     def saved_steps(self) -> int | None:
         """Where the newest checkpoint was taken; None when there is none yet."""
-        return max((int(path.stem) for path in self.checkpoints.glob("[0-9]*.safetensors")), default=None)
+        return max(
+            (int(path.stem) for path in self.checkpoints.glob("[0-9]*.safetensors")), default=None
+        )
 
-    # --- policies ---------------------------------------------------------------------------------------------------
+    # --- policies ---------------------------------------------------------------------------------
 
     def save_policy(self, name: str, policy: Policy) -> None:
         try:
@@ -129,13 +173,16 @@ class RunFolder:
         for one in (name, "last"):
             if (path := self.root / f"{one}.safetensors").exists():
                 return path
-        raise ConfigError(f"{self.root} holds no policy yet; train it first: understudy train GAME --out {self.root}")
+        raise ConfigError(
+            f"{self.root} holds no policy yet; train it first: understudy train GAME --out "
+            f"{self.root}"
+        )
 
     def start(self) -> Policy:
         """The policy of another run that this one started from, as it was then."""
         return _read_policy(self.root / "start.safetensors")
 
-    # --- the curve --------------------------------------------------------------------------------------------------
+    # --- the curve --------------------------------------------------------------------------------
 
     def cut_curve(self, env_steps: int) -> list[dict[str, float]]:
         """Drop the evaluations behind these steps, which a killed run makes again; what is left."""
@@ -155,11 +202,14 @@ class RunFolder:
         with self.curve.open(newline="") as file:
             for row in csv.DictReader(file):
                 # A kill may leave half a line.
-                if all(row.get(name) not in ((None,) if name in INTERVAL else (None, "")) for name in CURVE):
+                if all(
+                    row.get(name) not in ((None,) if name in INTERVAL else (None, ""))
+                    for name in CURVE
+                ):
                     rows.append({name: float(row[name] or math.nan) for name in CURVE})
         return rows
 
-    # --- the guard --------------------------------------------------------------------------------------------------
+    # --- the guard --------------------------------------------------------------------------------
 
     def add_guarded(self, event: Guarded) -> None:
         """One line for what the guard did: all of them are here, however few a terminal shows."""
@@ -186,12 +236,17 @@ def _read_policy(path: Path) -> Policy:
     try:
         return decode_policy(path.read_bytes())
     except (OSError, Refused) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; take it from a copy, or train anew") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error}; take it from a copy, or train anew"
+        ) from None
 
 
 def _cells(row: Mapping[str, float]) -> list[str]:
     """Counts to the last digit, measures to the eighth."""
-    texts = {name: str(int(row[name])) if float(row[name]).is_integer() else f"{row[name]:.8g}" for name in CURVE}
+    texts = {
+        name: str(int(row[name])) if float(row[name]).is_integer() else f"{row[name]:.8g}"
+        for name in CURVE
+    }
     return ["" if name in INTERVAL and math.isnan(row[name]) else texts[name] for name in CURVE]
 
 
@@ -206,7 +261,8 @@ def default_folder(parent: Path, game: str, algorithm: str) -> Path:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether nothing would be overwritten there; what a run left that was killed before it began does not count."""
+    """Whether nothing would be overwritten there; what a run left that was killed before it
+    began does not count."""
     begun = {".lock", "preset.toml", "network.json", "start.safetensors"}
     if not folder.is_dir():
         return not folder.exists()
@@ -216,19 +272,29 @@ def is_empty(folder: Path) -> bool:
 def check_free(folder: Path) -> None:
     """ConfigError unless a run may begin there."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; give a folder that is empty or not there yet: --out {folder}-1")
+        raise ConfigError(
+            f"{folder} is a file; give a folder that is empty or not there yet: --out {folder}-1"
+        )
     if not is_empty(folder):
-        raise ConfigError(f"{folder} is not empty; give another --out, or --resume to go on with what was begun there")
+        raise ConfigError(
+            f"{folder} is not empty; give another --out, or --resume to go on with what was begun "
+            "there"
+        )
 
 
 def seed_folders(root: Path) -> Sequence[Path]:
     """The runs of a training with several seeds, or the run itself."""
-    found = {int(path.name[5:]): path for path in root.glob("seed-*") if path.is_dir() and path.name[5:].isdecimal()}
+    found = {
+        int(path.name[5:]): path
+        for path in root.glob("seed-*")
+        if path.is_dir() and path.name[5:].isdecimal()
+    }
     return [found[seed] for seed in sorted(found)] or [root]
 
 
 def draw_curve(folder: RunFolder, *, title: str, goal: float | None) -> None:
-    """curve.png: evaluated returns over steps, with their interval; nothing when there is no point to draw."""
+    """curve.png: evaluated returns over steps, with their interval; nothing when there is no
+    point to draw."""
     rows = folder.curve_rows()
     if not rows:
         return
@@ -240,10 +306,22 @@ def draw_curve(folder: RunFolder, *, title: str, goal: float | None) -> None:
     axes = figure.subplots()
     steps = [row["env_steps"] for row in rows]
     axes.fill_between(
-        steps, [row["return_low"] for row in rows], [row["return_high"] for row in rows], alpha=0.2, color="tab:blue"
+        steps,
+        [row["return_low"] for row in rows],
+        [row["return_high"] for row in rows],
+        alpha=0.2,
+        color="tab:blue",
     )
-    axes.plot(steps, [row["return_mean"] for row in rows], marker=".", color="tab:blue", label="greedy, held-out seeds")
-    axes.plot(steps, [row["train_return"] for row in rows], color="tab:gray", lw=1, label="while training")
+    axes.plot(
+        steps,
+        [row["return_mean"] for row in rows],
+        marker=".",
+        color="tab:blue",
+        label="greedy, held-out seeds",
+    )
+    axes.plot(
+        steps, [row["train_return"] for row in rows], color="tab:gray", lw=1, label="while training"
+    )
     if goal is not None:
         axes.axhline(goal, color="tab:green", lw=1, ls="--", label=f"goal {goal:g}")
     axes.set(title=title, xlabel="steps", ylabel="return")

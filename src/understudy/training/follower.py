@@ -4,7 +4,8 @@
                  ├─► a training of one game
                  └─► a training of another
 
-A reader that starts or resumes later catches up by itself; from then on it shares the pages of the others.
+A reader that starts or resumes later catches up by itself; from then on it shares the pages of the
+others.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ class Place:
 
     cursor: Cursor | None = None
     seen_no: int = 0
-    """The arrival number of the newest item it read; may be ahead of the cursor, inside the page behind it."""
+    """The arrival number of the newest item it read; may be ahead of the cursor, inside the page
+    behind it."""
 
     def to_json(self) -> list[Any]:
         return [self.cursor, self.seen_no]
@@ -45,7 +47,8 @@ class Reader(Protocol):
 
 
 class StoreFollower:
-    """One view of a store and its readers; not thread-safe. The view is closed with the last reader."""
+    """One view of a store and its readers; not thread-safe. The view is closed with the last
+    reader."""
 
     def __init__(self, store: Path) -> None:
         self.view = StoreView(store)
@@ -63,15 +66,17 @@ class StoreFollower:
     def follow(self, reader: Reader, *, max_items: int = 1024) -> bool:
         """Read one page from where this reader stands; whether it held anything.
 
-        Others that stand in the page read it too. What goes wrong there is left for them: they stay where they are,
-        and meet it when they follow themselves.
+        Others that stand in the page read it too. What goes wrong there is left for them: they stay
+        where they are, and meet it when they follow themselves.
         """
         page = self.view.tail(reader.place.cursor, max_items=max_items, wait_s=0.0)
         _hand(page, reader)
         if page.items:
             first = page.items[0].arrival_no
             for other in self._readers:
-                if other is not reader and first - 1 <= other.place.seen_no < _number(page.items[-1]):
+                if other is not reader and first - 1 <= other.place.seen_no < _number(
+                    page.items[-1]
+                ):
                     try:
                         _hand(page, other)
                     except UnderstudyError:
@@ -93,7 +98,8 @@ def _number(item: Stored | Forgotten) -> int:
 
 
 def stored_chunks(store: LocalStore | StoreView, wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:
-    """Chunks of a store by id, from the oldest of them on; those that are not there are left out."""
+    """Chunks of a store by id, from the oldest of them on; those that are not there are left
+    out."""
     found: dict[ChunkId, Chunk] = {}
     cursor = store.behind(wanted)
     while len(found) < len(wanted):
@@ -101,6 +107,8 @@ def stored_chunks(store: LocalStore | StoreView, wanted: set[ChunkId]) -> dict[C
         if not page.items:
             break
         cursor = page.cursor
-        chunks = [item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None]
+        chunks = [
+            item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None
+        ]
         found |= {key: chunk for chunk in chunks if (key := chunk.meta.id) in wanted}
     return found

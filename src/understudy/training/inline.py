@@ -2,8 +2,9 @@
 
     round:  collect (actor) ─► insert ─► updates while the limiter lets them pass ─► publish ─► next round
 
-Deterministic: in lock-step, a round is a pure function of the round before, so a run that is killed and resumed ends
-with the same bits. Asynchronous: the actor plays ahead in a thread of its own while the learner updates.
+Deterministic: in lock-step, a round is a pure function of the round before, so a run that is killed
+and resumed ends with the same bits. Asynchronous: the actor plays ahead in a thread of its own
+while the learner updates.
 """
 
 import contextlib
@@ -63,23 +64,30 @@ class History:
         self._waiting.extend(chunks)
 
     def flush(self) -> None:
-        """Make everything durable; a chunk that is there already, from before a kill, is stored once."""
+        """Make everything durable; a chunk that is there already, from before a kill, is stored
+        once."""
         now_s = int(self._clock.now())
         for at in range(0, len(self._waiting), _WRITE_CHUNKS):
             part = self._waiting[at : at + _WRITE_CHUNKS]
-            candidates = [Candidate(chunk.frame().stamped(_NO_PLAYER, now_s), chunk) for chunk in part]
+            candidates = [
+                Candidate(chunk.frame().stamped(_NO_PLAYER, now_s), chunk) for chunk in part
+            ]
             self._store.write(WriteBatch(_PARTITION, self._claim.epoch, None, candidates))
         self._waiting = []
 
     def read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
-        """The chunks with these ids, in this order, quarantined ones too; Corrupt when one is missing."""
+        """The chunks with these ids, in this order, quarantined ones too; Corrupt when one is
+        missing."""
         found = stored_chunks(self._store, set(ids))
         if wanted := set(ids) - found.keys():
             # Not all of them decode: what has a NaN in its rewards never was in a replay.
             frames = [decode_frame(one.raw) for key, one in self._in_quarantine() if key in wanted]
             found |= {chunk.meta.id: chunk for chunk in map(chunk_of, frames)}
         if missing := [chunk_name(one) for one in ids if one not in found]:
-            raise Corrupt(f"the run's store lacks {len(missing)} chunks of its checkpoint, such as {missing[0]}")
+            raise Corrupt(
+                f"the run's store lacks {len(missing)} chunks of its checkpoint, such as "
+                f"{missing[0]}"
+            )
         return iter([found[key] for key in ids])
 
     def _in_quarantine(self) -> Iterator[tuple[ChunkId, Quarantined]]:
@@ -116,34 +124,55 @@ class InlineConfig:
     has_ladder: bool = False
     """Each env keeps its own share of random actions (Ape-X), instead of one that falls for all."""
     calls_per_version: int = 4
-    """Asynchronous: calls of the learner before the actor gets newer weights; in lock-step, once a round."""
+    """Asynchronous: calls of the learner before the actor gets newer weights; in lock-step, once
+    a round."""
 
     def __post_init__(self) -> None:
         for name, example in (("steps", 100_000), ("collect", 32), ("calls_per_version", 4)):
             if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {value}; give a whole number from 1, such as {example}")
+                raise ConfigError(
+                    f"{name} is {value}; give a whole number from 1, such as {example}"
+                )
 
 
 class Inline:
     """One actor and one learner; `step` is a round."""
 
     def __init__(
-        self, learner: Learner, actor: Actor, *, config: InlineConfig, history: History | None, on_event: OnEvent
+        self,
+        learner: Learner,
+        actor: Actor,
+        *,
+        config: InlineConfig,
+        history: History | None,
+        on_event: OnEvent,
     ) -> None:
         if config.is_asynchronous and learner.is_on_policy:
             raise ConfigError(
-                "asynchronous is true, but this algorithm learns only from what its newest weights play; leave it false"
+                "asynchronous is true, but this algorithm learns only from what its newest weights "
+                "play; leave it false"
             )
         if getattr(learner.algorithm.needs, "is_cloning", False):
-            raise ConfigError("this algorithm clones what others did and would only copy itself; give --from-store DIR")
-        self.learner, self._actor, self._config = learner, actor, config
-        self._history, self._on_event = history, on_event
+            raise ConfigError(
+                "this algorithm clones what others did and would only copy itself; give "
+                "--from-store DIR"
+            )
+        self.learner = learner
+        self._actor = actor
+        self._config = config
+        self._history = history
+        self._on_event = on_event
         self._round = self.steps = self._lag = 0
         self.policy = learner.publish()
         """What the actor plays with."""
-        if self.policy.head.kind == "epsilon_greedy" and not config.has_ladder and "epsilon" not in learner.knobs_at(0):
+        if (
+            self.policy.head.kind == "epsilon_greedy"
+            and not config.has_ladder
+            and "epsilon" not in learner.knobs_at(0)
+        ):
             raise ConfigError(
-                "this algorithm's head is epsilon_greedy, and its Knobs have no epsilon to play with; add "
+                "this algorithm's head is epsilon_greedy, and its Knobs have no epsilon to play "
+                "with; add "
                 "epsilon: float | Schedule, set ladder, or choose another head, such as categorical"
             )
         self._ahead: _Ahead | None = None
@@ -161,10 +190,12 @@ class Inline:
         return self.steps >= self._config.steps
 
     def step(self) -> bool:
-        """One round; False when too many updates failed and the learner must go back to its last checkpoint."""
+        """One round; False when too many updates failed and the learner must go back to its last
+        checkpoint."""
         is_asynchronous = self._config.is_asynchronous
         if is_asynchronous and self._ahead is None:
-            self.learner.source.end_sessions()  # of before a resume: nothing follows what they played
+            # of before a resume: nothing follows what they played
+            self.learner.source.end_sessions()
             self._ahead = _Ahead(self, self._round)
         ahead = self._ahead
         collected = self.play(self.policy, self._round) if ahead is None else ahead.take()
@@ -172,7 +203,12 @@ class Inline:
         self._round += 1
         for episode in collected.episodes:
             self._on_event(
-                Episode(env_steps=self.steps, env=episode.env, return_=episode.return_, length=episode.length)
+                Episode(
+                    env_steps=self.steps,
+                    env=episode.env,
+                    return_=episode.return_,
+                    length=episode.length,
+                )
             )
         if self._history is not None:
             self._history.add(collected.chunks)
@@ -183,9 +219,10 @@ class Inline:
             except Refused as error:
                 self._quarantine([chunk.meta.id], f"a chunk was refused: {error}", error.reason)
         return self.learner.run(
-            lambda: ahead is not None and ahead.has_failed, self,
+            lambda: ahead is not None and ahead.has_failed,
+            self,
             calls_per_version=self._config.calls_per_version if is_asynchronous else None,
-        )  # fmt: skip
+        )
 
     def play(self, policy: Policy, round_no: int) -> Collected:
         """The actor's part of a round."""
@@ -197,7 +234,7 @@ class Inline:
                 explore = float(self.learner.knobs_at(self.progress)["epsilon"])
         return self._actor.collect(policy, self._config.collect, round_no=round_no, explore=explore)
 
-    # --- what the learner says while it runs ------------------------------------------------------------------------
+    # --- what the learner says while it runs ------------------------------------------------------
 
     def compiling(self) -> None:
         self._on_event(Compiling(env_steps=self.steps, what="update"))
@@ -208,10 +245,16 @@ class Inline:
     def take(self, policy: Policy, metrics: Mapping[str, float]) -> None:
         self.policy = policy
         counts = self.learner.counts
-        self._on_event(Update(
-            env_steps=self.steps, updates=counts.updates, version=counts.version,
-            replay_ratio=counts.replay_ratio, lag_versions=self._lag, metrics=metrics,
-        ))  # fmt: skip
+        self._on_event(
+            Update(
+                env_steps=self.steps,
+                updates=counts.updates,
+                version=counts.version,
+                replay_ratio=counts.replay_ratio,
+                lag_versions=self._lag,
+                metrics=metrics,
+            )
+        )
 
     def _quarantine(self, ids: Sequence[ChunkId], what: str, reason: str) -> None:
         names = list(map(chunk_name, ids))
@@ -219,10 +262,11 @@ class Inline:
         if self._history is not None:
             self._history.quarantine(ids, reason=reason)
 
-    # --- resume -----------------------------------------------------------------------------------------------------
+    # --- resume -----------------------------------------------------------------------------------
 
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Everything that an engine of the same settings needs to go on; chunks are made durable first."""
+        """Everything that an engine of the same settings needs to go on; chunks are made durable
+        first."""
         if self._history is not None:
             self._history.flush()
         arrays, facts = self.learner.checkpoint()
@@ -234,10 +278,13 @@ class Inline:
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; without the actor's part (asynchronous), episodes begin anew."""
-        self.learner.restore(arrays, facts, self._history.read if self._history is not None else lambda _: iter(()))
+        self.learner.restore(
+            arrays, facts, self._history.read if self._history is not None else lambda _: iter(())
+        )
         if "actor" in facts:
             self._actor.restore(part(arrays, "actor"), facts["actor"])
-        self._round, self.steps = facts["round"], facts["env_steps"]
+        self._round = facts["round"]
+        self.steps = facts["env_steps"]
         self.policy = self.learner.current()
 
     def close(self) -> None:
@@ -248,10 +295,12 @@ class Inline:
 
 
 class _Ahead:
-    """The actor's thread: plays one round ahead with the newest policy, and waits when nobody takes it."""
+    """The actor's thread: plays one round ahead with the newest policy, and waits when nobody
+    takes it."""
 
     def __init__(self, engine: Inline, round_no: int) -> None:
-        self._engine, self._round = engine, round_no
+        self._engine = engine
+        self._round = round_no
         self._played: queue.Queue[Collected | BaseException] = queue.Queue(maxsize=1)
         self._stop = threading.Event()
         self.has_failed = False
@@ -262,9 +311,12 @@ class _Ahead:
     def _run(self) -> None:
         while not (self._stop.is_set() or self.has_failed):
             try:
-                collected: Collected | BaseException = self._engine.play(self._engine.policy, self._round)
+                collected: Collected | BaseException = self._engine.play(
+                    self._engine.policy, self._round
+                )
             except BaseException as error:
-                collected, self.has_failed = error, True
+                collected = error
+                self.has_failed = True
             self._round += 1
             while not self._stop.is_set():
                 with contextlib.suppress(queue.Full):

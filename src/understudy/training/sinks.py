@@ -1,4 +1,5 @@
-"""Sinks: other people's dashboards, fed from a thread of their own, so that none of them can hold up a run.
+"""Sinks: other people's dashboards, fed from a thread of their own, so that none of them can hold
+up a run.
 
     run ─► queue (bounded, drops its oldest) ─► thread ─► TensorBoard, Weights & Biases, MLflow
 
@@ -34,7 +35,7 @@ Open = Callable[[Started], Sink]
 """Opens a sink for a run; called in the sink's own thread, since signing in may take for ever."""
 
 
-# --- adapters --------------------------------------------------------------------------------------------------------
+# --- adapters -------------------------------------------------------------------------------------
 
 
 class _TensorBoard:
@@ -42,7 +43,9 @@ class _TensorBoard:
         board: Any = importlib.import_module("tensorboardX")
         # What a killed run wrote behind its last checkpoint is not shown.
         purge = run.env_steps or None
-        self._writer = board.SummaryWriter(logdir=str(Path(run.run) / "tensorboard"), purge_step=purge)
+        self._writer = board.SummaryWriter(
+            logdir=str(Path(run.run) / "tensorboard"), purge_step=purge
+        )
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
@@ -56,7 +59,9 @@ class _Wandb:
     def __init__(self, run: Started) -> None:
         wandb: Any = importlib.import_module("wandb")
         folder = Path(run.run).resolve()
-        self._run = wandb.init(project="understudy", group=run.game, name=folder.name, dir=folder, config=_facts(run))
+        self._run = wandb.init(
+            project="understudy", group=run.game, name=folder.name, dir=folder, config=_facts(run)
+        )
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
@@ -69,7 +74,9 @@ class _Mlflow:
     def __init__(self, run: Started) -> None:
         self._mlflow: Any = importlib.import_module("mlflow")
         if "MLFLOW_TRACKING_URI" not in os.environ:
-            self._mlflow.set_tracking_uri(f"sqlite:///{(Path(run.run).resolve() / 'mlflow.db').as_posix()}")
+            self._mlflow.set_tracking_uri(
+                f"sqlite:///{(Path(run.run).resolve() / 'mlflow.db').as_posix()}"
+            )
         self._mlflow.set_experiment(run.game)
         self._mlflow.start_run(run_name=Path(run.run).name)
         self._mlflow.log_params(_facts(run))
@@ -82,7 +89,13 @@ class _Mlflow:
 
 
 def _facts(run: Started) -> dict[str, Any]:
-    return {"game": run.game, "algorithm": run.algorithm, "seed": run.seed, "steps": run.steps, "run": run.run}
+    return {
+        "game": run.game,
+        "algorithm": run.algorithm,
+        "seed": run.seed,
+        "steps": run.steps,
+        "run": run.run,
+    }
 
 
 SINKS: Mapping[str, tuple[str, Open]] = {
@@ -94,19 +107,22 @@ SINKS: Mapping[str, tuple[str, Open]] = {
 
 
 def sinks_named(names: str | Iterable[str]) -> dict[str, Open]:
-    """How the sinks with these names (`"tensorboard,wandb"`) are opened; ConfigError says what is wrong or missing."""
+    """How the sinks with these names (`"tensorboard,wandb"`) are opened; ConfigError says what
+    is wrong or missing."""
     asked = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     for name in asked:
         if name not in SINKS:
-            raise ConfigError(f"log is {name!r}; give one or more of {', '.join(SINKS)}, with commas")
+            raise ConfigError(
+                f"log is {name!r}; give one or more of {', '.join(SINKS)}, with commas"
+            )
         if importlib.util.find_spec(SINKS[name][0]) is None:
             raise MissingExtra(
                 f"log {name!r} needs the package {SINKS[name][0]}; pip install 'understudy[{name}]'"
-            )  # fmt: skip
+            )
     return {name: SINKS[name][1] for name in asked}
 
 
-# --- the thread ------------------------------------------------------------------------------------------------------
+# --- the thread -----------------------------------------------------------------------------------
 
 
 def numbers_of(event: Event) -> dict[str, float]:
@@ -115,12 +131,18 @@ def numbers_of(event: Event) -> dict[str, float]:
         case Episode():
             return {"train/return": event.return_, "train/length": float(event.length)}
         case Update():
-            shown = {"learner/updates": float(event.updates), "learner/replay_ratio": event.replay_ratio}
+            shown = {
+                "learner/updates": float(event.updates),
+                "learner/replay_ratio": event.replay_ratio,
+            }
             shown["learner/lag_versions"] = float(event.lag_versions)
             return shown | {f"learner/{name}": value for name, value in event.metrics.items()}
         case Evaluation():
             ends = {"evaluation/low": event.low, "evaluation/high": event.high}
-            return {"evaluation/return": event.mean, **{name: end for name, end in ends.items() if end is not None}}
+            return {
+                "evaluation/return": event.mean,
+                **{name: end for name, end in ends.items() if end is not None},
+            }
     return {}
 
 
@@ -128,8 +150,10 @@ class Feed:
     """One sink, its queue and its thread; `hear` never waits and never raises."""
 
     def __init__(self, name: str, open_sink: Open, *, queue: int = QUEUE) -> None:
-        self.name, self._open = name, open_sink
-        self.dropped, self.error = 0, ""
+        self.name = name
+        self._open = open_sink
+        self.dropped = 0
+        self.error = ""
         self._waiting: deque[tuple[int, dict[str, float]]] = deque(maxlen=queue)
         self._changed = threading.Condition()
         self._is_closing = False
@@ -138,7 +162,9 @@ class Feed:
     def hear(self, event: Event) -> None:
         if isinstance(event, Started) and self._thread is None:
             # A daemon: a sink that hangs must not keep the process alive.
-            self._thread = threading.Thread(target=self._run, args=(event,), name=f"log-{self.name}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(event,), name=f"log-{self.name}", daemon=True
+            )
             self._thread.start()
         numbers = numbers_of(event)
         if not numbers or self.error:
@@ -181,8 +207,15 @@ class Feed:
         if self.error:
             return f"log {self.name} failed and was left out: {self.error}"
         if self.is_hanging:
-            return f"log {self.name} hangs; {self.dropped + len(self._waiting)} entries were not written"
-        return f"log {self.name} was too slow; {self.dropped} entries were not written" if self.dropped else ""
+            return (
+                f"log {self.name} hangs; {self.dropped + len(self._waiting)} entries were not "
+                "written"
+            )
+        return (
+            f"log {self.name} was too slow; {self.dropped} entries were not written"
+            if self.dropped
+            else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,53 +66,94 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """Where a run's events go, and since when its first round is waited for, by `time.perf_counter`."""
+    """Where a run's events go, and since when its first round is waited for, by
+    `time.perf_counter`."""
 
     on_event: OnEvent
     began_s: float
 
 
 def train(
-    game: Any = None, *, algorithm: Any = None, preset: str | None = None, config: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None, network: Any = None, wrapper: Any = (),
-    env_kwargs: Mapping[str, Any] | None = None, frame_skip: int = 1, seed: int | None = None,
-    until: float | None = None, steps: int | None = None, eval_every: int | None = None,
-    init_from: str | Path | None = None, from_store: str | Path | None = None, out: str | Path | None = None,
-    resume: bool = False, video: int = 0, log: str | Sequence[str] = (), on_event: OnEvent | None = None,
-    on_complaint: Callable[[str], object] | None = None, began_s: float | None = None,
-) -> Run:  # fmt: skip
-    """A trained policy, and the folder of the run that made it; the words are those of `understudy train --help`.
+    game: Any = None,
+    *,
+    algorithm: Any = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    network: Any = None,
+    wrapper: Any = (),
+    env_kwargs: Mapping[str, Any] | None = None,
+    frame_skip: int = 1,
+    seed: int | None = None,
+    until: float | None = None,
+    steps: int | None = None,
+    eval_every: int | None = None,
+    init_from: str | Path | None = None,
+    from_store: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    video: int = 0,
+    log: str | Sequence[str] = (),
+    on_event: OnEvent | None = None,
+    on_complaint: Callable[[str], object] | None = None,
+    began_s: float | None = None,
+) -> Run:
+    """A trained policy, and the folder of the run that made it; the words are those of `understudy
+    train --help`.
 
-    `game` is a Gymnasium id, an env (it is copied, never touched) or a function that makes one. `algorithm` is a name,
-    an import path `module:Class` or a class. `network` is a tuple of widths, a NetworkSpec or the import path of one.
-    A run that goes on needs no game, but what is given must agree with it.
-    `on_event` gets every event of `understudy.events`; it may return `understudy.Stop` to end the run in good order.
-    `on_complaint` gets what went wrong with a log, which never stops a run. `began_s`, by `time.perf_counter`, is when
-    the wait for the first round began; by default, when this was called.
+    `game` is a Gymnasium id, an env (it is copied, never touched) or a function that makes one.
+    `algorithm` is a name, an import path `module:Class` or a class. `network` is a tuple of widths,
+    a NetworkSpec or the import path of one. A run that goes on needs no game, but what is given
+    must agree with it. `on_event` gets every event of `understudy.events`; it may return
+    `understudy.Stop` to end the run in good order. `on_complaint` gets what went wrong with a log,
+    which never stops a run. `began_s`, by `time.perf_counter`, is when the wait for the first round
+    began; by default, when this was called.
     """
     began_s = time.perf_counter() if began_s is None else began_s
-    single = {**(settings or {}), **{name: value for name, value in (("steps", steps), ("eval_every", eval_every))
-                                     if value is not None}}  # fmt: skip
+    single = {
+        **(settings or {}),
+        **{
+            name: value
+            for name, value in (("steps", steps), ("eval_every", eval_every))
+            if value is not None
+        },
+    }
     wanted = Wanted(
-        algorithm=algorithm, preset=preset, config_file=_path(config), settings=single, network=network_from(network),
-        seed=seed, until=until, init_from=_path(init_from), from_store=_path(from_store),
-    )  # fmt: skip
+        algorithm=algorithm,
+        preset=preset,
+        config_file=_path(config),
+        settings=single,
+        network=network_from(network),
+        seed=seed,
+        until=until,
+        init_from=_path(init_from),
+        from_store=_path(from_store),
+    )
     wrappers = [wrapper] if isinstance(wrapper, str) or callable(wrapper) else list(wrapper)
-    choice, folder = None, _path(out)
+    choice = None
+    folder = _path(out)
     if game is not None:
-        choice = GameChoice(game=game, env_kwargs=env_kwargs or {}, wrappers=wrappers, frame_skip=frame_skip)
+        choice = GameChoice(
+            game=game, env_kwargs=env_kwargs or {}, wrappers=wrappers, frame_skip=frame_skip
+        )
     if on_event is not None and not callable(on_event):
-        raise ConfigError(f"on_event is {on_event!r}; give a function that takes an event, such as print")
+        raise ConfigError(
+            f"on_event is {on_event!r}; give a function that takes an event, such as print"
+        )
     sinks = sinks_named(log) if log else {}
     if type(video) is not int or not 0 <= video <= MAX_VIDEOS:
-        raise ConfigError(f"video is {video!r}; give how many episodes to film, from 0 to {MAX_VIDEOS}")
+        raise ConfigError(
+            f"video is {video!r}; give how many episodes to film, from 0 to {MAX_VIDEOS}"
+        )
     if video:
         check_video(_as_it_was(choice, folder))
     feeds = Feeds([Feed(name, open_sink) for name, open_sink in sinks.items()])
     listener = _Listener(both(feeds, on_event), began_s)
     try:
         if resume and folder is None:
-            raise ConfigError("which run is to be resumed? give its folder: --resume --out runs/GAME-ALGORITHM-N")
+            raise ConfigError(
+                "which run is to be resumed? give its folder: --resume --out runs/GAME-ALGORITHM-N"
+            )
         if resume and folder is not None and (choice is None or not is_empty(folder)):
             run = _resumed(RunFolder(folder), choice, wanted, listener)
         elif choice is None:
@@ -147,7 +188,9 @@ def network_from(given: Any) -> NetworkSpec | tuple[int, ...] | None:
     if isinstance(given, str) and ":" in given:
         found = load(given, what="network")
         if not isinstance(found, NetworkSpec):
-            raise ConfigError(f"network {given!r} is a {type(found).__name__}; give the path of a NetworkSpec")
+            raise ConfigError(
+                f"network {given!r} is a {type(found).__name__}; give the path of a NetworkSpec"
+            )
         return found
     try:
         widths = tuple(int(one) for one in (given.split(",") if isinstance(given, str) else given))
@@ -167,7 +210,8 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, listener: _List
     if out is not None:
         check_free(out)
     choice, wanted, start = begun_with(choice, wanted)
-    seen, store = None, None
+    seen = None
+    store = None
     if wanted.from_store is None:
         seen = look_at(choice)
         spec = seen.spec
@@ -175,7 +219,8 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, listener: _List
         store = store_folder(wanted.from_store)
         spec = stored_spec(store, choice.name)
     settings = resolve(wanted, spec)
-    # The goal they come to is among the settings: their preset makes the same run however steps were given.
+    # The goal they come to is among the settings: their preset makes the same run however steps
+    # were given.
     until = wanted.until if wanted.until is not None else settings.run.until
     if until is None and seen is not None and "steps" not in wanted.settings:
         until = seen.threshold
@@ -185,12 +230,21 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, listener: _List
     root = out or default_folder(Path("runs"), name, settings.algorithm)
     check_free(root)
     facts = {
-        **choice.to_json(), "name": name, "algorithm": settings.algorithm, "seed": wanted.seed or 0,
-        "until": None if until == math.inf else until, "starts": 0, "extensions": 0,
-        "created_ms": int(time.time() * 1000), "schema": spec.schema, "from_store": store and str(store.resolve()),
+        **choice.to_json(),
+        "name": name,
+        "algorithm": settings.algorithm,
+        "seed": wanted.seed or 0,
+        "until": None if until == math.inf else until,
+        "starts": 0,
+        "extensions": 0,
+        "created_ms": int(time.time() * 1000),
+        "schema": spec.schema,
+        "from_store": store and str(store.resolve()),
         "init_from": wanted.init_from and str(wanted.init_from.resolve()),
-        "versions": {name: metadata.version(name) for name in ("understudy", "numpy", "jax", "gymnasium")},
-    }  # fmt: skip
+        "versions": {
+            name: metadata.version(name) for name in ("understudy", "numpy", "jax", "gymnasium")
+        },
+    }
     folder = RunFolder(root)
     with _held(folder, is_new=True):
         network = getattr(settings.config, "network", None)
@@ -198,10 +252,16 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, listener: _List
         return _trained(folder, choice, settings, facts, seen=seen, listener=listener)
 
 
-def _resumed(folder: RunFolder, choice: GameChoice | None, wanted: Wanted, listener: _Listener) -> Run:
+def _resumed(
+    folder: RunFolder, choice: GameChoice | None, wanted: Wanted, listener: _Listener
+) -> Run:
     facts = folder.facts()
     is_object = wanted.algorithm is not None and not isinstance(wanted.algorithm, str)
-    chosen = wanted.algorithm if is_object and algorithm_name(wanted.algorithm) == facts["algorithm"] else None
+    chosen = (
+        wanted.algorithm
+        if is_object and algorithm_name(wanted.algorithm) == facts["algorithm"]
+        else None
+    )
     resolver = Resolver(facts["algorithm"], chosen)
     resolver.add(settings_of(folder, facts))
     settings = with_network(resolver.settings(), folder.network())
@@ -226,20 +286,24 @@ def _resumed(folder: RunFolder, choice: GameChoice | None, wanted: Wanted, liste
         seen = look_at(choice) if facts["from_store"] is None else None
         if seen is not None and seen.spec.schema != facts["schema"]:
             raise ConfigError(
-                f"{choice.name} looks different from when {folder.root} began; resume it with the same packages"
+                f"{choice.name} looks different from when {folder.root} began; resume it with the "
+                "same packages"
             )
         return _trained(folder, choice, settings, facts, seen=seen, listener=listener)
 
 
 @contextlib.contextmanager
 def _held(folder: RunFolder, *, is_new: bool) -> Iterator[None]:
-    """The run's lock. Whatever ends the block leaves no half-written file, and no run that could not even begin."""
+    """The run's lock. Whatever ends the block leaves no half-written file, and no run that could
+    not even begin."""
     root = folder.root.absolute()
     missing = [path for path in (root, *root.parents) if not path.exists()]
     try:
         with FileLock(folder.lock, what="the run"):
             if is_new and not is_empty(root):
-                raise Locked(f"another process has begun a run in {root} just now; give another folder")
+                raise Locked(
+                    f"another process has begun a run in {root} just now; give another folder"
+                )
             for left in (*root.glob(".*.tmp"), *folder.checkpoints.glob(".*.tmp")):
                 left.unlink(missing_ok=True)  # of a process that was killed while it wrote
             yield
@@ -257,38 +321,64 @@ def _held(folder: RunFolder, *, is_new: bool) -> Iterator[None]:
 
 
 def _trained(
-    folder: RunFolder, choice: GameChoice, settings: Settings, facts: Mapping[str, Any], *, seen: Seen | None,
+    folder: RunFolder,
+    choice: GameChoice,
+    settings: Settings,
+    facts: Mapping[str, Any],
+    *,
+    seen: Seen | None,
     listener: _Listener,
-) -> Run:  # fmt: skip
-    from understudy.training.training import build  # late: JAX takes seconds, and a wrong word must not wait
+) -> Run:
+    from understudy.training.training import (
+        build,
+    )  # late: JAX takes seconds, and a wrong word must not wait
 
     use_compile_cache()
     with contextlib.ExitStack() as opened:
         if seen is not None:
-            spec, judge = seen.spec, judge_of(choice, seen, settings.run.eval_episodes, opened)
+            spec = seen.spec
+            judge = judge_of(choice, seen, settings.run.eval_episodes, opened)
         else:
             spec = stored_spec(Path(facts["from_store"]), choice.name)
-            judge, here = Judge(None), None
+            judge = Judge(None)
+            here = None
             with contextlib.suppress(ConfigError, GameFailed):
                 here = look_at(choice)
             # Evaluated where the game is here, works, and is the one that was recorded.
             if here is not None and here.spec.schema == spec.schema:
                 judge = judge_of(choice, here, settings.run.eval_episodes, opened)
         training = build(
-            folder, settings, facts, spec=spec, choice=choice, judge=judge, on_event=listener.on_event, opened=opened
-        )  # fmt: skip
+            folder,
+            settings,
+            facts,
+            spec=spec,
+            choice=choice,
+            judge=judge,
+            on_event=listener.on_event,
+            opened=opened,
+        )
         training.resume()
         folder.cut_curve(training.judged_steps)
         folder.cut_guarded(training.resumed_at_step or -1)
         init_from = None
         if facts["init_from"] is not None:
-            init_from = taken_from(facts["init_from"], folder.start().weights, training.engine.policy.network)
+            init_from = taken_from(
+                facts["init_from"], folder.start().weights, training.engine.policy.network
+            )
         training.clocks.startup_s = time.perf_counter() - listener.began_s
-        training.hear(Started(
-            env_steps=training.resumed_at_step, run=str(folder.root), game=facts["name"], seed=facts["seed"],
-            algorithm=settings.algorithm, steps=settings.run.steps, until=facts["until"], init_from=init_from,
-            is_from_store=seen is None,
-        ))  # fmt: skip
+        training.hear(
+            Started(
+                env_steps=training.resumed_at_step,
+                run=str(folder.root),
+                game=facts["name"],
+                seed=facts["seed"],
+                algorithm=settings.algorithm,
+                steps=settings.run.steps,
+                until=facts["until"],
+                init_from=init_from,
+                is_from_store=seen is None,
+            )
+        )
         training.run()
         result = result_of(training, facts, env_class=seen.env_class if seen is not None else "")
         result["init_from"] = init_from and dataclasses.asdict(init_from)
@@ -300,25 +390,40 @@ def _trained(
 
 def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str) -> dict[str, Any]:
     """What the last line of `understudy train --json` says."""
-    returns, counts, clocks = training.final_returns(), training.engine.learner.counts, training.clocks
+    returns = training.final_returns()
+    counts = training.engine.learner.counts
+    clocks = training.clocks
     mean, std = (None, None) if returns is None else (float(returns.mean()), float(returns.std()))
     return {
-        "solved": training.is_solved, "return_mean": mean,
+        "solved": training.is_solved,
+        "return_mean": mean,
         "return_std": std if std is not None and math.isfinite(std) else None,
-        "episodes": 0 if returns is None else len(returns), "until": facts["until"],
-        "env_steps": training.engine.env_steps, "updates": counts.updates, "train_episodes": training.episodes,
-        "train_s": round(clocks.train_s, 3), "compile_s": round(clocks.compile_s, 3),
-        "eval_s": round(clocks.eval_s, 3), "startup_s": round(clocks.startup_s, 3),
-        "resumed_at_step": training.resumed_at_step, "env_class": env_class, "algorithm": facts["algorithm"],
-        "game": facts["name"], "seed": facts["seed"], "replay_ratio": round(counts.replay_ratio, 3),
-        "skipped_updates": counts.skipped_updates, "confirmations": training.confirmations,
-        "guarded_chunks": training.guarded_chunks, "run": str(training.folder.root),
+        "episodes": 0 if returns is None else len(returns),
+        "until": facts["until"],
+        "env_steps": training.engine.env_steps,
+        "updates": counts.updates,
+        "train_episodes": training.episodes,
+        "train_s": round(clocks.train_s, 3),
+        "compile_s": round(clocks.compile_s, 3),
+        "eval_s": round(clocks.eval_s, 3),
+        "startup_s": round(clocks.startup_s, 3),
+        "resumed_at_step": training.resumed_at_step,
+        "env_class": env_class,
+        "algorithm": facts["algorithm"],
+        "game": facts["name"],
+        "seed": facts["seed"],
+        "replay_ratio": round(counts.replay_ratio, 3),
+        "skipped_updates": counts.skipped_updates,
+        "confirmations": training.confirmations,
+        "guarded_chunks": training.guarded_chunks,
+        "run": str(training.folder.root),
         "policy": str(training.folder.policy_path()),
-    }  # fmt: skip
+    }
 
 
 def taken_from(run: str, weights: Mapping[str, Array], network: NetworkSpec) -> InitFrom:
-    """Which weights of this network another run's fit; ConfigError where it has none of the same kind."""
+    """Which weights of this network another run's fit; ConfigError where it has none of the same
+    kind."""
     has = {name: " x ".join(map(str, array.shape)) for name, array in weights.items()}
     wants = {name: " x ".join(map(str, shape)) for name, shape in network.shapes().items()}
     fit = [name for name, shape in wants.items() if has.get(name) == shape]
@@ -328,13 +433,15 @@ def taken_from(run: str, weights: Mapping[str, Array], network: NetworkSpec) -> 
         first = kernels[0]
         there = f"is {has[first]} there" if first in has else "is not there"
         raise ConfigError(
-            f"no kernel of {run} fits this network: {first} {there}, and {wants[first]} is wanted; start from a run of "
-            f"the same game, and give the algorithm and widths that its preset.toml has (--algorithm, --network 64,64)"
+            f"no kernel of {run} fits this network: {first} {there}, and {wants[first]} is wanted; "
+            "start from a run of "
+            "the same game, and give the algorithm and widths that its preset.toml has "
+            "(--algorithm, --network 64,64)"
         )
     return InitFrom(run=run, fit=fit, new=[name for name in wants if name not in fit])
 
 
-# --- a store to learn from --------------------------------------------------------------------------------------------
+# --- a store to learn from ------------------------------------------------------------------------
 
 
 def store_folder(folder: Path) -> Path:
@@ -357,11 +464,12 @@ def stored_spec(store: Path, game: str) -> GameSpec:
                 return specs[0]
     folder = store.parent if store.name == "store" else "DIR"
     raise ConfigError(
-        f"the store {store} holds nothing of {game}; see what it holds: understudy data stats --data {folder}"
+        f"the store {store} holds nothing of {game}; see what it holds: understudy data stats "
+        f"--data {folder}"
     )
 
 
-# --- Several runs that differ only by their seeds, one after another --------------------------------------------------
+# --- Several runs that differ only by their seeds, one after another ------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,9 +482,15 @@ class Runs:
 
 
 def train_seeds(
-    game: Any, *, seeds: int, seed: int | None = None, out: Path | None = None, resume: bool = False,
-    on_run: Callable[[Path], object] = lambda folder: None, **asked: Any,
-) -> Runs:  # fmt: skip
+    game: Any,
+    *,
+    seeds: int,
+    seed: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    on_run: Callable[[Path], object] = lambda folder: None,
+    **asked: Any,
+) -> Runs:
     """One run for each seed from `seed` on, in OUT/seed-S; `asked` is what `train` takes.
 
     With `resume`, runs that have ended stay as they are, and the others go on or begin.
@@ -385,14 +499,21 @@ def train_seeds(
     if not 1 <= seeds <= MAX_SEEDS or first + seeds - 1 > MAX_SEED:
         raise ConfigError(f"seeds is {seeds}; give how many runs to make, from 1 to {MAX_SEEDS}")
     if game is None:
-        raise ConfigError("which game? several seeds need it, also to go on; give a Gymnasium id, such as CartPole-v1")
+        raise ConfigError(
+            "which game? several seeds need it, also to go on; give a Gymnasium id, such as "
+            "CartPole-v1"
+        )
     if out is None and resume:
-        raise ConfigError("which runs are to be resumed? give their folder: --resume --out runs/GAME-ALGORITHM-N")
+        raise ConfigError(
+            "which runs are to be resumed? give their folder: --resume --out runs/GAME-ALGORITHM-N"
+        )
     if out is None:
         wanted = Wanted(
-            algorithm=asked.get("algorithm"), preset=asked.get("preset"), from_store=asked.get("from_store"),
+            algorithm=asked.get("algorithm"),
+            preset=asked.get("preset"),
+            from_store=asked.get("from_store"),
             config_file=asked.get("config"),
-        )  # fmt: skip
+        )
         out = default_folder(Path("runs"), str(game), algorithm_name(wanted_algorithm(wanted)))
     if not resume:
         check_free(out)
@@ -408,16 +529,25 @@ def train_seeds(
 
 
 def together(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The results of several seeds as one: sums of the work, IQM and interval of the returns over seeds."""
+    """The results of several seeds as one: sums of the work, IQM and interval of the returns
+    over seeds."""
     means = [result["return_mean"] for result in results if result["return_mean"] is not None]
     found = bootstrap([[mean] for mean in means], iqm) if means else None
     work = ("episodes", "env_steps", "updates", "guarded_chunks", "train_s", "compile_s", "eval_s")
     return {
-        "solved": all(result["solved"] for result in results), "solved_seeds": sum(one["solved"] for one in results),
-        "seeds": len(results), "return_mean": sum(means) / len(means) if means else None,
-        "return_iqm": found and found.value, "return_low": found and found.low, "return_high": found and found.high,
+        "solved": all(result["solved"] for result in results),
+        "solved_seeds": sum(one["solved"] for one in results),
+        "seeds": len(results),
+        "return_mean": sum(means) / len(means) if means else None,
+        "return_iqm": found and found.value,
+        "return_low": found and found.low,
+        "return_high": found and found.high,
         **{name: round(sum(result.get(name, 0) for result in results), 3) for name in work},
-        "startup_s": results[0]["startup_s"], "resumed_at_step": max(one["resumed_at_step"] for one in results),
-        "env_class": results[0]["env_class"], "algorithm": results[0]["algorithm"], "game": results[0]["game"],
-        "run": str(out), "runs": [dict(result) for result in results],
-    }  # fmt: skip
+        "startup_s": results[0]["startup_s"],
+        "resumed_at_step": max(one["resumed_at_step"] for one in results),
+        "env_class": results[0]["env_class"],
+        "algorithm": results[0]["algorithm"],
+        "game": results[0]["game"],
+        "run": str(out),
+        "runs": [dict(result) for result in results],
+    }

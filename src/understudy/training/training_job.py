@@ -2,7 +2,8 @@
 
 FOLDER/000000004096.safetensors     a checkpoint, named by the steps it was taken at; the newest that reads is the one
 
-Killed at any moment it resumes from its newest checkpoint: with the same weights, rows and place in its data.
+Killed at any moment it resumes from its newest checkpoint: with the same weights, rows and place in
+its data.
 """
 
 import hashlib
@@ -45,7 +46,8 @@ class Checkpoint:
         raw = tensors.encode(self.arrays, metadata | {"digest": _digest(self.arrays, metadata)})
         if (size_bytes := int.from_bytes(raw[:8], "little")) > _MAX_HEADER_BYTES:
             raise ConfigError(
-                f"the checkpoint's header has {size_bytes} bytes, and at most {_MAX_HEADER_BYTES} are read again; keep "
+                f"the checkpoint's header has {size_bytes} bytes, and at most {_MAX_HEADER_BYTES} "
+                "are read again; keep "
                 "large state in arrays, not in facts"
             )
         return raw
@@ -55,12 +57,15 @@ def decode_checkpoint(raw: bytes) -> Checkpoint:
     """The checkpoint in these bytes; Corrupt unless every byte is as it was written."""
     try:
         arrays, metadata = tensors.decode(raw, max_header_bytes=_MAX_HEADER_BYTES)
-        facts, env_steps = json.loads(metadata["facts"]), int(metadata["env_steps"])
+        facts = json.loads(metadata["facts"])
+        env_steps = int(metadata["env_steps"])
     except (Refused, KeyError, ValueError) as error:
         raise Corrupt(f"a checkpoint cannot be read: {error}") from None
     digest = metadata.pop("digest", "")
     if metadata.get("format") != FORMAT or digest != _digest(arrays, metadata):
-        raise Corrupt(f"a checkpoint of format {metadata.get('format')!r} is damaged or of another build")
+        raise Corrupt(
+            f"a checkpoint of format {metadata.get('format')!r} is damaged or of another build"
+        )
     return Checkpoint(env_steps, arrays, facts)
 
 
@@ -76,10 +81,12 @@ class Checkpoints:
     """A folder of checkpoints; the newest `keep` stay."""
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
-        self._folder, self._keep = folder, keep
+        self._folder = folder
+        self._keep = keep
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Make it durable, then drop the oldest; a crash or a full disk at any moment leaves the one before."""
+        """Make it durable, then drop the oldest; a crash or a full disk at any moment leaves the
+        one before."""
         make_folder(self._folder)
         for left in self._folder.glob(".*.tmp"):
             left.unlink(missing_ok=True)  # of a process that was killed while it wrote
@@ -104,7 +111,8 @@ class Checkpoints:
                 errors.append(f"{path.name}: {error}")
         if errors:
             raise Corrupt(
-                f"no checkpoint in {self._folder} can be read: {'; '.join(errors)}; put one back from a backup, or "
+                f"no checkpoint in {self._folder} can be read: {'; '.join(errors)}; put one back "
+                "from a backup, or "
                 "begin anew in another folder"
             )
         return None
@@ -137,7 +145,8 @@ class TrainingJob:
     """Rounds of an engine; `on_event` hears when it goes back to a checkpoint."""
 
     def __init__(self, engine: Engine, folder: Path, *, on_event: OnEvent) -> None:
-        self.engine, self._on_event = engine, on_event
+        self.engine = engine
+        self._on_event = on_event
         self._checkpoints = Checkpoints(folder)
         self.restores = 0
         """How often it went back to a checkpoint."""
@@ -145,29 +154,37 @@ class TrainingJob:
         """Where the newest checkpoint was taken; -1 while there is none."""
 
     def step(self) -> None:
-        """One round; where too many updates were not finite, back to the newest checkpoint at half the rate."""
+        """One round; where too many updates were not finite, back to the newest checkpoint at
+        half the rate."""
         if self.engine.step():
             return
         self.restores += 1
         checkpoint = self._checkpoints.latest()
         if checkpoint is None or self.restores > MAX_RESTORES:
             raise LearningFailed(
-                f"updates stay not finite after {self.restores - 1} restores; look at the rewards and observations of "
+                f"updates stay not finite after {self.restores - 1} restores; look at the rewards "
+                "and observations of "
                 "the chunks that were named, or lower learning_rate"
             )
         self.engine.learner.go_back(checkpoint.arrays)
         self.engine.policy = self.engine.learner.publish()
         what = (
-            f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} restored, "
+            f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} "
+            "restored, "
             "learning rate halved"
         )
         self._on_event(Guarded(env_steps=self.engine.steps, what=what))
 
-    def save(self, arrays: Mapping[str, Array] | None = None, facts: Mapping[str, Any] | None = None) -> Path:
-        """Make everything durable, with what else the caller wants to find again; the file that holds it."""
+    def save(
+        self, arrays: Mapping[str, Array] | None = None, facts: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Make everything durable, with what else the caller wants to find again; the file that
+        holds it."""
         learned, known = self.engine.checkpoint()
         known |= {"restores": self.restores, **(facts or {})}
-        path = self._checkpoints.save(Checkpoint(self.engine.steps, {**learned, **(arrays or {})}, known))
+        path = self._checkpoints.save(
+            Checkpoint(self.engine.steps, {**learned, **(arrays or {})}, known)
+        )
         self.saved_steps = self.engine.steps
         return path
 

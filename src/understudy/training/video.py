@@ -29,7 +29,8 @@ Env = gymnasium.Env[Any, Any]
 
 
 def check_video(choice: GameChoice, *, asked: str = "video") -> None:
-    """ConfigError, or MissingExtra, when this game cannot be filmed; asked before a run, not after it.
+    """ConfigError, or MissingExtra, when this game cannot be filmed; asked before a run, not after
+    it.
 
     `asked` is what to leave out then: the flag, or the parameter, that asked for films.
     """
@@ -39,7 +40,9 @@ def check_video(choice: GameChoice, *, asked: str = "video") -> None:
         _small(np.zeros((2, 2, 3), np.uint8))
 
 
-def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[int], asked: str = "video") -> list[Path]:
+def film(
+    choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[int], asked: str = "video"
+) -> list[Path]:
     """One GIF for each seed in the folder, each there as a whole or not at all."""
     make_folder(folder.absolute())
     paths = []
@@ -50,7 +53,9 @@ def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[in
         for number, seed in enumerate(seeds, start=1):
             first, *others = _episode(env, choice, policy, seed=seed, every=every)
             gif = io.BytesIO()
-            first.save(gif, format="GIF", save_all=True, append_images=others, duration=shown_ms, loop=0)
+            first.save(
+                gif, format="GIF", save_all=True, append_images=others, duration=shown_ms, loop=0
+            )
             paths.append(folder / f"episode-{number}.gif")
             write_file(paths[-1], gif.getvalue(), mode=0o644)
     return paths
@@ -58,14 +63,16 @@ def film(choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[in
 
 @contextlib.contextmanager
 def rendering(choice: GameChoice, *, asked: str = "video") -> Iterator[Env]:
-    """An env of this game that renders into arrays; ConfigError or MissingExtra where there is none."""
+    """An env of this game that renders into arrays; ConfigError or MissingExtra where there is
+    none."""
     if choice.is_named:
         choice = replace(choice, env_kwargs={**choice.env_kwargs, "render_mode": "rgb_array"})
     with contextlib.closing(choice.make(1)) as envs:
         mode = envs.envs[0].render_mode if isinstance(envs, SyncVectorEnv) else None
         if not isinstance(envs, SyncVectorEnv) or mode != "rgb_array":
             raise ConfigError(
-                f"{choice.name} does not render into arrays (its render_mode is {mode!r}); make it with "
+                f"{choice.name} does not render into arrays (its render_mode is {mode!r}); make it "
+                "with "
                 f"render_mode='rgb_array', or leave out {asked}"
             )
         try:
@@ -88,15 +95,23 @@ def _install(error: Exception) -> str:
 def frame_of(env: Env, choice: GameChoice, *, asked: str = "video") -> Array:
     """What an env shows now, as uint8[height, width, 3]."""
     frame = env.render()
-    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+    if (
+        not isinstance(frame, np.ndarray)
+        or frame.dtype != np.uint8
+        or frame.ndim != 3
+        or frame.shape[2] != 3
+    ):
         raise ConfigError(
-            f"{choice.name} cannot be filmed: render() gave {getattr(frame, 'shape', type(frame).__name__)}, wanted is "
+            f"{choice.name} cannot be filmed: render() gave "
+            f"{getattr(frame, 'shape', type(frame).__name__)}, wanted is "
             f"uint8[height, width, 3]; leave out {asked}"
         )
     return frame
 
 
-def _episode(env: Env, choice: GameChoice, policy: Policy, *, seed: int, every: int) -> Iterator[Any]:
+def _episode(
+    env: Env, choice: GameChoice, policy: Policy, *, seed: int, every: int
+) -> Iterator[Any]:
     player = policy.player()
     obs, info = env.reset(seed=seed)
     is_over = False

@@ -33,7 +33,9 @@ class BcConfig:
     """A network of one's own, with a head `logits`, or with heads `mean` and `log_std`."""
     batch: int = setting(64, 1, 65_536, "steps per update")
     stack: int = setting(1, 1, 16, "observations per input")
-    observation_norm: bool = setting(True, 0, 1, "observations are centred and scaled by what was seen so far")
+    observation_norm: bool = setting(
+        True, 0, 1, "observations are centred and scaled by what was seen so far"
+    )
     max_gradient: float = setting(10.0, 1e-3, 1e6, "longest gradient, by norm")
 
 
@@ -41,7 +43,9 @@ class BcConfig:
 class BcKnobs:
     """What may change while a run goes: numbers or schedules."""
 
-    learning_rate: float | Schedule = setting(Schedule(1e-3, 1e-4), 0.0, 1.0, "step of the optimiser")
+    learning_rate: float | Schedule = setting(
+        Schedule(1e-3, 1e-4), 0.0, 1.0, "step of the optimiser"
+    )
     weight_decay: float | Schedule = setting(1e-4, 0.0, 1.0, "pull of the weights towards 0")
     entropy: float | Schedule = setting(0.0, 0.0, 10.0, "reward for staying undecided")
 
@@ -75,9 +79,12 @@ class Bc:
     def network(self) -> NetworkSpec:
         config = self.config
         return config.network or network_for(
-            self.game, heads=policy_outputs(self.head), widths=config.widths, stack=config.stack,
+            self.game,
+            heads=policy_outputs(self.head),
+            widths=config.widths,
+            stack=config.stack,
             observation_norm=config.observation_norm,
-        )  # fmt: skip
+        )
 
     @cached_property
     def _adam(self) -> Adam:
@@ -87,10 +94,16 @@ class Bc:
         weights = flat.first_weights(key, self.network, start)
         return BcState(weights, self._adam.init(weights))
 
-    def act(self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        return flat.decide(self.network, state.weights, self.head, obs=obs, key=key, explore=explore, legal=legal)
+    def act(
+        self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+    ) -> Decision:
+        return flat.decide(
+            self.network, state.weights, self.head, obs=obs, key=key, explore=explore, legal=legal
+        )
 
-    def update(self, state: BcState, batch: Batch, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
+    def update(
+        self, state: BcState, batch: Batch, knobs: Mapping[str, Any]
+    ) -> tuple[BcState, Feedback]:
         """One gradient step towards what was done."""
         seen = flat.observe(self.network, state.weights, batch.obs)
         loss_of = jax.value_and_grad(self._loss, has_aux=True)
@@ -102,7 +115,9 @@ class Bc:
         norm = norm_of(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "likelihood": jnp.exp(logp).mean()}
         row_ok = jnp.abs(logp) < MAX_SURPRISE
-        feedback = Feedback(metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm) & row_ok.all(), row_ok=row_ok)
+        feedback = Feedback(
+            metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm) & row_ok.all(), row_ok=row_ok
+        )
         return BcState(moved, optimiser), feedback
 
     def _loss(self, weights: Any, batch: Batch, knobs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -1,4 +1,5 @@
-"""DQN and its family: double, dueling, n-step, prioritised. All four on is what Ape-X learns with."""
+"""DQN and its family: double, dueling, n-step, prioritised. All four on is what Ape-X learns
+with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +37,9 @@ class DqnConfig:
     n_step: int = setting(3, 1, 100, "steps per transition")
     discount: float = setting(0.99, 0.0, 1.0, "what a reward one step later is worth")
     stack: int = setting(1, 1, 16, "observations per input")
-    double: bool = setting(True, 0, 1, "the online network chooses the next action, the target values it")
+    double: bool = setting(
+        True, 0, 1, "the online network chooses the next action, the target values it"
+    )
     dueling: bool = setting(True, 0, 1, "state value and advantages apart")
     prioritised: bool = setting(True, 0, 1, "sample by error instead of uniformly")
     target_period: int = setting(128, 1, 1_000_000, "updates between two moves of the target")
@@ -49,12 +52,17 @@ class DqnKnobs:
 
     learning_rate: float | Schedule = setting(1e-3, 1e-7, 1.0, "step of the optimiser")
     target_rate: float | Schedule = setting(1.0, 1e-4, 1.0, "how far the target moves; 1 copies")
-    epsilon: float | Schedule = setting(Schedule(1.0, 0.04, 0.16), 0.0, 1.0, "share of random actions")
-    importance: float | Schedule = setting(Schedule(0.4, 1.0), 0.0, 1.0, "how far importance weights correct sampling")
+    epsilon: float | Schedule = setting(
+        Schedule(1.0, 0.04, 0.16), 0.0, 1.0, "share of random actions"
+    )
+    importance: float | Schedule = setting(
+        Schedule(0.4, 1.0), 0.0, 1.0, "how far importance weights correct sampling"
+    )
 
 
 class DqnState(NamedTuple):
-    """Weights and the slower target, each as one vector, the optimiser's moments, and the updates done."""
+    """Weights and the slower target, each as one vector, the optimiser's moments, and the
+    updates done."""
 
     weights: jax.Array
     target: jax.Array
@@ -64,7 +72,8 @@ class DqnState(NamedTuple):
 
 @dataclass(frozen=True)
 class Dqn:
-    """Deep Q-learning for discrete actions; masks are obeyed in acting and in what is bootstrapped from."""
+    """Deep Q-learning for discrete actions; masks are obeyed in acting and in what is
+    bootstrapped from."""
 
     game: GameSpec
     config: DqnConfig = DqnConfig()
@@ -74,21 +83,30 @@ class Dqn:
 
     def __post_init__(self) -> None:
         if self.game.discrete is None:
-            raise ConfigError(f"dqn needs one Discrete action, {self.game.game} has {dict(self.game.action)}; try ppo")
+            raise ConfigError(
+                f"dqn needs one Discrete action, {self.game.game} has {dict(self.game.action)}; "
+                "try ppo"
+            )
 
     @property
     def needs(self) -> Transitions:
         config = self.config
         return Transitions(
-            batch=config.batch, n_step=config.n_step, discount=config.discount, stack=config.stack,
+            batch=config.batch,
+            n_step=config.n_step,
+            discount=config.discount,
+            stack=config.stack,
             prioritised=config.prioritised,
-        )  # fmt: skip
+        )
 
     @cached_property
     def network(self) -> NetworkSpec:
-        config, size = self.config, self.head.size
+        config = self.config
+        size = self.head.size
         q = (Dueling(size),) if config.dueling else (Dense(size, gain=1.0),)
-        return config.network or network_for(self.game, heads={"q": q}, widths=config.widths, stack=config.stack)
+        return config.network or network_for(
+            self.game, heads={"q": q}, widths=config.widths, stack=config.stack
+        )
 
     @cached_property
     def head(self) -> Head:
@@ -100,14 +118,25 @@ class Dqn:
 
     def init(self, key: Any, start: Mapping[str, Array] | None = None) -> DqnState:
         weights = flat.first_weights(key, self.network, start)
-        return DqnState(weights, jnp.copy(weights), self._adam.init(weights), jnp.zeros((), jnp.int32))
+        return DqnState(
+            weights, jnp.copy(weights), self._adam.init(weights), jnp.zeros((), jnp.int32)
+        )
 
-    def act(self, state: DqnState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        return flat.decide(self.network, state.weights, self.head, obs=obs, key=key, explore=explore, legal=legal)
+    def act(
+        self, state: DqnState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+    ) -> Decision:
+        return flat.decide(
+            self.network, state.weights, self.head, obs=obs, key=key, explore=explore, legal=legal
+        )
 
-    def update(self, state: DqnState, batch: Batch, knobs: Mapping[str, Any]) -> tuple[DqnState, Feedback]:
-        """One gradient step on Huber's loss of the n-step error; feedback carries the new priorities."""
-        weights, target = (flat.unpack(self.network, vector) for vector in (state.weights, state.target))
+    def update(
+        self, state: DqnState, batch: Batch, knobs: Mapping[str, Any]
+    ) -> tuple[DqnState, Feedback]:
+        """One gradient step on Huber's loss of the n-step error; feedback carries the new
+        priorities."""
+        weights, target = (
+            flat.unpack(self.network, vector) for vector in (state.weights, state.target)
+        )
         (loss, error), grads = jax.value_and_grad(self._loss, has_aux=True)(weights, target, batch)
         gradient = flat.pack(self.network, grads)
         move, optimiser = self._adam.update(gradient, state.optimiser)
@@ -127,17 +156,24 @@ class Dqn:
         taken = jnp.take_along_axis(q, batch.action[:, None], axis=1)[:, 0]
         error = jax.lax.stop_gradient(self._wanted(weights, target, batch)) - taken
         size = jnp.abs(error)
-        near = jnp.minimum(size, 1.0)  # squared only where it is small: a square of 1e30 has no gradient
+        near = jnp.minimum(
+            size, 1.0
+        )  # squared only where it is small: a square of 1e30 has no gradient
         huber = 0.5 * near * near + (size - near)
         return (batch.weight * huber).mean(), error
 
     def _wanted(self, weights: Any, target: Any, batch: Batch) -> Any:
         """What the taken actions should be worth: no illegal action is ever bootstrapped from.
 
-        A game that was stopped may say no more what is legal. It was not over, so that its value counts: of all.
+        A game that was stopped may say no more what is legal. It was not over, so that its value
+        counts: of all.
         """
         following = networks.apply(self.network, target, batch.next_obs)["q"]
-        chooses = networks.apply(self.network, weights, batch.next_obs)["q"] if self.config.double else following
+        chooses = (
+            networks.apply(self.network, weights, batch.next_obs)["q"]
+            if self.config.double
+            else following
+        )
         if batch.next_legal is not None:
             legal = batch.next_legal | ~batch.next_legal.any(axis=1, keepdims=True)
             chooses = jnp.where(legal, chooses, -jnp.inf)
@@ -147,6 +183,12 @@ class Dqn:
 
     def policy(self, state: DqnState) -> Policy:
         config = self.config
-        priority = InitialPriority(n_step=config.n_step, discount=config.discount) if config.prioritised else None
+        priority = (
+            InitialPriority(n_step=config.n_step, discount=config.discount)
+            if config.prioritised
+            else None
+        )
         weights = flat.unpack(self.network, np.asarray(state.weights))
-        return Policy(self.game, self.network, weights, self.head, stack=config.stack, priority=priority)
+        return Policy(
+            self.game, self.network, weights, self.head, stack=config.stack, priority=priority
+        )

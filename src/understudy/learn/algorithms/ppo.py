@@ -38,20 +38,29 @@ class PpoConfig:
     epochs: int = setting(20, 1, 1_000, "times each rollout is gone through")
     minibatches: int = setting(1, 1, 1_024, "gradient steps per epoch")
     stack: int = setting(1, 1, 16, "observations per input")
-    observation_norm: bool = setting(False, 0, 1, "observations are centred and scaled by what was seen so far")
+    observation_norm: bool = setting(
+        False, 0, 1, "observations are centred and scaled by what was seen so far"
+    )
     max_gradient: float = setting(0.5, 1e-3, 1e6, "longest gradient, by norm")
 
     def __post_init__(self) -> None:
         if self.rollout * self.envs % self.minibatches:
-            raise ConfigError(f"{self.minibatches} minibatches do not divide {self.rollout} steps x {self.envs} envs")
+            raise ConfigError(
+                f"{self.minibatches} minibatches do not divide {self.rollout} steps x {self.envs} "
+                "envs"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PpoKnobs:
     """What may change while a run goes: numbers or schedules."""
 
-    learning_rate: float | Schedule = setting(Schedule(1e-3, 0.0), 0.0, 1.0, "step of the optimiser")
-    clip: float | Schedule = setting(Schedule(0.2, 0.0), 0.0, 1.0, "how far a probability ratio may move")
+    learning_rate: float | Schedule = setting(
+        Schedule(1e-3, 0.0), 0.0, 1.0, "step of the optimiser"
+    )
+    clip: float | Schedule = setting(
+        Schedule(0.2, 0.0), 0.0, 1.0, "how far a probability ratio may move"
+    )
     discount: float | Schedule = setting(0.98, 0.0, 1.0, "what a reward one step later is worth")
     trace: float | Schedule = setting(0.8, 0.0, 1.0, "lambda of the generalised advantages")
     entropy: float | Schedule = setting(0.0, 0.0, 10.0, "reward for staying undecided")
@@ -59,7 +68,8 @@ class PpoKnobs:
 
 
 class PpoState(NamedTuple):
-    """Weights of the policy and of the value as vectors, the optimiser's moments, the key of the next shuffle."""
+    """Weights of the policy and of the value as vectors, the optimiser's moments, the key of the
+    next shuffle."""
 
     policy: jax.Array
     value: jax.Array
@@ -107,9 +117,13 @@ class Ppo:
     def _made(self, heads: Mapping[str, tuple[Any, ...]]) -> NetworkSpec:
         config = self.config
         return network_for(
-            self.game, heads=heads, widths=config.widths, activation=config.activation, stack=config.stack,
+            self.game,
+            heads=heads,
+            widths=config.widths,
+            activation=config.activation,
+            stack=config.stack,
             observation_norm=config.observation_norm,
-        )  # fmt: skip
+        )
 
     @cached_property
     def _adam(self) -> Adam:
@@ -121,20 +135,33 @@ class Ppo:
         value = flat.first_weights(for_value, self.value_network)
         return PpoState(policy, value, self._adam.init((policy, value)), key)
 
-    def act(self, state: PpoState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        return flat.decide(self.network, state.policy, self.head, obs=obs, key=key, explore=explore, legal=legal)
+    def act(
+        self, state: PpoState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+    ) -> Decision:
+        return flat.decide(
+            self.network, state.policy, self.head, obs=obs, key=key, explore=explore, legal=legal
+        )
 
-    def update(self, state: PpoState, batch: Rollout, knobs: Mapping[str, Any]) -> tuple[PpoState, Feedback]:
-        """All epochs over one rollout; `ratio_error` says whether the policy that played is the one that learns."""
+    def update(
+        self, state: PpoState, batch: Rollout, knobs: Mapping[str, Any]
+    ) -> tuple[PpoState, Feedback]:
+        """All epochs over one rollout; `ratio_error` says whether the policy that played is the
+        one that learns."""
         rows = self._rows(state, batch, knobs)
         first = jnp.exp(self._logp(state.policy, rows) - rows.logp)  # float32[rows]
         key, shuffle = jax.random.split(state.key)
-        weights, optimiser, steps = self._epochs((state.policy, state.value), state.optimiser, rows, shuffle, knobs)
+        weights, optimiser, steps = self._epochs(
+            (state.policy, state.value), state.optimiser, rows, shuffle, knobs
+        )
         policy = flat.observe(self.network, weights[0], rows.obs)
         value = flat.observe(self.value_network, weights[1], rows.obs)
         metrics = {name: values.mean() for name, values in steps.items()}
         finite = [jnp.isfinite(steps[name]).all() for name in ("loss", "gradient_norm")]
-        row_ok = jnp.isfinite(first) & (jnp.abs(rows.logp) < MAX_RETURN) & (jnp.abs(rows.wanted) < MAX_RETURN)
+        row_ok = (
+            jnp.isfinite(first)
+            & (jnp.abs(rows.logp) < MAX_RETURN)
+            & (jnp.abs(rows.wanted) < MAX_RETURN)
+        )
         ok = jnp.stack(finite).all() & row_ok.all()
         feedback = Feedback(metrics, ok, row_ok, ratio_error=jnp.abs(first - 1.0).max())
         return PpoState(policy, value, optimiser, key), feedback
@@ -147,20 +174,30 @@ class Ppo:
             return array.reshape(shape[0] * shape[1], *array.shape[2:])
 
         def value(obs: Mapping[str, Any]) -> Any:
-            return networks.apply(self.value_network, weights, jax.tree.map(rows, obs))["value"].reshape(shape)
+            return networks.apply(self.value_network, weights, jax.tree.map(rows, obs))[
+                "value"
+            ].reshape(shape)
 
         values = value(batch.obs)
-        found = advantages(batch, values, value(batch.next_obs), discount=knobs["discount"], trace=knobs["trace"])
+        found = advantages(
+            batch, values, value(batch.next_obs), discount=knobs["discount"], trace=knobs["trace"]
+        )
         legal = None if batch.legal is None else rows(batch.legal)
         obs = jax.tree.map(rows, dict(batch.obs))
-        return _Rows(obs, rows(batch.action), rows(batch.logp), legal, rows(found), rows(found + values))
+        return _Rows(
+            obs, rows(batch.action), rows(batch.logp), legal, rows(found), rows(found + values)
+        )
 
     def _logp(self, policy: Any, rows: _Rows) -> Any:
         outputs = networks.apply(self.network, flat.unpack(self.network, policy), rows.obs)
         return networks.logp(self.head, outputs, rows.action, rows.legal)
 
-    def _epochs(self, weights: Any, optimiser: Any, rows: _Rows, key: Any, knobs: Mapping[str, Any]) -> Any:
-        n_rows, config, specs = rows.logp.shape[0], self.config, (self.network, self.value_network)
+    def _epochs(
+        self, weights: Any, optimiser: Any, rows: _Rows, key: Any, knobs: Mapping[str, Any]
+    ) -> Any:
+        n_rows = rows.logp.shape[0]
+        config = self.config
+        specs = (self.network, self.value_network)
         shape = (config.epochs * config.minibatches, n_rows // config.minibatches)
         order = jnp.tile(jnp.arange(n_rows), config.epochs)
         if config.minibatches > 1:  # a single minibatch is the whole rollout, in whatever order
@@ -170,18 +207,34 @@ class Ppo:
 
         def step(carry: Any, chosen: Any) -> tuple[Any, dict[str, Any]]:
             weights, optimiser = carry
-            minibatch = rows if config.minibatches == 1 else jax.tree.map(lambda column: column[chosen], rows)
-            arrays = tuple(flat.unpack(spec, vector) for spec, vector in zip(specs, weights, strict=True))
-            (loss, metrics), grads = jax.value_and_grad(self._loss, has_aux=True)(arrays, minibatch, knobs)
+            minibatch = (
+                rows
+                if config.minibatches == 1
+                else jax.tree.map(lambda column: column[chosen], rows)
+            )
+            arrays = tuple(
+                flat.unpack(spec, vector) for spec, vector in zip(specs, weights, strict=True)
+            )
+            (loss, metrics), grads = jax.value_and_grad(self._loss, has_aux=True)(
+                arrays, minibatch, knobs
+            )
             gradient = tuple(flat.pack(spec, part) for spec, part in zip(specs, grads, strict=True))
             moves, optimiser = self._adam.update(gradient, optimiser)
-            weights = jax.tree.map(lambda old, move: old - knobs["learning_rate"] * move, weights, moves)
-            return (weights, optimiser), {**metrics, "loss": loss, "gradient_norm": norm_of(gradient)}
+            weights = jax.tree.map(
+                lambda old, move: old - knobs["learning_rate"] * move, weights, moves
+            )
+            return (weights, optimiser), {
+                **metrics,
+                "loss": loss,
+                "gradient_norm": norm_of(gradient),
+            }
 
         (weights, optimiser), metrics = jax.lax.scan(step, (weights, optimiser), order)
         return weights, optimiser, metrics
 
-    def _loss(self, weights: Any, rows: _Rows, knobs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _loss(
+        self, weights: Any, rows: _Rows, knobs: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         outputs = networks.apply(self.network, weights[0], rows.obs)
         value = networks.apply(self.value_network, weights[1], rows.obs)["value"][:, 0]
         ratio = jnp.exp(networks.logp(self.head, outputs, rows.action, rows.legal) - rows.logp)
@@ -198,11 +251,14 @@ class Ppo:
         return Policy(self.game, self.network, weights, self.head, stack=self.config.stack)
 
 
-def advantages(rollout: Rollout, values: Any, next_values: Any, *, discount: Any, trace: Any) -> Any:
+def advantages(
+    rollout: Rollout, values: Any, next_values: Any, *, discount: Any, trace: Any
+) -> Any:
     """Generalised advantages, float32[steps, envs]; `values` and `next_values` have that shape too.
 
-    `next_values` is the value of what each step led to before any reset, so a truncated step bootstraps from the
-    observation it really reached; a terminated one bootstraps from nothing. No trace crosses either end.
+    `next_values` is the value of what each step led to before any reset, so a truncated step
+    bootstraps from the observation it really reached; a terminated one bootstraps from nothing. No
+    trace crosses either end.
     """
     alive = 1.0 - rollout.terminated.astype(jnp.float32)
     goes_on = 1.0 - (rollout.terminated | rollout.truncated).astype(jnp.float32)

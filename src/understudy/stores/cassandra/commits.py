@@ -1,13 +1,15 @@
 """One commit of a partition: what it says, the rows it writes, and how it is read back.
 
-Every row has a key under which only one content can ever be written, or a version that decides between two:
+Every row has a key under which only one content can ever be written, or a version that decides
+between two:
 
     frames        keyed by the hash of their bytes
     commits       keyed by partition and number; of two attempts, the later epoch's wins
     sessions      a state has a version, which rises with each commit of the session
     all others    are derived from a commit that counts, so writing them again changes nothing
 
-So a write may arrive twice or late, and a deletion (`FOREVER`) may come before the write that it deletes.
+So a write may arrive twice or late, and a deletion (`FOREVER`) may come before the write that it
+deletes.
 """
 
 import uuid
@@ -26,11 +28,14 @@ from understudy.stores.draft import Draft, QuarantinedFrame, StoredFrame
 
 ADMIN = "~admin"
 """The partition of what comes from no stream: erasures, quarantine by hand, replays."""
-STORED, QUARANTINED = 0, 1
+STORED = 0
+QUARANTINED = 1
 """What a row of a chunk number tells of."""
 FOREVER = 1 << 62
 """The timestamp of deletions: it beats every write, also those that have yet to arrive."""
-CHUNK_BUCKET, COMMIT_BUCKET, QUARANTINE_BUCKET = 6, 10, 10
+CHUNK_BUCKET = 6
+COMMIT_BUCKET = 10
+QUARANTINE_BUCKET = 10
 """How many low bits of a number one Cassandra partition covers."""
 PAGE = 32
 _TRIES = 1000
@@ -153,11 +158,16 @@ class Commit:
 
 
 def facts_of(draft: Draft) -> CommitFacts:
-    """What a draft decided, as the facts of a commit; quarantined frames keep the ids of the draft."""
+    """What a draft decided, as the facts of a commit; quarantined frames keep the ids of the
+    draft."""
     stored = [_arrived(one, raw) for one, raw in zip(draft.stored, draft.stored_raws, strict=True)]
     pairs = zip(draft.quarantined, draft.quarantined_raws, strict=True)
     quarantined = [msgspec.structs.replace(one, digest=digest_of(raw)) for one, raw in pairs]
-    return CommitFacts(stored, quarantined, [(session.bytes, player) for session, player in draft.forgotten.items()])
+    return CommitFacts(
+        stored,
+        quarantined,
+        [(session.bytes, player) for session, player in draft.forgotten.items()],
+    )
 
 
 def _arrived(new: StoredFrame, raw: bytes) -> Arrived:
@@ -182,13 +192,16 @@ def _arrived(new: StoredFrame, raw: bytes) -> Arrived:
 
 
 def numbered(wire: Wire, facts: CommitFacts) -> CommitFacts:
-    """The same facts with quarantine ids that no other frame has; they rise over the whole store."""
+    """The same facts with quarantine ids that no other frame has; they rise over the whole
+    store."""
     if not facts.quarantined:
         return facts
     for _ in range(_TRIES):
         row = wire.one(wire.serial("SELECT number FROM meta WHERE name = 'quarantine_id'"))
         if row is None or row.number is None:
-            raise StorageFailed("the row quarantine_id of table meta is lost; restore it from a backup")
+            raise StorageFailed(
+                "the row quarantine_id of table meta is lost; restore it from a backup"
+            )
         first = row.number
         following = first + len(facts.quarantined)
         try:
@@ -197,7 +210,10 @@ def numbered(wire: Wire, facts: CommitFacts) -> CommitFacts:
         except OutcomeUnknown:
             continue  # if these were drawn after all, they stay unused
         if answer.applied:
-            frames = [msgspec.structs.replace(one, id=first + at) for at, one in enumerate(facts.quarantined)]
+            frames = [
+                msgspec.structs.replace(one, id=first + at)
+                for at, one in enumerate(facts.quarantined)
+            ]
             return msgspec.structs.replace(facts, quarantined=frames)
     raise StorageFailed("the row quarantine_id of table meta changes all the time; try again")
 
@@ -214,7 +230,8 @@ def frame_key(session: bytes, chunk_no: int, digest: bytes) -> FrameKey:
 
 
 def lasting_s(keep_s: int) -> int:
-    """How long a frame is remembered: for as long as it can be sent again after it is gone; 0: for ever."""
+    """How long a frame is remembered: for as long as it can be sent again after it is gone; 0:
+    for ever."""
     return min(keep_s + int(REMEMBER_S), _LONGEST_S) if keep_s else 0
 
 
@@ -224,7 +241,13 @@ def lasting_s(keep_s: int) -> int:
 def frame_row(wire: Wire, key: FrameKey, raw: bytes, keep_s: int) -> Statement:
     """A frame's bytes; whoever writes them again writes the same."""
     session, bucket, chunk_no, digest = key
-    columns = {"session": session, "bucket": bucket, "chunk_no": chunk_no, "digest": digest, "frame": raw}
+    columns = {
+        "session": session,
+        "bucket": bucket,
+        "chunk_no": chunk_no,
+        "digest": digest,
+        "frame": raw,
+    }
     return wire.insert("chunks", columns, ttl_s=keep_s)
 
 
@@ -235,7 +258,8 @@ def erased_frame(wire: Wire, key: FrameKey) -> Statement:
 
 
 def commit_row(wire: Wire, commit: Commit, attempt: int) -> Statement:
-    """What an attempt wants to make true; it beats those of earlier epochs, however late they arrive."""
+    """What an attempt wants to make true; it beats those of earlier epochs, however late they
+    arrive."""
     columns = {
         "partition": commit.partition,
         "bucket": commit.number >> COMMIT_BUCKET,
@@ -258,7 +282,8 @@ def registered(wire: Wire, kind: str, name: str, number: int) -> Statement:
 
 
 def apply(wire: Wire, commit: Commit) -> None:
-    """Write everything that follows from a commit that counts; may be repeated at any time, by any process."""
+    """Write everything that follows from a commit that counts; may be repeated at any time, by
+    any process."""
     remember_s = lasting_s(commit.keep_s)
     rows: list[Statement] = [registered(wire, "head", commit.partition, commit.number)]
     by_session: dict[uuid.UUID, list[Statement]] = {}
@@ -269,24 +294,40 @@ def apply(wire: Wire, commit: Commit) -> None:
         by_session.setdefault(key, []).append(row)
 
     for state in commit.states:
-        fields = {"game": state.game, "state": state.state, "state_events": state.events, "version": state.version}
+        fields = {
+            "game": state.game,
+            "state": state.state,
+            "state_events": state.events,
+            "version": state.version,
+        }
         about(state.session, fields, at=state.version)
         if state.is_new or remember_s:
             columns = {"player": state.player, "session": uuid.UUID(bytes=state.session)}
             rows.append(wire.insert("players", columns, ttl_s=remember_s))
     for one in commit.facts.stored:
-        columns = {name: getattr(one, name) for name in ("chunk_no", "crc", "digest", "length", "kind", "n_steps")}
+        columns = {
+            name: getattr(one, name)
+            for name in ("chunk_no", "crc", "digest", "length", "kind", "n_steps")
+        }
         columns |= {"received_s": one.received_s, "what": STORED, "quarantine_id": one.replays}
         about(one.session, columns | {"events": commit.events})
     for two in commit.facts.quarantined:
         if any(two.session):
-            columns = {"chunk_no": two.chunk_no, "crc": two.crc, "digest": two.digest, "what": QUARANTINED}
+            columns = {
+                "chunk_no": two.chunk_no,
+                "crc": two.crc,
+                "digest": two.digest,
+                "what": QUARANTINED,
+            }
             about(two.session, columns | {"quarantine_id": two.id})
         columns = msgspec.structs.asdict(two)
         columns |= {"bucket": two.id >> QUARANTINE_BUCKET, "events": commit.events}
         rows.append(wire.insert("quarantine", columns, ttl_s=commit.keep_s))
     for statements in by_session.values():
-        rows += [wire.together(statements[at : at + _BATCHED]) for at in range(0, len(statements), _BATCHED)]
+        rows += [
+            wire.together(statements[at : at + _BATCHED])
+            for at in range(0, len(statements), _BATCHED)
+        ]
     wire.all(rows)
     wire.post(registered(wire, "applied", commit.partition, commit.number))
 
@@ -332,8 +373,11 @@ def commits_between(wire: Wire, partition: str, after: int, up_to: int) -> Itera
 
 
 def redo(wire: Wire, partition: str, head: int) -> None:
-    """Apply the last commit of a partition, should whoever made it have died before that was done."""
-    row = wire.one(wire.bind("SELECT number FROM registry WHERE kind = 'applied' AND name = ?", partition))
+    """Apply the last commit of a partition, should whoever made it have died before that was
+    done."""
+    row = wire.one(
+        wire.bind("SELECT number FROM registry WHERE kind = 'applied' AND name = ?", partition)
+    )
     if head <= (0 if row is None else row.number):
         return
     cql = "SELECT * FROM commits WHERE partition = ? AND bucket = ? AND commit_no = ?"

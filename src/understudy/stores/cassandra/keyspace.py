@@ -1,4 +1,5 @@
-"""The keyspace of a store: its tables, how they are created, and whether what is there fits the address.
+"""The keyspace of a store: its tables, how they are created, and whether what is there fits the
+address.
 
 meta        what holds for the whole store; its row `quarantine_id` only by compare-and-set
 partitions  one row per partition: who may write it, how far it is committed; only by compare-and-set
@@ -26,12 +27,14 @@ VERSION = 3
 TABLES = {
     "meta": "name text PRIMARY KEY, number bigint, value text",
     "partitions": (
-        "partition text PRIMARY KEY, epoch bigint, lease text, owner text, expires_s double, position text, "
+        "partition text PRIMARY KEY, epoch bigint, lease text, owner text, expires_s double, "
+        "position text, "
         "commit_no bigint, at_s double, keep_s bigint, arrivals bigint, events bigint"
     ),
     "registry": "kind text, name text, number bigint, PRIMARY KEY ((kind), name)",
     "commits": (
-        "partition text, bucket bigint, commit_no bigint, events bigint, at_s double, keep_s bigint, before bigint, "
+        "partition text, bucket bigint, commit_no bigint, events bigint, at_s double, keep_s "
+        "bigint, before bigint, "
         "facts blob, states blob, PRIMARY KEY ((partition, bucket), commit_no)"
     ),
     "chunks": (
@@ -39,14 +42,17 @@ TABLES = {
         "PRIMARY KEY ((session, bucket), chunk_no, digest)"
     ),
     "sessions": (
-        "session uuid, chunk_no bigint, what tinyint, crc bigint, quarantine_id bigint, digest blob, length int, "
-        "kind tinyint, n_steps bigint, received_s bigint, events bigint, game text static, state blob static, "
+        "session uuid, chunk_no bigint, what tinyint, crc bigint, quarantine_id bigint, digest "
+        "blob, length int, "
+        "kind tinyint, n_steps bigint, received_s bigint, events bigint, game text static, state "
+        "blob static, "
         "state_events bigint static, version bigint static, "
         "PRIMARY KEY ((session), chunk_no, what, crc, quarantine_id)"
     ),
     "players": "player blob, session uuid, PRIMARY KEY ((player), session)",
     "quarantine": (
-        "bucket bigint, id bigint, reason text, detail text, parked boolean, received_s double, game text, "
+        "bucket bigint, id bigint, reason text, detail text, parked boolean, received_s double, "
+        "game text, "
         "session blob, chunk_no bigint, crc bigint, player blob, digest blob, events bigint, "
         "PRIMARY KEY ((bucket), id)"
     ),
@@ -68,7 +74,9 @@ class Keyspace:
 def look(wire: Wire) -> Keyspace | None:
     """The keyspace of an address; None when there is none."""
     name = wire.options.keyspace
-    row = wire.one(wire.bind("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", name))
+    row = wire.one(
+        wire.bind("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", name)
+    )
     if row is None:
         return None
     columns: dict[str, dict[str, str]] = defaultdict(dict)
@@ -92,20 +100,27 @@ def init(location: Location) -> None:
         nodes = wire.nodes()
         if found is None:
             check_nodes(asked(options, nodes), nodes, fix="add nodes, or give ")
-            wire.define(f'CREATE KEYSPACE IF NOT EXISTS "{options.keyspace}" WITH replication = {replication(options)}')
+            wire.define(
+                f'CREATE KEYSPACE IF NOT EXISTS "{options.keyspace}" WITH replication = '
+                f"{replication(options)}"
+            )
             _create(wire, Keyspace({}, {}))
             return
         if "replication" in location.options:
             check_copies(found, options, nodes)
         place = options.datacenter or _only(nodes)
         copies = {place: (held(found, nodes) or {}).get(place, 0)} if place else {}
-        check_nodes(copies, nodes, fix="add nodes, or use ALTER KEYSPACE, or name another keyspace and ")
+        check_nodes(
+            copies, nodes, fix="add nodes, or use ALTER KEYSPACE, or name another keyspace and "
+        )
         if _version(wire, found) is None:
             _create(wire, found)
         elif options.ttl_s not in (None, kept_s := numbers(wire)["ttl_s"]):
             raise ConfigError(
-                f"keyspace {options.keyspace} has ttl_s={kept_s} and the address asks for ttl_s={options.ttl_s}, which "
-                "init does not change; run `understudy store migrate` with this address, or leave ttl_s out"
+                f"keyspace {options.keyspace} has ttl_s={kept_s} and the address asks for "
+                f"ttl_s={options.ttl_s}, which "
+                "init does not change; run `understudy store migrate` with this address, or leave "
+                "ttl_s out"
             )
 
 
@@ -119,7 +134,9 @@ def _create(wire: Wire, found: Keyspace) -> None:
             f"ALTER TABLE chunks WITH {settings('chunks', keep_s)}"
         )  # an init before may have had another ttl_s
     wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('quarantine_id', 1) IF NOT EXISTS"))
-    wire.one(wire.bind("INSERT INTO meta (name, value) VALUES ('id', ?) IF NOT EXISTS", uuid.uuid4().hex))
+    wire.one(
+        wire.bind("INSERT INTO meta (name, value) VALUES ('id', ?) IF NOT EXISTS", uuid.uuid4().hex)
+    )
     _keep(wire, keep_s)
     wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('schema_version', ?)", VERSION))
 
@@ -170,7 +187,8 @@ def _map(fields: dict[str, str]) -> str:
 
 
 def check(wire: Wire) -> None:
-    """ConfigError or StorageFailed unless the keyspace of an address holds a store of this version."""
+    """ConfigError or StorageFailed unless the keyspace of an address holds a store of this
+    version."""
     name = wire.options.keyspace
     found = look(wire)
     if found is None:
@@ -180,7 +198,8 @@ def check(wire: Wire) -> None:
         )
     if _version(wire, found) is None:
         raise ConfigError(
-            f"keyspace {name} holds no complete store; run `understudy store init cassandra://.../{name}`"
+            f"keyspace {name} holds no complete store; run `understudy store init "
+            f"cassandra://.../{name}`"
         )
 
 
@@ -197,13 +216,17 @@ def identity(wire: Wire) -> str:
 
 
 def _version(wire: Wire, found: Keyspace) -> int | None:
-    """The version of the tables that were found, ours and complete; None where no init came to its end."""
+    """The version of the tables that were found, ours and complete; None where no init came to
+    its end."""
     for pause_s in _SETTLE_S:
         try:
             return _version_now(wire, found)
         except StorageFailed as error:
-            # A server lists a new table a moment before it serves it: another process is creating it.
-            is_new = isinstance(error.__cause__, REFUSED) and "does not exist" in str(error.__cause__)
+            # A server lists a new table a moment before it serves it: another process is creating
+            # it.
+            is_new = isinstance(error.__cause__, REFUSED) and "does not exist" in str(
+                error.__cause__
+            )
             if not is_new or not pause_s:
                 raise
             wire.wait(pause_s)
@@ -217,28 +240,36 @@ def _version_now(wire: Wire, found: Keyspace) -> int | None:
     version = facts.get("schema_version")
     if version is not None and version > VERSION:
         raise StorageFailed(
-            f"keyspace {name} has tables of version {version}, newer than this release's {VERSION}; install the "
+            f"keyspace {name} has tables of version {version}, newer than this release's "
+            f"{VERSION}; install the "
             "release that made them"
         )
     if version is not None and version < VERSION:
         raise ConfigError(
-            f"keyspace {name} has tables of version {version}, which was never released and cannot be read; name "
+            f"keyspace {name} has tables of version {version}, which was never released and cannot "
+            "be read; name "
             "another keyspace"
         )
     for table, definition in TABLES.items():
         check_columns(found, name, table, definition)
     is_used = (
-        "partitions" in found.columns and wire.one(wire.bind("SELECT partition FROM partitions LIMIT 1")) is not None
+        "partitions" in found.columns
+        and wire.one(wire.bind("SELECT partition FROM partitions LIMIT 1")) is not None
     )
     if version is not None or is_used:
         if not TABLES.keys() <= found.columns.keys():
             # What another process was creating when we looked is complete by now.
             found = look(wire) or found
         lost = [f"table {table}" for table in TABLES if table not in found.columns]
-        lost += [f"row {row} of table meta" for row in ("schema_version", "quarantine_id", "ttl_s") if row not in facts]
+        lost += [
+            f"row {row} of table meta"
+            for row in ("schema_version", "quarantine_id", "ttl_s")
+            if row not in facts
+        ]
         if lost:
             raise StorageFailed(
-                f"keyspace {name} has lost its {lost[0]}; restore that from a backup, or name another keyspace: where "
+                f"keyspace {name} has lost its {lost[0]}; restore that from a backup, or name "
+                "another keyspace: where "
                 "experience was stored, init creates nothing anew"
             )
     return version
@@ -253,7 +284,8 @@ def check_columns(keyspace: Keyspace, name: str, table: str, definition: str) ->
         if (found := there.get(column)) != kind:
             is_so = f"{found} there" if found else "not there"
             raise ConfigError(
-                f"keyspace {name} has a table {table} that is not of a store (its column {column} is {is_so}, "
+                f"keyspace {name} has a table {table} that is not of a store (its column {column} "
+                f"is {is_so}, "
                 f"{kind} wanted); name another keyspace, or restore this one from a backup"
             )
 
@@ -280,7 +312,11 @@ def held(keyspace: Keyspace, nodes: Mapping[str, int]) -> Copies | None:
     try:
         if strategy == "SimpleStrategy":
             return {_only(nodes): int(fields["replication_factor"])}
-        return {name: int(count) for name, count in fields.items()} if strategy == "NetworkTopologyStrategy" else None
+        return (
+            {name: int(count) for name, count in fields.items()}
+            if strategy == "NetworkTopologyStrategy"
+            else None
+        )
     except (KeyError, ValueError):
         return None
 
@@ -290,14 +326,16 @@ def _only(nodes: Mapping[str, int]) -> str:
 
 
 def check_nodes(copies: Copies, nodes: Mapping[str, int], *, fix: str) -> None:
-    """Reject copies that the nodes of this cluster cannot hold: no request of the store would be answered."""
+    """Reject copies that the nodes of this cluster cannot hold: no request of the store would be
+    answered."""
     for name, count in copies.items():
         if name and name not in nodes:
             raise no_datacenter(name, nodes)
         has = nodes[name] if name else sum(nodes.values())
         if has < (quorum := count // 2 + 1):
             raise ConfigError(
-                f"replication={count} needs {quorum} nodes at least and this cluster has {has}; {fix}&replication={has}"
+                f"replication={count} needs {quorum} nodes at least and this cluster has {has}; "
+                f"{fix}&replication={has}"
             )
 
 
@@ -309,13 +347,17 @@ def check_copies(keyspace: Keyspace, options: Options, nodes: Mapping[str, int])
         return
     shown = str(dict(keyspace.replication)) if has is None else f"replication={_written(has)}"
     raise ConfigError(
-        f"keyspace {options.keyspace} has {shown} and the address asks for {_written(wanted)}, which init does not "
-        "change; leave replication out, or name another keyspace, or use ALTER KEYSPACE and `nodetool repair -full`"
+        f"keyspace {options.keyspace} has {shown} and the address asks for {_written(wanted)}, "
+        "which init does not "
+        "change; leave replication out, or name another keyspace, or use ALTER KEYSPACE and "
+        "`nodetool repair -full`"
     )
 
 
 def _written(copies: Copies) -> str:
-    return ",".join(f"{name}:{count}" if name else str(count) for name, count in sorted(copies.items()))
+    return ",".join(
+        f"{name}:{count}" if name else str(count) for name, count in sorted(copies.items())
+    )
 
 
 def replication(options: Options) -> str:

@@ -1,4 +1,5 @@
-"""What the store knows: admin commits, kept at hand, and the sessions and numbers that a decision needs."""
+"""What the store knows: admin commits, kept at hand, and the sessions and numbers that a
+decision needs."""
 
 import threading
 import uuid
@@ -62,7 +63,9 @@ class Journal:
 
     def refresh(self) -> int:
         """Read what came since; the number of the last admin commit."""
-        row = self._wire.one(self._wire.bind("SELECT commit_no FROM partitions WHERE partition = ?", ADMIN))
+        row = self._wire.one(
+            self._wire.bind("SELECT commit_no FROM partitions WHERE partition = ?", ADMIN)
+        )
         return self.read_to(0 if row is None else row.commit_no)
 
     def read_to(self, number: int) -> int:
@@ -90,10 +93,11 @@ class Journal:
             self._hidden[session, chunk_no] = number
             self._effects.setdefault(session, []).append((number, n_steps))
 
-    # --- what it means ------------------------------------------------------------------------------------------
+    # --- what it means ----------------------------------------------------------------------------
 
     def gone(self, key: Key, player: bytes, kind: int, received_s: int, events: int) -> Gone | None:
-        """Why a frame can no longer be read that was stored when `events` admin commits were there."""
+        """Why a frame can no longer be read that was stored when `events` admin commits were
+        there."""
         if events < self.forgets.get(player, (0, 0.0))[0]:
             return "forgotten"
         if events < self._hidden.get(key, 0):
@@ -107,7 +111,9 @@ class Journal:
     def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
         """Whether a player was erased after this session began, or after the frame came."""
         found = self.forgets.get(player)
-        return found is not None and (session_time_s(session) <= found[1] or received_s < int(found[1]))
+        return found is not None and (
+            session_time_s(session) <= found[1] or received_s < int(found[1])
+        )
 
     def up_to_date(self, session: uuid.UUID, found: Stated | None) -> Stated | None:
         """A session's state with everything in it that was decided since it was written."""
@@ -116,7 +122,9 @@ class Journal:
         state = found.state
         for number, effect in self._effects.get(session.bytes, ()):
             if number > found.events:
-                state = withdraw(state, effect) if isinstance(effect, int) else _stored(state, effect)
+                state = (
+                    withdraw(state, effect) if isinstance(effect, int) else _stored(state, effect)
+                )
         if found.events < self.forgets.get(state.player, (0, 0.0))[0]:
             state = replace(state, forgotten=True)
         return replace(found, state=state, events=self.head)
@@ -139,12 +147,19 @@ class Known:
 
     # --- reading ahead --------------------------------------------------------------------------
 
-    def look_up(self, arrivals: Iterable[tuple[uuid.UUID, int]], doubtful: Iterable[tuple[uuid.UUID, int]]) -> None:
-        """Read the sessions of all these numbers, and the numbers that were seen before or are in doubt."""
+    def look_up(
+        self, arrivals: Iterable[tuple[uuid.UUID, int]], doubtful: Iterable[tuple[uuid.UUID, int]]
+    ) -> None:
+        """Read the sessions of all these numbers, and the numbers that were seen before or are
+        in doubt."""
         numbers = list(arrivals)
         doubts = list(doubtful)
         self._load_states({session for session, _ in [*numbers, *doubts]})
-        seen = [key for key in numbers if (known := self.state_of(key[0])) is not None and known[1].has_seen(key[1])]
+        seen = [
+            key
+            for key in numbers
+            if (known := self.state_of(key[0])) is not None and known[1].has_seen(key[1])
+        ]
         self._load_numbers({*seen, *doubts})
 
     def _load_states(self, sessions: Iterable[uuid.UUID]) -> None:
@@ -211,7 +226,9 @@ class Known:
         if quarantine_id in self._journal.replayed or not 0 <= quarantine_id < 1 << 62:
             return None
         cql = "SELECT reason, session, chunk_no, digest FROM quarantine WHERE bucket = ? AND id = ?"
-        row = self._wire.one(self._wire.bind(cql, quarantine_id >> QUARANTINE_BUCKET, quarantine_id))
+        row = self._wire.one(
+            self._wire.bind(cql, quarantine_id >> QUARANTINE_BUCKET, quarantine_id)
+        )
         if row is None:
             return None
         raw = raws_of(self._wire, [row])[0]
@@ -223,6 +240,10 @@ class Known:
 
 def raws_of(wire: Wire, rows: Iterable[Row]) -> list[bytes | None]:
     """The bytes of quarantined frames; None where they are gone."""
-    cql = "SELECT frame FROM chunks WHERE session = ? AND bucket = ? AND chunk_no = ? AND digest = ?"
-    found = wire.all([wire.bind(cql, *frame_key(row.session, row.chunk_no, row.digest)) for row in rows])
+    cql = (
+        "SELECT frame FROM chunks WHERE session = ? AND bucket = ? AND chunk_no = ? AND digest = ?"
+    )
+    found = wire.all(
+        [wire.bind(cql, *frame_key(row.session, row.chunk_no, row.digest)) for row in rows]
+    )
     return [answer[0].frame if answer else None for answer in found]

@@ -72,18 +72,23 @@ class Partitions:
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         """A new epoch; ClaimLost while another owner's claim is fresh."""
         if partition.startswith("~"):
-            raise ConfigError(f"partition {partition!r} begins with ~, which the store keeps for itself")
+            raise ConfigError(
+                f"partition {partition!r} begins with ~, which the store keeps for itself"
+            )
         for _ in range(_TRIES):
             row = self.row(partition)
             now_s = self._clock.now()
             if row.owner not in ("", None, owner) and row.expires_s > now_s:
                 left_s = row.expires_s - now_s
                 raise ClaimLost(
-                    f"partition {partition} is claimed by {row.owner} for {left_s:.1f} s more", retry_after_s=left_s
+                    f"partition {partition} is claimed by {row.owner} for {left_s:.1f} s more",
+                    retry_after_s=left_s,
                 )
             if self._changed(row, "owner = ?, expires_s = ?", owner, now_s + ttl_s):
                 return self._begin(partition, row.epoch + _EPOCH, ttl_s)
-        raise ClaimLost(f"partition {partition} is claimed by many at once; try again", retry_after_s=1.0)
+        raise ClaimLost(
+            f"partition {partition} is claimed by many at once; try again", retry_after_s=1.0
+        )
 
     def begin_admin(self, row: Row) -> Lease:
         """The right to make the next admin commit; ClaimLost when another process was faster."""
@@ -100,7 +105,14 @@ class Partitions:
             "IF epoch = ? AND expires_s = ? AND commit_no = ?"
         )
         statement = self._wire.bind(
-            cql, row.epoch + _EPOCH, lease, *values, row.partition, row.epoch, row.expires_s, row.commit_no
+            cql,
+            row.epoch + _EPOCH,
+            lease,
+            *values,
+            row.partition,
+            row.epoch,
+            row.expires_s,
+            row.commit_no,
         )
         try:
             return bool(self._wire.change(statement).applied)
@@ -108,9 +120,11 @@ class Partitions:
             return bool(self.row(row.partition).lease == lease)
 
     def _begin(self, partition: str, epoch: int, ttl_s: float) -> Claim:
-        # First the claim, then the name, then the look at admin commits: one that takes place meanwhile either finds
-        # the name or is found here.
-        self._wire.one(registered(self._wire, "head", partition, self._own_row(partition, epoch).commit_no))
+        # First the claim, then the name, then the look at admin commits: one that takes place
+        # meanwhile either finds the name or is found here.
+        self._wire.one(
+            registered(self._wire, "head", partition, self._own_row(partition, epoch).commit_no)
+        )
         admin = self.row(ADMIN)
         self.fence([partition], max(admin.events, admin.commit_no))
         row = self._own_row(partition, epoch)
@@ -131,7 +145,10 @@ class Partitions:
         """The lease of a claim that this instance made; ClaimLost otherwise."""
         lease = self._held.get(partition)
         if lease is None or lease.epoch != epoch:
-            raise ClaimLost(f"epoch {epoch} of partition {partition} is stale, or was claimed by another instance")
+            raise ClaimLost(
+                f"epoch {epoch} of partition {partition} is stale, or was claimed by another "
+                "instance"
+            )
         return lease
 
     def drop(self, lease: Lease) -> None:
@@ -141,11 +158,15 @@ class Partitions:
                 del self._held[lease.partition]
 
     def release(self) -> None:
-        """Let others claim at once what this instance holds; when Cassandra does not answer, claims run out."""
+        """Let others claim at once what this instance holds; when Cassandra does not answer,
+        claims run out."""
         with suppress(UnderstudyError, OutcomeUnknown):
             for lease in list(self._held.values()):
                 self.drop(lease)
-                cql = "UPDATE partitions SET owner = '', expires_s = 0 WHERE partition = ? IF epoch = ?"
+                cql = (
+                    "UPDATE partitions SET owner = '', expires_s = 0 WHERE partition = ? IF "
+                    "epoch = ?"
+                )
                 self._wire.change(self._wire.bind(cql, lease.partition, lease.epoch))
 
     # --- committing -----------------------------------------------------------------------------
@@ -160,7 +181,13 @@ class Partitions:
         """Make a commit count; ClaimLost, Outdated or Unreachable when it does not."""
         arrivals = lease.arrivals + commit.facts.n_arrivals
         sets = "commit_no = ?, at_s = ?, keep_s = ?, arrivals = ?, expires_s = ?"
-        values = [commit.number, commit.at_s, commit.keep_s, arrivals, self._clock.now() + lease.ttl_s]
+        values = [
+            commit.number,
+            commit.at_s,
+            commit.keep_s,
+            arrivals,
+            self._clock.now() + lease.ttl_s,
+        ]
         if position is not None:
             sets += ", position = ?"
             values.append(position)  # type: ignore[arg-type]
@@ -169,8 +196,13 @@ class Partitions:
         lease.arrivals = arrivals
 
     def _settle(self, lease: Lease, number: int, sets: str, values: Iterable[object]) -> None:
-        cql = f"UPDATE partitions SET {sets} WHERE partition = ? IF epoch = ? AND commit_no = ? AND events = ?"
-        statement = self._wire.bind(cql, *values, lease.partition, lease.epoch, lease.commit_no, lease.events)
+        cql = (
+            f"UPDATE partitions SET {sets} WHERE partition = ? IF epoch = ? AND commit_no = ? "
+            "AND events = ?"
+        )
+        statement = self._wire.bind(
+            cql, *values, lease.partition, lease.epoch, lease.commit_no, lease.events
+        )
         answer = self._answer(lease, statement)
         if answer.applied:
             return
@@ -195,7 +227,8 @@ class Partitions:
                     # It may happen yet. A new claim makes sure of one or the other.
                     self.drop(lease)
                     raise Unreachable(
-                        f"Cassandra did not say whether a commit of partition {lease.partition} counts ({error}); "
+                        f"Cassandra did not say whether a commit of partition {lease.partition} "
+                        f"counts ({error}); "
                         "claim it again when Cassandra is back"
                     ) from error
                 self._wire.wait(pause_s)
@@ -203,7 +236,8 @@ class Partitions:
                 pause_s = min(2 * pause_s, 2.0)
 
     def fence(self, partitions: Iterable[str], events: int) -> None:
-        """From now on no commit of these partitions counts that was decided before an admin commit of this number."""
+        """From now on no commit of these partitions counts that was decided before an admin
+        commit of this number."""
         cql = "UPDATE partitions SET events = ? WHERE partition = ? IF events < ?"
         # Repeating one does no harm: the number only rises.
         self._wire.all([self._wire.bind(cql, events, name, events) for name in partitions])
@@ -218,14 +252,16 @@ class Partitions:
                 return row
             with suppress(OutcomeUnknown):
                 cql = (
-                    "INSERT INTO partitions (partition, epoch, owner, expires_s, commit_no, at_s, keep_s, arrivals, "
+                    "INSERT INTO partitions (partition, epoch, owner, expires_s, commit_no, at_s, "
+                    "keep_s, arrivals, "
                     "events) VALUES (?, 0, '', 0, 0, 0, 0, 0, 0) IF NOT EXISTS"
                 )
                 self._wire.change(self._wire.bind(cql, partition))
         raise Unreachable(f"partition {partition} could not be claimed; try again")
 
     def rows(self, partitions: Iterable[str], *, serial: bool = False) -> dict[str, Row]:
-        """Partitions as they are committed; with `serial` whatever was left half way is ended first."""
+        """Partitions as they are committed; with `serial` whatever was left half way is ended
+        first."""
         names = list(partitions)
         bind = self._wire.serial if serial else self._wire.bind
         found = self._wire.all([bind(_READ, name) for name in names])

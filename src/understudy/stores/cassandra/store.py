@@ -1,14 +1,16 @@
-"""The store on Cassandra: chunks, commits and sessions in tables, each commit made to count by one compare-and-set.
+"""The store on Cassandra: chunks, commits and sessions in tables, each commit made to count by one
+compare-and-set.
 
-A batch is written as bytes and facts that are not seen yet, the compare-and-set that makes them count, then the rest:
+A batch is written as bytes and facts that are not seen yet, the compare-and-set that makes them
+count, then the rest:
 
 1. frames, and the commit's row             keyed so that a crash or a late write leaves nothing to undo
 2. the partition: commit number, position   only under the claim's epoch
 3. sessions, numbers, players, quarantine   derived from the commit; the next claim repeats it after a crash
 
-What comes from no stream (forgetting, quarantine by hand, replays) is decided by admin commits. Writers are held still
-while one is made (`AdminLock`): no batch counts that was decided without it. What follows from it is carried out behind
-it, and finished by the next claim after a crash.
+What comes from no stream (forgetting, quarantine by hand, replays) is decided by admin commits.
+Writers are held still while one is made (`AdminLock`): no batch counts that was decided without it.
+What follows from it is carried out behind it, and finished by the next claim after a crash.
 """
 
 import threading
@@ -85,7 +87,8 @@ _FATES: dict[Gone, int] = {"forgotten": FORGOTTEN, "expired": EXPIRED, "quaranti
 
 @dataclass(slots=True, kw_only=True)
 class AdminLock:
-    """One admin commit at a time, over all processes, with every writer held still while it is decided."""
+    """One admin commit at a time, over all processes, with every writer held still while it is
+    decided."""
 
     wire: Wire
     partitions: Partitions
@@ -110,7 +113,9 @@ class AdminLock:
         lease = self.partitions.begin_admin(self._await_end(grace_s))
         self.journal.read_to(lease.commit_no)
         cql = "SELECT name FROM registry WHERE kind = 'head'"
-        names = [row.name for row in self.wire.scan(self.wire.bind(cql)) if not row.name.startswith("~")]
+        names = [
+            row.name for row in self.wire.scan(self.wire.bind(cql)) if not row.name.startswith("~")
+        ]
         self.partitions.fence(names, lease.events)
         cql = "SELECT name, number FROM registry WHERE kind = 'applied'"
         applied = {row.name: row.number for row in self.wire.scan(self.wire.bind(cql))}
@@ -141,7 +146,8 @@ class AdminLock:
         self.journal.read_to(number)
 
     def _await_end(self, grace_s: float) -> Row:
-        """The admin partition once no decision is under way, or one that takes too long to be alive."""
+        """The admin partition once no decision is under way, or one that takes too long to be
+        alive."""
         deadline = time.monotonic() + grace_s
         while True:
             row = self.partitions.row(ADMIN)
@@ -160,10 +166,13 @@ class AdminLock:
             self.wire.wait(_POLL_S)
 
 
-def open_cassandra(location: Location, *, specs: Specs, clock: Clock | None = None) -> "CassandraStore":
+def open_cassandra(
+    location: Location, *, specs: Specs, clock: Clock | None = None
+) -> "CassandraStore":
     """The store of an address; ConfigError or Unreachable in one line when there is none.
 
-    `specs` is what every store is opened with; this one keeps chunks as they came and asks for none.
+    `specs` is what every store is opened with; this one keeps chunks as they came and asks for
+    none.
     """
     wire = Wire(read_options(location))
     try:
@@ -175,7 +184,8 @@ def open_cassandra(location: Location, *, specs: Specs, clock: Clock | None = No
 
 
 class CassandraStore:
-    """Stores each step exactly once; open it in as many processes as you like, each writes what it claimed."""
+    """Stores each step exactly once; open it in as many processes as you like, each writes what
+    it claimed."""
 
     def __init__(self, wire: Wire, *, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
@@ -189,11 +199,15 @@ class CassandraStore:
         self._partitions = Partitions(wire, clock)
         journal = self._journal
         partitions = self._partitions
-        self.admin_lock = AdminLock(wire=wire, partitions=partitions, journal=journal, clock=clock, keep_s=keep_s)
+        self.admin_lock = AdminLock(
+            wire=wire, partitions=partitions, journal=journal, clock=clock, keep_s=keep_s
+        )
         has_ttl = "ever_had_ttl" in facts
-        self._tailer = Tailer(wire=wire, partitions=partitions, journal=journal, clock=clock, has_ttl=has_ttl)
+        self._tailer = Tailer(
+            wire=wire, partitions=partitions, journal=journal, clock=clock, has_ttl=has_ttl
+        )
 
-    # --- the ExperienceStore port ---------------------------------------------------------------------------------
+    # --- the ExperienceStore port -----------------------------------------------------------------
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         claim = self._partitions.claim(partition, owner=owner, ttl_s=ttl_s)
@@ -215,10 +229,17 @@ class CassandraStore:
 
     def _attempt(self, lease: Lease, batch: WriteBatch) -> Receipt:
         known = Known(self.wire, self._journal, lease.states)
-        withheld = [(one.raw, identity_of(one.raw), one.received_s) for one in (*batch.refused, *batch.parked)]
+        withheld = [
+            (one.raw, identity_of(one.raw), one.received_s)
+            for one in (*batch.refused, *batch.parked)
+        ]
         known.look_up(
             [(one.frame.session, one.frame.chunk_no) for one in batch.candidates],
-            [(uuid.UUID(bytes=session), number) for _, (session, number, _), _ in withheld if any(session)],
+            [
+                (uuid.UUID(bytes=session), number)
+                for _, (session, number, _), _ in withheld
+                if any(session)
+            ],
         )
         draft = Draft(known, 0)
         receipt = draft.take(batch)
@@ -233,7 +254,10 @@ class CassandraStore:
             if any(session) and known.is_forgotten(player, uuid.UUID(bytes=session), received_s)
         ]
         self.wire.all(
-            [erased_frame(self.wire, frame_key(session, number, digest_of(raw))) for session, number, raw in forgotten]
+            [
+                erased_frame(self.wire, frame_key(session, number, digest_of(raw)))
+                for session, number, raw in forgotten
+            ]
         )
         facts = facts_of(draft)
         if not (facts.stored or facts.quarantined or facts.forgotten):
@@ -255,7 +279,10 @@ class CassandraStore:
         keys = [one.frame_key for one in facts.stored]
         keys += [frame_key(one.session, one.chunk_no, one.digest) for one in facts.quarantined]
         raws = draft.stored_raws + draft.quarantined_raws
-        rows = [frame_row(self.wire, key, raw, self._keep_s) for key, raw in zip(keys, raws, strict=True)]
+        rows = [
+            frame_row(self.wire, key, raw, self._keep_s)
+            for key, raw in zip(keys, raws, strict=True)
+        ]
         self.wire.all([*rows, commit_row(self.wire, commit, lease.next_attempt())])
         self._partitions.commit(lease, commit, batch.position)
         try:
@@ -276,7 +303,11 @@ class CassandraStore:
     def _sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
         for row in self._session_rows(wanted):
             found = self._journal.up_to_date(row.session, stated(row))
-            if found is None or found.state.forgotten or found.state.last_received_s < int(wanted.since_s):
+            if (
+                found is None
+                or found.state.forgotten
+                or found.state.last_received_s < int(wanted.since_s)
+            ):
                 continue
             if wanted.game in (None, found.game) and wanted.player in (None, found.state.player):
                 yield info_of(row.session, found.game, found.state)
@@ -286,18 +317,23 @@ class CassandraStore:
         if wanted.player is None:
             yield from self.wire.scan(bind(f"SELECT DISTINCT {STATE} FROM sessions"))
             return
-        for one in self.wire.scan(bind("SELECT session FROM players WHERE player = ?", wanted.player)):
-            row = self.wire.one(bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", one.session))
+        for one in self.wire.scan(
+            bind("SELECT session FROM players WHERE player = ?", wanted.player)
+        ):
+            row = self.wire.one(
+                bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", one.session)
+            )
             if row is not None:
                 yield row
 
-    # --- the StoreAdmin port ----------------------------------------------------------------------------------------
+    # --- the StoreAdmin port ----------------------------------------------------------------------
 
     def audit(self) -> Audit:
         return summary(self.findings())
 
     def findings(self) -> Findings:
-        """Everything a full check saw: every committed frame is read, compared with its checksums, and counted."""
+        """Everything a full check saw: every committed frame is read, compared with its
+        checksums, and counted."""
         findings = Findings()
         heads = self._tailer.heads(look=True)
         rows = self._partitions.rows(heads)
@@ -310,7 +346,9 @@ class CassandraStore:
         arrivals = (one for _, row in sorted(rows.items()) for one in self._arrivals(row, findings))
         while page := list(islice(arrivals, _AT_ONCE)):
             self._audit_page(page, findings)
-        for row in (row for rows in self._quarantine_pages() for row in rows if self._is_waiting(row)):
+        for row in (
+            row for rows in self._quarantine_pages() for row in rows if self._is_waiting(row)
+        ):
             findings.n_parked += row.parked
             findings.n_quarantined += not row.parked
         return findings
@@ -323,20 +361,30 @@ class CassandraStore:
         for commit in commits_between(self.wire, name, 0, row.commit_no):
             if commit.before > seen and not self._tailer.may_have_run_out(last):
                 lost = commit.before - seen
-                findings.corrupt.append(f"{lost} arrivals before commit {commit.number} of {name} are not there")
+                findings.corrupt.append(
+                    f"{lost} arrivals before commit {commit.number} of {name} are not there"
+                )
             seen = commit.before + commit.facts.n_arrivals
             last = commit
             for one in commit.facts.quarantined:
-                if commit.events >= self._journal.forgets.get(one.player, (0, 0.0))[0] and any(one.session):
+                if commit.events >= self._journal.forgets.get(one.player, (0, 0.0))[0] and any(
+                    one.session
+                ):
                     findings.quarantined.setdefault((one.session, one.chunk_no), []).append(one.crc)
-            findings.forgotten_sessions.update(tombstone_of(session) for session, _ in commit.facts.forgotten)
+            findings.forgotten_sessions.update(
+                tombstone_of(session) for session, _ in commit.facts.forgotten
+            )
             yield from ((commit, one) for one in commit.facts.stored)
         last_no = 0 if last is None else last.number
         if last_no < row.commit_no and not self._tailer.is_past(row.at_s, lasting_s(row.keep_s)):
-            findings.corrupt.append(f"commits {last_no + 1} to {row.commit_no} of {name} are not there")
+            findings.corrupt.append(
+                f"commits {last_no + 1} to {row.commit_no} of {name} are not there"
+            )
 
     def _audit_page(self, page: Sequence[tuple[Commit, Arrived]], findings: Findings) -> None:
-        there = [one for commit, one in page if self._journal.arrival_gone(one, commit.events) is None]
+        there = [
+            one for commit, one in page if self._journal.arrival_gone(one, commit.events) is None
+        ]
         frames = self._tailer.frames(there)
         if any(one.frame_key not in frames for one in there):
             self._journal.refresh()
@@ -349,7 +397,9 @@ class CassandraStore:
             if gone == "damaged":
                 findings.corrupt.append(f"{_name(one)} is not there, or not whole")
             elif gone is not None:
-                findings.hold(one.key, Held(one.crc, one.kind, one.first_step, one.n_steps, _FATES[gone]))
+                findings.hold(
+                    one.key, Held(one.crc, one.kind, one.first_step, one.n_steps, _FATES[gone])
+                )
                 if gone == "forgotten":
                     findings.forgotten_sessions.add(tombstone_of(one.session))
             elif frame is not None:
@@ -369,7 +419,8 @@ class CassandraStore:
     # --- forgetting -----------------------------------------------------------------------------
 
     def forget(self, player: bytes) -> int:
-        """Erase a player: rejected and hidden from now on, deleted when this returns; how many chunks went."""
+        """Erase a player: rejected and hidden from now on, deleted when this returns; how many
+        chunks went."""
         self._journal.refresh()
         counted = 0
         for session in self._sessions_of(player):
@@ -381,7 +432,9 @@ class CassandraStore:
         return counted
 
     def _sessions_of(self, player: bytes) -> list[uuid.UUID]:
-        rows = self.wire.scan(self.wire.bind("SELECT session FROM players WHERE player = ?", player))
+        rows = self.wire.scan(
+            self.wire.bind("SELECT session FROM players WHERE player = ?", player)
+        )
         return [row.session for row in rows]
 
     def _numbers(self, session: uuid.UUID) -> list[Row]:
@@ -389,9 +442,12 @@ class CassandraStore:
         return [row for row in self.wire.scan(self.wire.bind(cql, session)) if row.what is not None]
 
     def _erase(self, event: Event) -> None:
-        """Delete a forgotten player's bytes: whole sessions, to which nothing can be added any more."""
+        """Delete a forgotten player's bytes: whole sessions, to which nothing can be added any
+        more."""
         for session in self._sessions_of(event.player):
-            row = self.wire.one(self.wire.bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", session))
+            row = self.wire.one(
+                self.wire.bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", session)
+            )
             found = None if row is None else self._journal.up_to_date(session, stated(row))
             if found is not None and not found.state.forgotten:
                 continue  # it began since then
@@ -404,16 +460,25 @@ class CassandraStore:
             theirs = [
                 row
                 for row, raw in zip(rows, raws, strict=True)
-                if (row.player == event.player or event.player in (raw or b"")) and row.received_s <= event.at_s
+                if (row.player == event.player or event.player in (raw or b""))
+                and row.received_s <= event.at_s
             ]
             cql = f"DELETE FROM quarantine USING TIMESTAMP {FOREVER} WHERE bucket = ? AND id = ?"
-            self.wire.all([erased_frame(self.wire, frame_key(row.session, row.chunk_no, row.digest)) for row in theirs])
-            self.wire.all([self.wire.bind(cql, row.id >> QUARANTINE_BUCKET, row.id) for row in theirs])
+            self.wire.all(
+                [
+                    erased_frame(self.wire, frame_key(row.session, row.chunk_no, row.digest))
+                    for row in theirs
+                ]
+            )
+            self.wire.all(
+                [self.wire.bind(cql, row.id >> QUARANTINE_BUCKET, row.id) for row in theirs]
+            )
 
     # --- quarantine -----------------------------------------------------------------------------
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
-        """Frames in quarantine by id, without those that were stored since or whose bytes are gone."""
+        """Frames in quarantine by id, without those that were stored since or whose bytes are
+        gone."""
         self._journal.refresh()
         found: list[Quarantined] = []
         for rows in self._quarantine_pages(after_id):
@@ -433,7 +498,9 @@ class CassandraStore:
         return not is_forgotten and row.id not in self._journal.replayed
 
     def _quarantine_pages(self, after_id: int = 0) -> Iterator[list[Row]]:
-        drawn = self.wire.one(self.wire.bind("SELECT number FROM meta WHERE name = 'quarantine_id'"))
+        drawn = self.wire.one(
+            self.wire.bind("SELECT number FROM meta WHERE name = 'quarantine_id'")
+        )
         cql = f"SELECT * FROM quarantine WHERE bucket = ? AND id > ? LIMIT {_PAGE}"
         last = 0 if drawn is None else drawn.number
         for bucket in range(after_id >> QUARANTINE_BUCKET, (last >> QUARANTINE_BUCKET) + 1):
@@ -445,7 +512,10 @@ class CassandraStore:
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
         """Take stored chunks out of readers' sight and keep their bytes; how many were there."""
         wanted = sorted(set(chunks))
-        return sum(self._withdraw(wanted[at : at + _TAKEN_OUT], reason) for at in range(0, len(wanted), _TAKEN_OUT))
+        return sum(
+            self._withdraw(wanted[at : at + _TAKEN_OUT], reason)
+            for at in range(0, len(wanted), _TAKEN_OUT)
+        )
 
     def _withdraw(self, wanted: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
         self._journal.refresh()
@@ -479,12 +549,18 @@ class CassandraStore:
             known = self._known()
             known.look_up([], [(one.frame.session, one.frame.chunk_no) for one in candidates])
             draft = Draft(known, 0)
-            decided = [draft.replay(one, number) for number, one in zip(ids, candidates, strict=True)]
-            receipts[:] = [Receipt([fate for fate, _ in decided], [reason for _, reason in decided])]
+            decided = [
+                draft.replay(one, number) for number, one in zip(ids, candidates, strict=True)
+            ]
+            receipts[:] = [
+                Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
+            ]
             facts = facts_of(draft)
             # The bytes are there already; this lets them last as long as those of other new chunks.
             pairs = zip(facts.stored, draft.stored_raws, strict=True)
-            return facts, [frame_row(self.wire, one.frame_key, raw, self._keep_s) for one, raw in pairs]
+            return facts, [
+                frame_row(self.wire, one.frame_key, raw, self._keep_s) for one, raw in pairs
+            ]
 
         self._decide(decide)
         return receipts[0]
@@ -492,7 +568,8 @@ class CassandraStore:
     # --- expiry ---------------------------------------------------------------------------------
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks received before a time, and the bytes of quarantined frames; how many chunks went."""
+        """Drop chunks received before a time, and the bytes of quarantined frames; how many
+        chunks went."""
         heads = self._tailer.heads(look=True)
         self._journal.refresh()
         old = self._journal.expired_before_s
@@ -504,14 +581,18 @@ class CassandraStore:
         gone = sum(self._expire_partition(name, head, old, new) for name, head in heads.items())
         for rows in self._quarantine_pages():
             keys = [
-                frame_key(row.session, row.chunk_no, row.digest) for row in rows if old <= row.received_s < before_s
+                frame_key(row.session, row.chunk_no, row.digest)
+                for row in rows
+                if old <= row.received_s < before_s
             ]
             self.wire.all([erased_frame(self.wire, key) for key in keys])
         self._journal.expired_before_s = new
         return gone
 
     def _expire_partition(self, name: str, head: int, old: int, new: int) -> int:
-        row = self.wire.one(self.wire.bind("SELECT number FROM registry WHERE kind = 'swept' AND name = ?", name))
+        row = self.wire.one(
+            self.wire.bind("SELECT number FROM registry WHERE kind = 'swept' AND name = ?", name)
+        )
         swept = 0 if row is None else row.number
         gone = 0
         is_swept = True
@@ -519,7 +600,10 @@ class CassandraStore:
             data = [one for one in commit.facts.stored if one.kind == FrameKind.DATA]
             out = [one for one in data if one.received_s < new]
             self.wire.all([erased_frame(self.wire, one.frame_key) for one in out])
-            gone += sum(one.received_s >= old and self._journal.arrival_gone(one, commit.events) is None for one in out)
+            gone += sum(
+                one.received_s >= old and self._journal.arrival_gone(one, commit.events) is None
+                for one in out
+            )
             is_swept = is_swept and len(out) == len(data)
             if is_swept:
                 swept = commit.number
@@ -530,7 +614,8 @@ class CassandraStore:
 
     @property
     def is_erasing(self) -> bool:
-        """Whether something that was erased may still have bytes here, after a crash; the next claim ends it."""
+        """Whether something that was erased may still have bytes here, after a crash; the next
+        claim ends it."""
         return self._applied() < self._journal.refresh()
 
     def _finish(self) -> None:
@@ -551,7 +636,7 @@ class CassandraStore:
         row = self.wire.one(self.wire.bind(cql, ADMIN))
         return 0 if row is None else int(row.number)
 
-    # --- what tells it from others, and the end ---------------------------------------------------------------------
+    # --- what tells it from others, and the end ---------------------------------------------------
 
     @property
     def identity(self) -> str:
@@ -572,7 +657,9 @@ class CassandraStore:
         self.close()
 
 
-def _states_after(draft: Draft, known: Known, *, events: int, now_us: int) -> dict[uuid.UUID, Stated]:
+def _states_after(
+    draft: Draft, known: Known, *, events: int, now_us: int
+) -> dict[uuid.UUID, Stated]:
     """The sessions that a commit changes, as they are then."""
     sessions = draft.sessions()
     for session, player in draft.forgotten.items():
@@ -585,7 +672,8 @@ def _states_after(draft: Draft, known: Known, *, events: int, now_us: int) -> di
 
 
 def version_after(before: Stated | None, now_us: int) -> int:
-    """Above the version before; near the time, so that it also beats a state that ran out unseen."""
+    """Above the version before; near the time, so that it also beats a state that ran out
+    unseen."""
     return now_us if before is None else max(before.version + 1, now_us)
 
 
@@ -644,7 +732,12 @@ def _audit_frame(one: Arrived, frame: Frame, findings: Findings) -> None:
     except Refused as error:
         findings.corrupt.append(f"{_name(one)}: {error}")
         return
-    if (meta.first_step, meta.n_steps, meta.game, frame.player) != (one.first_step, one.n_steps, one.game, one.player):
+    if (meta.first_step, meta.n_steps, meta.game, frame.player) != (
+        one.first_step,
+        one.n_steps,
+        one.game,
+        one.player,
+    ):
         findings.corrupt.append(f"its commit tells of {_name(one)} what its metadata does not")
     findings.hold(one.key, Held(one.crc, one.kind, meta.first_step, meta.n_steps, STORED))
 

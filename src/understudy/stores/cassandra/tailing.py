@@ -1,4 +1,5 @@
-"""The tail: commits of all partitions merged, each arrival once. It never passes what is committed."""
+"""The tail: commits of all partitions merged, each arrival once. It never passes what is
+committed."""
 
 import json
 import threading
@@ -31,7 +32,8 @@ from understudy.stores.cassandra.wire import Wire
 
 POLL_S = 0.05
 LOOK_S = 60.0
-"""How often partitions themselves are asked, for heads that a writer which died could not register."""
+"""How often partitions themselves are asked, for heads that a writer which died could not
+register."""
 SLACK_S = 3600.0
 """How much clocks may differ before what ran out looks like what was lost."""
 _AT_ONCE = 16
@@ -39,7 +41,8 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in one partition: a commit that was shown whole, and how much of the one behind it."""
+    """A place in one partition: a commit that was shown whole, and how much of the one behind
+    it."""
 
     commit_no: int = 0
     index: int = 0
@@ -56,7 +59,10 @@ class Places:
     at: dict[str, Place] = field(default_factory=dict)
 
     def text(self) -> Cursor:
-        fields = {name: [place.commit_no, place.index, place.arrivals] for name, place in sorted(self.at.items())}
+        fields = {
+            name: [place.commit_no, place.index, place.arrivals]
+            for name, place in sorted(self.at.items())
+        }
         return Cursor(json.dumps([self.shown, fields], separators=(",", ":")))
 
     def copy(self) -> "Places":
@@ -71,7 +77,9 @@ def read_cursor(cursor: Cursor | None) -> Places:
         shown, fields = json.loads(cursor)
         return Places(int(shown), {name: Place(*map(int, place)) for name, place in fields.items()})
     except (ValueError, TypeError, AttributeError):
-        raise ConfigError(f"{cursor[:40]!r} is no cursor of a Cassandra store; begin without one") from None
+        raise ConfigError(
+            f"{cursor[:40]!r} is no cursor of a Cassandra store; begin without one"
+        ) from None
 
 
 @dataclass(slots=True)
@@ -125,8 +133,11 @@ class Tailer:
     # --- heads ----------------------------------------------------------------------------------
 
     def heads(self, *, look: bool = False) -> dict[str, int]:
-        """How far every partition may be read; with `look`, exactly as far as it is committed now."""
-        rows = self.wire.scan(self.wire.bind("SELECT name, number FROM registry WHERE kind = 'head'"))
+        """How far every partition may be read; with `look`, exactly as far as it is committed
+        now."""
+        rows = self.wire.scan(
+            self.wire.bind("SELECT name, number FROM registry WHERE kind = 'head'")
+        )
         found = {row.name: row.number for row in rows}
         self.journal.expired_before_s = max(self.journal.expired_before_s, found.pop("~expired", 0))
         if look or time.monotonic() - self._looked_s > LOOK_S:
@@ -143,13 +154,16 @@ class Tailer:
 
     def _next(self, places: Places, max_items: int) -> tuple[list[Shown], Places]:
         """What comes behind these places, in the order of arrival as far as that is known."""
-        heads, places = self.heads(), places.copy()
+        heads = self.heads()
+        places = places.copy()
         sources = self._begun(heads, places)
         shown: list[Shown] = []
         while len(shown) < max_items:
             self._fill(sources, places)
             ready = [
-                (source.commits[0].at_s, name == ADMIN, name) for name, source in sources.items() if source.commits
+                (source.commits[0].at_s, name == ADMIN, name)
+                for name, source in sources.items()
+                if source.commits
             ]
             if not ready:
                 break
@@ -163,9 +177,13 @@ class Tailer:
                 name = ADMIN
                 if not sources[ADMIN].commits:
                     break
-            places.at[name] = self._show(sources[name], places.at.get(name, Place()), shown, max_items)
+            places.at[name] = self._show(
+                sources[name], places.at.get(name, Place()), shown, max_items
+            )
         with self._lock:
-            self._ahead.update({name: source.commits for name, source in sources.items() if source.commits})
+            self._ahead.update(
+                {name: source.commits for name, source in sources.items() if source.commits}
+            )
         self.journal.read_to(self._heads.get(ADMIN, 0))
         places.shown += sum(one.n_lost or 1 for one in shown)
         return shown, places
@@ -203,14 +221,17 @@ class Tailer:
         """Commits of a whole bucket have run out: go on at the next one that is there."""
         bucket = (place.commit_no + 1) >> COMMIT_BUCKET
         for later in range(bucket + 1, (source.head >> COMMIT_BUCKET) + 1):
-            rows = self.wire.all([commits_after(self.wire, name, (later << COMMIT_BUCKET) - 1, source.head)])[0]
+            rows = self.wire.all(
+                [commits_after(self.wire, name, (later << COMMIT_BUCKET) - 1, source.head)]
+            )[0]
             if rows:
                 source.commits = [commit_of(row) for row in rows]
                 return Place(source.commits[0].number - 1, 0, place.arrivals)
         return Place(source.head, 0, place.arrivals)
 
     def _show(self, source: _Ahead, place: Place, shown: list[Shown], max_items: int) -> Place:
-        """Add a partition's first commit to the page, as much of it as fits; the place behind it."""
+        """Add a partition's first commit to the page, as much of it as fits; the place behind
+        it."""
         commit = source.commits[0]
         n_lost = commit.before - (place.arrivals - place.index)
         if n_lost > 0:
@@ -233,7 +254,9 @@ class Tailer:
         wanted = [
             one.arrived
             for one in shown
-            if one.commit and one.arrived and not self.journal.arrival_gone(one.arrived, one.commit.events)
+            if one.commit
+            and one.arrived
+            and not self.journal.arrival_gone(one.arrived, one.commit.events)
         ]
         frames = self.frames(wanted)
         if any(one.frame_key not in frames for one in wanted):
@@ -247,9 +270,13 @@ class Tailer:
             number += one.n_lost or 1
         return items
 
-    def _item(self, number: int, one: Shown, frames: Mapping[FrameKey, Frame]) -> Stored | Forgotten:
+    def _item(
+        self, number: int, one: Shown, frames: Mapping[FrameKey, Frame]
+    ) -> Stored | Forgotten:
         if one.commit is None:
-            return Forgotten(number, number + one.n_lost - 1, "expired" if self.has_ttl else "damaged")
+            return Forgotten(
+                number, number + one.n_lost - 1, "expired" if self.has_ttl else "damaged"
+            )
         if one.arrived is None:
             assert one.commit.facts.event is not None
             return _event(number, one.commit.facts.event)
@@ -260,7 +287,9 @@ class Tailer:
             gone = self.lost(one.commit)
         if gone is None and frame is not None:
             try:
-                return Stored(number, frame, chunk_of(frame) if frame.kind is FrameKind.DATA else None)
+                return Stored(
+                    number, frame, chunk_of(frame) if frame.kind is FrameKind.DATA else None
+                )
             except Refused:
                 gone = "damaged"
         chunks = ((uuid.UUID(bytes=arrived.session), arrived.chunk_no),)

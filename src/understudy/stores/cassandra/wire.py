@@ -1,7 +1,9 @@
-"""The way to the servers: what an address says, cassandra-driver and its errors, and prepared statements.
+"""The way to the servers: what an address says, cassandra-driver and its errors, and prepared
+statements.
 
-Addresses are `cassandra://HOST:PORT,HOST/KEYSPACE?option=value`. Many requests are under way at once; they are tried
-again while that may help. An error of the driver becomes one line: its own text, and one hint.
+Addresses are `cassandra://HOST:PORT,HOST/KEYSPACE?option=value`. Many requests are under way at
+once; they are tried again while that may help. An error of the driver becomes one line: its own
+text, and one hint.
 """
 
 import re
@@ -15,13 +17,22 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from understudy.core.errors import Closed, ConfigError, MissingExtra, StorageFailed, UnderstudyError, Unreachable
+from understudy.core.errors import (
+    Closed,
+    ConfigError,
+    MissingExtra,
+    StorageFailed,
+    UnderstudyError,
+    Unreachable,
+)
 from understudy.core.location import Credentials, Location, read_credentials
 
 try:
     from cassandra import DependencyException
 except ImportError as error:
-    raise MissingExtra(f"cassandra:// needs the package {error.name}; pip install 'understudy[cassandra]'") from error
+    raise MissingExtra(
+        f"cassandra:// needs the package {error.name}; pip install 'understudy[cassandra]'"
+    ) from error
 try:
     from cassandra import (
         AuthenticationFailed,
@@ -31,7 +42,13 @@ try:
         Unauthorized,
     )
     from cassandra.auth import PlainTextAuthProvider
-    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+    from cassandra.cluster import (
+        EXEC_PROFILE_DEFAULT,
+        Cluster,
+        ExecutionProfile,
+        NoHostAvailable,
+        Session,
+    )
     from cassandra.connection import ConnectionException, DefaultEndPoint
     from cassandra.policies import (
         DCAwareRoundRobinPolicy,
@@ -43,7 +60,8 @@ try:
     from cassandra.query import BatchStatement, BatchType
 except DependencyException as error:
     raise MissingExtra(
-        "cassandra-driver finds no event loop in this Python; pip install --force-reinstall cassandra-driver from a "
+        "cassandra-driver finds no event loop in this Python; pip install --force-reinstall "
+        "cassandra-driver from a "
         "wheel, which brings libev"
     ) from error
 
@@ -54,7 +72,9 @@ Done = Callable[[list[Row] | None, BaseException | None], None]
 Send = Callable[[Statement, Done], None]
 """How a request leaves; tests put themselves in between."""
 
-_TABLE = re.compile(r"\b(FROM|INTO|UPDATE|TABLE|TABLE IF EXISTS|TABLE IF NOT EXISTS|TRUNCATE) ([a-z]+)\b")
+_TABLE = re.compile(
+    r"\b(FROM|INTO|UPDATE|TABLE|TABLE IF EXISTS|TABLE IF NOT EXISTS|TRUNCATE) ([a-z]+)\b"
+)
 _ROWS_A_PAGE = 500
 _DEFINE_S = 120.0
 _FIRST_PAUSE_S = 0.05
@@ -66,12 +86,25 @@ REFUSED = (InvalidRequest, RequestValidationException)
 _WRAPPED = re.compile(r'Error from server: code=\d+ \[[^\]]*\] message="(.*)"', re.DOTALL)
 """How the driver wraps what a server said."""
 _LOGIN_S = 2.0
-"""How long a refused login is tried again: a new server opens its port before it knows its first user."""
+"""How long a refused login is tried again: a new server opens its port before it knows its first
+user."""
 PORT = 9042
 _KNOWN = (
-    "ca", "certificate", "check_hostname", "consistency", "credentials", "datacenter", "in_flight", "key",
-    "patience_s", "protocol", "replication", "timeout_s", "tls", "ttl_s",
-)  # fmt: skip
+    "ca",
+    "certificate",
+    "check_hostname",
+    "consistency",
+    "credentials",
+    "datacenter",
+    "in_flight",
+    "key",
+    "patience_s",
+    "protocol",
+    "replication",
+    "timeout_s",
+    "tls",
+    "ttl_s",
+)
 _CONSISTENCIES = ("ONE", "LOCAL_ONE", "QUORUM", "LOCAL_QUORUM", "EACH_QUORUM", "ALL")
 _KEYSPACE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,47}")
 
@@ -92,7 +125,8 @@ class Options:
     replication: Mapping[str, int] | int = 3
     """Copies, or copies per datacenter; used by `init` alone."""
     ttl_s: int | None = None
-    """How long chunks are kept; 0: for ever; None: as it is, at first for ever. Used by `init` and `migrate` alone."""
+    """How long chunks are kept; 0: for ever; None: as it is, at first for ever. Used by `init`
+    and `migrate` alone."""
     tls: bool = False
     ca: str = ""
     certificate: str = ""
@@ -121,19 +155,30 @@ def read_options(location: Location) -> Options:
         raise ConfigError("cassandra:// names no host; write cassandra://HOST:PORT,HOST2/KEYSPACE")
     for host, port in location.hosts:
         if port == 0:
-            raise ConfigError(f"{host}:0 has no port to connect to; give the port of a node, such as {host}:{PORT}")
+            raise ConfigError(
+                f"{host}:0 has no port to connect to; give the port of a node, such as "
+                f"{host}:{PORT}"
+            )
     if not _KEYSPACE.fullmatch(location.path):
         raise ConfigError(
-            f"keyspace {location.path[:80]!r} is not allowed; give 1 to 48 letters, digits and _, such as "
+            f"keyspace {location.path[:80]!r} is not allowed; give 1 to 48 letters, digits and _, "
+            "such as "
             f"cassandra://{location.hosts[0][0]}/understudy"
         )
     if location.path.lower().partition("_")[0] == "system":
-        raise ConfigError(f"keyspace {location.path} is one of Cassandra's own; give another name, such as understudy")
+        raise ConfigError(
+            f"keyspace {location.path} is one of Cassandra's own; give another name, such as "
+            "understudy"
+        )
     if location.text("key") and not location.text("certificate"):
-        raise ConfigError("key of cassandra:// is given without a certificate; add certificate=FILE")
+        raise ConfigError(
+            "key of cassandra:// is given without a certificate; add certificate=FILE"
+        )
     consistency = location.text("consistency", "LOCAL_QUORUM").upper()
     if consistency not in _CONSISTENCIES:
-        raise ConfigError(f"consistency {consistency!r} is unknown; give one of {', '.join(_CONSISTENCIES)}")
+        raise ConfigError(
+            f"consistency {consistency!r} is unknown; give one of {', '.join(_CONSISTENCIES)}"
+        )
     credentials = location.text("credentials")
     return Options(
         hosts=tuple((name, PORT if port is None else port) for name, port in location.hosts),
@@ -142,7 +187,9 @@ def read_options(location: Location) -> Options:
         datacenter=location.text("datacenter"),
         consistency=consistency,
         replication=_replication(location.text("replication", "3")),
-        ttl_s=location.whole("ttl_s", 7_776_000, most=630_000_000) if "ttl_s" in location.options else None,
+        ttl_s=location.whole("ttl_s", 7_776_000, most=630_000_000)
+        if "ttl_s" in location.options
+        else None,
         tls=location.flag("tls", default=bool(location.text("ca") or location.text("certificate"))),
         ca=location.text("ca"),
         certificate=location.text("certificate"),
@@ -167,9 +214,12 @@ def _replication(text: str) -> Mapping[str, int] | int:
     except ValueError:
         copies = {}
     if not copies or any(
-        not 0 < count < 1000 or not re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name, count in copies.items()
+        not 0 < count < 1000 or not re.fullmatch(r"[A-Za-z0-9_.-]+", name)
+        for name, count in copies.items()
     ):
-        raise ConfigError(f"replication {text[:80]!r} cannot be read; give copies, such as 3, or dc1:3,dc2:2")
+        raise ConfigError(
+            f"replication {text[:80]!r} cannot be read; give copies, such as 3, or dc1:3,dc2:2"
+        )
     return copies
 
 
@@ -195,7 +245,8 @@ def connect(options: Options) -> tuple[Cluster, Session]:
 
 
 def nodes_of(cluster: Cluster) -> Mapping[str, int]:
-    """How many nodes each datacenter of a cluster has, up or down; none before the first connection."""
+    """How many nodes each datacenter of a cluster has, up or down; none before the first
+    connection."""
     return Counter(host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter)
 
 
@@ -203,13 +254,18 @@ def _cluster(options: Options) -> Cluster:
     level = ConsistencyLevel.name_to_value[options.consistency]
     policy = TokenAwarePolicy(DCAwareRoundRobinPolicy(local_dc=options.datacenter))
     profile = ExecutionProfile(
-        load_balancing_policy=policy, retry_policy=FallthroughRetryPolicy(), consistency_level=level,
-        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL, request_timeout=options.timeout_s,
-    )  # fmt: skip
+        load_balancing_policy=policy,
+        retry_policy=FallthroughRetryPolicy(),
+        consistency_level=level,
+        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL,
+        request_timeout=options.timeout_s,
+    )
     credentials = options.credentials
     return Cluster(
         contact_points=[DefaultEndPoint(name, port) for name, port in options.hosts],
-        auth_provider=PlainTextAuthProvider(credentials.username, credentials.password) if credentials else None,
+        auth_provider=PlainTextAuthProvider(credentials.username, credentials.password)
+        if credentials
+        else None,
         ssl_context=_tls(options) if options.tls else None,
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         reconnection_policy=ExponentialReconnectionPolicy(0.25, 5.0),
@@ -235,7 +291,8 @@ def _tls(options: Options) -> ssl.SSLContext:
 
 
 def short(error: BaseException) -> str:
-    """The driver's text in one line of at most 200 characters; that of the first host where several failed."""
+    """The driver's text in one line of at most 200 characters; that of the first host where
+    several failed."""
     errors = getattr(error, "errors", None)
     first = next(iter(errors.values())) if isinstance(errors, dict) and errors else error
     text = str(first).rpartition("Last error: ")[2]
@@ -246,10 +303,14 @@ def short(error: BaseException) -> str:
 def lasting(error: BaseException) -> UnderstudyError | None:
     """What is raised for an error that a second try does not fix; None when it may."""
     if isinstance(error, Unauthorized):
-        return ConfigError(f"the Cassandra user lacks permission: {short(error)}; grant it, or use other credentials")
+        return ConfigError(
+            f"the Cassandra user lacks permission: {short(error)}; grant it, or use other "
+            "credentials"
+        )
     if isinstance(error, REFUSED):
         return StorageFailed(
-            f"Cassandra rejected a request: {short(error)}; check that its tables are as init made them"
+            f"Cassandra rejected a request: {short(error)}; check that its tables are as init made "
+            "them"
         )
     return None
 
@@ -257,13 +318,17 @@ def lasting(error: BaseException) -> UnderstudyError | None:
 def too_long(error: BaseException, options: Options) -> Unreachable:
     """What is raised when an error did not pass in time."""
     return Unreachable(
-        f"Cassandra at {options.address} did not answer for {options.patience_s:g} s ({short(error)}); nothing written "
+        f"Cassandra at {options.address} did not answer for {options.patience_s:g} s "
+        f"({short(error)}); nothing written "
         "since counts, try again when enough of its nodes are back"
     )
 
 
-def no_connection(error: BaseException, options: Options, nodes: Mapping[str, int]) -> UnderstudyError:
-    """Why there is no connection; `nodes` are those that were seen before it failed, by datacenter."""
+def no_connection(
+    error: BaseException, options: Options, nodes: Mapping[str, int]
+) -> UnderstudyError:
+    """Why there is no connection; `nodes` are those that were seen before it failed, by
+    datacenter."""
     if nodes and options.datacenter and options.datacenter not in nodes:
         return no_datacenter(options.datacenter, nodes)
     # The driver lists hosts instead of reasons when its policy allows none of them.
@@ -273,14 +338,21 @@ def no_connection(error: BaseException, options: Options, nodes: Mapping[str, in
     if any(isinstance(cause, AuthenticationFailed) for cause in causes):
         return ConfigError(f"{said}; check credentials=FILE")
     if any("CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in causes):
-        return ConfigError(f"{said}; check ca=FILE, and that the certificate holds this host's name or check_hostname")
-    return Unreachable(f"{said}; check host and port, that it runs, and the options tls, ca, certificate and key")
+        return ConfigError(
+            f"{said}; check ca=FILE, and that the certificate holds this host's name or "
+            "check_hostname"
+        )
+    return Unreachable(
+        f"{said}; check host and port, that it runs, and the options tls, ca, certificate and key"
+    )
 
 
 def no_datacenter(name: str, nodes: Mapping[str, int]) -> ConfigError:
     """What is raised for a datacenter that a cluster does not have."""
     listed = ", ".join(f"{count} in {place}" for place, count in sorted(nodes.items()))
-    return ConfigError(f"this cluster has no datacenter {name!r}, its nodes are {listed}; name one of those")
+    return ConfigError(
+        f"this cluster has no datacenter {name!r}, its nodes are {listed}; name one of those"
+    )
 
 
 # --- statements --------------------------------------------------------------------------------
@@ -302,19 +374,26 @@ class Wire:
         self._lock = threading.Lock()
         self.send: Send = self._send
 
-    # --- binding -----------------------------------------------------------------------------------------
+    # --- binding ----------------------------------------------------------------------------------
 
     def bind(self, cql: str, *values: object) -> Statement:
         """A statement with its values; each text is prepared once."""
         prepared = self._prepared.get(cql)
         if prepared is None:
             with self._lock:
-                prepared = self._prepared.get(cql) or self._patient(lambda: self.session.prepare(self.qualified(cql)))
+                prepared = self._prepared.get(cql) or self._patient(
+                    lambda: self.session.prepare(self.qualified(cql))
+                )
                 self._prepared[cql] = prepared
         return prepared.bind(values)
 
     def insert(
-        self, table: str, columns: Mapping[str, object], *, at: int | None = None, ttl_s: int | None = None
+        self,
+        table: str,
+        columns: Mapping[str, object],
+        *,
+        at: int | None = None,
+        ttl_s: int | None = None,
     ) -> Statement:
         """A row, with the timestamp and the time to live (0: for ever) that are given."""
         options = {"TIMESTAMP ?": at, "TTL ?": ttl_s}
@@ -325,14 +404,16 @@ class Wire:
         return self.bind(cql, *columns.values(), *(options[name] for name in using))
 
     def qualified(self, cql: str) -> str:
-        """A statement with the keyspace before its table, so that it means the same on every connection.
+        """A statement with the keyspace before its table, so that it means the same on every
+        connection.
 
         It is quoted, since it may be a word of CQL.
         """
         return _TABLE.sub(rf'\1 "{self.options.keyspace}".\2', cql, count=1)
 
     def serial(self, cql: str, *values: object) -> Statement:
-        """A read that sees every compare-and-set that has ended, and ends one that was left half way."""
+        """A read that sees every compare-and-set that has ended, and ends one that was left half
+        way."""
         bound = self.bind(cql, *values)
         bound.consistency_level = ConsistencyLevel.LOCAL_SERIAL
         return bound
@@ -346,7 +427,7 @@ class Wire:
             batch.add(statement)
         return batch
 
-    # --- running them ---------------------------------------------------------------------------------------------
+    # --- running them -----------------------------------------------------------------------------
 
     def one(self, statement: Statement) -> Row | None:
         rows = self.all([statement])[0]
@@ -359,7 +440,8 @@ class Wire:
         """
         answers: list[list[Row]] = [[] for _ in statements]
         left = list(range(len(statements)))
-        deadline, pause_s = time.monotonic() + self.options.patience_s, _FIRST_PAUSE_S
+        deadline = time.monotonic() + self.options.patience_s
+        pause_s = _FIRST_PAUSE_S
         while left:
             failed = self._round(statements, left, answers)
             left = list(failed)
@@ -382,7 +464,8 @@ class Wire:
                 return
 
     def change(self, statement: Statement) -> Row:
-        """The answer to a compare-and-set, asked once; OutcomeUnknown when none came that says yes or no."""
+        """The answer to a compare-and-set, asked once; OutcomeUnknown when none came that says
+        yes or no."""
         answers: list[list[Row]] = [[]]
         failed = self._round([statement], [0], answers)
         if failed:
@@ -399,8 +482,10 @@ class Wire:
             if not isinstance(error.__cause__, REFUSED):
                 raise
             raise ConfigError(
-                f"Cassandra took no definition of keyspace {self.options.keyspace} ({short(error.__cause__)}); check "
-                "replication, datacenter and ttl_s of the address, and that the server is Cassandra 5.0 or newer"
+                f"Cassandra took no definition of keyspace {self.options.keyspace} "
+                f"({short(error.__cause__)}); check "
+                "replication, datacenter and ttl_s of the address, and that the server is "
+                "Cassandra 5.0 or newer"
             ) from error.__cause__
 
     def nodes(self) -> Mapping[str, int]:
@@ -453,7 +538,8 @@ class Wire:
         future.add_callbacks(lambda rows: done(rows, None), lambda error: done(None, error))
 
     def _patient(self, call: Callable[[], Any]) -> Any:
-        deadline, pause_s = time.monotonic() + self.options.patience_s, _FIRST_PAUSE_S
+        deadline = time.monotonic() + self.options.patience_s
+        pause_s = _FIRST_PAUSE_S
         while True:
             if self._closing.is_set():
                 raise Closed("the store was closed")
